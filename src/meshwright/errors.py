@@ -1,0 +1,83 @@
+"""What can go wrong, as one tree, and the exit code that each kind ends a command with.
+
+    MeshwrightError            1    failed while running
+    ├── UsageError             2    a setting is wrong; nothing was started
+    │   ├── OverrideError           a name or value on the command line
+    │   └── LayoutError             a mesh, rule or batch that does not fit
+    ├── InputError             3    data or a checkpoint is missing, unfit or damaged: do not retry
+    │   ├── ExamplesError           examples that do not make a batch
+    │   └── CheckpointError         not there, of another shape, or damaged
+    ├── DivergedError          4    the loss is no longer finite
+    ├── PeersError             1    other processes of this run did not come, or are gone
+    └── Interrupted        75, 130  stopped from outside with the state saved: run the same command again
+
+Every message says what was found, what was expected and what to try. The command line prints
+the message alone, without a traceback, and exits with `exit_code`.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED = 0, 1, 2, 3, 4
+EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: schedulers take it as "run me again"
+EXIT_CTRL_C = 130  # 128 + SIGINT
+
+
+class MeshwrightError(Exception):
+    """Anything that Meshwright raises on purpose."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(MeshwrightError, ValueError):
+    """A setting is wrong. Raised before any work starts."""
+
+    exit_code = EXIT_USAGE
+
+
+class OverrideError(UsageError):
+    """A name or a value given on the command line fits nothing."""
+
+
+class LayoutError(UsageError):
+    """A mesh, a sharding rule or a batch size does not fit the devices or the arrays."""
+
+
+class InputError(MeshwrightError):
+    """Data or a checkpoint is missing, unfit or damaged; trying again will not help."""
+
+    exit_code = EXIT_INPUT
+
+
+class ExamplesError(InputError, ValueError):
+    """Examples that cannot be made into a batch."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint that is not there, does not match what is wanted, or is damaged."""
+
+
+class DivergedError(MeshwrightError):
+    """The loss is no longer a finite number."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class PeersError(MeshwrightError):
+    """Other processes of this run did not arrive, or were lost."""
+
+
+class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the state is saved
+    """The run was told to stop, finished its step and saved. Run the same command again."""
+
+    exit_code = EXIT_AGAIN
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_AGAIN):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of `names` that `name` was probably meant to be, or None."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return close[0] if close else None

@@ -1,0 +1,93 @@
+"""When something is due.
+
+A policy is a function of the step, so that all processes answer alike without asking each
+other: rule 7 of docs/design.md. `every_minutes`, which reads a clock, asks process 0.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright import process
+from meshwright.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One turn of the training loop, as the rooms see it."""
+
+    step: int
+    """Updates made so far, counted from 1."""
+    last: bool = False
+    """True in the one turn that follows the last update."""
+
+
+When = Callable[[int], bool]
+"""Is it due after this step? Must give one answer on all processes."""
+
+
+def every(num_steps: int) -> When:
+    """Due after each `num_steps` updates."""
+    if num_steps < 1:
+        raise UsageError(
+            f"every({num_steps}): the number of steps must be at least 1; use `never` for never."
+        )
+    return lambda step: step % num_steps == 0
+
+
+def at(*steps: int) -> When:
+    """Due after exactly these steps."""
+    chosen = frozenset(steps)
+    return lambda step: step in chosen
+
+
+def either(*whens: When) -> When:
+    """Due when any of `whens` is. All are asked, so that those which keep time go on keeping it."""
+
+    def when(step: int) -> bool:
+        answers = [each(step) for each in whens]
+        return any(answers)
+
+    return when
+
+
+def never(step: int) -> bool:
+    """Never due (but rooms still act on the last tick)."""
+    return False
+
+
+def every_minutes(
+    minutes: float, *, asked_every: int = 10, clock: Callable[[], float] = time.monotonic
+) -> When:
+    """Due when `minutes` have passed on process 0's clock since it was last due.
+
+    Collective: each `asked_every` steps all processes ask process 0. Call it in the same order
+    everywhere, on the main thread.
+    """
+    last = clock()
+
+    def when(step: int) -> bool:
+        nonlocal last
+        if step % asked_every:
+            return False
+        due = process.agree(clock() - last >= 60 * minutes)
+        if due:
+            last = clock()
+        return due
+
+    return when
+
+
+class Due:
+    """Remembers the step at which something was last done, so that the last tick does not do it twice."""
+
+    def __init__(self, when: When):
+        self._when = when
+        self._done_at: int | None = None
+
+    def __call__(self, tick: Tick) -> bool:
+        """True when `when` says so, and on the last tick unless this step was done already."""
+        due = tick.step != self._done_at if tick.last else self._when(tick.step)
+        if due:
+            self._done_at = tick.step
+        return due

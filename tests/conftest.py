@@ -1,0 +1,21 @@
+"""All in-process tests share one process with eight virtual CPU devices."""
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import pytest
+from hypothesis import settings
+
+import meshwright as mw
+
+settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
+settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session")
+def mesh() -> jax.sharding.Mesh:
+    """Eight devices: data 2 × fsdp 2 × tensor 2."""
+    return mw.make_mesh("data=2,fsdp=2,tensor=2")
