@@ -1,0 +1,21 @@
+"""Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
+
+from meshwright.sharding._explain import device_bytes, explain, human_bytes
+from meshwright.sharding._layout import Layout, place
+from meshwright.sharding._mesh import make_mesh, mesh_sizes
+from meshwright.sharding._optimizer import beside_params
+from meshwright.sharding._rules import Rule, fsdp, match
+
+__all__ = [
+    "Layout",
+    "Rule",
+    "beside_params",
+    "device_bytes",
+    "explain",
+    "fsdp",
+    "human_bytes",
+    "make_mesh",
+    "match",
+    "mesh_sizes",
+    "place",
+]

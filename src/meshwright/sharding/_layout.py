@@ -1,0 +1,163 @@
+"""Where arrays live: a mesh, the rules that split parameters over it, and how batches are split.
+
+Specs are made canonical here and nowhere else. To `jit`'s cache `P("a", None)` is not `P("a")`:
+a state that enters as one and leaves as the other would compile twice.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright import tree
+from meshwright.errors import LayoutError, nearest
+from meshwright.sharding._explain import explain
+from meshwright.sharding._rules import Rule, fsdp
+
+PyTree = Any
+
+AXES = ("pipeline", "data", "fsdp", "expert", "sequence", "tensor")
+"""The standard mesh axes. A rule may name one that a mesh lacks: it splits nothing there, so that the
+same rules serve every mesh. Any other name that the mesh lacks is a mistake."""
+
+BATCH_AXES = ("data", "fsdp")
+"""The mesh axes that split a batch, those of them that a mesh has."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A mesh and the rules for what is placed on it. The first rule that answers stands."""
+
+    mesh: Mesh
+    rules: tuple[Rule, ...] = (fsdp(),)
+    batch_axes: tuple[str, ...] | None = None
+    """Mesh axes that split a batch's first dimension; None means those of `BATCH_AXES` that exist."""
+
+    def __post_init__(self) -> None:
+        unknown = [axis for axis in self.batch_axes or () if axis not in self.mesh.shape]
+        if unknown:
+            raise LayoutError(f"batch axes {unknown} are not in the mesh, which has {dict(self.mesh.shape)}.")
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """How each leaf of a batch is split: its first dimension over the batch axes."""
+        axes = self.batch_axes
+        if axes is None:
+            axes = tuple(axis for axis in BATCH_AXES if axis in self.mesh.shape)
+        return NamedSharding(self.mesh, canonical(P(axes)))
+
+    @property
+    def batch_ways(self) -> int:
+        """Into how many parts a batch is split."""
+        return ways_of(self.batch_sharding.spec, self.mesh)[0] if self.batch_sharding.spec else 1
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """A whole copy on each device."""
+        return NamedSharding(self.mesh, P())
+
+    def spec(self, name: str, x: jax.ShapeDtypeStruct) -> P:
+        """Return the canonical spec of one array: the first rule's answer, or replicated.
+
+        Raises:
+          LayoutError: the spec has too many entries, names an axis that the mesh lacks or names one
+            twice, or a dimension does not divide.
+        """
+        for rule in self.rules:
+            answer = rule(name, x, self.mesh)
+            if answer is not None:
+                spec = canonical(without_absent(answer, self.mesh))
+                problem = misfit(name, x.shape, spec, self.mesh)
+                if problem:
+                    raise LayoutError(problem)
+                return spec
+        return P()
+
+    def shardings(self, arrays: PyTree) -> PyTree:
+        """Return a tree of `NamedSharding`s for a tree of arrays, structs or tracers.
+
+        Raises:
+          LayoutError: listing every array that does not fit, not only the first.
+        """
+        problems: list[str] = []
+
+        def one(name: str, x: Any) -> NamedSharding:
+            try:
+                return NamedSharding(self.mesh, self.spec(name, jax.ShapeDtypeStruct(x.shape, x.dtype)))
+            except LayoutError as error:
+                problems.append(str(error))
+                return self.replicated
+
+        placed = tree.map_named(one, arrays)
+        if problems:
+            raise LayoutError("\n".join(problems))
+        return placed
+
+    def place(self, arrays: PyTree) -> PyTree:
+        """Return `arrays` as `ShapeDtypeStruct`s with shardings: a target to compile for or restore into."""
+        return place(arrays, self.shardings(arrays))
+
+    def explain(self, arrays: PyTree) -> str:
+        """Return the table of what lies where, as text: shape, dtype, spec, bytes per device."""
+        return explain(arrays, self.shardings(arrays))
+
+
+def place(arrays: PyTree, shardings: PyTree) -> PyTree:
+    """Return `arrays` (arrays or structs) as `ShapeDtypeStruct`s with `shardings`."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arrays, shardings)
+
+
+def canonical(spec: P) -> P:
+    """Return the one spelling of `spec`: no 1-tuples, no trailing Nones."""
+    entries = [entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry or None for entry in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
+
+
+def without_absent(spec: P, mesh: Mesh) -> P:
+    """Return `spec` without the standard axes that `mesh` lacks."""
+    kept = lambda axis: axis in mesh.shape or axis not in AXES  # noqa: E731
+    return P(*(tuple(filter(kept, axes_of(entry))) for entry in spec))
+
+
+def ways_of(spec: P, mesh: Mesh) -> list[int]:
+    """Return into how many parts `spec` splits each dimension that it names."""
+    return [math.prod(mesh.shape[axis] for axis in axes_of(entry)) for entry in spec]
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes of one entry of a spec: `None`, one name or a tuple of names."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def misfit(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
+    """Return what is wrong with placing an array of `shape` as `spec`, in words for people, or None."""
+    trouble = _trouble(shape, spec, mesh)
+    if trouble is None:
+        return None
+    return (
+        f"cannot split {name}: {trouble}\n"
+        f"  array: shape {shape}, spec {spec}, mesh {dict(mesh.shape)}\n"
+        f"  Put a rule for {name!r} before the one that matched, mend that one, or change the mesh."
+    )
+
+
+def _trouble(shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
+    used = [axis for entry in spec for axis in axes_of(entry)]
+    unknown = [axis for axis in used if axis not in mesh.shape]
+    if unknown:
+        close = nearest(unknown[0], mesh.shape)
+        return f"the mesh has no axis {unknown[0]!r}." + (f" Did you mean {close!r}?" if close else "")
+    if len(set(used)) < len(used):
+        return "one mesh axis is used for two dimensions."
+    if len(spec) > len(shape):
+        return f"the spec has {len(spec)} entries, the array {len(shape)} dimensions."
+    for d, ways in enumerate(ways_of(spec, mesh)):
+        if shape[d] % ways:
+            axes = f"mesh axis {spec[d]!r} of size {ways}"
+            return f"dimension {d} has size {shape[d]}, which {axes} does not divide."
+    return None

@@ -1,0 +1,53 @@
+"""Rules say how arrays are split over the mesh: `(name, array, mesh) -> PartitionSpec or None`.
+
+The first rule that answers decides; None means "not mine". Any function of that shape is a rule.
+"""
+
+import re
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import LayoutError
+
+Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
+
+AxisEntry = str | tuple[str, ...] | None
+
+
+def match(pattern: str, *spec: AxisEntry) -> Rule:
+    """Split arrays whose name ends in `pattern` as `PartitionSpec(*spec)` says.
+
+    The regular expression must match the whole name or its last components, so `q|k|v` means
+    leaves called q, k or v, and not `freq`; `decoder/.*/q` means those below `decoder`.
+
+    Raises:
+      LayoutError: `pattern` is not a regular expression.
+    """
+    try:
+        whole = re.compile(rf"(?:.*/)?(?:{pattern})")
+    except re.error as error:
+        raise LayoutError(f"rule {pattern!r} is not a regular expression: {error}.") from None
+    chosen = P(*spec)
+    return lambda name, x, mesh: chosen if whole.fullmatch(name) else None
+
+
+def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
+    """Split the longest dimension that divides by mesh axis `axis` over it.
+
+    Arrays of fewer than `min_size` elements are left whole: gathering them costs more than it
+    saves. Does nothing on a mesh without `axis`.
+    """
+
+    def rule(name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        ways = mesh.shape.get(axis, 1)
+        if ways == 1 or x.size < min_size:
+            return None
+        longest = max(
+            (d for d in range(x.ndim) if x.shape[d] % ways == 0), key=lambda d: x.shape[d], default=None
+        )
+        return None if longest is None else P(*[None] * longest, axis)
+
+    return rule
