@@ -1,0 +1,28 @@
+"""What a run tells about itself: means over steps, and the writers that receive them.
+
+`logger` makes the loop's `log`. It hands plain numbers to a `Writer`; `jsonl`, `tensorboard` and
+`Console` are the writers here, and any function of a step and its values is another. Metrics are
+the same on every process, so only one should write them: the others are given `tee()`, the
+writer that writes nothing.
+"""
+
+from meshwright.metrics._console import Console
+from meshwright.metrics._jsonl import jsonl, read_jsonl
+from meshwright.metrics._log import Log, logger
+from meshwright.metrics._tensorboard import tensorboard
+from meshwright.metrics._values import Mean, Metrics, merge
+from meshwright.metrics._writers import Writer, tee
+
+__all__ = [
+    "Console",
+    "Log",
+    "Mean",
+    "Metrics",
+    "Writer",
+    "jsonl",
+    "logger",
+    "merge",
+    "read_jsonl",
+    "tee",
+    "tensorboard",
+]

@@ -1,0 +1,116 @@
+"""What a person sees while a run goes on.
+
+On a terminal that is a panel (`_panel.py`), redrawn in place. In a pipe, a file or a CI log,
+where nothing can be redrawn, each report is one line that makes sense alone:
+
+    2026-11-20T18:20:01 step=50/900 loss=1.235 examples_per_second=41300 input_wait=0.03 left=0:00:12
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Self, TextIO
+
+from meshwright.metrics._numbers import duration, number
+from meshwright.metrics._progress import Progress, loss_first
+from meshwright.when import Tick
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+# Beats and reports each redraw at this interval, ten times a second together: with one interval for
+# both, a report that follows right after a beat would not be seen until the next step ends.
+_REDRAW_SECONDS = 0.2
+
+
+class Console:
+    """A writer for people, and the loop's `beat`.
+
+        with Console(total_steps=900) as console:
+            fit(..., log=logger(console), beat=console.beat)
+
+    Inside `with`, on a UTF-8 terminal, it shows a live panel, at most ten times a second and
+    from the caller's own thread; leaving it, by an exception too, gives the terminal back with
+    the last panel standing. In all other cases it writes lines.
+    """
+
+    def __init__(
+        self, total_steps: int, *, file: TextIO | None = None, clock: Callable[[], float] = time.time
+    ):
+        """`file` is stderr if left out; `clock` gives the seconds since 1970."""
+        self._file = sys.stderr if file is None else file
+        self._clock = clock
+        self._progress = Progress(total_steps)
+        self._live: Live | None = None
+        self._drawn_at = self._report_drawn_at = -math.inf
+
+    def __call__(self, step: int, values: Mapping[str, float], /) -> None:
+        """Show a report."""
+        now = self._clock()
+        self._progress.reach(step, now)
+        self._progress.report(step, values)
+        if self._live is None:
+            self._write_line(self._fields(step, values, now))
+        elif _is_time(self._report_drawn_at, now):
+            self._report_drawn_at = now
+            self._redraw(now)
+
+    def beat(self, tick: Tick) -> None:
+        """Show that the run goes on. Made to be called every turn of the loop."""
+        now = self._clock()
+        self._progress.reach(tick.step, now)
+        if _is_time(self._drawn_at, now):
+            self._redraw(now)
+
+    def say(self, message: "RenderableType") -> None:
+        """Print a text, or anything that rich can render, above the panel or as lines of its own."""
+        from meshwright.metrics import _panel
+
+        if self._live is not None:
+            _panel.say(self._live.console, message)
+        elif isinstance(message, str):
+            self._write_line(message)
+        else:
+            _panel.say(_panel.rich_console(self._file), message)
+
+    def __enter__(self) -> Self:
+        from meshwright.metrics import _panel  # rich is loaded for those who look, and only then
+
+        self._live = _panel.open_live(self, self._file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def __rich__(self) -> "RenderableType":
+        """The panel, for rich."""
+        from meshwright.metrics import _panel
+
+        return _panel.panel(self._progress, self._progress.seconds_left(self._clock()))
+
+    def _redraw(self, now: float) -> None:
+        self._drawn_at = now
+        if self._live is not None:
+            self._live.refresh()
+
+    def _fields(self, step: int, values: Mapping[str, float], now: float) -> str:
+        left = self._progress.seconds_left(now)
+        fields = {"step": f"{step}/{self._progress.total_steps}"}
+        fields |= {name: number(value) for name, value in loss_first(values).items()}
+        fields |= {} if left is None else {"left": duration(left)}
+        return " ".join(f"{name}={text}" for name, text in fields.items())
+
+    def _write_line(self, text: str) -> None:
+        now = datetime.fromtimestamp(self._clock()).isoformat(timespec="seconds")
+        self._file.write(f"{now} {text}\n")
+        self._file.flush()
+
+
+def _is_time(drawn_at: float, now: float) -> bool:
+    # Written so that a clock that is set back cannot stop the panel.
+    return not 0 <= now - drawn_at < _REDRAW_SECONDS

@@ -1,0 +1,109 @@
+"""A run's metrics as lines of JSON, the one true history of the run.
+
+    {"step": 50, "time": 1795198801.25, "loss": 1.2345, "accuracy": 0.5}
+    {"step": 100, "time": 1795198802.5, "loss": "nan", "accuracy": 0.5}
+
+One object a line (https://jsonlines.org), in UTF-8. `time` is in seconds since 1970. JSON has no
+word for numbers that are not finite, so they are the strings "nan", "inf" and "-inf".
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from meshwright.errors import InputError, UsageError
+from meshwright.metrics._writers import Writer
+
+
+def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
+    """Return a writer that appends each report to the file at `path` as one line.
+
+    A line is with the operating system when the writer returns: a killed process loses none. A
+    line that was cut off by a kill is removed here. Nothing is held open, so there is nothing to
+    close.
+
+    Args:
+      path: made if missing, with its directory.
+      after: the step that a run continues from. Lines of later steps tell of a past that did not
+        last, and are removed; 0 starts the file anew, None keeps every line.
+
+    Raises:
+      InputError: the file holds something else than reports.
+      UsageError: when called, if a value is named `step` or `time`.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        _keep(path, math.inf if after is None else after)
+
+    def write(step: int, values: Mapping[str, float], /) -> None:
+        line = _line(step, time.time(), values)
+        with path.open("ab") as file:
+            file.write(line)
+
+    return write
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, float]]:
+    """Return the reports in the file at `path`: `step` (an int), `time` and the values by name.
+
+    A last line that was cut off is left out: its run may be writing it just now.
+
+    Raises:
+      InputError: a line is not a report.
+      FileNotFoundError: there is no such file.
+    """
+    return [report for _, report in _reports(Path(path))]
+
+
+def _line(step: int, now: float, values: Mapping[str, float]) -> bytes:
+    for name in ("step", "time"):
+        if name in values:
+            raise UsageError(
+                f"a metric may not be called {name!r}: in metrics files that is the report's own {name}."
+            )
+    report = {"step": step, "time": round(now, 3)} | {name: _encode(value) for name, value in values.items()}
+    return json.dumps(report, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+def _encode(value: float) -> float | str:
+    value = float(value)
+    return value if math.isfinite(value) else str(value)
+
+
+def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
+    """Yield each whole line of the file, without its newline, and the report it holds."""
+    lines = path.read_bytes().split(b"\n")
+    # What follows the last newline is nothing, or a line whose writer was killed.
+    for number, line in enumerate(lines[:-1], start=1):
+        yield line, _report(line, f"{path}, line {number}")
+
+
+def _report(line: bytes, where: str) -> dict[str, float]:
+    try:
+        report = json.loads(line)
+        return {"step": int(report["step"])} | {k: float(v) for k, v in report.items() if k != "step"}
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f'{where}: expected a report such as {{"step": 50, "loss": 1.5}}, found {line[:60]!r}.\n'
+            f"  Remove the line, or give the run another file."
+        ) from error
+
+
+def _keep(path: Path, last_step: float) -> None:
+    kept = b"".join(line + b"\n" for line, report in _reports(path) if report["step"] <= last_step)
+    if len(kept) != path.stat().st_size:
+        _replace(path, kept)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Give the file new content at once: a reader, or a run killed meanwhile, finds the old or the new."""
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

@@ -1,0 +1,65 @@
+"""The loop's `log`: gathers what each step measured and reports it now and then.
+
+Metrics stay on the device until a report is due, and are then fetched all at once: asking for a
+number earlier would make the host wait for the step that it has only just launched.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+
+from meshwright.metrics._pace import Pace
+from meshwright.metrics._values import Metrics, merge
+from meshwright.metrics._writers import Writer
+from meshwright.when import Due, Tick, When, every
+
+Log = Callable[[Tick, Metrics, Mapping[str, float] | None], None]
+"""Is told of each turn: the step's metrics, still on the device, and evaluation scores if there are any."""
+
+_EVERY_50_STEPS = every(50)
+
+
+def logger(
+    write: Writer,
+    when: When = _EVERY_50_STEPS,
+    *,
+    per_second: Mapping[str, float] = {},
+    waited: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Log:
+    """Return a `log` that reports the means since its last report to `write`.
+
+    A report holds, in this order: the metrics; `steps_per_second`, from the median turn, so that
+    evaluations and saves do not distort it (it therefore takes a loop that waits for some step
+    every turn); a rate for each of `per_second`; `input_wait`; the scores. Scores that come while
+    no report is due are written at once and alone. The last tick reports what is left.
+
+    Until a report is due all metrics since the last one are kept on the device.
+
+    Args:
+      write: called on the steps that report, and on no others.
+      per_second: how many of a thing one step consumes: `{"examples": 256}` adds
+        `examples_per_second`.
+      waited: the seconds that the loop has spent waiting for batches so far. `input_wait` is the
+        share of the time since the last report by which it grew, 0 to 1.
+      clock: in seconds, from any origin.
+
+    Raises:
+      UsageError: when a report is due, if a metric is not a scalar.
+    """
+    due, pace = Due(when), Pace(per_second, waited, clock)
+    gathered: list[Metrics] = []
+
+    def log(tick: Tick, metrics: Metrics, scores: Mapping[str, float] | None) -> None:
+        if not tick.last:  # the last tick repeats a step: it measured nothing
+            gathered.append(metrics)
+            pace.turn()
+        report = {}
+        if due(tick):
+            report = merge(jax.device_get(gathered)) | pace.report()
+            gathered.clear()
+        if report or scores:
+            write(tick.step, {**report, **(scores or {})})
+
+    return log

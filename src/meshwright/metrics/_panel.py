@@ -1,0 +1,90 @@
+"""The live panel. The one file here that loads rich.
+
+━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━  620/900  0:00:01 left
+loss 0.083 ▇▅▃▂▁▁▁ · accuracy 0.981 · held_out/accuracy 0.967 @600
+41 300 examples/s · input wait 3 % · step 1.5 ms
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.metrics._numbers import duration, number, sparkline
+from meshwright.metrics._progress import Progress, loss_first
+
+_NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
+_PER_SECOND = "_per_second"
+
+
+def rich_console(file: TextIO) -> Console:
+    """Return a rich console on `file`; it honours NO_COLOR and TERM by itself."""
+    return Console(file=file)
+
+
+def open_live(panel: RenderableType, file: TextIO) -> Live | None:
+    """Start to show `panel` on `file`; None where that cannot be redrawn in place."""
+    console = rich_console(file)
+    # FORCE_COLOR makes rich take a pipe for a terminal, so the file is asked, too.
+    if not (file.isatty() and console.is_interactive) or console.options.ascii_only:
+        return None
+    live = Live(
+        panel,
+        console=console,
+        auto_refresh=False,  # else a thread of rich's redraws all the time
+        # What a program prints goes above the panel, but not if it goes into a pipe.
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=sys.stderr.isatty(),
+    )
+    live.start(refresh=True)
+    return live
+
+
+def say(console: Console, message: RenderableType) -> None:
+    """Print `message`, above the panel if there is one. A text is printed as it is."""
+    console.print(message, markup=False, highlight=False, soft_wrap=isinstance(message, str))
+
+
+def panel(progress: Progress, seconds_left: float | None) -> RenderableType:
+    """Return the panel as something that rich can render."""
+    top = Table.grid(padding=(0, 2), expand=True)
+    top.add_column(ratio=1)
+    top.add_row(
+        ProgressBar(total=max(1, progress.total_steps), completed=progress.step),
+        f"{progress.step}/{progress.total_steps}",
+        "" if seconds_left is None else f"{duration(seconds_left)} left",
+    )
+    rows = [" · ".join(part) for part in (_values(progress), _rates(progress))]
+    return Group(top, *(Text(row) for row in rows if row))
+
+
+def _values(progress: Progress) -> Iterator[str]:
+    """Yield the newest metrics and scores; those older than the others say of which step they are."""
+    current, _ = progress.newest.get("steps_per_second", (None, 0))
+    for name, (step, value) in loss_first(progress.newest).items():
+        if name == "input_wait" or name.endswith(_PER_SECOND):
+            continue
+        curve = f" {sparkline(progress.losses)}" if name == "loss" else ""
+        age = "" if step == current or current is None else f" @{step}"
+        yield f"{name} {_number(value)}{curve}{age}"
+
+
+def _rates(progress: Progress) -> Iterator[str]:
+    newest = {name: value for name, (_, value) in progress.newest.items()}
+    steps_per_second = newest.pop(f"steps{_PER_SECOND}", None)
+    for name, value in newest.items():
+        if name.endswith(_PER_SECOND):
+            yield f"{_number(value)} {name.removesuffix(_PER_SECOND)}/s"
+    if "input_wait" in newest:
+        yield f"input wait {newest['input_wait']:.0%}".replace("%", f"{_NARROW_SPACE}%")
+    if steps_per_second:
+        yield f"step {_number(1000 / steps_per_second)} ms"
+
+
+def _number(value: float) -> str:
+    return number(value, thousands=_NARROW_SPACE)

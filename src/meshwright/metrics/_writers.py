@@ -1,0 +1,24 @@
+"""Where reports go."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Writer(Protocol):
+    """Takes a report: the values known after a step. Steps never go down, but one may come twice.
+
+    Every process of a run has the same values. Give a writer to process 0 only, and `tee()` to
+    the others.
+    """
+
+    def __call__(self, step: int, values: Mapping[str, float], /) -> None: ...
+
+
+def tee(*writers: Writer) -> Writer:
+    """Return a writer that hands each report to all of `writers`, in order; `tee()` writes nothing."""
+
+    def write(step: int, values: Mapping[str, float], /) -> None:
+        for writer in writers:
+            writer(step, values)
+
+    return write
