@@ -1,0 +1,80 @@
+"""The order of the data: a pure function of a counter.
+
+Position `c` of a run belongs to epoch `c // n`; the record it reads is `order(c % n)`, a bijection
+of 0..n-1 keyed by the seed and the epoch. So the whole state of an input is one integer, any
+position can be jumped to, and neither processes nor batch sizes have a say in the order.
+
+The bijection is a Feistel network over the smallest even number of bits that holds n, walked until
+it lands below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It computes 64
+rows of 10^12 records in about a tenth of a millisecond. `Order` computes a few thousand at once, which
+costs little more than one batch of them.
+"""
+
+import numpy as np
+
+ROUNDS = 6  # 4 already pass for random permutations; two more cost microseconds
+
+WINDOW = 8192  # positions computed at once
+
+Uint64s = np.ndarray
+
+
+class Order:
+    """The order of the records of one run: positions in, record ids out."""
+
+    def __init__(self, num_records: int, seed: int | None):
+        self._num_records, self._seed = num_records, seed
+        self._window = 0, np.empty(0, np.int64)
+
+    def ids(self, start: int, offsets: np.ndarray) -> np.ndarray:
+        """Return the records at positions `start + offsets` (int64[k], ascending from 0 on)."""
+        first, ids = self._window
+        length = int(offsets[-1]) + 1
+        if start < first or start + length > first + len(ids):
+            positions = np.arange(start, start + max(length, WINDOW))
+            first, ids = self._window = start, record_ids(positions, self._num_records, self._seed)
+        return ids[start - first + offsets]
+
+
+def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.ndarray:
+    """Return the record that each position of a run reads.
+
+    Args:
+      positions: int64[k], counted from 0 over all epochs.
+      num_records: how many records an epoch has.
+      seed: of the shuffle; None leaves the records in their own order.
+
+    Returns:
+      int64[k], each in 0..num_records-1. Within one epoch no record comes twice.
+    """
+    epochs, within = np.divmod(np.asarray(positions, np.int64), num_records)
+    if seed is None:
+        return within
+    half_bits = max(1, ((num_records - 1).bit_length() + 1) // 2)
+    keys = _round_keys(seed, epochs)
+    ids = _feistel(within.astype(np.uint64), half_bits, keys)
+    while (outside := ids >= num_records).any():
+        ids[outside] = _feistel(ids[outside], half_bits, keys[:, outside])
+    return ids.astype(np.int64)
+
+
+def _feistel(x: Uint64s, half_bits: int, keys: Uint64s) -> Uint64s:
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = x >> shift, x & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _round_keys(seed: int, epochs: np.ndarray) -> Uint64s:
+    """Return a key for each round and position: uint64[ROUNDS, k]."""
+    of_seed = _mix(np.array([seed], np.int64).astype(np.uint64))
+    rounds = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
+    return _mix(_mix(of_seed ^ epochs.astype(np.uint64)) + rounds)
+
+
+def _mix(x: Uint64s) -> Uint64s:
+    """SplitMix64's finaliser (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
