@@ -1,0 +1,24 @@
+"""Training: the state, one step, the loop, and evaluation."""
+
+from meshwright.train._evaluate import Measure, evaluator
+from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
+from meshwright.train._loss import Loss, Metrics
+from meshwright.train._state import Init, TrainState, abstract_state, init_state
+from meshwright.train._step import Step, make_step
+
+__all__ = [
+    "RUN_AHEAD",
+    "Init",
+    "Loss",
+    "Measure",
+    "Metrics",
+    "Step",
+    "TrainState",
+    "abstract_state",
+    "at_most_ahead",
+    "evaluator",
+    "fit",
+    "init_state",
+    "make_step",
+    "nothing",
+]

@@ -1,0 +1,94 @@
+"""The loop. All that a run does, in the order in which it happens."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import jax
+
+from meshwright.train._state import TrainState
+from meshwright.when import Tick
+
+PyTree = Any
+Scores = dict[str, float]
+"""Results of an evaluation, by name."""
+
+RUN_AHEAD = 4
+"""Steps in flight. Enough to hide Python; unbounded, virtual CPU devices deadlock in collectives."""
+
+
+class Step(Protocol):
+    """`(state, batch) -> (state, metrics)`. May donate the state."""
+
+    def __call__(self, state: Any, batch: PyTree, /) -> tuple[Any, PyTree]: ...
+
+
+def nothing(*_: Any) -> None:
+    """A room left empty."""
+
+
+def fit(
+    step: Step,
+    state: TrainState,
+    data: Iterator[PyTree],
+    *,
+    steps: int,
+    evaluate: Callable[[Tick, Any], Scores | None] = nothing,
+    log: Callable[[Tick, PyTree, Scores | None], None] = nothing,
+    save: Callable[[Tick, Any, Iterator[PyTree], Scores | None], None] = nothing,
+    trace: Callable[[Tick], AbstractContextManager[Any]] = lambda _: nullcontext(),
+    beat: Callable[[Tick], None] = nothing,
+    stop: Callable[[Tick], bool | None] = nothing,
+) -> TrainState:
+    """Train until `steps` updates have been made, the data ends, or `stop` says so.
+
+    Each argument after `steps` is a room, called every turn, that decides for itself
+    whether it is due. Rooms never see each other and never change the state. After the
+    last update `evaluate`, `log` and `save` are called once more, with `tick.last`.
+
+    Args:
+      step: one update; see `make_step`.
+      state: donated; use the returned one.
+      data: batches. One is taken for each step and none too many.
+      steps: the run's total, counting updates made before a restart.
+      evaluate: returns scores, or None when not due.
+      log: is given every step's metrics (still on the device) and the scores.
+      save: is given the data iterator too, so that a restart continues mid-epoch.
+      trace: wraps the step; profiling lives here.
+      beat: is told of each turn: progress and hang detection.
+      stop: True ends the run early, after a last save. Must agree on all processes.
+
+    Returns:
+      The state after the last update.
+    """
+    tick, wait = Tick(int(state.step)), at_most_ahead(RUN_AHEAD)
+    for i, batch in zip(range(tick.step + 1, steps + 1), data, strict=False):
+        tick = Tick(i)
+        with trace(tick):
+            state, metrics = step(state, batch)
+        wait(metrics)
+        beat(tick)
+        scores = evaluate(tick, state)
+        log(tick, metrics, scores)
+        save(tick, state, data, scores)
+        if stop(tick):
+            break
+
+    tick = Tick(tick.step, last=True)
+    scores = evaluate(tick, state)
+    log(tick, {}, scores)
+    save(tick, state, data, scores)
+    return state
+
+
+def at_most_ahead(num_steps: int) -> Callable[[PyTree], None]:
+    """Return a function that, given each step's outputs, waits for the step `num_steps` before."""
+    in_flight: deque[PyTree] = deque()
+
+    def wait(outputs: PyTree) -> None:
+        in_flight.append(outputs)
+        if len(in_flight) > num_steps:
+            jax.block_until_ready(in_flight.popleft())
+
+    return wait

@@ -1,0 +1,44 @@
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright.errors import UsageError
+
+X = np.random.default_rng(0).normal(size=(21, 4)).astype(np.float32)
+
+
+def scores(measure, mesh="data=4,tensor=2", when=mw.never, tick=mw.Tick(3, last=True)):
+    layout = mw.Layout(mw.make_mesh(mesh))
+    state = mw.init_state(lambda key: {"w": jnp.ones((4, 3))}, optax.sgd(1.0), 0, layout)
+    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
+    return mw.evaluator(measure, data, layout, when)(tick, state)
+
+
+def test_every_example_counts_once_and_padding_never():
+    found = scores(lambda params, batch: {"sum": (batch["x"] @ params["w"]).sum(-1)})
+    np.testing.assert_allclose(found["sum"], X.astype(np.float64).sum(1).mean() * 3, rtol=1e-5)
+
+
+def test_values_of_each_token_are_averaged_over_tokens():
+    found = scores(lambda params, batch: {"x": batch["x"]})
+    np.testing.assert_allclose(found["x"], X.astype(np.float64).mean(), rtol=1e-5)
+
+
+def test_right_and_wrong_make_an_accuracy():
+    assert scores(lambda params, batch: {"positive": batch["x"][:, 0] > 0})["positive"] == np.mean(
+        X[:, 0] > 0
+    )
+
+
+def test_it_is_due_on_its_steps_and_after_the_last():
+    measure = lambda params, batch: {"x": batch["x"]}
+    assert scores(measure, when=mw.every(2), tick=mw.Tick(3)) is None
+    assert scores(measure, when=mw.every(2), tick=mw.Tick(4)) is not None
+    assert scores(measure, when=mw.never, tick=mw.Tick(4, last=True)) is not None
+
+
+def test_a_measure_that_has_averaged_already_is_refused():
+    with pytest.raises(UsageError, match=r"x has shape \(\), the batch 8 examples"):
+        scores(lambda params, batch: {"x": batch["x"].mean()})

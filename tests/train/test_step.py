@@ -1,0 +1,176 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright.errors import LayoutError, UsageError
+from meshwright.train import make_step
+
+TX = optax.adam(1e-2)
+RULES = (mw.match("w", "fsdp", "tensor"),)
+
+
+def init(key):
+    return {"w": jax.random.normal(key, (8, 4)), "b": jnp.zeros(4)}
+
+
+def loss(params, batch, key):
+    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
+
+
+def batch_of(n=16, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(n, 8)).astype(np.float32), "y": rng.normal(size=(n, 4)).astype(np.float32)}
+
+
+def trained(mesh, steps=3, loss=loss, init=init, tx=TX, **more):
+    layout = mw.Layout(mw.make_mesh(mesh), RULES)
+    state, step = mw.init_state(init, tx, 0, layout), make_step(loss, tx, layout, **more)
+    for i in range(steps):
+        state, metrics = step(state, batch_of(seed=i))
+    return state, metrics
+
+
+def close(a, b, rtol=1e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6), a, b)
+
+
+def test_the_state_is_born_where_the_layout_puts_it(mesh):
+    state = mw.init_state(init, TX, 0, mw.Layout(mesh, RULES))
+    assert state.params["w"].sharding.spec == P("fsdp", "tensor")
+    assert state.opt_state[0].mu["w"].sharding.spec == P("fsdp", "tensor")
+    assert {d for x in jax.tree.leaves(state) for d in x.devices()} == set(jax.devices())
+
+
+def test_the_first_values_depend_on_the_seed_and_not_on_the_mesh():
+    def made(mesh, seed):
+        return mw.init_state(init, TX, seed, mw.Layout(mw.make_mesh(mesh), RULES)).params["w"]
+
+    assert np.array_equal(made("data=8", 1), made("fsdp=2,tensor=4", 1))
+    assert not np.array_equal(made("data=8", 1), made("data=8", 2))
+
+
+def test_an_abstract_state_is_what_init_makes(mesh):
+    layout = mw.Layout(mesh, RULES)
+    made, struct = mw.init_state(init, TX, 0, layout), mw.abstract_state(init, TX, layout)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), made) == jax.tree.map(
+        lambda x: (x.shape, x.dtype, x.sharding), struct
+    )
+
+
+def test_every_mesh_trains_alike():
+    one, _ = trained("data=8")
+    for mesh in ("fsdp=8", "data=2,fsdp=2,tensor=2"):
+        close(trained(mesh)[0].params, one.params)
+
+
+def test_a_step_is_optax_applied_to_jax_grad():
+    state, metrics = trained("data=8", steps=1)
+    params = init(jax.random.key(0))
+    value, grads = jax.value_and_grad(loss)(params, batch_of(), None)
+    expected = optax.apply_updates(params, TX.update(grads, TX.init(params), params)[0])
+    close(state.params, expected)
+    close(metrics["loss"].value, value)
+    close(metrics["grad_norm"].value, optax.tree.norm(grads))
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_do_not_change_the_update(microbatches):
+    close(
+        trained("data=4,tensor=2", microbatches=microbatches)[0].params, trained("data=4,tensor=2")[0].params
+    )
+
+
+def test_a_mean_weighs_tokens_exactly_over_microbatches():
+    def masked(params, batch, key):
+        errors = ((batch["x"] @ params["w"] - batch["y"]) ** 2).sum(-1)
+        return mw.Mean.of(
+            errors, jnp.arange(errors.size) % 16 < 5 if errors.size == 16 else batch["x"][:, 0] > 1
+        )
+
+    def weighed(params, batch, key):
+        errors = ((batch["x"] @ params["w"] - batch["y"]) ** 2).sum(-1)
+        return mw.Mean.of(errors, batch["x"][:, 0] > 0.5)
+
+    whole, split = (
+        trained("data=4,tensor=2", loss=weighed),
+        trained("data=4,tensor=2", loss=weighed, microbatches=4),
+    )
+    close(split[0].params, whole[0].params)
+    close(split[1]["loss"].value, whole[1]["loss"].value)
+
+
+def test_a_batch_in_which_nothing_counts_changes_nothing():
+    state, metrics = trained(
+        "data=8", loss=lambda p, b, k: mw.Mean(p["w"].sum() * 0, jnp.zeros(())), tx=optax.sgd(1.0)
+    )
+    close(state.params, init(jax.random.key(0)))
+    assert jnp.isnan(metrics["loss"].value)
+
+
+def test_gradients_and_state_keep_the_parameters_dtype():
+    half = lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), init(key))
+    seen = []
+    spy = optax.stateless(lambda updates, params: seen.append(jax.tree.map(jnp.dtype, updates)) or updates)
+    state, _ = trained("data=8", init=half, tx=optax.chain(spy, optax.sgd(0.1)), microbatches=2)
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.bfloat16)}
+    assert {str(d) for d in jax.tree.leaves(seen)} == {"bfloat16"}
+
+
+def test_randomness_is_a_function_of_seed_and_step():
+    noisy = lambda params, batch, key: (params["w"] * jax.random.normal(key, ())).sum()
+    first, second = trained("data=8", loss=noisy), trained("fsdp=8", loss=noisy)
+    close(first[0].params, second[0].params)
+    assert (
+        trained("data=8", 1, loss=noisy)[1]["loss"].value != trained("data=8", 2, loss=noisy)[1]["loss"].value
+    )
+
+
+def test_metrics_come_back_beside_the_loss():
+    with_metrics = lambda params, batch, key: (loss(params, batch, key), {"half": jnp.float32(0.5)})
+    _, metrics = trained("data=4,tensor=2", loss=with_metrics, microbatches=4)
+    assert metrics.keys() == {"loss", "half", "grad_norm"}
+    assert metrics["half"].value == 0.5
+
+
+def test_the_state_given_is_donated(mesh):
+    layout = mw.Layout(mesh, RULES)
+    state = mw.init_state(init, TX, 0, layout)
+    make_step(loss, TX, layout)(state, batch_of())
+    assert state.params["w"].is_deleted()
+
+
+def test_models_may_constrain_by_bare_partition_specs(mesh):
+    def constrained(params, batch, key):
+        x = jax.lax.with_sharding_constraint(batch["x"] @ params["w"], P("data", "tensor"))
+        return (x**2).mean()
+
+    assert jnp.isfinite(trained("data=2,fsdp=2,tensor=2", loss=constrained)[1]["loss"].value)
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+    with pytest.raises(UsageError, match=r"loss must be a scalar .* it has shape \(16,\)"):
+        trained("data=8", loss=lambda p, b, k: (b["x"] @ p["w"]).sum(-1))
+
+
+def test_a_batch_that_changes_shape_is_named_and_never_compiles_again():
+    layout = mw.Layout(mw.make_mesh("data=8"))
+    state, step = mw.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
+    state, _ = step(state, batch_of(16))
+    compiled = step.compile_seconds
+    with pytest.raises(UsageError, match=r"x was float32\[16, 8\], is float32\[8, 8\]"):
+        step(state, batch_of(8))
+    assert step.compile_seconds == compiled
+
+
+def test_a_batch_that_does_not_divide_over_devices_and_microbatches_is_refused():
+    with pytest.raises(LayoutError, match=r"multiple of 24\s.*8 ways .* × 3 microbatches"):
+        trained("data=8", microbatches=3)
+
+
+def test_integer_parameters_are_refused_by_name(mesh):
+    with pytest.raises(UsageError, match="params/n is int32"):
+        mw.abstract_state(lambda key: {"n": jnp.arange(3), "w": jnp.ones(3)}, TX, mw.Layout(mesh))
