@@ -1,0 +1,99 @@
+"""What SLURM tells the tasks of a step: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
+
+`srun` sets all of SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS, SLURM_PROCID and SLURM_LOCALID. A batch
+script, a shell inside an allocation or an editor's terminal has only some of them.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from meshwright.errors import UsageError
+from meshwright.process._cluster import ALONE_HINT, Cluster, derived_port, integer
+
+
+def slurm(environ: Mapping[str, str]) -> Cluster | None:
+    """Return the cluster of a SLURM step, or None outside of SLURM.
+
+    Raises:
+      UsageError: the job has several tasks, but this process was not started by `srun` as one of them.
+    """
+    job = integer(environ, "SLURM_JOB_ID")
+    if job is None:
+        return None
+    num_tasks = integer(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES") or 1
+    if num_tasks == 1:
+        return Cluster("SLURM", f"SLURM job {job} has one task")
+    _refuse_without_srun(environ, num_tasks)
+    nodes = expand_nodes(environ["SLURM_STEP_NODELIST"])
+    task = integer(environ, "SLURM_PROCID")
+    return Cluster(
+        "SLURM",
+        f"task {task} of {num_tasks} on {len(nodes)} node(s) from {nodes[0]}, in SLURM job {job}",
+        coordinator=f"{nodes[0]}:{derived_port(environ, job)}",
+        num_processes=num_tasks,
+        process_id=task,
+        local_device_ids=_own_devices(environ, math.ceil(num_tasks / len(nodes))),
+    )
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Return the host names of a SLURM node list: `"n[08-10],x"` is `["n08", "n09", "n10", "x"]`.
+
+    A name may hold several brackets; numbers keep their leading zeros.
+    https://slurm.schedmd.com/sbatch.html#OPT_nodelist
+    """
+    pattern = r"(?:[^\[\],\s]|\[[^\[\]]+\])+"
+    if not re.fullmatch(rf"{pattern}(,{pattern})*", text):
+        raise UsageError(f"cannot read the SLURM node list {text!r}; expected a form like node[001-004,7],x.")
+    return [name for part in re.findall(pattern, text) for name in _expand(part)]
+
+
+def _expand(part: str) -> Iterator[str]:
+    """Yield the names of one comma-free part, the last bracket turning fastest."""
+    pieces = re.split(r"\[([^\]]+)\]", part)  # text, bracket, text, bracket, ..., text
+    choices = [_numbers(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+    return ("".join(choice) for choice in itertools.product(*choices))
+
+
+def _numbers(bracket: str) -> list[str]:
+    """Return the numbers of `001-003,7` as text: `["001", "002", "003", "7"]`."""
+    numbers = []
+    for item in bracket.split(","):
+        low, _, high = item.partition("-")
+        high = high or low
+        if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
+            raise UsageError(
+                f"cannot read [{bracket}] in a SLURM node list; expected a form like [001-004,7]."
+            )
+        numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
+    return numbers
+
+
+def _refuse_without_srun(environ: Mapping[str, str], num_tasks: int) -> None:
+    needed = ("SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
+    missing = [name for name in needed if not environ.get(name)]
+    if missing:
+        raise UsageError(
+            f"this SLURM job has {num_tasks} tasks, but this process was not started as one of them: "
+            f"{' and '.join(missing)} not set. Start it with `srun` (in the batch script too), so that every "
+            f"task gets its own number. {ALONE_HINT}"
+        )
+
+
+def _own_devices(environ: Mapping[str, str], tasks_per_node: int) -> tuple[int, ...] | None:
+    """Return this task's block of the node's devices, or None where it may have all that it sees.
+
+    With --gpus-per-task SLURM itself hides the other tasks' devices, and those left count from 0:
+    choosing among them again would leave most tasks without any. https://github.com/jax-ml/jax/issues/28194
+    """
+    if tasks_per_node == 1 or environ.get("SLURM_GPUS_PER_TASK"):
+        return None
+    on_node = integer(environ, "SLURM_GPUS_ON_NODE") or tasks_per_node
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible and len(visible.split(",")) < on_node:
+        return None
+    share = max(1, on_node // tasks_per_node)
+    first = share * (integer(environ, "SLURM_LOCALID") or 0)
+    return tuple(range(first, first + share))

@@ -1,0 +1,144 @@
+"""Bring the processes of a run together, with a clear error where one is missing."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+
+from meshwright.errors import PeersError, UsageError
+from meshwright.process._cluster import ALONE_HINT, Cluster
+from meshwright.process._detect import detect
+from meshwright.process._leave import leave_at_once_after_a_crash
+from meshwright.process._roll_call import roll_call, wait_until_served
+
+_CONNECT_SECONDS = 120
+"""What JAX may take once all processes are known to be there."""
+_GRPC_EXCEPTIONS = "no_grpc_proxy"
+_PACKAGES = {"Kubernetes": "kubernetes", "Open MPI 5": "mpi4py"}
+"""Without these JAX cannot ask the launcher."""
+
+
+def start(
+    *,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: Sequence[int] | None = None,
+    timeout_seconds: float = 300,
+) -> Cluster:
+    """Join the run's other processes, and say who they are. With one process there is nothing to join.
+
+    Call it before anything touches a device. What is not given is read from the environment (see `detect`).
+    A runtime that was initialised already, by Ray for instance, is taken as it is.
+
+    Args:
+      coordinator: `host:port` of process 0, the port being free there.
+      timeout_seconds: how long the processes may take to arrive after one another.
+
+    Raises:
+      UsageError: the settings are incomplete, or a device was used before.
+      PeersError: some processes did not come; every process that did come raises it.
+    """
+    if jax.distributed.is_initialized():
+        return _as_initialised(Cluster("JAX", "the JAX runtime was initialised before"))
+    cluster = detect(
+        os.environ,
+        coordinator=coordinator,
+        num_processes=num_processes,
+        process_id=process_id,
+        local_device_ids=local_device_ids,
+    )
+    if cluster.num_processes == 1:
+        _show_only(cluster.local_device_ids)
+        return cluster
+    _refuse_when_late()
+    if cluster.coordinator is None or cluster.num_processes is None or cluster.process_id is None:
+        _let_jax_join(cluster, timeout_seconds)
+        cluster = _as_initialised(cluster)
+    else:
+        _join(cluster, cluster.coordinator, cluster.num_processes, cluster.process_id, timeout_seconds)
+    leave_at_once_after_a_crash(cluster.process_id)
+    return cluster
+
+
+def _as_initialised(cluster: Cluster) -> Cluster:
+    return replace(cluster, num_processes=jax.process_count(), process_id=jax.process_index())
+
+
+def _show_only(local_device_ids: tuple[int, ...] | None) -> None:
+    """Hide the machine's other GPUs from this process, as `initialize` does among several processes."""
+    if local_device_ids is not None:
+        visible = ",".join(map(str, local_device_ids))
+        jax.config.update("jax_cuda_visible_devices", visible)
+        jax.config.update("jax_rocm_visible_devices", visible)
+
+
+def _refuse_when_late() -> None:
+    """Raise where a device has been used, before the others are kept waiting for this process.
+
+    Whether one has is the first thing that `initialize` looks at, before it finds its arguments incomplete.
+    """
+    try:
+        jax.distributed.initialize(cluster_detection_method="deactivate")
+    except ValueError:
+        return
+    except RuntimeError as error:
+        raise UsageError(
+            "process.start() comes too late: JAX has used its devices already. Call it first, before "
+            "anything that makes an array or asks for jax.devices()."
+        ) from error
+
+
+def _join(
+    cluster: Cluster, coordinator: str, num_processes: int, process_id: int, timeout_seconds: float
+) -> None:
+    _go_past_proxies(coordinator)
+    roll_call(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    if process_id != 0:
+        wait_until_served(coordinator)
+    # No --xla_cpu_collective_timeout_seconds here: it also ends a run in which a process is merely late.
+    # A process that is lost ends the others by JAX's heartbeat.
+    jax.distributed.initialize(
+        coordinator,
+        num_processes,
+        process_id,
+        cluster.local_device_ids,
+        # Our word stands: under SLURM JAX would otherwise give each process one device only.
+        cluster_detection_method="deactivate",
+        initialization_timeout=_CONNECT_SECONDS,
+    )
+
+
+def _go_past_proxies(coordinator: str) -> None:
+    """Let gRPC connect straight to `coordinator`; JAX only warns that a proxy may make it hang."""
+    if not any("_proxy" in name.lower() for name in os.environ):
+        return
+    exceptions = os.environ.get(_GRPC_EXCEPTIONS) or os.environ.get("no_proxy")
+    host = coordinator.rpartition(":")[0].strip("[]")
+    os.environ[_GRPC_EXCEPTIONS] = f"{exceptions},{host}" if exceptions else host
+    jax.config.update("jax_check_proxy_envs", False)  # the warning is about what this line has prevented
+
+
+def _let_jax_join(cluster: Cluster, timeout_seconds: float) -> None:
+    for source, package in _PACKAGES.items():
+        if cluster.source.startswith(source) and importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"{cluster.reason}, but for that the package {package!r} must be installed. Or set "
+                f"JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. {ALONE_HINT}"
+            )
+    try:
+        jax.distributed.initialize(
+            cluster.coordinator,
+            cluster.num_processes,
+            cluster.process_id,
+            cluster.local_device_ids,
+            cluster_detection_method="mpi4py" if cluster.source.startswith("Open MPI 5") else None,
+            initialization_timeout=round(timeout_seconds),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise PeersError(
+            f"{cluster.reason}, but it could not join them: {error}\nSet JAX_COORDINATOR_ADDRESS, "
+            f"JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. {ALONE_HINT}"
+        ) from error

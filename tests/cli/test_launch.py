@@ -1,0 +1,175 @@
+"""The local launcher, with children that start at once because they know nothing of JAX."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from meshwright.cli._launch import launch_local
+from meshwright.errors import UsageError
+
+LAUNCHER = """
+import sys
+from meshwright.cli._launch import launch_local
+sys.exit(launch_local(sys.argv[1:], 2))
+"""
+FAIL_OR_WAIT = """
+import os, sys, time
+alive = open(sys.argv[1], "w")
+print("I am", os.environ["JAX_PROCESS_ID"], file=alive, flush=True)
+if os.environ["JAX_PROCESS_ID"] == "1":
+    exec(sys.argv[2])
+time.sleep(600)
+"""
+
+
+def python(program, *arguments):
+    return [sys.executable, "-c", program, *map(str, arguments)]
+
+
+@pytest.fixture
+def alive(tmp_path):
+    """A pipe that the children hold open: it ends when the last of them has."""
+    path = tmp_path / "alive"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def launcher():
+    """Start the launcher in a process of its own, to send it signals."""
+    started = []
+
+    def start(program, *arguments):
+        command = python(LAUNCHER, *python(program, *arguments))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        started.append(subprocess.Popen(command, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def reading(alive):
+    """Open the pipe before there are any children; then reading waits until all who hold it have ended."""
+    with os.fdopen(os.open(alive, os.O_RDONLY | os.O_NONBLOCK)) as pipe:
+        os.set_blocking(pipe.fileno(), True)
+        yield pipe
+
+
+def lines(process, number):
+    return sorted(process.stdout.readline() for _ in range(number))
+
+
+def test_each_line_says_which_process_wrote_it(capfd):
+    program = "import sys; print('out'); print('err', file=sys.stderr)"
+    assert launch_local(python(program), 2) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] out", "[1] out"]
+    assert sorted(err.splitlines()) == ["[0] err", "[1] err"]
+
+
+def test_the_processes_are_told_how_to_find_each_other(capfd):
+    names = "'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'JAX_LOCAL_DEVICE_IDS'"
+    launch_local(python(f"import os; print(*[os.environ[n] for n in ({names})])"), 2, devices_per_process=2)
+    said = [line.split() for line in sorted(capfd.readouterr().out.splitlines())]
+    assert [words[2:] for words in said] == [["2", "0", "0,1"], ["2", "1", "2,3"]]
+    assert said[0][1] == said[1][1]
+    assert said[0][1].startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("deed", "exit_code", "how"),
+    [("sys.exit('no data')", 1, "exit code 1"), ("os.kill(os.getpid(), 9)", 137, "signal SIGKILL")],
+)
+def test_when_one_fails_all_end_with_its_code(alive, capfd, deed, exit_code, how):
+    with reading(alive) as pipe:
+        assert launch_local(python(FAIL_OR_WAIT, alive, deed), 2, grace_seconds=0.2) == exit_code
+        pipe.read()
+    assert f"process 1 of 2 failed first, with {how}. Its last lines:" in capfd.readouterr().err
+
+
+def test_the_last_lines_of_the_one_that_failed_are_shown(capfd):
+    program = "import os, sys; sys.exit('no data' if os.environ['JAX_PROCESS_ID'] == '1' else 0)"
+    assert launch_local(python(program), 2) == 1
+    assert capfd.readouterr().err.endswith("Its last lines:\n  no data\n")
+
+
+@pytest.mark.parametrize("exit_code", [0, 75, 130])
+def test_after_an_orderly_end_the_others_may_still_save(tmp_path, exit_code):
+    program = """
+import os, pathlib, sys, time
+if os.environ["JAX_PROCESS_ID"] == "0":
+    time.sleep(0.3)
+    pathlib.Path(sys.argv[1]).write_text("saved")
+sys.exit(int(sys.argv[2]))
+"""
+    saved = tmp_path / "saved"
+    assert launch_local(python(program, saved, exit_code), 2, grace_seconds=0) == exit_code
+    assert saved.read_text() == "saved"
+
+
+def test_sigterm_is_passed_on_and_the_children_decide(launcher):
+    process = launcher("""
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("ready")
+signal.pause()
+""")
+    assert lines(process, 2) == ["[0] ready\n", "[1] ready\n"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75
+
+
+def test_the_second_ctrl_c_kills(launcher):
+    process = launcher("""
+import signal
+signal.signal(signal.SIGINT, lambda *_: print("saving"))
+print("ready")
+while True:
+    signal.pause()
+""")
+    lines(process, 2)
+    process.send_signal(signal.SIGINT)
+    assert lines(process, 2) == ["[0] saving\n", "[1] saving\n"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+
+
+def test_a_killed_launcher_leaves_nobody_behind(launcher, alive):
+    process = launcher(FAIL_OR_WAIT, alive, "pass")
+    with alive.open() as pipe:
+        assert sorted(pipe.readline() for _ in range(2)) == ["I am 0\n", "I am 1\n"]
+        process.kill()
+        assert pipe.read() == ""
+
+
+def test_what_a_child_started_ends_with_it(alive):
+    program = """
+import subprocess, sys
+with open(sys.argv[1], "w") as alive:
+    subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, pass_fds=[alive.fileno()])
+"""
+    with reading(alive) as pipe:
+        assert launch_local(python(program, alive), 1) == 0
+        pipe.read()
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "complaint"),
+    [(["no-such-command"], 2, "no-such-command"), ([], 2, "no command"), (["true"], 0, "at least 1")],
+)
+def test_what_cannot_be_run_is_refused(command, number, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        launch_local(command, number)
+
+
+def test_the_launcher_does_not_wait_for_jax():
+    program = "import meshwright.cli._launch, sys; sys.exit('jax' in sys.modules)"
+    assert subprocess.run(python(program)).returncode == 0

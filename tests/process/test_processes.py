@@ -1,0 +1,88 @@
+"""Two real processes: what they agree on, how they stop together, and how one leaves alone."""
+
+import json
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from meshwright.cli._launch import launch_local
+
+PROGRAM = """
+import json, os, pathlib, sys, time
+from meshwright import process
+
+where, number, then = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+cluster = process.start(timeout_seconds=60)
+me = cluster.process_id
+said = {
+    "agree": process.agree({"from": me, "text": "x" * 1000 * me}),
+    "gather": process.gather([me, "long " * 50 * me, None]),
+    "lead": process.is_lead(),
+}
+if then == "fail" and me == 1:
+    raise ValueError("this one process fails")
+if then == "before" and me == 1:
+    os.kill(os.getpid(), number)
+    time.sleep(1.5)  # JAX looks once a second
+with process.signals() as signals:
+    for step in range(1001, 1_000_000):
+        process.barrier(f"step {step}")
+        if then == "during" and me == 1 and step == 1003:
+            os.kill(os.getpid(), number)
+        if signals.stop(step):
+            said["step"] = step
+            break
+(where / f"{me}.json").write_text(json.dumps(said))
+sys.exit(signals.interruption.exit_code if signals.interruption else 0)
+"""
+
+
+def run(where, number, then):
+    command = [sys.executable, "-c", PROGRAM, str(where), str(int(number)), then]
+    exit_code = launch_local(command, 2, grace_seconds=20)
+    said = [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))]
+    return SimpleNamespace(exit_code=exit_code, said=said)
+
+
+@pytest.fixture(scope="module")
+def terminated(tmp_path_factory):
+    """Two processes that resume at step 1000; the second gets SIGTERM before its first step."""
+    return run(tmp_path_factory.mktemp("terminated"), signal.SIGTERM, "before")
+
+
+@pytest.fixture(scope="module")
+def ctrl_c(tmp_path_factory):
+    """Two processes, of which the second gets Ctrl-C in its third step."""
+    return run(tmp_path_factory.mktemp("ctrl_c"), signal.SIGINT, "during")
+
+
+def test_all_agree_with_process_0(terminated):
+    assert [said["agree"] for said in terminated.said] == [{"from": 0, "text": ""}] * 2
+
+
+def test_all_gather_the_same_in_the_order_of_the_processes(terminated):
+    assert [said["gather"] for said in terminated.said] == [[[0, "", None], [1, "long " * 50, None]]] * 2
+
+
+def test_one_process_leads(terminated):
+    assert [said["lead"] for said in terminated.said] == [True, False]
+
+
+def test_sigterm_before_the_first_step_is_not_lost(terminated):
+    steps = [said.get("step") for said in terminated.said]
+    assert steps == [steps[0]] * 2
+    assert terminated.exit_code == 75
+
+
+def test_ctrl_c_to_one_stops_both_after_one_step(ctrl_c):
+    steps = [said["step"] for said in ctrl_c.said]
+    assert steps == [steps[0]] * 2
+    assert ctrl_c.exit_code == 130
+
+
+def test_an_uncaught_error_in_one_ends_all_with_its_own_message(tmp_path, capfd):
+    assert run(tmp_path, 0, "fail").exit_code == 1
+    report = capfd.readouterr().err.partition("process 1 of 2 failed first, with exit code 1.")[2]
+    assert "ValueError: this one process fails" in report

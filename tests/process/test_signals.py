@@ -1,0 +1,72 @@
+import signal
+import threading
+
+import pytest
+
+from meshwright import process
+from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C
+
+
+def test_nobody_stops_who_was_not_told_to():
+    with process.signals() as signals:
+        assert not signals.stop(1)
+    assert signals.interruption is None
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code", "cause"),
+    [(signal.SIGTERM, EXIT_AGAIN, "SIGTERM"), (signal.SIGINT, EXIT_CTRL_C, "Ctrl-C")],
+)
+def test_the_first_signal_ends_the_run_after_the_step(number, exit_code, cause):
+    with process.signals() as signals:
+        signal.raise_signal(number)
+        assert signals.stop(7)
+    assert signals.interruption.exit_code == exit_code
+    assert str(signals.interruption).startswith(f"stopped by {cause} after step 7.")
+
+
+def test_the_first_ctrl_c_says_what_happens_next(capfd):
+    with process.signals():
+        signal.raise_signal(signal.SIGINT)
+    assert "press Ctrl-C again to stop now" in capfd.readouterr().err
+
+
+def test_the_second_ctrl_c_stops_at_once():
+    with process.signals():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_the_answer_stays_once_it_was_given():
+    with process.signals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        assert [signals.stop(7), signals.stop(8)] == [True, True]
+    assert "after step 7" in str(signals.interruption)
+
+
+def test_a_run_that_ended_before_it_asked_was_not_interrupted():
+    with process.signals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.interruption is None
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with process.signals():
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_off_the_main_thread_signals_are_left_alone():
+    heard = []
+
+    def work():
+        with process.signals() as signals:
+            heard.append((signals.stop(1), signal.getsignal(signal.SIGTERM)))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert heard == [(False, before)]
