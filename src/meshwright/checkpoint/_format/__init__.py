@@ -1,0 +1,28 @@
+"""The native format: what a step directory holds, how it is written and read.
+
+    step_00000800/
+      manifest.json                    the commit record                        _manifest.py
+      data-00000-of-00002.zarr.zip     process 0's shards: a ZIP file           _zip.py
+      data-00001-of-00002.zarr.zip     that holds a zarr v3 hierarchy           _zarr.py
+
+A save goes through `_layout.py` (who writes what), `_part.py` (each process writes) and
+`_commit.py` (process 0 makes it a checkpoint); a restore through `_read.py`.
+"""
+
+from meshwright.checkpoint._format._commit import commit
+from meshwright.checkpoint._format._layout import ArrayLayout, layouts
+from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
+from meshwright.checkpoint._format._part import to_host, write_part
+from meshwright.checkpoint._format._read import NativeSource
+
+__all__ = [
+    "MANIFEST",
+    "ArrayLayout",
+    "Manifest",
+    "NativeSource",
+    "commit",
+    "layouts",
+    "read_manifest",
+    "to_host",
+    "write_part",
+]

@@ -1,0 +1,123 @@
+"""The end of a save, on process 0: await all parts, check them, write the manifest, rename.
+
+Everything is written into a temporary directory that only this attempt uses. Its rename to the
+final name is the commit: before it there is no checkpoint, after it there is all of it. Renaming
+onto a directory with anything in it fails, so of two writers one wins.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from meshwright.checkpoint._format._durable import fsync_directory, write_whole
+from meshwright.checkpoint._format._layout import ArrayLayout
+from meshwright.checkpoint._format._manifest import (
+    MANIFEST,
+    DataFile,
+    Manifest,
+    Place,
+    SavedArray,
+    manifest_text,
+)
+from meshwright.checkpoint._format._part import data_file_name, part_file_name
+from meshwright.errors import MeshwrightError, PeersError
+
+_POLL_SECONDS = 0.02
+_PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount
+
+Part = dict[str, Any]
+
+
+def commit(
+    temporary: Path,
+    final: Path,
+    head: Manifest,
+    layouts: Sequence[ArrayLayout],
+    num_processes: int,
+    abandoned: Event,
+) -> None:
+    """Make the checkpoint `final` of what all processes write into `temporary`.
+
+    `head` is the manifest but for files and arrays. Setting `abandoned` ends the wait for parts.
+
+    Raises:
+      MeshwrightError: A process failed, or the parts are not one state. Nothing was committed.
+      PeersError: Some processes did not report.
+    """
+    parts = _await_parts(temporary, num_processes, abandoned)
+    _check_parts(parts, layouts)
+    names = [data_file_name(process, num_processes) for process in range(num_processes)]
+    files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
+    manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
+    write_whole(temporary / MANIFEST, manifest_text(manifest))
+    for process in range(num_processes):
+        (temporary / part_file_name(process)).unlink()
+    fsync_directory(temporary)
+    temporary.rename(final)
+    fsync_directory(final.parent)
+
+
+def _await_parts(temporary: Path, num_processes: int, abandoned: Event) -> list[Part]:
+    parts: dict[int, Part] = {}
+    deadline = time.monotonic() + _PARTS_TIMEOUT_SECONDS
+    while missing := [process for process in range(num_processes) if process not in parts]:
+        arrived = _read_parts(temporary, missing)
+        _raise_failures(arrived)
+        parts |= arrived
+        if not arrived and abandoned.wait(_POLL_SECONDS):
+            raise MeshwrightError(f"processes {missing} did not finish.")
+        if not arrived and time.monotonic() > deadline:
+            raise PeersError(f"processes {missing} did not report within {_PARTS_TIMEOUT_SECONDS} seconds.")
+    return [parts[process] for process in range(num_processes)]
+
+
+def _read_parts(temporary: Path, processes: Iterable[int]) -> dict[int, Part]:
+    there = {path.name for path in temporary.iterdir()}  # one listing, not one question for each process
+    return {
+        process: json.loads((temporary / part_file_name(process)).read_bytes())
+        for process in processes
+        if part_file_name(process) in there
+    }
+
+
+def _raise_failures(parts: dict[int, Part]) -> None:
+    failed = [f"process {process}: {part['error']}" for process, part in parts.items() if "error" in part]
+    if failed:
+        raise MeshwrightError("\n".join(failed))
+
+
+def _check_parts(parts: Sequence[Part], layouts: Sequence[ArrayLayout]) -> None:
+    """Check that each process wrote what process 0 expects of it, so that no chunk is missing or double."""
+    expected: list[set[tuple[str, int, int]]] = [set() for _ in parts]
+    for layout in layouts:
+        for number, writer in enumerate(layout.writers):
+            expected[writer].add((layout.name, number, layout.chunk_nbytes))
+    for process, part in enumerate(parts):
+        written = {(name, number, size) for name, number, _, size, _ in part["chunks"]}
+        if written != expected[process]:
+            names = sorted({name for name, *_ in written ^ expected[process]})
+            raise MeshwrightError(
+                f"process {process} saved another state than process 0: they differ in {', '.join(names[:5])}"
+                f"{', …' if names[5:] else ''}. All must save the same arrays with the same shardings."
+            )
+
+
+def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[Part]) -> dict[str, SavedArray]:
+    places = {
+        (name, number): Place(process, offset, size, crc)
+        for process, part in enumerate(parts)
+        for name, number, offset, size, crc in part["chunks"]
+    }
+    return {
+        layout.name: SavedArray(
+            layout.shape,
+            layout.dtype.name,
+            layout.chunk_shape,
+            tuple(places[layout.name, number] for number in range(len(layout.writers))),
+        )
+        for layout in layouts
+    }

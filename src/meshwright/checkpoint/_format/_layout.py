@@ -1,0 +1,134 @@
+"""Who writes what: the chunks of each array, and for each chunk the one process that writes it.
+
+A chunk is the shard that one device holds. A shard held by several processes is written by one of
+them, chosen by a rule that each process works out for itself and all answer alike.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.checkpoint._format import _zarr
+from meshwright.errors import UsageError
+
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """How one array is cut into chunks and who writes them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk_shape: tuple[int, ...]
+    writers: tuple[int, ...]
+    """The process that writes each chunk, in row-major order of the chunk grid."""
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Return the bytes of one chunk; all are of one size."""
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    def positions(self) -> Iterator[tuple[int, ...]]:
+        """Yield where each chunk stands in the chunk grid, in row-major order."""
+        return itertools.product(*map(range, grid(self.shape, self.chunk_shape)))
+
+
+def layouts(leaves: Mapping[str, Any], num_processes: int) -> list[ArrayLayout]:
+    """Lay out named leaves: arrays, numbers, or anything with a shape, a dtype and a sharding.
+
+    What is not sharded over several processes (numbers, NumPy arrays, arrays on this process's
+    devices) is taken to be the same on all of them, and one of them writes it.
+
+    Raises:
+      UsageError: A leaf is of a kind that the format has no bytes for. All such are listed.
+    """
+    _check_dtypes(leaves)
+    arrays = [_unassigned(name, leaf) for name, leaf in leaves.items()]
+    holders = [_holders(leaves[array.name], array, num_processes) for array in arrays]
+    held = list(zip(arrays, holders, strict=True))
+    writers = iter(balance([(array.chunk_nbytes, held_by) for array, each in held for held_by in each]))
+    return [replace(array, writers=tuple(itertools.islice(writers, len(each)))) for array, each in held]
+
+
+def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
+    """Return the writer of each chunk, given its bytes and the processes that hold it.
+
+    Chunks with the fewest holders go first, as they leave the least choice, and of those the
+    largest; each goes to the holder that has the least to write so far.
+    """
+    load: dict[int, int] = {}
+    writers = [0] * len(chunks)
+    for number in sorted(range(len(chunks)), key=lambda n: (len(chunks[n][1]), -chunks[n][0])):
+        nbytes, holders = chunks[number]
+        writer = min(holders, key=lambda process: (load.get(process, 0), process))
+        load[writer] = load.get(writer, 0) + nbytes
+        writers[number] = writer
+    return writers
+
+
+def grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the number of chunks along each dimension."""
+    return tuple(-(-size // chunk) for size, chunk in zip(shape, chunk_shape, strict=True))
+
+
+def chunk_number(index: Index, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> int:
+    """Return the row-major number of the chunk that begins where `index` begins."""
+    position = [(part.start or 0) // chunk for part, chunk in zip(index, chunk_shape, strict=True)]
+    return row_major(position, grid(shape, chunk_shape))
+
+
+def row_major(position: Sequence[int], counts: Sequence[int]) -> int:
+    """Return the number of the cell at `position` in a grid of `counts`, counted in row-major order."""
+    number = 0
+    for along_dim, count in zip(position, counts, strict=True):
+        number = number * count + along_dim
+    return number
+
+
+def _check_dtypes(leaves: Mapping[str, Any]) -> None:
+    dtypes = {name: _dtype(leaf) for name, leaf in leaves.items()}
+    unfit = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if dtype.name not in _zarr.DTYPES]
+    if unfit:
+        raise UsageError(
+            "cannot save leaves that are not arrays of numbers:\n" + "\n".join(unfit) + "\n"
+            "Keep a PRNG key as its jax.random.key_data, and other values in `extra`."
+        )
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+
+
+def _unassigned(name: str, leaf: Any) -> ArrayLayout:
+    shape, sharding = np.shape(leaf), getattr(leaf, "sharding", None)
+    shard_shape = sharding.shard_shape(shape) if sharding is not None else shape
+    # Zarr has no chunks of size 0, and of an array without elements none are written.
+    chunk_shape = tuple(max(1, size) for size in shard_shape)
+    native = np.dtype(_dtype(leaf).name)
+    return ArrayLayout(name, shape, native, chunk_shape, writers=())
+
+
+def _holders(leaf: Any, array: ArrayLayout, num_processes: int) -> tuple[frozenset[int], ...]:
+    """Return for each chunk of `array` the processes that hold it."""
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or sharding.is_fully_addressable:
+        return (frozenset(range(num_processes)),) * math.prod(grid(array.shape, array.chunk_shape))
+    return _holders_of_shards(sharding, array.shape, array.chunk_shape)
+
+
+@functools.lru_cache(maxsize=4096)  # a large model has thousands of leaves, but few shapes and shardings
+def _holders_of_shards(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...], chunk_shape: tuple[int, ...]
+) -> tuple[frozenset[int], ...]:
+    holders: list[set[int]] = [set() for _ in range(math.prod(grid(shape, chunk_shape)))]
+    for device, index in sharding.devices_indices_map(shape).items() if holders else ():
+        holders[chunk_number(index, shape, chunk_shape)].add(device.process_index)
+    return tuple(map(frozenset, holders))

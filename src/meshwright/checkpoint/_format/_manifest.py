@@ -1,0 +1,142 @@
+"""`manifest.json`: the record that makes a directory of data files a checkpoint.
+
+It is written last, so what it names is complete. It is JSON in UTF-8, one array to a line:
+
+    {
+    "format": "meshwright.checkpoint",
+    "version": 1,
+    "step": 800,
+    "writer": {"meshwright": "0.1.0", "jax": "0.10.2", "processes": 2, "mesh": {"data": 2, "fsdp": 4}},
+    "extra": {"data": {"position": 51200}, "scores": {"eval/loss": 0.31}},
+    "files": [{"name": "data-00000-of-00002.zarr.zip", "bytes": 33820}, ...],
+    "arrays": {
+    "params/w": {"shape": [64, 128], "dtype": "bfloat16", "chunk_shape": [32, 128],
+                 "chunks": [[0, 512, 8192, 4062340125], [1, 512, 8192, 2094610987]]}
+    },
+    "crc32": 3140292718}
+
+`chunks` has one entry for each chunk, in row-major order of the chunk grid: the number of the file,
+offset and size in bytes of the chunk's raw data there, and the CRC-32 of that data. `mesh` is null
+where the state was not sharded over one. The last line holds the CRC-32 of all bytes before it.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshwright.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_FORMAT = "meshwright.checkpoint"
+_VERSION = 1
+
+
+class Place(NamedTuple):
+    """Where the bytes of one chunk lie; the fields are in the order of the format."""
+
+    file: int
+    offset: int
+    size: int
+    crc32: int
+
+
+class DataFile(NamedTuple):
+    """One process's data file."""
+
+    name: str
+    nbytes: int
+
+
+class SavedArray(NamedTuple):
+    """One array; the fields are named as in the format."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunk_shape: tuple[int, ...]
+    chunks: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `manifest.json` says."""
+
+    step: int
+    writer: Mapping[str, Any]
+    extra: Any
+    files: tuple[DataFile, ...] = ()
+    arrays: Mapping[str, SavedArray] = field(default_factory=dict)
+
+
+def manifest_text(manifest: Manifest) -> bytes:
+    """Return the content of `manifest.json`."""
+    head = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "step": manifest.step,
+        "writer": manifest.writer,
+        "extra": manifest.extra,
+        "files": [{"name": file.name, "bytes": file.nbytes} for file in manifest.files],
+    }
+    arrays = {name: array._asdict() for name, array in manifest.arrays.items()}
+    body = f'{{\n{_lines(head)},\n"arrays": {{\n{_lines(arrays)}\n}},\n'.encode()
+    return body + f'"crc32": {zlib.crc32(body)}}}\n'.encode()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of the checkpoint in `directory`.
+
+    Raises:
+      CheckpointError: It is not there, damaged, or of a newer format than this one.
+    """
+    path = directory / MANIFEST
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory} is no checkpoint: it has no {MANIFEST}.") from None
+    fields = _checked(content, path)
+    return Manifest(
+        step=fields["step"],
+        writer=fields["writer"],
+        extra=fields["extra"],
+        files=tuple(DataFile(file["name"], file["bytes"]) for file in fields["files"]),
+        arrays={name: _saved_array(array) for name, array in fields["arrays"].items()},
+    )
+
+
+def _lines(fields: Mapping[str, Any]) -> str:
+    return ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
+
+
+def _checked(content: bytes, path: Path) -> dict[str, Any]:
+    """Return the fields of a manifest, once format, version and checksum are known to be right."""
+    try:
+        fields = json.loads(content)
+    except ValueError as error:
+        raise _damaged(path, f"it is not JSON ({error})") from None
+    if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} is not the manifest of a Meshwright checkpoint.")
+    if fields["version"] > _VERSION:
+        raise CheckpointError(
+            f"{path} is of format version {fields['version']}, and this Meshwright reads up to {_VERSION}. "
+            f"It was written by Meshwright {fields['writer']['meshwright']}: install that or a later one."
+        )
+    body = content[: content.rstrip().rfind(b"\n") + 1]
+    if zlib.crc32(body) != fields.get("crc32"):
+        raise _damaged(path, "its checksum is not that of its content")
+    return fields
+
+
+def _saved_array(fields: Mapping[str, Any]) -> SavedArray:
+    return SavedArray(
+        shape=tuple(fields["shape"]),
+        dtype=fields["dtype"],
+        chunk_shape=tuple(fields["chunk_shape"]),
+        chunks=tuple(Place(*place) for place in fields["chunks"]),
+    )
+
+
+def _damaged(path: Path, how: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {how}. Copy it again, or use another checkpoint.")

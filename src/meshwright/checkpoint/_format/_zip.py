@@ -1,0 +1,113 @@
+"""An ordinary ZIP file whose entries are stored, not deflated, and start on 64-byte boundaries.
+
+    │ local header: 30 bytes │ path │ extra: ZIP64 sizes │ extra: padding │   one of these
+    │ data, from the next multiple of 64                                  │   for each entry
+    ┆                                                                     ┆
+    │ central directory: 46 bytes │ path │ extra: ZIP64 sizes and offset  │   for each entry
+    │ ZIP64 end record: 56 bytes │ ZIP64 locator: 20 │ end record: 22     │
+
+Sizes and offsets stand in the ZIP64 extra fields always, so a file of 5 TB is written by the same
+code as one of 5 kB. All sizes are known before the first byte is written: `plan` decides every
+offset. Each entry carries the CRC-32 of its data. Two equal contents give two equal files: the
+time stamps are those of the ZIP epoch.
+
+Source: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 (records) and 4.5.3 (ZIP64). The padding is the
+extra field 0xD935 of Android's zipalign: the alignment, then zeros.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import BinaryIO, NamedTuple
+
+ALIGNMENT = 64  # of XLA's CPU buffers, and a cache line
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_ZIP64_END = struct.Struct("<4sQ2H2L4Q")
+_ZIP64_LOCATOR = struct.Struct("<4sLQL")
+_END = struct.Struct("<4s4H2LH")
+_LOCAL_SIZES = struct.Struct("<2H2Q")  # the ZIP64 extra field of a local header
+_CENTRAL_SIZES = struct.Struct("<2H3Q")  # and of the central directory
+_PADDING = struct.Struct("<3H")
+
+_VERSION = 45  # the first with ZIP64
+_MADE_ON_UNIX = 3 << 8 | _VERSION
+_UTF8_PATHS = 0x800
+_STORED = 0
+_MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
+_ORDINARY_FILE = 0o100644 << 16  # what `unzip` gives the files it makes
+_IN_ZIP64_16, _IN_ZIP64_32 = 0xFFFF, 0xFFFFFFFF
+
+
+class Entry(NamedTuple):
+    """Where one entry lies; `size` is that of its data, all are in bytes."""
+
+    path: str
+    size: int
+    header_offset: int
+    data_offset: int
+
+
+def plan(sizes: Iterable[tuple[str, int]]) -> list[Entry]:
+    """Place entries of the given paths and sizes one after the other."""
+    entries, offset = [], 0
+    for path, size in sizes:
+        shortest_header = _LOCAL.size + len(path.encode()) + _LOCAL_SIZES.size + _PADDING.size
+        data_offset = _round_up(offset + shortest_header)
+        entries.append(Entry(path, size, offset, data_offset))
+        offset = data_offset + size
+    return entries
+
+
+def write_entry(file: BinaryIO, entry: Entry, data: memoryview | bytes) -> int:
+    """Write one entry where it was planned and return the CRC-32 of its data."""
+    crc = zlib.crc32(data)
+    file.seek(entry.header_offset)
+    file.write(_local_header(entry, crc))
+    file.write(data)
+    return crc
+
+
+def write_directory(file: BinaryIO, entries: Sequence[Entry], crcs: Sequence[int]) -> int:
+    """Write the central directory after the last entry and return the size of the whole file."""
+    start = entries[-1].data_offset + entries[-1].size
+    file.seek(start)
+    for entry, crc in zip(entries, crcs, strict=True):
+        file.write(_central_header(entry, crc))
+    end = file.tell()
+    file.write(_end_records(len(entries), start, end))
+    return file.tell()
+
+
+def _round_up(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _local_header(entry: Entry, crc: int) -> bytes:
+    path = entry.path.encode()
+    extra = _LOCAL_SIZES.pack(1, 16, entry.size, entry.size)
+    room = entry.data_offset - entry.header_offset - _LOCAL.size - len(path) - len(extra)
+    extra += _PADDING.pack(0xD935, room - 4, ALIGNMENT).ljust(room, b"\0")
+    common = (_VERSION, _UTF8_PATHS, _STORED, _MIDNIGHT, _NEW_YEAR_1980)
+    sizes = (_IN_ZIP64_32, _IN_ZIP64_32)
+    return _LOCAL.pack(b"PK\3\4", *common, crc, *sizes, len(path), len(extra)) + path + extra
+
+
+def _central_header(entry: Entry, crc: int) -> bytes:
+    path = entry.path.encode()
+    extra = _CENTRAL_SIZES.pack(1, 24, entry.size, entry.size, entry.header_offset)
+    common = (_MADE_ON_UNIX, _VERSION, _UTF8_PATHS, _STORED, _MIDNIGHT, _NEW_YEAR_1980)
+    sizes = (_IN_ZIP64_32, _IN_ZIP64_32)
+    lengths = (len(path), len(extra), 0)  # there is no comment
+    place = (0, 0, _ORDINARY_FILE, _IN_ZIP64_32)  # the only disk; not known to be text
+    return _CENTRAL.pack(b"PK\1\2", *common, crc, *sizes, *lengths, *place) + path + extra
+
+
+def _end_records(num_entries: int, start: int, end: int) -> bytes:
+    """Return the three records that close a file whose central directory is at `start` to `end`."""
+    directory = (num_entries, num_entries, end - start, start)
+    zip64_end = _ZIP64_END.pack(b"PK\6\6", _ZIP64_END.size - 12, _MADE_ON_UNIX, _VERSION, 0, 0, *directory)
+    locator = _ZIP64_LOCATOR.pack(b"PK\6\7", 0, end, 1)
+    in_zip64 = (_IN_ZIP64_16, _IN_ZIP64_16, _IN_ZIP64_32, _IN_ZIP64_32)
+    return zip64_end + locator + _END.pack(b"PK\5\6", 0, 0, *in_zip64, 0)

@@ -1,0 +1,97 @@
+"""One save, behind the loop: two tasks on a thread, and how their end is told to all processes."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import jax
+
+from meshwright import process
+from meshwright.checkpoint._directory import step_path
+from meshwright.checkpoint._format import ArrayLayout, Manifest, commit, to_host, write_part
+from meshwright.errors import MeshwrightError
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A save in flight."""
+
+    step: int
+    temporary: Path
+    written: Future[None]
+    """This process's part is on disk."""
+    committed: Future[None] | None
+    """The checkpoint is there, and old ones are gone; on process 0 only."""
+    abandoned: Event
+    """Set when some part will not come."""
+
+    def finish(self) -> None:
+        """Wait until all processes are done.
+
+        Collective: call it on the main thread of all processes. The thread itself starts no
+        collectives, as they would race with those of the training step.
+
+        Raises:
+          MeshwrightError: On every process, when any of them failed.
+        """
+        failures = [
+            f"process {number}: {failure}"
+            for number, failure in enumerate(process.gather(_failure(self.written)))
+            if failure
+        ]
+        if failures:
+            self.abandoned.set()
+        not_committed = process.agree(_failure(self.committed))
+        if failures or not_committed:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            raise MeshwrightError(
+                f"the save of step {self.step} failed:\n  " + "\n  ".join(failures or [not_committed])
+            ) from self._error()
+
+    def join(self) -> str | None:
+        """Wait for this process alone, and return what went wrong, if anything."""
+        if _failure(self.written):
+            self.abandoned.set()
+        return _failure(self.written) or _failure(self.committed)
+
+    def _error(self) -> BaseException | None:
+        """Return the failure that happened here, for its traceback."""
+        tasks = [task for task in (self.written, self.committed) if task]
+        return next((error for task in tasks if (error := task.exception())), None)
+
+
+def start_saving(
+    thread: Executor,
+    leaves: Mapping[str, Any],
+    arrays: Sequence[ArrayLayout],
+    head: Manifest,
+    temporary: Path,
+    then: Callable[[], None],
+) -> Saving:
+    """Copy this process's shards to the host and let `thread` do the rest; the leaves may then be donated.
+
+    `then` is called on process 0's thread after the commit.
+    """
+    num_processes, number = jax.process_count(), jax.process_index()
+    chunks = to_host(leaves, arrays, number)
+    abandoned = Event()
+
+    def make_checkpoint() -> None:
+        commit(temporary, step_path(temporary.parent, head.step), head, arrays, num_processes, abandoned)
+        then()
+
+    written = thread.submit(write_part, temporary, arrays, chunks, number, num_processes)
+    committed = thread.submit(make_checkpoint) if process.is_lead() else None
+    return Saving(head.step, temporary, written, committed, abandoned)
+
+
+def _failure(task: Future[None] | None) -> str | None:
+    """Wait for a task and return what went wrong, or None."""
+    error = task.exception() if task else None
+    if error is None or isinstance(error, MeshwrightError):
+        return str(error) if error else None
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,249 @@
+import os
+import resource
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.checkpoint import Checkpoints, last, open_source, restore
+from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.when import Tick, every
+
+
+class Counting:
+    """Data that counts; its state is where it stands."""
+
+    def __init__(self):
+        self.position = 0
+
+    def __next__(self):
+        self.position += 1
+        return self.position
+
+    def get_state(self):
+        return {"position": self.position}
+
+    def set_state(self, state):
+        self.position = state["position"]
+
+
+@contextmanager
+def no_room_for_more_than(num_bytes):
+    """Let no file of this process grow beyond `num_bytes`, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_state_may_be_donated_as_soon_as_save_returns(make_state, tmp_path, same_bytes):
+    step = jax.jit(lambda state: jax.tree.map(lambda x: x * 0 - 1, state), donate_argnums=0)
+    donated, kept = make_state(seed=5), make_state(seed=5)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, donated)
+        for _ in range(5):
+            donated = step(donated)
+        jax.block_until_ready(donated)
+    assert same_bytes(restore(open_source(tmp_path), kept), kept)
+
+
+def test_a_host_array_may_be_changed_as_soon_as_save_returns(tmp_path):
+    state = {"x": np.zeros(1 << 20)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        state["x"][:] = 1
+    assert not restore(open_source(tmp_path), state)["x"].any()
+
+
+def test_extra_may_be_changed_as_soon_as_save_returns(tmp_path):
+    extra = {"data": {"position": 1}}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": np.zeros(1 << 20)}, extra)
+        extra["data"]["position"] = 2
+    assert open_source(tmp_path).extra == {"data": {"position": 1}}
+
+
+def test_a_complete_checkpoint_is_never_written_again(make_state, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(seed=1))
+        checkpoints.wait()
+        before = (tmp_path / "step_00000001" / "manifest.json").stat().st_mtime_ns
+        checkpoints.save(1, make_state(seed=2))
+    assert (tmp_path / "step_00000001" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_a_full_disk_is_told_at_the_next_call_and_leaves_no_trace(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": np.zeros(10)})
+        checkpoints.wait()
+        with no_room_for_more_than(1 << 20):
+            checkpoints.save(2, {"x": np.zeros(1 << 20)})
+            with pytest.raises(
+                MeshwrightError, match=r"the save of step 2 failed:\n  process 0: OSError.*too large"
+            ):
+                checkpoints.wait()
+        assert checkpoints.latest() == 1
+        assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
+
+
+def test_after_a_failed_save_the_same_step_can_be_saved(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        with no_room_for_more_than(10):  # not even for word of the failure
+            checkpoints.save(2, {"x": np.zeros(100)})
+            with pytest.raises(MeshwrightError):
+                checkpoints.save(3, {"x": np.zeros(100)})
+        checkpoints.save(2, {"x": np.zeros(100)})
+    assert checkpoints.latest() == 2
+
+
+def save_and_fail(directory, state):
+    with Checkpoints(directory) as checkpoints:
+        checkpoints.save(1, state)
+        raise ZeroDivisionError
+
+
+def test_leaving_after_an_error_finishes_the_save_and_keeps_the_error(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        save_and_fail(tmp_path, {"x": np.zeros(10)})
+    assert Checkpoints(tmp_path).latest() == 1
+
+
+def test_leaving_after_an_error_mentions_a_save_that_failed_too(tmp_path):
+    with no_room_for_more_than(1000), pytest.raises(ZeroDivisionError) as error:
+        save_and_fail(tmp_path, {"x": np.zeros(1000)})
+    assert "The save of step 1 failed, too: OSError" in error.value.__notes__[0]
+
+
+def test_the_latest_step_is_the_highest_number(tmp_path):
+    assert Checkpoints(tmp_path).latest() is None
+    with Checkpoints(tmp_path, keep=last(10)) as checkpoints:
+        for step in (0, 99_999_999, 100_000_000, 2**31, 2**40, 5):
+            checkpoints.save(step, {"x": step})
+            checkpoints.wait()
+            assert (tmp_path / f"step_{step:08d}").is_dir()
+        assert checkpoints.latest() == 2**40
+    assert open_source(tmp_path).read("x", ()) == 2**40
+
+
+def test_only_complete_checkpoints_count(tmp_path):
+    (tmp_path / "step_00000007").mkdir()
+    (tmp_path / "step_00000008.tmp-0123abcd").mkdir()
+    (tmp_path / "step_00000008.tmp-0123abcd" / "manifest.json").touch()
+    (tmp_path / "step_9").mkdir()
+    assert Checkpoints(tmp_path).latest() is None
+
+
+def test_what_killed_runs_left_is_removed_when_the_next_run_opens(tmp_path):
+    left, foreign = tmp_path / "step_00000008.tmp-0123abcd", tmp_path / "step_00000008.backup"
+    left.mkdir()
+    (left / "data-00000-of-00001.zarr.zip").touch()
+    foreign.mkdir()
+    with Checkpoints(tmp_path):
+        assert (left.exists(), foreign.exists()) == (False, True)
+
+
+def test_what_is_in_the_way_of_a_checkpoint_is_left_alone(tmp_path):
+    (tmp_path / "step_00000001").mkdir()
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(MeshwrightError, match="step_00000001 is in the way"),
+    ):
+        checkpoints.save(1, {"x": 1})
+
+
+def test_a_second_run_is_refused_and_told_who_is_there(tmp_path):
+    with (
+        Checkpoints(tmp_path),
+        pytest.raises(UsageError, match=f"already in use by process {os.getpid()} on "),
+    ):
+        Checkpoints(tmp_path).__enter__()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest() is None
+
+
+def test_a_directory_that_cannot_be_opened_is_not_kept_locked(tmp_path):
+    not_a_directory = tmp_path / "step_00000001.tmp-0123abcd"
+    not_a_directory.touch()
+    failed = Checkpoints(tmp_path)
+    with pytest.raises(MeshwrightError, match="NotADirectoryError"):
+        failed.__enter__()
+    not_a_directory.unlink()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest() is None
+
+
+def test_saving_needs_an_open_directory(tmp_path):
+    with pytest.raises(UsageError, match="open the directory first"):
+        Checkpoints(tmp_path).save(1, {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("step", "extra", "said"), [(-1, None, "steps count from 0"), (1, {"x": {1}}, "JSON cannot hold")]
+)
+def test_what_cannot_be_saved_is_refused_at_once(tmp_path, step, extra, said):
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(UsageError, match=said):
+        checkpoints.save(step, {"x": 1}, extra)
+    assert list(tmp_path.glob("step_*")) == []
+
+
+def test_an_object_store_is_not_taken_for_a_directory():
+    with pytest.raises(UsageError, match="s3://bucket/run is not a local directory"):
+        Checkpoints("s3://bucket/run")
+
+
+def test_the_saver_saves_when_due_and_once_after_the_last_step(tmp_path):
+    with Checkpoints(tmp_path, keep=last(10)) as checkpoints:
+        save = checkpoints.saver(every(2))
+        for step in range(1, 6):
+            save(Tick(step), {"x": step}, None, None)
+        save(Tick(5, last=True), {"x": 5}, None, None)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == [
+        "step_00000002",
+        "step_00000004",
+        "step_00000005",
+    ]
+
+
+def test_the_saver_does_not_save_the_last_step_twice(tmp_path):
+    class Asked(Counting):
+        times = 0
+
+        def get_state(self):
+            self.times += 1
+            return super().get_state()
+
+    with Checkpoints(tmp_path) as checkpoints:
+        save, data = checkpoints.saver(every(2)), Asked()
+        save(Tick(2), {"x": 2}, data, None)
+        save(Tick(2, last=True), {"x": 2}, data, None)
+    assert data.times == 1
+
+
+def test_resume_restores_state_and_data_and_says_from_where(make_state, tmp_path, same_bytes):
+    data = Counting()
+    next(data)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.saver(every(1))(Tick(3), make_state(seed=3), data, {"loss": 0.5})
+    again = Counting()
+    with Checkpoints(tmp_path) as checkpoints:
+        state = checkpoints.resume(make_state(seed=0), again, otherwise=pytest.fail)
+    assert same_bytes(state, make_state(seed=3))
+    assert (checkpoints.resumed, next(again)) == (3, 2)
+    assert open_source(tmp_path).extra == {"data": {"position": 1}, "scores": {"loss": 0.5}}
+
+
+def test_without_a_checkpoint_resume_starts_afresh(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.resume({"x": 0}, Counting(), otherwise=lambda: "fresh") == "fresh"
+    assert checkpoints.resumed is None
+
+
+@pytest.mark.parametrize(("saved", "given"), [(Counting(), iter([])), (iter([]), Counting())])
+def test_data_is_never_begun_again_unasked(tmp_path, saved, given):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.saver(every(1))(Tick(1), {"x": 1}, saved, None)
+        with pytest.raises(CheckpointError, match="where the data stood"):
+            checkpoints.resume({"x": 0}, given, otherwise=pytest.fail)
