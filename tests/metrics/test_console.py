@@ -192,13 +192,13 @@ def test_messages_appear_above_the_panel(terminal):
     assert "0/900" in below
 
 
-def test_without_a_terminal_messages_are_lines_too(file, clock):
+def test_without_a_terminal_messages_are_printed_as_they_are(file, clock):
     table = Table("name", "shape")
     table.add_row("mlp/0/kernel", "64 × 128")
     with Console(900, file=file, clock=clock) as console:
         console.say("saved runs/[digits]@600")
         console.say(table)
-    assert file.getvalue().startswith("2026-11-20T18:20:01 saved runs/[digits]@600\n")
+    assert file.getvalue().startswith("saved runs/[digits]@600\n")
     assert "64 × 128" in file.getvalue()
 
 

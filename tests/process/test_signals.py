@@ -31,7 +31,14 @@ def test_the_first_ctrl_c_says_what_happens_next(capfd):
     assert "press Ctrl-C again to stop now" in capfd.readouterr().err
 
 
-def test_the_second_ctrl_c_stops_at_once():
+def test_the_second_ctrl_c_ends_the_process_without_waiting_for_python():
+    with process.signals():
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
+def test_the_second_ctrl_c_leaves_an_interactive_session_alive(monkeypatch):
+    monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
     with process.signals():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):

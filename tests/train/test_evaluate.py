@@ -13,7 +13,7 @@ def scores(measure, mesh="data=4,tensor=2", when=mw.never, tick=mw.Tick(3, last=
     layout = mw.Layout(mw.make_mesh(mesh))
     state = mw.init_state(lambda key: {"w": jnp.ones((4, 3))}, optax.sgd(1.0), 0, layout)
     data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
-    return mw.evaluator(measure, data, layout, when)(tick, state)
+    return mw.Evaluator(measure, data, layout, when)(tick, state)
 
 
 def test_every_example_counts_once_and_padding_never():

@@ -72,7 +72,8 @@ class Console:
         if self._live is not None:
             _panel.say(self._live.console, message)
         elif isinstance(message, str):
-            self._write_line(message)
+            self._file.write(f"{message}\n")
+            self._file.flush()
         else:
             _panel.say(_panel.rich_console(self._file), message)
 

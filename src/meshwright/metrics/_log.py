@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from meshwright.metrics._pace import Pace
+from meshwright.metrics._pace import Pace, never_counted
 from meshwright.metrics._values import Metrics, merge
 from meshwright.metrics._writers import Writer
 from meshwright.when import Due, Tick, When, every
@@ -25,15 +25,15 @@ def logger(
     when: When = _EVERY_50_STEPS,
     *,
     per_second: Mapping[str, float] = {},
-    waited: Callable[[], float] | None = None,
+    waited: Callable[[], float] = never_counted,
+    paused: Callable[[], float] = never_counted,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Log:
     """Return a `log` that reports the means since its last report to `write`.
 
-    A report holds, in this order: the metrics; `steps_per_second`, from the median turn, so that
-    evaluations and saves do not distort it (it therefore takes a loop that waits for some step
-    every turn); a rate for each of `per_second`; `input_wait`; the scores. Scores that come while
-    no report is due are written at once and alone. The last tick reports what is left.
+    A report holds, in this order: the metrics; `steps_per_second`; a rate for each of
+    `per_second`; `input_wait`; the scores. Scores that come while no report is due are written at
+    once and alone. The last tick reports what is left.
 
     Until a report is due all metrics since the last one are kept on the device.
 
@@ -43,12 +43,14 @@ def logger(
         `examples_per_second`.
       waited: the seconds that the loop has spent waiting for batches so far. `input_wait` is the
         share of the time since the last report by which it grew, 0 to 1.
+      paused: the seconds that the loop has spent on other things than training, evaluation above
+        all, so far. They do not count in the rates.
       clock: in seconds, from any origin.
 
     Raises:
       UsageError: when a report is due, if a metric is not a scalar.
     """
-    due, pace = Due(when), Pace(per_second, waited, clock)
+    due, pace = Due(when), Pace(per_second, waited, paused, clock)
     gathered: list[Metrics] = []
 
     def log(tick: Tick, metrics: Metrics, scores: Mapping[str, float] | None) -> None:

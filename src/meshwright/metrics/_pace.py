@@ -1,53 +1,50 @@
 """How fast the loop turns, and how much of its time it waits for input."""
 
-import statistics
 from collections.abc import Callable, Mapping
 
 
+def never_counted() -> float:
+    """A count of seconds that stays at 0."""
+    return 0.0
+
+
 class Pace:
-    """Keeps the time of the loop's turns between two reports."""
+    """Counts steps and seconds between two reports.
+
+    A report waits for its step's numbers, so between the ends of two of them just the steps counted
+    were computed. Single turns would tell less: after each report the host first runs ahead.
+    """
 
     def __init__(
         self,
         per_second: Mapping[str, float],
-        waited: Callable[[], float] | None,
+        waited: Callable[[], float],
+        paused: Callable[[], float],
         clock: Callable[[], float],
     ):
-        self._per_second, self._waited, self._clock = per_second, waited, clock
-        self._turned_at: float | None = None
-        self._intervals: list[float] = []
-        self._reported_at = self._waited_before = 0.0
+        self._per_second, self._waited, self._paused, self._clock = per_second, waited, paused, clock
+        self._begun: tuple[float, float, float] | None = None
+        self._num_steps = 0
 
     def turn(self) -> None:
-        """One more step was made."""
-        now = self._clock()
-        if self._turned_at is None:
-            self._begin(now)
+        """One more step was launched. The first starts the clock and is not counted."""
+        if self._begun is None:
+            self._begun = self._now()
         else:
-            self._intervals.append(now - self._turned_at)
-        self._turned_at = now
+            self._num_steps += 1
 
     def report(self) -> dict[str, float]:
-        """Return the rates since the last report (those that are known yet) and begin anew."""
-        rates = self._rates() | self._input_wait()
-        self._intervals.clear()
-        self._begin(self._turned_at or 0.0)
-        return rates
-
-    def _begin(self, now: float) -> None:
-        self._reported_at = now
-        self._waited_before = self._waited() if self._waited else 0.0
-
-    def _rates(self) -> dict[str, float]:
-        # The median is deaf to the turns in which there was an evaluation, a save or a compilation.
-        interval = statistics.median(self._intervals) if self._intervals else 0.0
-        if not interval:
+        """Return the rates of the steps since the last report, all of which are done, and begin anew."""
+        now = self._now()
+        seconds, waited, paused = (new - old for new, old in zip(now, self._begun or now, strict=True))
+        num_steps, self._num_steps, self._begun = self._num_steps, 0, now
+        seconds -= paused
+        if seconds <= 0 or not num_steps:
             return {}
-        items = {f"{name}_per_second": number / interval for name, number in self._per_second.items()}
-        return {"steps_per_second": 1 / interval, **items}
+        rate = num_steps / seconds
+        items = {f"{name}_per_second": number * rate for name, number in self._per_second.items()}
+        waiting = {} if self._waited is never_counted else {"input_wait": min(1.0, waited / seconds)}
+        return {"steps_per_second": rate, **items, **waiting}
 
-    def _input_wait(self) -> dict[str, float]:
-        seconds = (self._turned_at or 0.0) - self._reported_at
-        if self._waited is None or seconds <= 0:
-            return {}
-        return {"input_wait": min(1.0, max(0.0, (self._waited() - self._waited_before) / seconds))}
+    def _now(self) -> tuple[float, float, float]:
+        return self._clock(), self._waited(), self._paused()

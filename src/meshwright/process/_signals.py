@@ -2,7 +2,7 @@
 
     SIGTERM        a scheduler wants the machine: stop after this step       exit code 75
     Ctrl-C         the same                                                  exit code 130
-    Ctrl-C again   KeyboardInterrupt, at once
+    Ctrl-C again   the process is ended, in the middle of whatever it does
 
 With several processes all stop after one agreed step, whichever of them was told. JAX holds back SIGTERM
 there (its preemption notice) and counts out a step that none has reached yet; Ctrl-C is passed on as SIGTERM.
@@ -11,6 +11,7 @@ there (its preemption notice) and counts out a step that none has reached yet; C
 import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, Interrupted
 from meshwright.process._agree import gather
 
 _NOTE = b"meshwright: finishing this step and saving; press Ctrl-C again to stop now\n"
+_SHOW_CURSOR = b"\x1b[?25h"
 _questions = itertools.count(1)
 
 
@@ -80,10 +82,12 @@ def _handlers(heard: Signals) -> dict[int, Callable[[int, FrameType | None], Non
         heard.terminated = True
 
     def on_ctrl_c(number: int, frame: FrameType | None) -> None:
-        if heard.ctrl_c:
-            raise KeyboardInterrupt
         heard.ctrl_c = True
-        os.write(2, _NOTE)  # not print: the signal may have come in the middle of one
+        # Not print: the signal may have come in the middle of one. A live panel hides the cursor.
+        os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _NOTE)
+        # The next one must not wait for Python's turn, which may be behind minutes of waiting in C++. An
+        # interactive session, though, is not ours to end.
+        signal.signal(number, signal.default_int_handler if hasattr(sys, "ps1") else signal.SIG_DFL)
         if jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,6 +1,6 @@
 """Training: the state, one step, the loop, and evaluation."""
 
-from meshwright.train._evaluate import Measure, evaluator
+from meshwright.train._evaluate import Evaluator, Measure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics
 from meshwright.train._state import Init, TrainState, abstract_state, init_state
@@ -8,6 +8,7 @@ from meshwright.train._step import Step, make_step
 
 __all__ = [
     "RUN_AHEAD",
+    "Evaluator",
     "Init",
     "Loss",
     "Measure",
@@ -16,7 +17,6 @@ __all__ = [
     "TrainState",
     "abstract_state",
     "at_most_ahead",
-    "evaluator",
     "fit",
     "init_state",
     "make_step",

@@ -1,5 +1,6 @@
 """Scores over a whole set of examples: every one counted once, none left out, none twice."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,32 +20,40 @@ WeightedBatch = tuple[PyTree, Any]
 """A batch and float32[batch]: 1 for an example that counts, 0 for one that only fills the batch."""
 
 
-def evaluator(
-    measure: Measure, data: Callable[[], Iterable[WeightedBatch]], layout: Layout, when: When
-) -> Callable[[Tick, Any], dict[str, float] | None]:
-    """Return the loop's `evaluate`: when due, the mean of each of `measure`'s values over all of `data`.
+class Evaluator:
+    """The loop's `evaluate`: when due, the mean of each of `measure`'s values over all of `data`.
 
     Args:
+      measure: `(params, batch) -> {name: values}`, with a value for each example.
       data: called for each evaluation; yields batches of one shape and the weights of their examples.
       when: due at these steps, and after the last update.
 
     Raises (when called):
       UsageError: `measure` returns something that has no value for each example.
     """
-    score = jax.jit(
-        lambda params, batch, weights: _weighed(measure(params, batch), weights),
-        out_shardings=layout.replicated,
-    )
-    due = Due(when)
 
-    def evaluate(tick: Tick, state: Any) -> dict[str, float] | None:
-        if not due(tick):
+    def __init__(
+        self, measure: Measure, data: Callable[[], Iterable[WeightedBatch]], layout: Layout, when: When
+    ):
+        self._data, self._mesh, self._due = data, layout.mesh, Due(when)
+        self._score = jax.jit(
+            lambda params, batch, weights: _weighed(measure(params, batch), weights),
+            out_shardings=layout.replicated,
+        )
+        self.seconds = 0.0
+        """How long all evaluations took, not counting the training steps that they waited for."""
+
+    def __call__(self, tick: Tick, state: Any) -> dict[str, float] | None:
+        """Return the scores if they are due, else None."""
+        if not self._due(tick):
             return None
-        with jax.set_mesh(layout.mesh):
-            parts = [score(state.params, batch, weights) for batch, weights in data()]
-        return merge(jax.device_get(parts))
-
-    return evaluate
+        jax.block_until_ready(state)
+        started = time.perf_counter()
+        with jax.set_mesh(self._mesh):
+            parts = [self._score(state.params, batch, weights) for batch, weights in self._data()]
+        scores = merge(jax.device_get(parts))
+        self.seconds += time.perf_counter() - started
+        return scores
 
 
 def _weighed(values: Mapping[str, jax.Array], weights: jax.Array) -> dict[str, Mean]:

@@ -1,0 +1,71 @@
+"""Train any JAX model on one device or thousands, with the same file.
+
+Names are loaded when they are first used, so that `meshwright --help` need not wait for JAX. What
+is listed here is what there is; rooms (`mw.input`, `mw.checkpoint` …) hold the rest.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from meshwright._version import __version__
+
+if TYPE_CHECKING:
+    from meshwright import (
+        checkpoint,
+        errors,
+        experiment,
+        input,
+        metrics,
+        process,
+        sharding,
+        train,
+        tree,
+        when,
+    )
+    from meshwright.checkpoint import Checkpoints, open_source, restore
+    from meshwright.errors import MeshwrightError
+    from meshwright.experiment import Evaler, Experiment, Input, Save, run
+    from meshwright.input import Arrays, batches, padded_batches
+    from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
+    from meshwright.sharding import Layout, explain, fsdp, make_mesh, match
+    from meshwright.train import Evaluator, TrainState, abstract_state, fit, init_state, make_step
+    from meshwright.when import Tick, at, either, every, every_minutes, never
+
+_ROOMS = (
+    "checkpoint",
+    "errors",
+    "experiment",
+    "input",
+    "metrics",
+    "process",
+    "sharding",
+    "train",
+    "tree",
+    "when",
+)
+
+_NAMES = {
+    "checkpoint": ("Checkpoints", "open_source", "restore"),
+    "errors": ("MeshwrightError",),
+    "experiment": ("Evaler", "Experiment", "Input", "Save", "run"),
+    "input": ("Arrays", "batches", "padded_batches"),
+    "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
+    "sharding": ("Layout", "explain", "fsdp", "make_mesh", "match"),
+    "train": ("Evaluator", "TrainState", "abstract_state", "fit", "init_state", "make_step"),
+    "when": ("Tick", "at", "either", "every", "every_minutes", "never"),
+}
+_HOMES = {name: room for room, names in _NAMES.items() for name in names}
+
+__all__ = sorted([*_ROOMS, *_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"meshwright.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,71 @@
+"""The command line: `meshwright COMMAND`. Each command calls one public function.
+
+Nothing here imports JAX until a command needs it, so that help and usage errors come at once.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.cli._overrides import split
+from meshwright.cli._parser import FLAGS, parser
+from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, Interrupted, MeshwrightError, OverrideError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; `meshwright.errors` tells what each means.
+
+    What people read while they wait goes to stderr, the result to stdout: as text, or with `--json`
+    as one JSON document.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    try:
+        return _answer(_options(words), as_json=as_json)
+    except MeshwrightError as error:
+        return _refuse(error, as_json=as_json)
+    except KeyboardInterrupt:
+        print("stopped at once; what was saved before stays saved", file=sys.stderr)
+        _leave(EXIT_CTRL_C)
+        return EXIT_CTRL_C
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    words, settings = split(words, FLAGS)
+    options = parser().parse_args(words)
+    options.settings = settings
+    if settings and not options.takes_settings:
+        raise OverrideError(f"this command takes no settings, but there are: {', '.join(settings)}.")
+    return options
+
+
+def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
+    """Run the command; print its result, `(text, document)`, if it is not an exit code already."""
+    result: int | tuple[str, Any] = options.run(options)
+    if isinstance(result, int):
+        return result
+    text, document = result
+    print(json.dumps(document, indent=2) if as_json else text)
+    return EXIT_DONE
+
+
+def _refuse(error: MeshwrightError, *, as_json: bool) -> int:
+    kind = "stopped" if isinstance(error, Interrupted) else "error"
+    print(f"{kind}: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({kind: str(error), "exit_code": error.exit_code}, indent=2))
+    if not isinstance(error, Interrupted):  # in which all processes share
+        _leave(error.exit_code)
+    return error.exit_code
+
+
+def _leave(exit_code: int) -> None:
+    """Do not wait for the run's other processes, which may not know that this one has failed."""
+    if "jax" in sys.modules:
+        from meshwright import process
+
+        process.abandon(exit_code)

@@ -1,0 +1,87 @@
+"""`meshwright doctor`: what decides whether a run works here, each with a verdict."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli._train import Result, use_fake_devices
+from meshwright.errors import MeshwrightError
+
+PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "tensorboardX")
+VARIABLES = (
+    "JAX_",
+    "XLA_",
+    "SLURM_",
+    "TPU_",
+    "CUDA_VISIBLE_DEVICES",
+    "MASTER_",
+    "WORLD_SIZE",
+    "RANK",
+    "TF_GPU_",
+)
+
+
+def doctor(options: argparse.Namespace) -> Result:
+    """Report versions, devices, the processes found, and try a compilation and a write."""
+    if options.fake_devices:
+        use_fake_devices(options.fake_devices)
+    found = {
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "processes": _processes(),
+        "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
+        **_devices(),
+        "compile": _compile(),
+        "write": _write(Path.cwd()),
+    }
+    return _text(found), found
+
+
+def _processes() -> str:
+    """Which launcher is found in the environment. Nobody is waited for."""
+    from meshwright import process
+
+    try:
+        return process.detect(os.environ).reason
+    except MeshwrightError as error:
+        return f"problem: {error}"
+
+
+def _devices() -> dict[str, Any]:
+    import jax
+
+    devices = jax.local_devices()
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    memory = "not told by this device" if limit is None else f"{limit / 2**30:.1f} GiB each"
+    return {"devices": f"{len(devices)} × {devices[0].device_kind}", "memory": memory}
+
+
+def _compile() -> str:
+    import jax
+    import jax.numpy as jnp
+
+    started = time.perf_counter()
+    jax.jit(lambda x: x @ x.T)(jnp.ones((128, 128))).block_until_ready()
+    return f"ok, {time.perf_counter() - started:.2f} s"
+
+
+def _write(directory: Path) -> str:
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory) as file:
+            file.write(b"written")
+    except OSError as error:
+        return f"problem: {directory}: {error.strerror}"
+    return f"ok, {directory}"
+
+
+def _text(found: dict[str, Any]) -> str:
+    rows: list[tuple[str, str]] = []
+    for name, value in found.items():
+        lines = [f"{key} {part}" for key, part in value.items()] if isinstance(value, dict) else [str(value)]
+        rows += [(name if i == 0 else "", line) for i, line in enumerate(lines or ["none"])]
+    return "\n".join(f"{name:10}  {line}" for name, line in rows)

@@ -1,0 +1,69 @@
+"""`meshwright inspect`: what a run or a checkpoint holds, read from the files alone."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from meshwright.checkpoint import open_source
+from meshwright.cli._train import Result
+from meshwright.errors import InputError
+from meshwright.metrics import read_jsonl
+from meshwright.sharding import human_bytes
+
+
+def inspect(options: argparse.Namespace) -> Result:
+    """Show the newest checkpoint under a path, and of a run directory also how it fares.
+
+    Raises:
+      InputError: there is nothing to be shown.
+    """
+    path = Path(options.path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist. Give a run directory, or checkpoints.")
+    is_run = (path / "experiment.txt").exists()
+    found = _checkpoint(path / "checkpoints" if is_run else path)
+    if is_run:
+        found = {"run": str(path), "reported": _newest_report(path), **found}
+    return _text(found), found
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    source = open_source(path)
+    arrays = {
+        name: {"shape": list(x.shape), "dtype": x.dtype.name, "bytes": math.prod(x.shape) * x.dtype.itemsize}
+        for name, x in source.arrays().items()
+    }
+    return {
+        "checkpoint": str(source),
+        "step": source.step,
+        "writer": source.writer,
+        "bytes": sum(array["bytes"] for array in arrays.values()),
+        "extra": source.extra,
+        "arrays": arrays,
+    }
+
+
+def _newest_report(run: Path) -> dict[str, Any]:
+    metrics = run / "metrics.jsonl"
+    reports = read_jsonl(metrics) if metrics.exists() else []
+    return {name: value for report in reports for name, value in report.items() if name != "time"}
+
+
+def _text(found: dict[str, Any]) -> str:
+    head = {key: value for key, value in found.items() if key not in ("arrays", "bytes")}
+    lines = [f"{key:11} {_flat(value)}" for key, value in head.items()]
+    lines += [f"{'bytes':11} {human_bytes(found['bytes'])}"]
+    width = max(map(len, found["arrays"]), default=0)
+    rows = [
+        f"  {name:{width}}  {' × '.join(map(str, array['shape'])) or 'scalar':18} {array['dtype']:9} "
+        f"{human_bytes(array['bytes']):>9}"
+        for name, array in found["arrays"].items()
+    ]
+    return "\n".join([*lines, "", *rows])
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{key}={_flat(part)}" for key, part in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,86 @@
+"""The grammar of the command line, and nothing that takes time to load."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from meshwright._version import __version__
+
+FLAGS = (
+    "--fake-devices",
+    "--fresh",
+    "--help",
+    "--json",
+    "--kill",
+    "--version",
+    "-h",
+    "-n",
+    "--num-processes",
+)
+"""All options that are not settings of an experiment."""
+
+SETTINGS = """settings, key=value or --key value:
+  the function's own parameters first, then fields of the experiment it returns:
+  max_step=2000   input.batch_size=128   checkpoints.when=100   mesh=data=-1,fsdp=4   run=runs/other
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser. Each command sets `run`: a function from the options to a result."""
+    top = argparse.ArgumentParser(
+        prog="meshwright",
+        description="Train, checkpoint, evaluate and inspect any JAX model, on one device or thousands.",
+        epilog="exit codes: 0 done, 1 failed, 2 usage (nothing was started), 3 input missing or damaged, "
+        "4 diverged, 75 stopped with the state saved (run it again), 130 Ctrl-C",
+    )
+    top.add_argument("--version", action="version", version=f"meshwright {__version__}")
+    shared = _shared(top)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, module: str, summary: str, **more: Any) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=summary, description=summary, parents=[shared], **more)
+        made.set_defaults(run=_later(module, name), takes_settings="epilog" in more)
+        return made
+
+    settings = {"epilog": SETTINGS, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    demo = command("demo", "_demo", "Train a small real model on virtual devices, offline.", **settings)
+    demo.add_argument("name", nargs="?", choices=("digits", "text"), default="digits")
+    demo.add_argument("--kill", action="store_true", help="kill it half way, to see it continue")
+    train = command(
+        "train", "_train", "Run the experiment that a function returns, or continue it.", **settings
+    )
+    train.add_argument("target", metavar="module:function")
+    resume = command("resume", "_train", "Continue a run as it was started.", **settings)
+    resume.add_argument("path", metavar="RUN", help="its run directory")
+    inspect = command("inspect", "_inspect", "Show what a run or a checkpoint holds.")
+    inspect.add_argument("path", metavar="PATH")
+    command(
+        "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
+    )
+    launch = command("launch", "_launch", "Start one program as several processes on this machine.")
+    launch.add_argument("where", choices=("local",))
+    launch.add_argument("-n", "--num-processes", type=int, required=True, metavar="N")
+    launch.add_argument("command", nargs="+", metavar="-- CMD")
+    return top
+
+
+def _shared(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Let options that every command has stand before the command as well as after it."""
+    shared = argparse.ArgumentParser(add_help=False)
+    suppressed: dict[str, Any] = {"default": argparse.SUPPRESS}
+    for place, default in ((top, {}), (shared, suppressed)):
+        place.add_argument("--json", action="store_true", help="print one JSON document on stdout", **default)
+        place.add_argument(
+            "--fake-devices",
+            type=int,
+            metavar="N",
+            help="use N virtual CPU devices for each process",
+            **default,
+        )
+    return shared
+
+
+def _later(module: str, name: str) -> Callable[[argparse.Namespace], Any]:
+    """Return the command's function, whose module is loaded when it is called."""
+    return lambda options: getattr(importlib.import_module(f"meshwright.cli.{module}"), name)(options)

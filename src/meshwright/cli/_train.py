@@ -1,0 +1,127 @@
+"""`meshwright train` and `meshwright resume`: from a name and settings to a finished run."""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli._overrides import build
+from meshwright.errors import EXIT_DONE, InputError, UsageError, nearest
+
+Result = int | tuple[str, dict[str, Any]]
+
+
+def train(options: argparse.Namespace) -> Result:
+    """Run the experiment that `module:function` returns."""
+    return start(options.target, options.settings, options.fake_devices)
+
+
+def resume(options: argparse.Namespace) -> Result:
+    """Run again what `experiment.json` of a run directory says, with settings added to it.
+
+    Raises:
+      InputError: there is no such run.
+    """
+    file = Path(options.path) / "experiment.json"
+    try:
+        origin = json.loads(file.read_text())
+    except OSError:
+        raise InputError(
+            f"{options.path} is no run that can be resumed: {file.name} is not there.\n"
+            "  Give the run directory of a run that was started with `meshwright train` or `demo`."
+        ) from None
+    fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
+    settings = {**origin["settings"], "run": str(options.path), **options.settings}
+    return start(origin["target"], settings, fake_devices)
+
+
+def start(
+    target: str,
+    settings: Mapping[str, str],
+    fake_devices: int | None,
+    *,
+    next_commands: Callable[[str], Sequence[str]] = lambda run: (f"inspect {run}",),
+) -> Result:
+    """Build the experiment and run it on all processes.
+
+    Args:
+      target: `module:function`.
+      fake_devices: virtual CPU devices of each process; None or 0 for the machine's own devices.
+      next_commands: what to suggest at the end, without the program's name.
+    """
+    if fake_devices:
+        use_fake_devices(fake_devices)
+    from meshwright import experiment, process
+
+    process.start()
+    made = build(load(target), settings, experiment.Experiment)
+    origin = {"target": target, "settings": dict(settings), "fake_devices": fake_devices}
+    outcome = experiment.run(made, origin=origin)
+    found = {"run": made.run, **outcome.summary()}
+    return (_summary(found, next_commands(made.run)), found) if process.is_lead() else EXIT_DONE
+
+
+def use_fake_devices(number: int) -> None:
+    """Make JAX see `number` CPU devices. Must come before JAX is used.
+
+    Raises:
+      UsageError: the number is not positive.
+    """
+    if number < 1:
+        raise UsageError(f"--fake-devices {number}: give a number of at least 1.")
+    others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
+    os.environ["XLA_FLAGS"] = f"{others} --xla_force_host_platform_device_count={number}".strip()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def load(target: str) -> Callable[..., Any]:
+    """Return the function `module:function`, with the current directory on the path.
+
+    Raises:
+      UsageError: there is no such module or function.
+    """
+    module_name, colon, name = target.partition(":")
+    if not (module_name and colon and name):
+        raise UsageError(
+            f"{target!r} does not name a function: write module:function, as my.module:experiment."
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and one that it needs is not
+        raise UsageError(
+            f"there is no module {module_name!r}: {error}.\n"
+            f"  Looked in the current directory ({Path.cwd()}) and the installed packages."
+        ) from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        close = nearest(name, [key for key, value in vars(module).items() if callable(value)])
+        hint = f" Did you mean {close!r}?" if close else ""
+        raise UsageError(f"module {module_name} has no function {name!r}.{hint}")
+    return function
+
+
+def program() -> str:
+    """Return how this program was called, so that a suggested command works when it is pasted."""
+    beside_python = Path(sys.executable).with_name("meshwright")
+    found = shutil.which("meshwright")
+    if found is not None and Path(found).samefile(beside_python):
+        return "meshwright"
+    nearby = os.path.relpath(beside_python)
+    return shlex.quote(str(beside_python) if nearby.startswith("..") else nearby)
+
+
+def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
+    scores = "   ".join(f"{name} {value:.4g}" for name, value in found["scores"].items())
+    lines = [f"\n done: step {found['step']} in {found['seconds']:.1f} s   {scores}   run {found['run']}\n"]
+    return "\n".join([*lines, *(f"   {program()} {command}" for command in commands)])

@@ -1,0 +1,80 @@
+"""English prose, byte by byte: a small transformer on the reference topics that come with Python.
+
+The text is `pydoc_data.topics`, what `help("LAMBDAS")` prints: 0.47 MB, licensed PSF-2.0.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+
+import meshwright as mw
+from meshwright.demo import transformer
+
+
+class Windows:
+    """Stretches of `length + 1` bytes, each starting where the one before it ended."""
+
+    def __init__(self, text: np.ndarray, length: int):
+        self._text, self._length = text, length
+
+    def __len__(self) -> int:
+        return (len(self._text) - 1) // self._length
+
+    def __getitem__(self, index: int):
+        return jax.tree.map(lambda x: x[0], self.__getitems__([index]))
+
+    def __getitems__(self, ids):
+        starts = np.asarray(ids)[:, None] * self._length
+        return {"tokens": self._text[starts + np.arange(self._length + 1)].astype(np.int32)}
+
+
+def topics(held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Return `(train, held_out)`, uint8[n] each; the last part of the text is held out."""
+    try:
+        from pydoc_data.topics import topics as texts
+    except ImportError as error:
+        raise mw.errors.InputError(
+            "this Python comes without its reference topics (pydoc_data.topics). "
+            "Install the full standard library, or try `meshwright demo digits`."
+        ) from error
+    text = np.frombuffer("\n".join(texts[name] for name in sorted(texts)).encode(), np.uint8)
+    end = int(len(text) * (1 - held_out))
+    return text[:end], text[end:]
+
+
+def measure(cfg: transformer.Config, params, batch):
+    """Return each byte's loss in nats: [B, T]."""
+    logits = transformer.logits(cfg, params, batch["tokens"][:, :-1])
+    return {"loss": optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])}
+
+
+def experiment(
+    run: str = "runs/text",
+    learning_rate: float = 4e-3,
+    layers: int = 4,
+    length: int = 128,
+    batch_size: int = 8,
+    steps: int = 150,
+) -> mw.Experiment:
+    """Describe the run. What stands here can be changed on the command line: `layers=6`."""
+    cfg = transformer.Config(layers=layers)
+    train, held_out = topics()
+    rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
+    return mw.Experiment(
+        run=run,
+        model=functools.partial(transformer.init, cfg),
+        loss=lambda params, batch, key: measure(cfg, params, batch)["loss"].mean(),
+        optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95)),
+        input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
+        max_step=steps,
+        rules=transformer.RULES,
+        evalers={
+            "held_out": mw.Evaler(
+                functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64
+            )
+        },
+        checkpoints=mw.Save(when=25),
+        log_every=5,
+    )

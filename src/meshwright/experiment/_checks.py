@@ -1,0 +1,66 @@
+"""What is tried before the first step, so that a long run does not fail on something small.
+
+Each check says in a few words what it found, or raises. The cheap ones come first, and nothing
+compiles before all that can be seen without compiling has been.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright import tree
+from meshwright.experiment._experiment import Evaler, Experiment
+from meshwright.input import Batches, as_source, local_rows, read_rows
+from meshwright.sharding import Layout, device_bytes, human_bytes
+from meshwright.train import Step, TrainState
+
+PyTree = Any
+
+
+def preflight(
+    experiment: Experiment, layout: Layout, target: TrainState, data: Batches, step: Step
+) -> Iterator[str]:
+    """Yield what each check found; the last of them has compiled `step`.
+
+    Raises:
+      UsageError, InputError: as the parts do.
+    """
+    yield f"run directory {experiment.run} can be written to"
+    batch = _global(data.peek(), experiment.input.batch_size)
+    yield f"one batch read: {_shapes(batch)}"
+    for name, evaler in experiment.evalers.items():
+        _check_evaler(evaler, layout, target.params)
+        yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
+    compiled = step.compile(target, batch)
+    yield f"step compiled in {step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
+
+
+def _check_evaler(evaler: Evaler, layout: Layout, params: PyTree) -> None:
+    source = as_source(evaler.examples)
+    local_rows(evaler.batch_size, layout.batch_sharding)
+    batch = _global(read_rows(source, np.zeros(1, np.int64)), evaler.batch_size)
+    with jax.set_mesh(layout.mesh):
+        jax.eval_shape(evaler.measure, params, batch)
+
+
+def _global(rows: PyTree, batch_size: int) -> PyTree:
+    """Return the structs of a global batch from some rows of it."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
+        tree.abstract(rows),
+    )
+
+
+def _shapes(batch: PyTree) -> str:
+    return ", ".join(
+        f"{name or 'batch'} {x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(batch).items()
+    )
+
+
+def _memory(compiled: jax.stages.Compiled, target: TrainState) -> str:
+    state = sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(target))
+    analysis = compiled.memory_analysis()
+    work = f" + {human_bytes(analysis.temp_size_in_bytes)} at work" if analysis else ""
+    return f"state {human_bytes(state)}{work}"

@@ -1,0 +1,108 @@
+"""What lies in a run directory, and how it gets there.
+
+experiment.txt            the experiment, one field a line
+experiment.json           how it was started, for `meshwright resume`
+environment.json          versions, devices, mesh, commit, command line
+metrics.jsonl             the run's truth: one line a report
+events.out.tfevents…      the same for TensorBoard
+checkpoints/step_…        see docs/checkpoint-format.md
+logs/process-00000.log    what each process has to say
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshwright.errors import UsageError
+
+PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
+
+log = logging.getLogger("meshwright")
+
+
+def prepare(directory: Path) -> None:
+    """Make the run directory and show that it can be written to.
+
+    Raises:
+      UsageError: it cannot.
+    """
+    probe = directory / f".probe-{jax.process_index()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.write_text("written")
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"the run directory {directory} cannot be written to: {error.strerror} ({error.filename}).\n"
+            "  Give another with run=PATH, or mend its permissions or the disk's space."
+        ) from None
+
+
+def write_description(
+    directory: Path, text: str, mesh: jax.sharding.Mesh, origin: Mapping[str, Any] | None
+) -> None:
+    """Write down what runs, how it was started and where. For one process to call."""
+    (directory / "experiment.txt").write_text(text)
+    if origin is not None:
+        _write_json(directory / "experiment.json", origin)
+    _write_json(directory / "environment.json", environment(mesh))
+
+
+def write_outcome(directory: Path, outcome: Mapping[str, Any]) -> None:
+    """Write down how the run ended. For one process to call."""
+    _write_json(directory / "outcome.json", outcome)
+
+
+def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Return the versions, devices and command line of this run."""
+    return {
+        "command": sys.argv,
+        "commit": _commit(),
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
+        "processes": jax.process_count(),
+        "mesh": dict(mesh.shape),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+@contextlib.contextmanager
+def log_file(directory: Path) -> Iterator[None]:
+    """Send the log of this process to `logs/process-00000.log`, and with it the error that ends the run."""
+    path = directory / "logs" / f"process-{jax.process_index():05d}.log"
+    path.parent.mkdir(exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    except BaseException:
+        log.exception("the run ended with an error")
+        raise
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def _commit() -> str | None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5)
+        return found.stdout.strip() or None
+    return None
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

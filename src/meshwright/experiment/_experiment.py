@@ -1,0 +1,154 @@
+"""A run, described whole, as one frozen value."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import optax
+
+from meshwright.checkpoint import Keep, last
+from meshwright.errors import UsageError
+from meshwright.sharding import Rule, fsdp
+from meshwright.train import Init, Loss, Measure
+from meshwright.when import When, every
+
+
+def _at_least(least: int, owner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, int) and value < least:
+            raise UsageError(f"{type(owner).__name__}.{name} is {value}; it must be at least {least}.")
+
+
+@dataclass(frozen=True)
+class Input:
+    """The examples to train on, and how they are made into batches."""
+
+    examples: Any
+    """A mapping of arrays, or anything with `__len__` and `__getitem__`; see `mw.input.Source`."""
+    batch_size: int
+    """Examples in a batch, over all devices."""
+    shuffle: bool = True
+    """Read each epoch in a new order, drawn from the experiment's seed."""
+    epochs: int | None = None
+    """Stop after so many, if `max_step` does not come first; None repeats for ever."""
+    num_threads: int | None = None
+    """Threads that read ahead; None decides by where the examples are."""
+    item: str = "examples"
+    """What is counted per second in the metrics."""
+    items_per_example: float = 1
+    """How many of those an example holds: tokens of a sequence, say."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "batch_size", "epochs")
+        _at_least(0, self, "num_threads")
+
+
+@dataclass(frozen=True)
+class Evaler:
+    """An evaluation: every example once, the last batch padded and the padding not counted."""
+
+    measure: Measure
+    """`(params, batch) -> {name: values}`, a value or an array of them for each example."""
+    examples: Any
+    """As `Input.examples`."""
+    when: int | When = 500
+    """After these steps (a number: every so many), and always after the last."""
+    batch_size: int = 256
+    """Examples at a time, over all devices."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "when", "batch_size")
+
+
+@dataclass(frozen=True)
+class Save:
+    """When to save, and what to keep."""
+
+    when: int | When = 500
+    """After these steps (a number: every so many), and always after the last."""
+    keep: int | Keep = 2
+    """Which checkpoints to keep (a number: the newest so many)."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "when", "keep")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A whole run. `run` it from Python, or `meshwright train module:function` from a shell.
+
+    Raises:
+      UsageError: naming the field whose value cannot be.
+    """
+
+    run: str
+    """The run directory. An unfinished run found there is continued."""
+    model: Init
+    """Makes the parameters, a pytree of arrays, from a PRNG key."""
+    loss: Loss
+    """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised."""
+    optimizer: optax.GradientTransformation
+    """Any optax transformation."""
+    input: Input
+    """What to train on."""
+    max_step: int
+    """Updates in all, counting those before a restart."""
+    mesh: str = "data=-1"
+    """Axis sizes, the slowest first; -1 once, for the rest of the devices."""
+    rules: tuple[Rule, ...] = (fsdp(),)
+    """How parameters are split over the mesh; the first rule that answers decides."""
+    microbatches: int = 1
+    """Pieces in which each batch is computed before its update."""
+    seed: int = 0
+    """Of the parameters, the data's order and the steps' randomness."""
+    evalers: Mapping[str, Evaler] = field(default_factory=dict)
+    """Evaluations by name; `test` gives scores `test/loss` and so on."""
+    checkpoints: Save = Save()
+    """When to save, and what to keep."""
+    log_every: int = 50
+    """Steps between reports."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "max_step", "microbatches", "log_every")
+        if self.input.batch_size % self.microbatches:
+            raise UsageError(
+                f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."
+            )
+
+
+def as_when(when: int | When) -> When:
+    """Return a policy: a number means every so many steps."""
+    return every(when) if isinstance(when, int) else when
+
+
+def as_keep(keep: int | Keep) -> Keep:
+    """Return a retention policy: a number means the newest so many."""
+    return last(keep) if isinstance(keep, int) else keep
+
+
+def describe(experiment: Experiment) -> str:
+    """Return the experiment as text, one `field = value` a line, with dotted paths, for people and diffs."""
+    return "\n".join(f"{name} = {value}" for name, value in _flat("", experiment)) + "\n"
+
+
+def _flat(prefix: str, value: Any) -> list[tuple[str, str]]:
+    if dataclasses.is_dataclass(value):
+        parts = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    elif isinstance(value, Mapping) and all(dataclasses.is_dataclass(part) for part in value.values()):
+        parts = list(value.items())
+    else:
+        return [(prefix, _shown(value))]
+    return [row for name, part in parts for row in _flat(f"{prefix}.{name}" if prefix else name, part)]
+
+
+def _shown(value: Any) -> str:
+    """A text that is the same in every process: no addresses, no contents of data."""
+    if isinstance(value, str | int | float | bool | None):
+        return repr(value)
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -1,0 +1,18 @@
+from pathlib import Path
+
+import pytest
+
+from end_to_end.running import SHORT, Shell
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("shell"))
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(shell) -> Path:
+    """The run directory of a short digits run that nobody disturbed."""
+    done = shell("demo", "digits", "run=uninterrupted", *SHORT)
+    assert done.returncode == 0, done.stderr
+    return shell.folder / "uninterrupted"

@@ -1,0 +1,80 @@
+"""Real processes, started as a person would start them. What is slow is started once."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import meshwright as mw
+from meshwright.metrics import read_jsonl
+
+STEPS = 120
+SHORT = (f"steps={STEPS}", "log_every=1", "checkpoints.when=20", "width=8192")
+"""The digits demo, shorter, of steps slow enough to be killed at, and telling of each."""
+
+
+class Shell:
+    """Runs `meshwright` in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.environ = {
+            name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
+        }
+
+    def start(self, *words: str, **more) -> subprocess.Popen:
+        command = [sys.executable, "-m", "meshwright", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.folder, env=self.environ, **pipes, **more)
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess:
+        child = self.start(*words)
+        try:
+            out, err = child.communicate(timeout=200)
+        finally:
+            child.kill()
+        return subprocess.CompletedProcess(words, child.returncode, out, err)
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of each step, and that each was reported just once."""
+    reported = [
+        (report["step"], report["loss"]) for report in read_jsonl(run / "metrics.jsonl") if "loss" in report
+    ]
+    assert len(dict(reported)) == len(reported)
+    return dict(reported)
+
+
+def final_arrays(run: Path) -> dict[str, bytes]:
+    """All arrays of the newest checkpoint, as bytes."""
+    source = mw.open_source(run / "checkpoints")
+    return {
+        name: source.read(name, tuple(slice(0, n) for n in x.shape)).tobytes()
+        for name, x in source.arrays().items()
+    }
+
+
+def wait_for(happened: Callable[[], bool], child: subprocess.Popen, seconds: float = 60) -> None:
+    """Wait until something is true while `child` is running."""
+    give_up = time.monotonic() + seconds
+    while child.poll() is None and not happened():
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.001)
+
+
+def reached(run: Path, step: int) -> Callable[[], bool]:
+    def happened() -> bool:
+        metrics = run / "metrics.jsonl"
+        return metrics.exists() and any(report["step"] >= step for report in read_jsonl(metrics))
+
+    return happened
+
+
+def kill(child: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(signal.SIGKILL)
+    child.communicate()

@@ -1,0 +1,102 @@
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.metrics import read_jsonl
+
+
+@pytest.fixture(scope="module")
+def digits(shell):
+    """The whole demo, as `make demo` runs it: killed half way and started again."""
+    return shell("demo", "digits", "--kill", "run=digits")
+
+
+def test_it_survives_its_kill_and_learns_the_digits(digits):
+    assert digits.returncode == 0, digits.stderr
+    assert "killed (SIGKILL" in digits.stderr
+    assert int(re.search(r"continuing after step (\d+)", digits.stderr)[1]) >= 300
+    assert float(re.search(r"test/accuracy (\S+)", digits.stdout)[1]) >= 0.96
+
+
+def test_its_screen_shows_what_lies_where(digits):
+    row = next(line for line in digits.stderr.splitlines() if line.startswith("params/hidden/kernel"))
+    assert all(part in row for part in ("64 × 128", "float32", "fsdp, tensor", "8 KiB"))
+    assert "8 × cpu · mesh data 2 × fsdp 2 × tensor 2" in digits.stderr
+
+
+def test_its_screen_shows_the_checks_and_the_progress(digits):
+    assert len(re.findall("✓", digits.stderr)) >= 2 * 3
+    assert re.search(
+        r"step=450/900 loss=\S+ .*examples_per_second=\S+ input_wait=\S+ left=0:00:", digits.stderr
+    )
+
+
+def test_the_commands_that_it_suggests_work_when_pasted(digits, shell):
+    suggested = [line.strip() for line in digits.stdout.splitlines() if line.startswith("   ")]
+    assert len(suggested) == 3
+    inspect, train, other = suggested
+    for command, shows in ((inspect, "params/out/kernel"), (f"{train} steps=5", "done: step 5")):
+        pasted = subprocess.run(
+            command,
+            shell=True,
+            cwd=shell.folder,
+            env=shell.environ,
+            text=True,
+            capture_output=True,
+            timeout=100,
+        )
+        assert pasted.returncode == 0, pasted.stderr
+        assert shows in pasted.stdout
+    assert shlex.split(other)[-2:] == ["demo", "text"]
+
+
+def test_the_text_demo_learns_prose(shell):
+    done = shell("demo", "text", "run=text", "--fake-devices", "2")  # the losses are those of eight devices
+    assert done.returncode == 0, done.stderr
+    reports = read_jsonl(shell.folder / "text" / "metrics.jsonl")
+    first = next(report["loss"] for report in reports if "loss" in report)
+    assert 5 < first < 6
+    assert reports[-1]["step"] == 150
+    assert reports[-1]["held_out/loss"] <= 2.3
+
+
+def test_neither_tensorflow_nor_pytorch_is_ever_loaded(shell):
+    script = (
+        "import sys, meshwright.cli\n"
+        "assert meshwright.cli.main(['demo', 'digits', 'steps=3', 'run=lean']) == 0\n"
+        "assert not {'tensorflow', 'torch'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=shell.folder, env=shell.environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_directory_holds_what_is_documented(uninterrupted):
+    found = {
+        path.relative_to(uninterrupted).as_posix()
+        for path in Path(uninterrupted).rglob("*")
+        if path.is_file()
+    }
+    fixed = {
+        "experiment.txt",
+        "experiment.json",
+        "environment.json",
+        "outcome.json",
+        "metrics.jsonl",
+        "logs/process-00000.log",
+    }
+    assert fixed <= found
+    assert {re.sub(r"\.tfevents\..*", ".tfevents", name) for name in found - fixed} == {
+        "events.out.tfevents",
+        "checkpoints/.lock",
+        *(
+            f"checkpoints/step_{step:08d}/{name}"
+            for step in (100, 120)
+            for name in ("manifest.json", "data-00000-of-00001.zarr.zip")
+        ),
+    }

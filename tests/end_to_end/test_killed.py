@@ -1,0 +1,82 @@
+import random
+import signal
+
+import pytest
+
+from end_to_end.running import SHORT, STEPS, final_arrays, kill, losses, reached, wait_for
+
+
+@pytest.fixture(scope="module")
+def killed_again_and_again(shell):
+    """A run that was killed at two random steps and in the middle of a save, and then left to end."""
+    command, run = ("demo", "digits", "run=killed", *SHORT), shell.folder / "killed"
+    moments = [reached(run, random.randint(5, 50)), saving(run), reached(run, random.randint(60, 100))]
+    for moment in moments:
+        child = shell.start(*command)
+        wait_for(moment, child)
+        kill(child)
+        assert child.returncode == -signal.SIGKILL
+    done = shell(*command)
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step" in done.stderr
+    return run
+
+
+def saving(run):
+    """True while a checkpoint is being written."""
+    return lambda: any((run / "checkpoints").glob("step_*.tmp-*"))
+
+
+def test_the_loss_of_every_step_is_that_of_an_undisturbed_run(killed_again_and_again, uninterrupted):
+    assert losses(killed_again_and_again) == losses(uninterrupted)
+    assert len(losses(uninterrupted)) == STEPS
+
+
+def test_the_bytes_of_the_state_are_those_of_an_undisturbed_run(killed_again_and_again, uninterrupted):
+    assert final_arrays(killed_again_and_again) == final_arrays(uninterrupted)
+
+
+@pytest.fixture(scope="module")
+def interrupted(shell):
+    """A run told to stop by SIGTERM, then by Ctrl-C, then left to end; with what the attempts answered."""
+    command, run = ("demo", "digits", "run=interrupted", *SHORT), shell.folder / "interrupted"
+    answers = []
+    for number, step in ((signal.SIGTERM, 11), (signal.SIGINT, 33)):
+        child = shell.start(*command)
+        wait_for(reached(run, step), child)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+        answers.append((child.returncode, err))
+    done = shell(*command)
+    assert done.returncode == 0, done.stderr
+    return run, answers
+
+
+def test_sigterm_saves_and_asks_to_be_run_again(interrupted):
+    code, err = interrupted[1][0]
+    assert code == 75
+    assert "stopped by SIGTERM after step" in err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_saves_and_says_how_to_stop_at_once(interrupted):
+    code, err = interrupted[1][1]
+    assert code == 130
+    assert "press Ctrl-C again to stop now" in err
+
+
+def test_a_run_that_was_interrupted_continues_from_its_very_step(interrupted, uninterrupted):
+    run, _ = interrupted
+    assert losses(run) == losses(uninterrupted)
+    assert final_arrays(run) == final_arrays(uninterrupted)
+
+
+def test_ctrl_c_twice_stops_at_once(shell):
+    child = shell.start("demo", "text", "run=twice", "log_every=1", "batch_size=64")  # steps of a second
+    wait_for(reached(shell.folder / "twice", 1), child)
+    child.send_signal(signal.SIGINT)
+    while "press Ctrl-C again" not in child.stderr.readline():
+        assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=10)
+    assert child.returncode == -signal.SIGINT  # of which shells make 130

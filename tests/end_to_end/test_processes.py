@@ -1,0 +1,108 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from end_to_end.running import SHORT, STEPS, final_arrays, kill, losses, reached, wait_for
+
+
+def launch(run, *more):
+    demo = (sys.executable, "-m", "meshwright", "demo", "digits", "--fake-devices", "4")
+    return (
+        "launch",
+        "local",
+        "-n",
+        "2",
+        "--",
+        *demo,
+        f"run={run}",
+        "mesh=data=2,fsdp=2,tensor=2",
+        *SHORT,
+        *more,
+    )
+
+
+@pytest.fixture(scope="module")
+def two_processes(shell):
+    """A run on two processes of four devices each, up to step 60, continued by one process of eight."""
+    first = shell(*launch("two", "max_step=60"))
+    assert first.returncode == 0, first.stderr
+    return shell.folder / "two"
+
+
+def test_two_processes_of_four_devices_equal_one_of_eight(two_processes, uninterrupted):
+    found, expected = losses(two_processes), losses(uninterrupted)
+    np.testing.assert_allclose(
+        [found[i] for i in range(1, 61)], [expected[i] for i in range(1, 61)], rtol=1e-6
+    )
+
+
+def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, uninterrupted, shell):
+    done = shell("demo", "digits", "run=two", *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step 60" in done.stderr
+    found, expected = losses(two_processes), losses(uninterrupted)
+    assert len(found) == STEPS
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
+
+
+def test_a_checkpoint_of_one_process_continues_on_two(shell, uninterrupted):
+    assert shell("demo", "digits", "run=one", *SHORT, "max_step=60").returncode == 0
+    done = shell(*launch("one"))
+    assert done.returncode == 0, done.stderr
+    found, expected = losses(shell.folder / "one"), losses(uninterrupted)
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
+    assert final_arrays(shell.folder / "one").keys() == final_arrays(uninterrupted).keys()
+
+
+def children(pid):
+    """The processes below `pid`, in the order in which they were started."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
+    below = [int(child) for child, parent in map(str.split, listed.splitlines()) if int(parent) == pid]
+    return [process for child in sorted(below) for process in (child, *children(child))]
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_one_killed_process_ends_the_launch_with_its_error_and_no_orphan(shell):
+    launcher = shell.start(*launch("orphans", "steps=100000"))
+    try:
+        wait_for(reached(shell.folder / "orphans", 5), launcher)
+        processes = children(launcher.pid)
+        os.kill(processes[1], signal.SIGKILL)
+        killed_at = time.monotonic()
+        _, err = launcher.communicate(timeout=30)
+    finally:
+        kill(launcher)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert re.search(r"process 1 of 2 failed first, with signal SIGKILL", err)
+    assert time.monotonic() - killed_at < 30
+    assert not [process for process in processes if is_alive(process)]
+
+
+def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell):
+    launcher = shell.start(*launch("preempted", "steps=100000"))
+    try:
+        wait_for(reached(shell.folder / "preempted", 5), launcher)
+        os.kill(children(launcher.pid)[1], signal.SIGTERM)
+        _, err = launcher.communicate(timeout=60)
+    finally:
+        kill(launcher)
+    assert launcher.returncode == 75
+    stopped = {int(step) for step in re.findall(r"stopped by SIGTERM after step (\d+)", err)}
+    saved = max(
+        int(path.name.removeprefix("step_"))
+        for path in (shell.folder / "preempted/checkpoints").glob("step_*")
+    )
+    assert stopped == {saved}

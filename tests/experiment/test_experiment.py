@@ -1,0 +1,142 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright.errors import InputError, UsageError
+from meshwright.experiment import describe
+
+EXAMPLES = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
+
+
+def init(key):
+    return {"w": jax.random.normal(key, (4, 2))}
+
+
+def measure(params, batch):
+    return {"loss": ((batch["x"] @ params["w"]) ** 2).sum(-1)}
+
+
+def loss(params, batch, key):
+    return measure(params, batch)["loss"].mean()
+
+
+def experiment(run, **more):
+    described = {
+        "model": init,
+        "loss": loss,
+        "optimizer": optax.sgd(0.01),
+        "input": mw.Input(EXAMPLES, batch_size=16),
+        "max_step": 10,
+        "evalers": {"all": mw.Evaler(measure, EXAMPLES, when=4, batch_size=24)},
+        "checkpoints": mw.Save(when=4),
+        "log_every": 5,
+    }
+    return mw.Experiment(run=str(run), **described | more)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
+    return run, mw.run(experiment(run)), mw.metrics.read_jsonl(run / "metrics.jsonl")
+
+
+def test_it_ends_with_the_state_the_step_and_the_scores(finished):
+    _, outcome, _ = finished
+    assert outcome.step == int(outcome.state.step) == 10
+    expected = np.mean(np.sum((EXAMPLES["x"] @ np.asarray(outcome.state.params["w"])) ** 2, -1))
+    assert outcome.scores == {"all/loss": pytest.approx(expected, rel=1e-5)}
+
+
+def test_reports_come_on_their_steps_with_rates_and_waits(finished):
+    *_, reports = finished
+    first, second = (report for report in reports if "loss" in report)
+    assert (first["step"], second["step"]) == (5, 10)
+    assert {"grad_norm", "steps_per_second", "examples_per_second", "input_wait"} <= first.keys()
+    assert first["examples_per_second"] == pytest.approx(16 * first["steps_per_second"])
+
+
+def test_the_time_to_compile_is_reported(finished):
+    *_, reports = finished
+    assert reports[0]["compile_seconds"] > 0
+
+
+def test_scores_come_on_their_steps_and_at_the_end(finished):
+    *_, reports = finished
+    assert [report["step"] for report in reports if "all/loss" in report] == [4, 8, 10]
+
+
+def test_the_step_is_compiled_once_in_the_whole_run(tmp_path, monkeypatch):
+    compiled, compile_it = [], jax.stages.Lowered.compile
+    monkeypatch.setattr(
+        jax.stages.Lowered, "compile", lambda *a, **k: compiled.append(a) or compile_it(*a, **k)
+    )
+    mw.run(experiment(tmp_path))
+    assert len(compiled) == 1
+
+
+def test_a_finished_run_continues_when_it_is_told_to_go_further(finished):
+    run, *_ = finished
+    after = mw.run(experiment(run, max_step=12))
+    assert after.step == 12
+    undisturbed = mw.run(experiment(run / "other", max_step=12))
+    assert np.array_equal(after.state.params["w"], undisturbed.state.params["w"])
+
+
+def test_another_batch_size_continues_the_same_order(tmp_path):
+    mw.run(experiment(tmp_path, max_step=5))
+    mw.run(experiment(tmp_path, max_step=7, input=mw.Input(EXAMPLES, batch_size=8)))
+    source = mw.open_source(tmp_path / "checkpoints")
+    assert source.extra["data"]["samples"] == 5 * 16 + 2 * 8
+
+
+def test_other_data_than_before_is_refused(tmp_path):
+    mw.run(experiment(tmp_path, max_step=2))
+    fewer = {"x": EXAMPLES["x"][:32]}
+    with pytest.raises(InputError, match="num_examples was 64, is 32"):
+        mw.run(experiment(tmp_path, input=mw.Input(fewer, batch_size=16)))
+
+
+def test_another_model_than_before_is_refused_with_both_shapes(tmp_path):
+    mw.run(experiment(tmp_path, max_step=2))
+    with pytest.raises(InputError, match=r"(?s)params/w.*4, 2.*4, 3"):
+        mw.run(experiment(tmp_path, model=lambda key: {"w": jnp.ones((4, 3))}))
+
+
+def test_a_run_that_another_process_holds_is_refused(tmp_path):
+    with mw.Checkpoints(tmp_path / "checkpoints"), pytest.raises(UsageError, match="process"):
+        mw.run(experiment(tmp_path))
+
+
+def test_its_description_is_the_same_text_every_time(tmp_path):
+    text = describe(experiment("runs/x"))
+    assert text == describe(experiment("runs/x"))
+    assert "0x" not in text
+    assert text.splitlines()[:3] == [
+        "run = 'runs/x'",
+        f"model = {__name__}.init",
+        f"loss = {__name__}.loss",
+    ]
+    assert "evalers.all.when = 4" in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_step": 0}, "Experiment.max_step is 0"),
+        ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
+        ({"log_every": -1}, "Experiment.log_every is -1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
+    with pytest.raises(UsageError, match=says):
+        experiment("runs/x", **wrong)
+
+
+def test_parts_refuse_their_own_values_by_name():
+    with pytest.raises(UsageError, match=r"Input\.batch_size is 0"):
+        mw.Input(EXAMPLES, batch_size=0)
+    with pytest.raises(UsageError, match=r"Save\.keep is 0"):
+        mw.Save(keep=0)

@@ -1,0 +1,42 @@
+"""What the documents show of the code is the code."""
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import meshwright as mw
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_program_in_the_readme_runs_and_is_short(tmp_path):
+    program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    assert len([line for line in program.splitlines() if line.strip()]) <= 25
+    names = {}
+    exec(program, names)
+    experiment = names["experiment"](run=str(tmp_path / "first"))
+    assert mw.run(experiment).step == 500
+    losses = [
+        report["loss"]
+        for report in mw.metrics.read_jsonl(tmp_path / "first/metrics.jsonl")
+        if "loss" in report
+    ]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_the_loop_in_the_design_is_the_loop():
+    shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/design.md").read_text(), re.S)[1]
+    source = inspect.getsource(mw.fit)
+    body = source.rsplit('"""\n', 1)[1]
+    assert textwrap.dedent(shown) == textwrap.dedent(body)
+
+
+def test_every_room_of_the_design_is_there():
+    rooms = set(re.findall(r"\| `([a-z]+)`(?:, `([a-z]+)`)? \|", (ROOT / "docs/design.md").read_text()))
+    package = Path(mw.__file__).parent
+    named = {name for pair in rooms for name in pair if name}
+    found = {
+        path.stem for path in package.iterdir() if not path.name.startswith("_") and path.name != "py.typed"
+    }
+    assert named == found

@@ -1,0 +1,117 @@
+"""The shape of the house, held: what may import what, by which door, and how long a file may be."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+
+PACKAGE = Path(mw.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+VERSION = {"_version", "__version__"}
+GROUND = {"errors", "tree", "process", "when"} | VERSION
+FLOORS = [
+    GROUND,
+    {"sharding", "input", "metrics", "checkpoint"},
+    {"train"},
+    {"experiment"},
+    {"demo"},
+    {"cli"},
+    {"__main__"},
+]
+MAY_IMPORT = {
+    # train is handed its save and its data; it knows neither checkpoints nor sources.
+    "train": {"sharding", "metrics"},
+}
+OPTIONAL = {"tensorflow", "torch", "flax", "equinox", "orbax", "wandb", "grain", "tensorstore", "zarr"}
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """All modules that a file imports, wherever in it, as dotted names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            module = node.module or ""
+            yield from (
+                (f"{module}.{alias.name}" for alias in node.names) if module == "meshwright" else (module,)
+            )
+
+
+def ours(path):
+    return [name.split(".")[1:] for name in imports(path) if name.startswith("meshwright.")]
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.parent != PACKAGE], ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_a_room_imports_only_the_floors_below(path):
+    room = room_of(path)
+    floor = next(i for i, rooms in enumerate(FLOORS) if room in rooms)
+    below = set().union(*FLOORS[:floor])
+    allowed = (MAY_IMPORT[room] | GROUND if room in MAY_IMPORT else below) | {room}
+    if room in GROUND:
+        allowed |= GROUND
+    assert {parts[0] for parts in ours(path)} <= allowed
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_rooms_are_entered_by_the_door(path):
+    elsewhere = [parts for parts in ours(path) if parts[0] not in {room_of(path)} | VERSION]
+    assert not [parts for parts in elsewhere if any(part.startswith("_") for part in parts)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_file_is_longer_than_three_hundred_lines(path):
+    assert len(path.read_text().splitlines()) <= 300
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_private_of_jax_is_imported(path):
+    assert not [name for name in imports(path) if name.startswith(("jax._", "jaxlib"))]
+
+
+def test_the_loop_stays_short():
+    tree = ast.parse((PACKAGE / "train/_loop.py").read_text())
+    fit = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fit")
+    body = fit.body[1:]
+    assert body[-1].end_lineno - body[0].lineno + 1 <= 21
+
+
+@pytest.mark.parametrize(
+    "room", sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.name != "demo")
+)
+def test_what_a_door_lists_is_there_and_in_order(room):
+    door = __import__(f"meshwright.{room}", fromlist=["__all__"])
+    assert all(hasattr(door, name) for name in door.__all__)
+    assert sorted(door.__all__) == sorted(set(door.__all__))
+
+
+def test_type_checkers_see_the_names_that_are_loaded_when_used():
+    block = next(node for node in ast.parse(Path(mw.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = {alias.name for node in block.body for alias in node.names}
+    assert seen | {"__version__"} == set(mw.__all__)
+    assert all(getattr(mw, name) is not None for name in mw.__all__)
+
+
+def test_a_name_that_is_not_there_is_an_ordinary_error():
+    with pytest.raises(AttributeError, match="no attribute 'trainn'"):
+        mw.trainn  # noqa: B018
+
+
+def test_using_everything_loads_nothing_optional():
+    script = (
+        "import sys, meshwright as mw\n"
+        "[getattr(mw, name) for name in mw.__all__]\n"
+        f"print({OPTIONAL} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,47 @@
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright import tree
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+def test_a_leaf_is_called_by_its_path():
+    nested = {"layers": [{"q": 1}, {"q": 2}], "pair": Pair(3, 4)}
+    assert tree.named_leaves(nested) == {"layers/0/q": 1, "layers/1/q": 2, "pair/first": 3, "pair/second": 4}
+
+
+def test_a_tree_that_is_a_leaf_has_the_empty_name():
+    assert tree.leaf_names(7) == [""]
+
+
+@given(
+    st.recursive(
+        st.integers(), lambda part: st.dictionaries(st.text(max_size=3), part, min_size=1, max_size=3)
+    )
+)
+def test_no_two_leaves_share_a_name(nested):
+    assert len(set(tree.leaf_names(nested))) == len(jax.tree.leaves(nested))
+
+
+def test_map_named_gives_each_leaf_its_name():
+    assert tree.map_named(lambda name, x, y: f"{name}{x}{y}", {"a": 1}, {"a": 2}) == {"a": "a12"}
+
+
+def test_an_abstract_tree_keeps_shapes_dtypes_and_shardings():
+    x = jnp.ones((2, 3))
+    found = tree.abstract({"x": x, "n": np.float32(1)})
+    assert found["x"].sharding == x.sharding
+    assert (found["n"].shape, found["n"].dtype) == ((), np.float32)
+
+
+def test_nbytes_counts_all_leaves():
+    assert tree.nbytes({"a": jnp.ones((2, 3), jnp.bfloat16), "b": jnp.zeros((), jnp.int32)}) == 16
