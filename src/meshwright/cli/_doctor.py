@@ -31,10 +31,10 @@ def doctor(options: argparse.Namespace) -> Result:
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     found = {
+        "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         "processes": _processes(),
-        "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
         **_devices(),
         "compile": _compile(),
         "write": _write(Path.cwd()),

@@ -65,5 +65,9 @@ def _text(found: dict[str, Any]) -> str:
 
 def _flat(value: Any) -> str:
     if isinstance(value, dict):
-        return "  ".join(f"{key}={_flat(part)}" for key, part in value.items())
+        inner = (
+            (key, f"({_flat(part)})" if isinstance(part, dict) else _flat(part))
+            for key, part in value.items()
+        )
+        return "  ".join(f"{key}={part}" for key, part in inner)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

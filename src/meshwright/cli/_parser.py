@@ -9,7 +9,6 @@ from meshwright._version import __version__
 
 FLAGS = (
     "--fake-devices",
-    "--fresh",
     "--help",
     "--json",
     "--kill",
