@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
-from meshwright.metrics import Mean, merge
+from meshwright.metrics import Mean, Packed, merge
 
 # Whole numbers whose sums float64 holds exactly, so that equal means equal.
 weighted = st.lists(st.tuples(st.integers(-1000, 1000), st.integers(0, 50)), min_size=1, max_size=40)
@@ -99,3 +99,13 @@ def test_a_metric_of_some_steps_is_the_mean_over_those():
 def test_a_metric_that_is_no_scalar_is_named():
     with pytest.raises(UsageError, match=r"'per_layer' has the shape \(4,\).*\n.*Mean.of"):
         merge([{"loss": 1.0, "per_layer": np.zeros(4)}])
+
+
+def test_packed_means_are_the_means_in_one_array():
+    means = {"loss": Mean(jnp.float32(6), jnp.float32(4)), "right": Mean(jnp.int32(3), jnp.int32(4))}
+    packed = jax.jit(Packed.of)(means)
+    assert len(jax.tree.leaves(packed)) == 1
+    assert {name: float(mean.value) for name, mean in packed.items()} == {"loss": 1.5, "right": 0.75}
+    assert merge([packed, packed]) == {"loss": 1.5, "right": 0.75}
+    with pytest.raises(KeyError):
+        packed["left"]

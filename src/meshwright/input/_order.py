@@ -4,11 +4,15 @@ Position `c` of a run belongs to epoch `c // n`; the record it reads is `order(c
 of 0..n-1 keyed by the seed and the epoch. So the whole state of an input is one integer, any
 position can be jumped to, and neither processes nor batch sizes have a say in the order.
 
-The bijection is a Feistel network over the smallest even number of bits that holds n, walked until
-it lands below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It computes 64
-rows of 10^12 records in about a tenth of a millisecond. `Order` computes a few thousand at once, which
-costs little more than one batch of them.
+The bijection is a generalised Feistel network: positions are cells of the smallest near-square table
+that holds n, and rounds shift a cell's row by a hash of its column and its column by a hash of its row.
+The few that land on n or above are sent through again (Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", 2002, their cycle-walking and generalised Feistel ciphers). It computes 64 rows of 10^12
+records in about a tenth of a millisecond. `Order` computes a few thousand at once, which costs little
+more than one batch of them.
 """
+
+import math
 
 import numpy as np
 
@@ -50,20 +54,28 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
     epochs, within = np.divmod(np.asarray(positions, np.int64), num_records)
     if seed is None:
         return within
-    half_bits = max(1, ((num_records - 1).bit_length() + 1) // 2)
+    num_rows = math.isqrt(num_records - 1) + 1
+    table = num_rows, -(-num_records // num_rows)
     keys = _round_keys(seed, epochs)
-    ids = _feistel(within.astype(np.uint64), half_bits, keys)
-    while (outside := ids >= num_records).any():
-        ids[outside] = _feistel(ids[outside], half_bits, keys[:, outside])
+    ids = _feistel(within.astype(np.uint64), table, keys)
+    outside = np.flatnonzero(ids >= num_records)
+    while outside.size:
+        ids[outside] = _feistel(ids[outside], table, keys[:, outside])
+        outside = outside[ids[outside] >= num_records]
     return ids.astype(np.int64)
 
 
-def _feistel(x: Uint64s, half_bits: int, keys: Uint64s) -> Uint64s:
-    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = x >> shift, x & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
-    return (left << shift) | right
+def _feistel(x: Uint64s, table: tuple[int, int], keys: Uint64s) -> Uint64s:
+    num_rows, num_columns = (np.uint64(size) for size in table)
+    row, column = x // num_columns, x % num_columns
+    for row_key, column_key in zip(keys[::2], keys[1::2], strict=True):
+        row = (row + _hash(column ^ row_key)) % num_rows
+        column = (column + _hash(row ^ column_key)) % num_columns
+    return row * num_columns + column
+
+
+def _hash(x: Uint64s) -> Uint64s:
+    return _mix(x) >> np.uint64(1)  # room for a sum that must not wrap
 
 
 def _round_keys(seed: int, epochs: np.ndarray) -> Uint64s:

@@ -44,6 +44,10 @@ class Arrays:
         return jax.tree.map(lambda x: x[index], self._arrays)
 
     def __getitems__(self, ids: Sequence[int]) -> PyTree:
+        return self.rows(np.asarray(ids))
+
+    def rows(self, ids: np.ndarray) -> PyTree:
+        """Return the examples `ids` (int64[k]) as one batch."""
         return jax.tree.map(lambda x: np.asarray(x[ids]), self._arrays)
 
 
@@ -70,6 +74,8 @@ def read_rows(source: Source, ids: np.ndarray) -> PyTree:
     Raises:
       ExamplesError: the examples differ in structure or shape.
     """
+    if isinstance(source, Arrays):
+        return source.rows(ids)  # a list of them would cost more than the rows
     wanted = ids.tolist()
     fetched = source.__getitems__(wanted) if isinstance(source, VectorSource) else [source[i] for i in wanted]
     return stack(fetched, ids) if isinstance(fetched, list) else fetched

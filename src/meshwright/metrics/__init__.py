@@ -10,7 +10,7 @@ from meshwright.metrics._console import Console
 from meshwright.metrics._jsonl import jsonl, read_jsonl
 from meshwright.metrics._log import Log, logger
 from meshwright.metrics._tensorboard import tensorboard
-from meshwright.metrics._values import Mean, Metrics, merge
+from meshwright.metrics._values import Mean, Metrics, Packed, merge
 from meshwright.metrics._writers import Writer, tee
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Log",
     "Mean",
     "Metrics",
+    "Packed",
     "Writer",
     "jsonl",
     "logger",

@@ -1,8 +1,8 @@
 """Means that can be taken apart and put together again without losing any weight."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 import jax
@@ -49,6 +49,34 @@ class Mean:
     def value(self) -> jax.Array:
         """The mean; NaN where nothing was counted."""
         return jnp.true_divide(self.total, self.count)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Packed(Mapping[str, Mean]):
+    """Means by name, kept in one array: the host's cost is per array, and this is one instead of many."""
+
+    parts: jax.Array
+    """float[2, number of names]: totals, then counts."""
+    names: tuple[str, ...] = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, means: Mapping[str, Mean]) -> Self:
+        """Return `means`, whose parts are scalars, in the widest of their dtypes."""
+        totals, counts = zip(*((mean.total, mean.count) for mean in means.values()), strict=True)
+        return cls(jnp.stack([jnp.stack(totals), jnp.stack(counts)]), tuple(means))
+
+    def __getitem__(self, name: str) -> Mean:
+        if name not in self.names:
+            raise KeyError(name)
+        total, count = self.parts[:, self.names.index(name)]
+        return Mean(total, count)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 Metrics = Mapping[str, Mean | ArrayLike]

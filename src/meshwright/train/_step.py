@@ -10,7 +10,7 @@ import optax
 
 from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
-from meshwright.metrics import Mean
+from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout
 from meshwright.train._loss import Loss, Metrics, mean_gradients
 from meshwright.train._state import TrainState
@@ -99,7 +99,8 @@ def make_step(loss: Loss, tx: optax.GradientTransformation, layout: Layout, *, m
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
-        return TrainState(state.step + 1, params, opt_state, state.seed), {**metrics, "grad_norm": norm}
+        metrics = Packed.of({**metrics, "grad_norm": norm})
+        return TrainState(state.step + 1, params, opt_state, state.seed), metrics
 
     return Step(step, layout, microbatches=microbatches)
 
