@@ -1,0 +1,269 @@
+"""What the training loop costs: host time per step of `mw.fit`, of bare loops over its step, and of redco.
+
+For each number of devices everything runs in one process, in rounds in which all take turns. The main
+thread's CPU time is what the loop costs the host; other work on the machine hardly disturbs it. Wall
+time holds the computing too, which on virtual devices is most of it.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+import optax
+
+import meshwright as mw
+from meshwright.demo import digits
+
+Run = Callable[[int], int]
+"""Makes about as many more steps as asked, waits for the last, and returns how many there were."""
+
+MAX_RATIO = 1.10  # of the bare loop's main-thread CPU time
+MAX_ADDED = 100  # µs a step
+REDCO_SHARE = 5  # its steps take several times as long, so a fifth as many do
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network and a batch whose step takes a millisecond or two on two cores."""
+
+    num_devices: int
+    width: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        return f"{self.num_devices} device(s), network 64-{self.width}-10, batches of {self.batch_size}"
+
+
+SETTINGS = (Setting(8, width=128, batch_size=64), Setting(1, width=512, batch_size=256))
+
+
+class Program:
+    """What all loops share: the examples, the model, its optimizer and one compiled step."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.layout = mw.Layout(mw.make_mesh("data=-1"))
+        self.tx = optax.adamw(1e-3)
+        self.examples, _ = digits.digits()
+        self.step = mw.make_step(digits.loss, self.tx, self.layout)
+        state = mw.abstract_state(self.init, self.tx, self.layout)
+        self.compiled = self.step.compile(state, self.batches().peek())
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        return digits.init(key, self.setting.width)
+
+    def state(self) -> mw.TrainState:
+        return mw.init_state(self.init, self.tx, 0, self.layout)
+
+    def batches(self, *, copies: int = 1) -> mw.input.Batches:
+        examples = {name: np.repeat(x, copies, axis=0) for name, x in self.examples.items()}
+        return mw.batches(examples, self.setting.batch_size, self.layout.batch_sharding)
+
+
+def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *, copies: int = 1) -> Run:
+    """`mw.fit` as `mw.run` calls it, but for evaluation and checkpoints."""
+    directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+    console = mw.Console(10**6, file=nowhere)
+    events = opened.enter_context(mw.tensorboard(directory))
+    signals = opened.enter_context(mw.process.signals())
+    data, state = program.batches(copies=copies), program.state()
+    log = mw.logger(
+        mw.tee(mw.jsonl(directory / "metrics.jsonl"), events, console),
+        mw.every(50),
+        per_second={"examples": program.setting.batch_size},
+        waited=lambda: data.wait_seconds,
+    )
+
+    def run(num_steps: int) -> int:
+        nonlocal state
+        state = mw.fit(
+            program.step,
+            state,
+            data,
+            steps=int(state.step) + num_steps,
+            log=log,
+            beat=console.beat,
+            stop=lambda tick: signals.stop(tick.step),
+        )
+        jax.block_until_ready(state)
+        return num_steps
+
+    return run
+
+
+def bare_loop(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: Iterator[Any]) -> Run:
+    """The loop one writes oneself, which never runs further ahead than `fit` does."""
+
+    def run(num_steps: int) -> int:
+        nonlocal state
+        in_flight = deque()
+        for _ in range(num_steps):
+            state, metrics = step(state, next(batches))
+            in_flight.append(metrics)
+            if len(in_flight) > mw.train.RUN_AHEAD:
+                jax.block_until_ready(in_flight.popleft())
+        jax.block_until_ready(state)
+        return num_steps
+
+    return run
+
+
+def shuffled(program: Program, place: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield batches for ever, shuffled by numpy and then placed."""
+    rng, num_examples = np.random.default_rng(0), len(program.examples["label"])
+    batch_size = program.setting.batch_size
+    while True:
+        order = rng.permutation(num_examples)
+        for start in range(0, num_examples - batch_size + 1, batch_size):
+            rows = order[start : start + batch_size]
+            yield place({name: x[rows] for name, x in program.examples.items()})
+
+
+def our_loops(program: Program, nowhere: TextIO, opened: contextlib.ExitStack) -> dict[str, Run]:
+    def bare(place: Callable[[Any], Any]) -> Run:
+        return bare_loop(program.compiled, program.state(), shuffled(program, place))
+
+    return {
+        "bare": bare(lambda batch: jax.device_put(batch, program.layout.batch_sharding)),
+        "bare, numpy batches": bare(lambda batch: batch),
+        "fit": fit_loop(program, nowhere, opened),
+        "fit, 10 x the examples": fit_loop(program, nowhere, opened, copies=10),
+        "fit, 100 x the examples": fit_loop(program, nowhere, opened, copies=100),
+    }
+
+
+def redco_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
+    """redco's `Trainer.fit`, and a bare loop over the step that redco compiled."""
+    from flax.training.common_utils import shard
+    from redco import Deployer, Trainer
+
+    num_devices, batch_size = program.setting.num_devices, program.setting.batch_size
+    steps_per_epoch = len(program.examples["label"]) // batch_size
+    examples = [
+        dict(zip(program.examples, row, strict=True)) for row in zip(*program.examples.values(), strict=True)
+    ]
+
+    def trainer() -> Any:
+        return Trainer(
+            deployer=Deployer(jax_seed=0),
+            collate_fn=lambda examples: {name: np.stack([x[name] for x in examples]) for name in examples[0]},
+            apply_fn=None,
+            loss_fn=lambda rng, state, params, batch, is_training: digits.loss(params, batch, rng)[0],
+            params=program.init(jax.random.key(0)),
+            optimizer=program.tx,
+        )
+
+    def run_fit(num_steps: int) -> int:
+        num_epochs = max(1, num_steps // REDCO_SHARE // steps_per_epoch)
+        with contextlib.redirect_stderr(nowhere):
+            fitted.fit(examples, per_device_batch_size=batch_size // num_devices, n_epochs=num_epochs)
+        jax.block_until_ready(fitted.state.params)
+        return num_epochs * steps_per_epoch
+
+    with contextlib.redirect_stderr(nowhere):
+        fitted, stepped = trainer(), trainer()
+    stepped.setup_running_step(dummy_batch=None)
+    redco_step, keys = stepped._p_train_step, np.zeros((num_devices, 2), np.uint32)  # it has no public name
+    batches = shuffled(program, lambda batch: jax.tree.map(shard, batch))
+    return {
+        "redco's step, bare": bare_loop(
+            lambda state, batch: redco_step(keys, state, batch), stepped.state, batches
+        ),
+        "redco's fit": run_fit,
+    }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds per step, one number for each round."""
+
+    cpu: list[float]
+    wall: list[float]
+
+
+def measure(loops: dict[str, Run], *, steps: int, rounds: int) -> dict[str, Cost]:
+    for run in loops.values():
+        run(50)  # compiles what is left to compile
+    gc.freeze()  # so that nobody's collector walks through another's examples
+    costs = {name: Cost([], []) for name in loops}
+    for turn in range(rounds):
+        for name in list(loops) if turn % 2 else reversed(loops):
+            cpu, wall = time.thread_time(), time.perf_counter()
+            made = loops[name](steps)
+            costs[name].cpu.append(1e6 * (time.thread_time() - cpu) / made)
+            costs[name].wall.append(1e6 * (time.perf_counter() - wall) / made)
+    return costs
+
+
+def ratio(these: list[float], those: list[float]) -> float:
+    """The median of the rounds' ratios: what slows a whole round down cancels out."""
+    return statistics.median(a / b for a, b in zip(these, those, strict=True))
+
+
+def show(setting: Setting, costs: dict[str, Cost]) -> None:
+    print(f"\n{setting}\n{'':26}{'CPU µs/step':>12}{'ratio':>7}{'wall µs/step':>15}{'ratio':>7}")
+    for name, cost in costs.items():
+        base = costs["redco's step, bare" if "redco" in name else "bare"]
+        print(
+            f"{name:26}{statistics.median(cost.cpu):12.0f}{ratio(cost.cpu, base.cpu):7.2f}"
+            f"{statistics.median(cost.wall):15.0f}{ratio(cost.wall, base.wall):7.2f}"
+        )
+    fit, bare, leanest = costs["fit"], costs["bare"], costs["bare, numpy batches"]
+    against_bare = ratio(fit.cpu, bare.cpu)
+    added = statistics.median(a - b for a, b in zip(fit.cpu, leanest.cpu, strict=True))
+    say(
+        against_bare <= MAX_RATIO, f"fit takes {against_bare:.2f} of the bare loop's CPU, bar {MAX_RATIO:.2f}"
+    )
+    say(added <= MAX_ADDED, f"fit adds {added:.0f} µs of CPU to the leaner bare loop, bar {MAX_ADDED}")
+
+
+def say(met: bool, what: str) -> None:
+    print(f"  {'✓' if met else '✗'} {what}")
+
+
+def measure_here(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", setting.num_devices)
+    program = Program(setting)
+    with contextlib.ExitStack() as opened, Path(os.devnull).open("w") as nowhere:
+        loops = our_loops(program, nowhere, opened)
+        if options.redco:
+            loops |= redco_loops(program, nowhere)
+        costs = measure(loops, steps=options.steps, rounds=options.rounds)
+    show(setting, costs)
+    return {"setting": vars(setting), "us_per_step": {name: vars(cost) for name, cost in costs.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Host time per step of mw.fit, of bare loops, and of redco.")
+    parser.add_argument("--steps", type=int, default=300, help="in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for every number measured")
+    parser.add_argument("--no-redco", dest="redco", action="store_false")
+    options = parser.parse_args()
+    found = []
+    for setting in SETTINGS:  # a process has one number of devices for life
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            found.append(process.submit(measure_here, setting, options).result())
+    if options.json:
+        heading = {"date": date.today().isoformat(), "jax": jax.__version__}
+        options.json.write_text(json.dumps(heading | {"found": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
