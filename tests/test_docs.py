@@ -2,10 +2,13 @@
 
 import inspect
 import re
+import shlex
 import textwrap
 from pathlib import Path
 
 import meshwright as mw
+from meshwright.cli._overrides import split
+from meshwright.cli._parser import FLAGS, parser
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +26,17 @@ def test_the_program_in_the_readme_runs_and_is_short(tmp_path):
         if "loss" in report
     ]
     assert losses[-1] < losses[0] / 2
+
+
+def test_the_commands_in_the_readme_are_commands(tmp_path):
+    commands = re.findall(
+        r"^\.venv/bin/(meshwright .*?)(?:\s{2,}#.*)?$", (ROOT / "README.md").read_text(), re.M
+    )
+    assert len(commands) == 3
+    for command in commands:
+        words, settings = split(shlex.split(command)[1:], FLAGS)
+        parser().parse_args(words)
+        assert settings.keys() <= {"mesh", "learning_rate", "run"}
 
 
 def test_the_loop_in_the_design_is_the_loop():

@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.errors import UsageError
-from meshwright.when import Due, Tick, at, either, every, every_minutes, never
+from meshwright.when import Due, Tick, asked_once, at, either, every, every_minutes, never
 
 
 def steps(when, upto=10):
@@ -28,6 +28,12 @@ def test_every_so_many_minutes_by_the_clock():
         now[0] += 20
         answers.append(when(step))
     assert answers == [False, False, False, True, False, False, False, True]
+
+
+def test_all_who_share_a_policy_hear_the_same_answer():
+    answers = iter([True, False])
+    when = asked_once(lambda step: next(answers))
+    assert [when(1), when(1), when(2), when(2)] == [True, True, False, False]
 
 
 def test_every_zero_steps_is_refused():

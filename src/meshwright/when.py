@@ -51,6 +51,22 @@ def either(*whens: When) -> When:
     return when
 
 
+def asked_once(when: When) -> When:
+    """Return `when` for several askers: asked again about the same step, it repeats its answer.
+
+    A policy that reads a clock answers True once; two rooms that share it must both hear that.
+    """
+    step_answered, answer = -1, False
+
+    def remembered(step: int) -> bool:
+        nonlocal step_answered, answer
+        if step != step_answered:
+            step_answered, answer = step, when(step)
+        return answer
+
+    return remembered
+
+
 def never(step: int) -> bool:
     """Never due (but rooms still act on the last tick)."""
     return False

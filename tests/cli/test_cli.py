@@ -14,12 +14,20 @@ import meshwright as mw
 from meshwright.cli import main
 
 
-def init(key):
-    return {"w": jax.random.normal(key, (4, 2))}
+def init(key, width):
+    return {"w": jax.random.normal(key, (4, width))}
 
 
 def loss(params, batch, key):
     return ((batch["x"] @ params["w"]) ** 2).mean()
+
+
+def unreduced_loss(params, batch, key):
+    return (batch["x"] @ params["w"]).sum(-1)
+
+
+def nan_loss(params, batch, key):
+    return loss(params, batch, key) * np.nan
 
 
 def tiny(
@@ -31,12 +39,13 @@ def tiny(
     unreduced: bool = False,
     rule: str = "fsdp",
     diverging: bool = False,
+    width: int = 2,
 ) -> mw.Experiment:
     examples = [{"x": np.ones(4 if i or not ragged else 3, np.float32)} for i in range(16)]
     return mw.Experiment(
         run=run,
-        model=init,
-        loss=(lambda p, b, k: (b["x"] @ p["w"]).sum(-1)) if unreduced else loss,
+        model=lambda key: init(key, width),
+        loss=unreduced_loss if unreduced else nan_loss if diverging else loss,
         optimizer=optax.sgd(0.1),
         input=mw.Input(examples, batch_size=batch_size),
         max_step=steps,
@@ -70,7 +79,9 @@ def train(tmp_path, monkeypatch):
         (["rule=tesnor"], 2, "the mesh has no axis 'tesnor'"),
         (["mesh=fsdp=8"], 2, "dimension 0 has size 4, which mesh axis 'fsdp' of size 8 does not divide"),
         (["unreduced=true"], 2, r"loss must be a scalar or a Mean of scalars; it has shape (8,)"),
-        (["ragged=true", "seed=1"], 3, "differ: x has shape"),
+        (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),
+        (["seed=-1"], 2, "Experiment.seed is -1"),
+        (["mesh=data=4,tensr=2"], 2, "mesh axis 'tensr' splits neither the batch nor any parameter"),
         (["run=/proc/nowhere"], 2, "the run directory /proc/nowhere cannot be written to"),
     ],
 )
@@ -91,6 +102,7 @@ def test_a_mistake_is_told_in_one_message_before_anything_compiles(
         ("nowhere.module:experiment", "there is no module 'nowhere.module'"),
         ("tiny_module:tinny", "module tiny_module has no function 'tinny'. Did you mean 'tiny'?"),
         ("tiny_module", "write module:function"),
+        ("./folder/my.py:experiment", "here my:experiment, in the folder folder"),
         ("tiny_module:init", "needs a value for 'key'"),
     ],
 )
@@ -113,6 +125,59 @@ def test_json_is_one_document_on_stdout(train, capsys):
     assert json.loads(capsys.readouterr().out).keys() == {"run", "step", "scores", "seconds"}
     assert train("stps=1", "--json") == 2
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_more(train, tmp_path, capsys):
+    assert train("diverging=true", "log_every=2", "checkpoints.when=2") == 4
+    assert "the loss reported at step 2 is nan" in capsys.readouterr().err
+    assert not list((tmp_path / "run/checkpoints").glob("step_*"))
+
+
+def test_asking_for_no_more_than_there_is_changes_nothing(train, tmp_path, capsys):
+    assert train() == 0
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    assert train("max_step=3") == 0
+    captured = capsys.readouterr()
+    assert "already at step 4: max_step=3 asks for nothing more" in captured.err
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_data_that_ends_before_the_last_step_is_told(train, capsys):
+    assert train("input.epochs=1", "max_step=50") == 0
+    assert "the data ended after 2 of 50 steps" in capsys.readouterr().err
+
+
+def test_a_refused_run_does_not_touch_the_description_of_the_one_that_is_there(train, tmp_path):
+    train()
+    before = (tmp_path / "run/experiment.json").read_text()
+    assert train("width=3", "max_step=9") == 3
+    assert (tmp_path / "run/experiment.json").read_text() == before
+
+
+def test_a_damaged_description_is_told(tmp_path, capsys):
+    (tmp_path / "experiment.json").write_text("{")
+    assert main(["resume", str(tmp_path)]) == 3
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_doctor_goes_on_where_a_probe_fails(monkeypatch, capsys):
+    monkeypatch.setattr(jax, "local_devices", lambda: 1 / 0)
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices"] == "problem: division by zero"
+    assert found["write"].startswith("ok")
+
+
+def test_inspect_shows_a_run_that_has_not_saved_yet(train, tmp_path, capsys):
+    assert train("diverging=true") == 4
+    capsys.readouterr()
+    assert main(["inspect", f"{tmp_path}/run"]) == 0
+    assert "checkpoint  None" in capsys.readouterr().out
+
+
+def test_without_a_command_it_helps(capsys):
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().err
 
 
 def test_resume_needs_a_run(tmp_path, capsys):
@@ -149,8 +214,9 @@ def test_doctor_reports_what_decides_whether_a_run_works(capsys):
 
 
 def test_settings_are_refused_where_there_are_none_to_set(capsys):
-    assert main(["doctor", "max_step=3"]) == 2
-    assert "takes no settings" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "max_step=3"])
+    assert "unrecognized arguments: max_step=3" in capsys.readouterr().err
 
 
 def test_help_and_usage_errors_do_not_load_jax():

@@ -17,6 +17,10 @@ SHORT = (f"steps={STEPS}", "log_every=1", "checkpoints.when=20", "width=8192")
 """The digits demo, shorter, of steps slow enough to be killed at, and telling of each."""
 
 
+QUICK = SHORT[:-1]
+"""The same with steps of a millisecond, in which rounding hardly grows."""
+
+
 class Shell:
     """Runs `meshwright` in a folder."""
 

@@ -79,4 +79,4 @@ def test_ctrl_c_twice_stops_at_once(shell):
         assert child.poll() is None
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=10)
-    assert child.returncode == -signal.SIGINT  # of which shells make 130
+    assert child.returncode in (-signal.SIGINT, 130)  # shells make 130 of the first

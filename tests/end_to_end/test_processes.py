@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from end_to_end.running import SHORT, STEPS, final_arrays, kill, losses, reached, wait_for
+from end_to_end.running import QUICK, STEPS, final_arrays, kill, losses, reached, wait_for
 
 
 def launch(run, *more):
@@ -22,9 +22,17 @@ def launch(run, *more):
         *demo,
         f"run={run}",
         "mesh=data=2,fsdp=2,tensor=2",
-        *SHORT,
+        *QUICK,
         *more,
     )
+
+
+@pytest.fixture(scope="module")
+def one_process(shell):
+    """A run of one process on eight devices."""
+    done = shell("demo", "digits", "run=alone", *QUICK)
+    assert done.returncode == 0, done.stderr
+    return shell.folder / "alone"
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +43,29 @@ def two_processes(shell):
     return shell.folder / "two"
 
 
-def test_two_processes_of_four_devices_equal_one_of_eight(two_processes, uninterrupted):
-    found, expected = losses(two_processes), losses(uninterrupted)
+def test_two_processes_of_four_devices_equal_one_of_eight(two_processes, one_process):
+    found, expected = losses(two_processes), losses(one_process)
     np.testing.assert_allclose(
         [found[i] for i in range(1, 61)], [expected[i] for i in range(1, 61)], rtol=1e-6
     )
 
 
-def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, uninterrupted, shell):
-    done = shell("demo", "digits", "run=two", *SHORT)
+def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, one_process, shell):
+    done = shell("demo", "digits", "run=two", *QUICK)
     assert done.returncode == 0, done.stderr
     assert "continuing after step 60" in done.stderr
-    found, expected = losses(two_processes), losses(uninterrupted)
+    found, expected = losses(two_processes), losses(one_process)
     assert len(found) == STEPS
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
 
 
-def test_a_checkpoint_of_one_process_continues_on_two(shell, uninterrupted):
-    assert shell("demo", "digits", "run=one", *SHORT, "max_step=60").returncode == 0
+def test_a_checkpoint_of_one_process_continues_on_two(shell, one_process):
+    assert shell("demo", "digits", "run=one", *QUICK, "max_step=60").returncode == 0
     done = shell(*launch("one"))
     assert done.returncode == 0, done.stderr
-    found, expected = losses(shell.folder / "one"), losses(uninterrupted)
+    found, expected = losses(shell.folder / "one"), losses(one_process)
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
-    assert final_arrays(shell.folder / "one").keys() == final_arrays(uninterrupted).keys()
+    assert final_arrays(shell.folder / "one").keys() == final_arrays(one_process).keys()
 
 
 def children(pid):

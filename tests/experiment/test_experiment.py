@@ -1,3 +1,5 @@
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +7,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.errors import InputError, UsageError
+from meshwright.errors import InputError, Interrupted, UsageError
 from meshwright.experiment import describe
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
@@ -50,12 +52,16 @@ def test_it_ends_with_the_state_the_step_and_the_scores(finished):
     assert outcome.scores == {"all/loss": pytest.approx(expected, rel=1e-5)}
 
 
-def test_reports_come_on_their_steps_with_rates_and_waits(finished):
+def test_reports_come_on_their_steps_and_before_each_save(finished):
     *_, reports = finished
-    first, second = (report for report in reports if "loss" in report)
-    assert (first["step"], second["step"]) == (5, 10)
-    assert {"grad_norm", "steps_per_second", "examples_per_second", "input_wait"} <= first.keys()
-    assert first["examples_per_second"] == pytest.approx(16 * first["steps_per_second"])
+    assert [report["step"] for report in reports if "loss" in report] == [4, 5, 8, 10]
+
+
+def test_reports_have_rates_and_waits(finished):
+    *_, reports = finished
+    last = next(report for report in reversed(reports) if "loss" in report)
+    assert {"grad_norm", "steps_per_second", "examples_per_second", "input_wait"} <= last.keys()
+    assert last["examples_per_second"] == pytest.approx(16 * last["steps_per_second"])
 
 
 def test_the_time_to_compile_is_reported(finished):
@@ -83,6 +89,38 @@ def test_a_finished_run_continues_when_it_is_told_to_go_further(finished):
     assert after.step == 12
     undisturbed = mw.run(experiment(run / "other", max_step=12))
     assert np.array_equal(after.state.params["w"], undisturbed.state.params["w"])
+
+
+def doing_at(step, act, monkeypatch):
+    """Do something in the turn of one step, where a real run would be hit."""
+    beat = mw.Console.beat
+    monkeypatch.setattr(
+        mw.Console, "beat", lambda self, tick: act() if tick.step == step else beat(self, tick)
+    )
+
+
+def losses(run):
+    reports = mw.metrics.read_jsonl(run / "metrics.jsonl")
+    return [(report["step"], report["loss"]) for report in reports if "loss" in report]
+
+
+def test_a_crash_between_reports_and_saves_leaves_no_gap_and_no_overlap(tmp_path, monkeypatch):
+    odd = {"log_every": 5, "checkpoints": mw.Save(when=7), "max_step": 15}
+    with monkeypatch.context() as crashing:
+        doing_at(9, lambda: 1 / 0, crashing)
+        with pytest.raises(ZeroDivisionError):
+            mw.run(experiment(tmp_path / "crashed", **odd))
+    mw.run(experiment(tmp_path / "crashed", **odd))
+    mw.run(experiment(tmp_path / "undisturbed", **odd))
+    assert losses(tmp_path / "crashed") == losses(tmp_path / "undisturbed")
+
+
+def test_a_run_that_is_told_to_stop_saves_and_does_not_evaluate(tmp_path, monkeypatch):
+    doing_at(4, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
+    with pytest.raises(Interrupted, match="after step 4"):
+        mw.run(experiment(tmp_path))
+    assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 4
+    assert not [r for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl") if "all/loss" in r]
 
 
 def test_another_batch_size_continues_the_same_order(tmp_path):

@@ -149,6 +149,23 @@ def test_ragged_examples_are_named():
         next(mw.batches(examples, 4, SHARDING, seed=None))
 
 
+def test_a_read_that_failed_once_is_tried_again():
+    class Flaky(list):
+        failures = 1
+
+        def __getitem__(self, index):
+            if index == 2 and Flaky.failures:
+                Flaky.failures = 0
+                raise OSError("a network that was away")
+            return super().__getitem__(index)
+
+    batches = mw.batches(Flaky({"id": np.int64(i)} for i in range(8)), 4, SHARDING, seed=None, num_threads=1)
+    with pytest.raises(OSError, match="was away"):
+        next(batches)
+    assert taken(batches, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    batches.close()
+
+
 def test_a_batch_that_cannot_be_made_is_not_skipped_when_tried_again():
     examples = [{"x": np.zeros(i + 1)} for i in range(8)]
     batches = mw.batches(examples, 4, SHARDING, num_threads=2)
@@ -164,6 +181,7 @@ def test_a_batch_that_cannot_be_made_is_not_skipped_when_tried_again():
         ([], "length is 0"),
         ({}, "must be equal"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, r"\{'x': 3, 'y': 4\}"),
+        ((np.zeros(3), np.zeros(3)), "Give the arrays names"),
         (iter([1]), "must have __len__ and __getitem__"),
     ],
 )

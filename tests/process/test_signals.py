@@ -52,6 +52,13 @@ def test_the_answer_stays_once_it_was_given():
     assert "after step 7" in str(signals.interruption)
 
 
+def test_a_process_alone_knows_at_once_that_the_run_ends():
+    with process.signals() as signals:
+        assert not signals.ending
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.ending
+
+
 def test_a_run_that_ended_before_it_asked_was_not_interrupted():
     with process.signals() as signals:
         signal.raise_signal(signal.SIGTERM)

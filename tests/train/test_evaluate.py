@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -37,6 +38,34 @@ def test_it_is_due_on_its_steps_and_after_the_last():
     assert scores(measure, when=mw.every(2), tick=mw.Tick(3)) is None
     assert scores(measure, when=mw.every(2), tick=mw.Tick(4)) is not None
     assert scores(measure, when=mw.never, tick=mw.Tick(4, last=True)) is not None
+
+
+def test_many_batches_do_not_run_away_from_the_device():
+    """Unbounded, three hundred launches with collectives deadlock virtual devices."""
+    layout = mw.Layout(mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.match("w", None, "tensor"),))
+    state = mw.init_state(lambda key: {"w": jnp.ones((4, 4))}, optax.sgd(1.0), 0, layout)
+    many = {"x": np.ones((8 * 300, 4), np.float32)}
+    evaluate = mw.Evaluator(
+        lambda params, batch: {"x": (batch["x"] @ params["w"]).sum(-1)},
+        lambda: mw.padded_batches(many, 8, layout.batch_sharding),
+        layout,
+        mw.never,
+    )
+    assert evaluate(mw.Tick(1, last=True), state) == {"x": 16.0}
+
+
+def test_each_device_computes_its_own_examples_only():
+    layout = mw.Layout(mw.make_mesh("data=8"))
+    seen = []
+
+    def measure(params, batch):
+        jax.debug.inspect_array_sharding(batch["x"], callback=seen.append)
+        return {"x": batch["x"]}
+
+    state = mw.init_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(1.0), 0, layout)
+    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
+    mw.Evaluator(measure, data, layout, mw.never)(mw.Tick(1, last=True), state)
+    assert seen[0].shard_shape((8, 4)) == (1, 4)
 
 
 def test_a_measure_that_has_averaged_already_is_refused():

@@ -76,6 +76,11 @@ class Checkpoints:
         """Return the highest step of which there is a complete checkpoint. Not collective."""
         return max(_directory.complete_steps(self.directory), default=None)
 
+    def scores(self) -> Scores:
+        """Return the scores that were saved with the latest checkpoint. Not collective."""
+        latest = self.latest()
+        return {} if latest is None else self._saved_scores().get(latest, {})
+
     def save(self, step: int, state: tree.PyTree, extra: Mapping[str, Any] | None = None) -> None:
         """Save `state`, and process 0's `extra`, which is whatever JSON can hold.
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS, parser
-from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, Interrupted, MeshwrightError, OverrideError
+from meshwright.cli._parser import FLAGS, TAKING_SETTINGS, parser
+from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, Interrupted, MeshwrightError
 
 __all__ = ["main"]
 
@@ -23,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as one JSON document.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in words
+    if not words:
+        parser().print_help(sys.stderr)
+        return EXIT_USAGE
+    as_json = "--json" in _before_dashes(words)
     try:
         return _answer(_options(words), as_json=as_json)
     except MeshwrightError as error:
@@ -35,12 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    words, settings = split(words, FLAGS)
+    settings: dict[str, str] = {}
+    if any(word in TAKING_SETTINGS for word in _before_dashes(words)):
+        words, settings = split(words, FLAGS)
     options = parser().parse_args(words)
     options.settings = settings
-    if settings and not options.takes_settings:
-        raise OverrideError(f"this command takes no settings, but there are: {', '.join(settings)}.")
     return options
+
+
+def _before_dashes(words: list[str]) -> list[str]:
+    """Return what is for us: after a bare `--` comes another program's command line."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
@@ -54,11 +62,12 @@ def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
 
 
 def _refuse(error: MeshwrightError, *, as_json: bool) -> int:
-    kind = "stopped" if isinstance(error, Interrupted) else "error"
-    print(f"{kind}: {error}", file=sys.stderr)
+    stopped = isinstance(error, Interrupted)
+    print(error if stopped else f"error: {error}", file=sys.stderr)
     if as_json:
+        kind = "stopped" if stopped else "error"
         print(json.dumps({kind: str(error), "exit_code": error.exit_code}, indent=2))
-    if not isinstance(error, Interrupted):  # in which all processes share
+    if not stopped:  # in which all processes share
         _leave(error.exit_code)
     return error.exit_code
 

@@ -23,7 +23,7 @@ def demo(options: argparse.Namespace) -> int | _train.Result:
     mesh = {"mesh": MESH} if fake_devices == FAKE_DEVICES else {}
     settings = {"run": unfinished(options.name)} | mesh | options.settings
     if options.kill:
-        return killed_and_continued(options.name, settings, fake_devices)
+        return killed_and_continued(options, settings, fake_devices)
     return _train.start(
         f"meshwright.demo.{options.name}:experiment",
         settings,
@@ -48,27 +48,34 @@ def suggestions(name: str, run: str) -> Sequence[str]:
     )
 
 
-def killed_and_continued(name: str, settings: Mapping[str, str], fake_devices: int) -> int:
+def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str], fake_devices: int) -> int:
     """Train in a process of its own, kill that without warning on the way, and start it again."""
-    command = [sys.executable, "-m", "meshwright", "demo", name, "--fake-devices", str(fake_devices)]
-    command += [f"{key}={value}" for key, value in settings.items()]
-    first = subprocess.Popen(command)
-    if not _reaches(KILLED_AFTER[name], first, Path(settings["run"]) / "metrics.jsonl"):
-        return first.wait()
-    first.kill()
-    first.wait()
+    command = [sys.executable, "-m", "meshwright", "demo", options.name, "--fake-devices", str(fake_devices)]
+    command += [f"{key}={value}" for key, value in settings.items()] + ["--json"] * options.json
+    metrics = Path(settings["run"]) / "metrics.jsonl"
+    with subprocess.Popen(command) as first:
+        try:
+            reached = _reaches(max(KILLED_AFTER[options.name], _last_step(metrics) + 1), first, metrics)
+        except KeyboardInterrupt:  # which the child got as well: let it save and say so
+            return first.wait()
+        first.kill()
+    if not reached:
+        print("  (it ended before it could be killed)", file=sys.stderr)
+        return first.returncode
     show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
-    print(
-        f"{show_cursor}\n  ✗ killed (SIGKILL: no warning, no clean-up). The same command again:\n",
-        file=sys.stderr,
-    )
+    killed = "✗ killed (SIGKILL: no warning, no clean-up). The same command again:"
+    print(f"{show_cursor}\n  {killed}\n", file=sys.stderr)
     return subprocess.call(command)
 
 
 def _reaches(step: int, child: subprocess.Popen[bytes], metrics: Path) -> bool:
     """Wait until `child` has reported `step`; False if it ended before."""
     while child.poll() is None:
-        if metrics.exists() and any(report["step"] >= step for report in read_jsonl(metrics)):
+        if _last_step(metrics) >= step:
             return True
         time.sleep(0.02)
     return False
+
+
+def _last_step(metrics: Path) -> int:
+    return max((int(report["step"]) for report in read_jsonl(metrics)), default=0) if metrics.exists() else 0

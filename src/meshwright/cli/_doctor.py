@@ -6,11 +6,11 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from meshwright.cli._train import Result, use_fake_devices
-from meshwright.errors import MeshwrightError
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "tensorboardX")
 VARIABLES = (
@@ -34,31 +34,38 @@ def doctor(options: argparse.Namespace) -> Result:
         "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "processes": _processes(),
-        **_devices(),
-        "compile": _compile(),
-        "write": _write(Path.cwd()),
+        **{name: _tried(probe) for name, probe in PROBES.items()},
     }
     return _text(found), found
+
+
+def _tried(probe: Callable[[], str]) -> str:
+    """Return what a probe finds, or the problem: whatever goes wrong, the other probes go on."""
+    try:
+        return probe()
+    except Exception as error:  # a report of what is broken must not break
+        return f"problem: {str(error) or type(error).__name__}"
 
 
 def _processes() -> str:
     """Which launcher is found in the environment. Nobody is waited for."""
     from meshwright import process
 
-    try:
-        return process.detect(os.environ).reason
-    except MeshwrightError as error:
-        return f"problem: {error}"
+    return process.detect(os.environ).reason
 
 
-def _devices() -> dict[str, Any]:
+def _devices() -> str:
     import jax
 
     devices = jax.local_devices()
-    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
-    memory = "not told by this device" if limit is None else f"{limit / 2**30:.1f} GiB each"
-    return {"devices": f"{len(devices)} × {devices[0].device_kind}", "memory": memory}
+    return f"{len(devices)} × {devices[0].device_kind}"
+
+
+def _memory() -> str:
+    import jax
+
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return "not told by this device" if limit is None else f"{limit / 2**30:.1f} GiB each"
 
 
 def _compile() -> str:
@@ -70,13 +77,19 @@ def _compile() -> str:
     return f"ok, {time.perf_counter() - started:.2f} s"
 
 
-def _write(directory: Path) -> str:
-    try:
-        with tempfile.NamedTemporaryFile(dir=directory) as file:
-            file.write(b"written")
-    except OSError as error:
-        return f"problem: {directory}: {error.strerror}"
-    return f"ok, {directory}"
+def _write() -> str:
+    with tempfile.NamedTemporaryFile(dir=Path.cwd()) as file:
+        file.write(b"written")
+    return f"ok, {Path.cwd()}"
+
+
+PROBES = {
+    "processes": _processes,
+    "devices": _devices,
+    "memory": _memory,
+    "compile": _compile,
+    "write": _write,
+}
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -21,10 +21,12 @@ def inspect(options: argparse.Namespace) -> Result:
     path = Path(options.path)
     if not path.exists():
         raise InputError(f"{path} does not exist. Give a run directory, or checkpoints.")
-    is_run = (path / "experiment.txt").exists()
-    found = _checkpoint(path / "checkpoints" if is_run else path)
-    if is_run:
-        found = {"run": str(path), "reported": _newest_report(path), **found}
+    if not (path / "experiment.txt").exists():
+        found = _checkpoint(path)
+    elif any((path / "checkpoints").glob("step_*/manifest.json")):
+        found = {"run": str(path), "reported": _newest_report(path), **_checkpoint(path / "checkpoints")}
+    else:
+        found = {"run": str(path), "reported": _newest_report(path), "checkpoint": None}
     return _text(found), found
 
 
@@ -53,6 +55,8 @@ def _newest_report(run: Path) -> dict[str, Any]:
 def _text(found: dict[str, Any]) -> str:
     head = {key: value for key, value in found.items() if key not in ("arrays", "bytes")}
     lines = [f"{key:11} {_flat(value)}" for key, value in head.items()]
+    if not found["checkpoint"]:
+        return "\n".join(lines)
     lines += [f"{'bytes':11} {human_bytes(found['bytes'])}"]
     width = max(map(len, found["arrays"]), default=0)
     rows = [

@@ -20,11 +20,14 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TextIO
 
+from meshwright.cli._train import use_fake_devices
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, UsageError
 
 _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
 """After one of these the others end by themselves, and may still be saving."""
 _LAST_LINES = 20
+_CHATTER = "[Gloo] Rank "
+"""What JAX's CPU collectives print, from C++, each time that they connect."""
 _DRAIN_SECONDS = 2
 
 # Linux ends a process with its parent when asked to, from within: PR_SET_PDEATHSIG. It outlives `exec`,
@@ -41,7 +44,11 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 def launch(options: argparse.Namespace) -> int:
     """Answer `meshwright launch local`."""
-    return launch_local(options.command, options.num_processes)
+    if options.fake_devices:
+        use_fake_devices(options.fake_devices)
+    return launch_local(
+        options.command, options.num_processes, devices_per_process=options.devices_per_process
+    )
 
 
 def launch_local(
@@ -137,6 +144,8 @@ class _Child:
         with stream:
             for line in stream:
                 line = line.rstrip("\n")
+                if line.startswith(_CHATTER):
+                    continue
                 self.last_lines.append(line)
                 # Read on, whoever closed our output: a full pipe would stop the child.
                 with contextlib.suppress(OSError, ValueError):

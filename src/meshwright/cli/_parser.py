@@ -7,17 +7,10 @@ from typing import Any
 
 from meshwright._version import __version__
 
-FLAGS = (
-    "--fake-devices",
-    "--help",
-    "--json",
-    "--kill",
-    "--version",
-    "-h",
-    "-n",
-    "--num-processes",
-)
-"""All options that are not settings of an experiment."""
+TAKING_SETTINGS = ("demo", "train", "resume")
+"""The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
+
+FLAGS = ("--fake-devices", "--help", "--json", "--kill", "-h")
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
@@ -39,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, module: str, summary: str, **more: Any) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=summary, description=summary, parents=[shared], **more)
-        made.set_defaults(run=_later(module, name), takes_settings="epilog" in more)
+        made.set_defaults(run=_later(module, name))
         return made
 
     settings = {"epilog": SETTINGS, "formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -60,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     launch = command("launch", "_launch", "Start one program as several processes on this machine.")
     launch.add_argument("where", choices=("local",))
     launch.add_argument("-n", "--num-processes", type=int, required=True, metavar="N")
+    launch.add_argument(
+        "--devices-per-process", type=int, metavar="D", help="give each process D GPUs of its own, in order"
+    )
     launch.add_argument("command", nargs="+", metavar="-- CMD")
     return top
 

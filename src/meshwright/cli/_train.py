@@ -32,6 +32,11 @@ def resume(options: argparse.Namespace) -> Result:
     file = Path(options.path) / "experiment.json"
     try:
         origin = json.loads(file.read_text())
+        origin["target"], origin["settings"], origin["fake_devices"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{file} is damaged ({error!r}); start the run again with `meshwright train`."
+        ) from None
     except OSError:
         raise InputError(
             f"{options.path} is no run that can be resumed: {file.name} is not there.\n"
@@ -88,6 +93,12 @@ def load(target: str) -> Callable[..., Any]:
       UsageError: there is no such module or function.
     """
     module_name, colon, name = target.partition(":")
+    if "/" in module_name or module_name.endswith(".py"):
+        path = Path(module_name)
+        raise UsageError(
+            f"{target!r} names a file: write module:function, here {path.stem}:{name or 'experiment'}, "
+            f"in the folder {path.parent}."
+        )
     if not (module_name and colon and name):
         raise UsageError(
             f"{target!r} does not name a function: write module:function, as my.module:experiment."

@@ -4,45 +4,60 @@ Each check says in a few words what it found, or raises. The cheap ones come fir
 compiles before all that can be seen without compiling has been.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from meshwright import tree
+from meshwright.errors import LayoutError, nearest
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.input import Batches, as_source, local_rows, read_rows
-from meshwright.sharding import Layout, device_bytes, human_bytes
-from meshwright.train import Step, TrainState
+from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
+from meshwright.train import Evaluator, Step, TrainState
 
 PyTree = Any
 
 
 def preflight(
-    experiment: Experiment, layout: Layout, target: TrainState, data: Batches, step: Step
+    experiment: Experiment,
+    layout: Layout,
+    target: TrainState,
+    data: Batches,
+    evaluators: Mapping[str, Evaluator],
+    step: Step,
 ) -> Iterator[str]:
     """Yield what each check found; the last of them has compiled `step`.
 
     Raises:
       UsageError, InputError: as the parts do.
     """
-    yield f"run directory {experiment.run} can be written to"
+    _check_axes(layout, target)
+    yield f"{len(jax.tree.leaves(target.params))} arrays of parameters fit the mesh"
     batch = _global(data.peek(), experiment.input.batch_size)
     yield f"one batch read: {_shapes(batch)}"
     for name, evaler in experiment.evalers.items():
-        _check_evaler(evaler, layout, target.params)
+        evaluators[name].check(target.params, _first_batch(evaler, layout))
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
     compiled = step.compile(target, batch)
     yield f"step compiled in {step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
 
 
-def _check_evaler(evaler: Evaler, layout: Layout, params: PyTree) -> None:
-    source = as_source(evaler.examples)
-    local_rows(evaler.batch_size, layout.batch_sharding)
-    batch = _global(read_rows(source, np.zeros(1, np.int64)), evaler.batch_size)
-    with jax.set_mesh(layout.mesh):
-        jax.eval_shape(evaler.measure, params, batch)
+def _check_axes(layout: Layout, target: TrainState) -> None:
+    axis = idle_axis(layout, jax.tree.map(lambda x: x.sharding, target.params))
+    if axis is not None:
+        close = nearest(axis, AXES)
+        raise LayoutError(
+            f"mesh axis {axis!r} splits neither the batch nor any parameter, so its devices would all "
+            f"compute the same.{f' Did you mean {close!r}?' if close else ''}\n"
+            f"  Standard axes are {', '.join(AXES)}; for another, give a rule that uses it."
+        )
+
+
+def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:
+    local_rows(evaler.batch_size, layout.batch_sharding)  # raises if it does not divide
+    return _global(read_rows(as_source(evaler.examples), np.zeros(1, np.int64)), evaler.batch_size)
 
 
 def _global(rows: PyTree, batch_size: int) -> PyTree:

@@ -58,9 +58,11 @@ def write_description(
     _write_json(directory / "environment.json", environment(mesh))
 
 
-def write_outcome(directory: Path, outcome: Mapping[str, Any]) -> None:
-    """Write down how the run ended. For one process to call."""
-    _write_json(directory / "outcome.json", outcome)
+def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
+    """Write down how the run ended; None takes back what was written before. For one process to call."""
+    (directory / "outcome.json").unlink(missing_ok=True)
+    if outcome is not None:
+        _write_json(directory / "outcome.json", outcome)
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -105,4 +107,4 @@ def _commit() -> str | None:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")

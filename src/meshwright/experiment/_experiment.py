@@ -112,6 +112,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         _at_least(1, self, "max_step", "microbatches", "log_every")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.input.batch_size % self.microbatches:
             raise UsageError(
                 f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."

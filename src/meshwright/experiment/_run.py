@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,14 +14,15 @@ import jax
 import meshwright
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
+from meshwright.errors import DivergedError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._experiment import Evaler, Experiment, as_keep, as_when, describe
 from meshwright.input import Batches, batches, padded_batches
-from meshwright.metrics import Console, Log, Writer, jsonl, logger, tee, tensorboard
+from meshwright.metrics import Console, Writer, json_number, jsonl, logger, tee, tensorboard
 from meshwright.sharding import Layout, make_mesh
 from meshwright.train import Evaluator, Step, TrainState, abstract_state, fit, init_state, make_step, nothing
-from meshwright.when import Tick, every
+from meshwright.when import Tick, asked_once, either, every
 
 Scores = dict[str, float]
 
@@ -33,16 +35,17 @@ class Outcome:
 
     step: int
     """Updates made, those of earlier attempts included."""
-    scores: Scores
+    scores: Mapping[str, float]
     """The results of the last evaluations."""
     seconds: float
-    """How long this process trained, compiling and restoring not counted."""
+    """How long this process trained and evaluated; compiling the step and restoring do not count."""
     state: TrainState
     """The state after the last update."""
 
     def summary(self) -> dict[str, Any]:
-        """Return all but the state, as JSON-able values."""
-        return {"step": self.step, "scores": self.scores, "seconds": self.seconds}
+        """Return all but the state, as values that strict JSON can hold."""
+        scores = {name: json_number(score) for name, score in self.scores.items()}
+        return {"step": self.step, "scores": scores, "seconds": self.seconds}
 
 
 def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> Outcome:
@@ -57,46 +60,18 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
     Raises:
       UsageError: before anything compiles, where the parts do not fit together.
       InputError: examples or a checkpoint that cannot be used.
+      DivergedError: a reported loss is not finite; nothing was saved since.
       Interrupted: told to stop; the state is saved.
     """
-    directory = Path(experiment.run)
-    _directory.prepare(directory)
     layout = Layout(make_mesh(experiment.mesh), experiment.rules)
     target = abstract_state(experiment.model, experiment.optimizer, layout)
-    console = Console(experiment.max_step)
-    say = console.say if process.is_lead() else nothing
+    directory = Path(experiment.run)
+    _directory.prepare(directory)
     with contextlib.ExitStack() as opened:
-        opened.enter_context(_directory.log_file(directory))
         signals = opened.enter_context(process.signals())
-        data = opened.enter_context(contextlib.closing(_data(experiment, layout)))
-        checkpoints = opened.enter_context(
-            Checkpoints(directory / "checkpoints", keep=as_keep(experiment.checkpoints.keep))
-        )
-        if process.is_lead():
-            _directory.write_description(directory, describe(experiment), layout.mesh, origin)
-        step = _checked_step(experiment, layout, target, data, say)
-        state = checkpoints.resume(target, data, otherwise=lambda: _fresh_state(experiment, layout))
-        if checkpoints.resumed is not None:
-            say(f"  ↻ continuing after step {checkpoints.resumed}")
-        evaluate = _Evaluations(experiment, layout)
-        write = _writers(opened, directory, console, step, after=int(state.step))
-        if process.is_lead():
-            opened.enter_context(console)
-        started = time.perf_counter()
-        state = fit(
-            step,
-            state,
-            data,
-            steps=experiment.max_step,
-            # A platform that takes its machine back leaves time to save, and none to evaluate.
-            evaluate=lambda tick, state: None if signals.interruption else evaluate(tick, state),
-            log=_logger(experiment, write, data, paused=evaluate.seconds),
-            save=checkpoints.saver(as_when(experiment.checkpoints.when)),
-            beat=console.beat if process.is_lead() else nothing,
-            stop=lambda tick: signals.stop(tick.step),
-        )
-        checkpoints.wait()
-        outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
+        checkpoints = opened.enter_context(_checkpoints(experiment, directory))
+        opened.enter_context(_directory.log_file(directory))
+        outcome = _train(experiment, origin, layout, target, checkpoints, signals, opened)
     if signals.interruption:
         raise signals.interruption
     if process.is_lead():
@@ -104,20 +79,84 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
     return outcome
 
 
-def _checked_step(
-    experiment: Experiment, layout: Layout, target: TrainState, data: Batches, say: Callable[[str], None]
-) -> Step:
-    """Show what will run, check all that can be checked before, and return the compiled step."""
+def _train(
+    experiment: Experiment,
+    origin: Mapping[str, Any] | None,
+    layout: Layout,
+    target: TrainState,
+    checkpoints: Checkpoints,
+    signals: process.Signals,
+    opened: contextlib.ExitStack,
+) -> Outcome:
+    """Check, restore and train, with what is opened on the way given to `opened`."""
+    console = Console(experiment.max_step)
+    say = _saying(console)
+    data = opened.enter_context(contextlib.closing(_data(experiment, layout)))
+    evaluate = _Evaluations(experiment, layout)
+    step = make_step(experiment.loss, experiment.optimizer, layout, microbatches=experiment.microbatches)
     say(_heading(experiment, layout))
     say(layout.explain({"params": target.params}))
-    step = make_step(experiment.loss, experiment.optimizer, layout, microbatches=experiment.microbatches)
-    for found in preflight(experiment, layout, target, data, step):
+    for found in preflight(experiment, layout, target, data, evaluate.each, step):
         say(f"  ✓ {found}")
-    return step
+    state = checkpoints.resume(
+        target,
+        data,
+        otherwise=lambda: init_state(experiment.model, experiment.optimizer, experiment.seed, layout),
+    )
+    first = int(state.step)
+    if checkpoints.resumed is not None:
+        say(f"  ↻ continuing after step {first}")
+    if first >= experiment.max_step:
+        say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
+        return Outcome(first, checkpoints.scores(), 0.0, state)
+    if process.is_lead():
+        _directory.write_description(Path(experiment.run), describe(experiment), layout.mesh, origin)
+    write = _writers(opened, experiment, console, checkpoints, step, after=first)
+    if process.is_lead():
+        opened.enter_context(console)
+    when_saved = asked_once(as_when(experiment.checkpoints.when))
+    started = time.perf_counter()
+    state = fit(
+        step,
+        state,
+        data,
+        steps=experiment.max_step,
+        # A platform that takes its machine back leaves time to save, and none to evaluate.
+        evaluate=lambda tick, state: None if signals.ending else evaluate(tick, state),
+        log=logger(
+            write,
+            # A report before each save: a crash then loses whole reports, which are made again.
+            either(every(experiment.log_every), when_saved),
+            per_second={
+                experiment.input.item: experiment.input.batch_size * experiment.input.items_per_example
+            },
+            waited=lambda: data.wait_seconds,
+            paused=evaluate.seconds,
+        ),
+        save=checkpoints.saver(when_saved),
+        beat=console.beat if process.is_lead() else nothing,
+        stop=lambda tick: signals.stop(tick.step),
+    )
+    checkpoints.wait()
+    outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
+    if outcome.step < experiment.max_step and not signals.ending:
+        say(f"  the data ended after {outcome.step} of {experiment.max_step} steps")
+    return outcome
 
 
-def _fresh_state(experiment: Experiment, layout: Layout) -> TrainState:
-    return init_state(experiment.model, experiment.optimizer, experiment.seed, layout)
+def _checkpoints(experiment: Experiment, directory: Path) -> Checkpoints:
+    return Checkpoints(directory / "checkpoints", keep=as_keep(experiment.checkpoints.keep))
+
+
+def _saying(console: Console) -> Callable[[str], None]:
+    """Return a function that tells people: all processes' logs, and the screen of one."""
+
+    def say(text: str) -> None:
+        log.info(text.strip())
+        if process.is_lead():
+            console.say(text)
+
+    return say
 
 
 def _data(experiment: Experiment, layout: Layout) -> Batches:
@@ -132,49 +171,61 @@ def _data(experiment: Experiment, layout: Layout) -> Batches:
     )
 
 
-def _logger(experiment: Experiment, write: Writer, data: Batches, *, paused: Callable[[], float]) -> Log:
-    items = experiment.input.batch_size * experiment.input.items_per_example
-    return logger(
-        write,
-        every(experiment.log_every),
-        per_second={experiment.input.item: items},
-        waited=lambda: data.wait_seconds,
-        paused=paused,
-    )
-
-
 def _writers(
-    opened: contextlib.ExitStack, directory: Path, console: Console, step: Step, *, after: int
+    opened: contextlib.ExitStack,
+    experiment: Experiment,
+    console: Console,
+    checkpoints: Checkpoints,
+    step: Step,
+    *,
+    after: int,
 ) -> Writer:
     """Return the writer of reports, having written how long the step took to compile.
 
-    Only one process writes.
+    All processes look whether the loss is finite; one writes.
     """
+    halt = _halting(checkpoints)
     if not process.is_lead():
-        return tee()
+        return halt
+    directory = Path(experiment.run)
     files = tee(
         jsonl(directory / "metrics.jsonl", after=after),
         opened.enter_context(tensorboard(directory, after=after)),
     )
+    _directory.write_outcome(directory, None)
     files(after, {"compile_seconds": step.compile_seconds})
-    return tee(files, console)
+    return tee(files, console, halt)
+
+
+def _halting(checkpoints: Checkpoints) -> Writer:
+    """Return a writer that ends the run when a reported loss is not finite."""
+
+    def write(step: int, values: Mapping[str, float], /) -> None:
+        if not math.isfinite(values.get("loss", 0.0)):
+            raise DivergedError(
+                f"the loss reported at step {step} is {values['loss']}; nothing was saved since the last "
+                f"finite one.\n  The newest checkpoint: step {checkpoints.latest() or 'none'}. Lower the "
+                "learning rate, clip the gradients, or look at the data since then."
+            )
+
+    return write
 
 
 class _Evaluations:
     """All evaluators of an experiment as the loop's one `evaluate`."""
 
     def __init__(self, experiment: Experiment, layout: Layout):
-        self._each = {name: _evaluator(evaler, layout) for name, evaler in experiment.evalers.items()}
+        self.each = {name: _evaluator(evaler, layout) for name, evaler in experiment.evalers.items()}
         self.newest: Scores = {}
 
     def __call__(self, tick: Tick, state: Any) -> Scores | None:
-        found = {name: scores for name, one in self._each.items() if (scores := one(tick, state))}
+        found = {name: scores for name, one in self.each.items() if (scores := one(tick, state))}
         flat = {f"{name}/{key}": value for name, scores in found.items() for key, value in scores.items()}
         self.newest |= flat
         return flat or None
 
     def seconds(self) -> float:
-        return sum(one.seconds for one in self._each.values())
+        return sum(one.seconds for one in self.each.values())
 
 
 def _evaluator(evaler: Evaler, layout: Layout) -> Evaluator:

@@ -116,9 +116,11 @@ class Batches:
             if not self._is_past_end(start) and start >= self._submitted:
                 self._ahead.append(threads.submit(self._read, start))
                 self._submitted = start + self._batch_size
-        batch = self._ahead[0].result()  # taken off only if it did not raise
-        self._ahead.popleft()
-        return batch
+        try:
+            return self._ahead.popleft().result()
+        except BaseException:
+            self._forget_ahead()  # so that trying again reads again
+            raise
 
     def _forget_ahead(self) -> None:
         for future in self._ahead:

@@ -26,8 +26,10 @@ class Arrays:
     def __init__(self, arrays: PyTree):
         lengths = {name: len(x) if np.ndim(x) else None for name, x in tree.named_leaves(arrays).items()}
         if len(set(lengths.values())) != 1 or None in lengths.values():
+            some = dict(list(lengths.items())[:4])
             raise ExamplesError(
-                f"the arrays' first dimensions must be equal; they are {lengths or 'not there'}."
+                f"the arrays' first dimensions must be equal; they are {some or 'not there'}.\n"
+                "  Each value of the mapping must be an array; np.asarray makes one of a list."
             )
         self._arrays = arrays
         self._length: int = next(iter(lengths.values()))  # type: ignore[assignment]
@@ -58,6 +60,11 @@ def as_source(examples: Any) -> Source:
       ExamplesError: `examples` cannot be indexed, or there are none.
     """
     source = Arrays(examples) if isinstance(examples, Mapping) else examples
+    if isinstance(examples, tuple) and all(np.ndim(x) for x in examples):
+        raise ExamplesError(
+            "a tuple of arrays is no set of examples.\n"
+            "  Give the arrays names, as in {'image': images, 'label': labels}, or wrap it in mw.Arrays."
+        )
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise ExamplesError(
             f"examples must have __len__ and __getitem__; {type(examples).__name__} has not.\n"

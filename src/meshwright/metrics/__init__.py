@@ -7,7 +7,7 @@ writer that writes nothing.
 """
 
 from meshwright.metrics._console import Console
-from meshwright.metrics._jsonl import jsonl, read_jsonl
+from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl
 from meshwright.metrics._log import Log, logger
 from meshwright.metrics._tensorboard import tensorboard
 from meshwright.metrics._values import Mean, Metrics, Packed, merge
@@ -20,6 +20,7 @@ __all__ = [
     "Metrics",
     "Packed",
     "Writer",
+    "json_number",
     "jsonl",
     "logger",
     "merge",

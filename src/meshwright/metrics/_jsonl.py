@@ -65,11 +65,14 @@ def _line(step: int, now: float, values: Mapping[str, float]) -> bytes:
             raise UsageError(
                 f"a metric may not be called {name!r}: in metrics files that is the report's own {name}."
             )
-    report = {"step": step, "time": round(now, 3)} | {name: _encode(value) for name, value in values.items()}
+    report = {"step": step, "time": round(now, 3)} | {
+        name: json_number(value) for name, value in values.items()
+    }
     return json.dumps(report, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
-def _encode(value: float) -> float | str:
+def json_number(value: float) -> float | str:
+    """Return `value` as strict JSON can hold it: a string where it is not finite."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
 

@@ -37,6 +37,12 @@ class Signals:
         self.terminated = False
         self.ctrl_c = False
 
+    @property
+    def ending(self) -> bool:
+        """True when all processes know that the run ends: at once where there is one, else after `stop`."""
+        alone = not jax.distributed.is_initialized()
+        return self.interruption is not None or (alone and (self.terminated or self.ctrl_c))
+
     def stop(self, step: int) -> bool:
         """Return whether to stop after `step`, one answer on all processes. Collective.
 

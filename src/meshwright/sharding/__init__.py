@@ -1,12 +1,13 @@
 """Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
 
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
-from meshwright.sharding._layout import Layout, place
+from meshwright.sharding._layout import AXES, Layout, idle_axis, place
 from meshwright.sharding._mesh import make_mesh, mesh_sizes
 from meshwright.sharding._optimizer import beside_params
 from meshwright.sharding._rules import Rule, fsdp, match
 
 __all__ = [
+    "AXES",
     "Layout",
     "Rule",
     "beside_params",
@@ -14,6 +15,7 @@ __all__ = [
     "explain",
     "fsdp",
     "human_bytes",
+    "idle_axis",
     "make_mesh",
     "match",
     "mesh_sizes",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
+from meshwright.train._loop import RUN_AHEAD, at_most_ahead
 from meshwright.when import Due, Tick, When
 
 PyTree = Any
@@ -35,10 +36,10 @@ class Evaluator:
     def __init__(
         self, measure: Measure, data: Callable[[], Iterable[WeightedBatch]], layout: Layout, when: When
     ):
-        self._data, self._mesh, self._due = data, layout.mesh, Due(when)
+        self._measure, self._data, self._mesh, self._due = measure, data, layout.mesh, Due(when)
+        split = layout.batch_sharding
         self._score = jax.jit(
-            lambda params, batch, weights: _weighed(measure(params, batch), weights),
-            out_shardings=layout.replicated,
+            self._weighed, in_shardings=(None, split, split), out_shardings=layout.replicated
         )
         self.seconds = 0.0
         """How long all evaluations took, not counting the training steps that they waited for."""
@@ -49,11 +50,30 @@ class Evaluator:
             return None
         jax.block_until_ready(state)
         started = time.perf_counter()
-        with jax.set_mesh(self._mesh):
-            parts = [self._score(state.params, batch, weights) for batch, weights in self._data()]
-        scores = merge(jax.device_get(parts))
+        scores = self._scores(state.params)
         self.seconds += time.perf_counter() - started
         return scores
+
+    def check(self, params: PyTree, batch: PyTree) -> None:
+        """Try `measure` on structs of the parameters and of one batch, without compiling.
+
+        Raises:
+          UsageError: it returns something that has no value for each example.
+        """
+        weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
+        with jax.set_mesh(self._mesh):
+            jax.eval_shape(self._weighed, params, batch, weights)
+
+    def _scores(self, params: PyTree) -> dict[str, float]:
+        parts, wait = [], at_most_ahead(RUN_AHEAD)
+        with jax.set_mesh(self._mesh):
+            for batch, weights in self._data():
+                parts.append(self._score(params, batch, weights))
+                wait(parts[-1])
+        return merge(jax.device_get(parts))
+
+    def _weighed(self, params: PyTree, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
+        return _weighed(self._measure(params, batch), weights)
 
 
 def _weighed(values: Mapping[str, jax.Array], weights: jax.Array) -> dict[str, Mean]:

@@ -5,12 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 
 PyTree = Any
 Metrics = Mapping[str, Mean]
+RESERVED = ("loss", "grad_norm", "step", "time")
+"""What a report holds besides the loss's own metrics."""
+
 Loss = Callable[[PyTree, PyTree, jax.Array], Any]
 """`(params, batch, key) -> loss` or `(loss, metrics)`.
 
@@ -27,6 +31,7 @@ def total_loss(loss: Loss, params: PyTree, batch: PyTree, key: jax.Array) -> tup
       UsageError: the loss is not a scalar or a `Mean` of scalars.
     """
     value, metrics = _split(loss(params, batch, key))
+    _check_names(metrics)
     mean = _as_mean("loss", value)
     return jnp.asarray(mean.total), {"loss": mean} | {
         name: _as_mean(name, metric) for name, metric in metrics.items()
@@ -82,14 +87,32 @@ def _widened(x: jax.Array) -> jax.Array:
 
 
 def _split(returned: Any) -> tuple[Any, Mapping[str, Any]]:
-    return returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    value, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    if not isinstance(metrics, Mapping):
+        raise UsageError(
+            f"the loss returned (loss, {type(metrics).__name__}); the second part must be a dictionary of "
+            "metrics.\n  Return the loss alone, or (loss, {'name': scalar or Mean})."
+        )
+    return value, metrics
+
+
+def _check_names(metrics: Mapping[str, Any]) -> None:
+    taken = [name for name in metrics if name in RESERVED]
+    if taken:
+        raise UsageError(
+            f"the loss returned a metric called {taken[0]!r}, which a report has already.\n"
+            f"  Give it another name than {', '.join(RESERVED)}."
+        )
 
 
 def _as_mean(name: str, value: Any) -> Mean:
+    remedy = "Return losses.mean(), or mw.Mean.of(losses, weights) to weigh examples or tokens."
+    if not isinstance(value, Mean | jax.Array | np.ndarray | np.generic | float | int):
+        found = "None: does it end without `return`?" if value is None else f"a {type(value).__name__}."
+        raise UsageError(f"{name} must be a scalar or a Mean of scalars; it is {found}\n  {remedy}")
     mean = value if isinstance(value, Mean) else Mean(jnp.asarray(value), jnp.ones((), jnp.float32))
     if jnp.shape(mean.total) or jnp.shape(mean.count):
         raise UsageError(
-            f"{name} must be a scalar or a Mean of scalars; it has shape {jnp.shape(mean.total)}.\n"
-            "  Return losses.mean(), or mw.Mean.of(losses, weights) to weigh examples or tokens."
+            f"{name} must be a scalar or a Mean of scalars; it has shape {jnp.shape(mean.total)}.\n  {remedy}"
         )
     return mean

@@ -36,7 +36,7 @@ class TrainState:
 def init_state(init: Init, tx: optax.GradientTransformation, seed: int, layout: Layout) -> TrainState:
     """Return a fresh state, each array born on the devices where `layout` puts it.
 
-    The values depend on `seed` alone, not on the mesh.
+    The values depend on `seed` alone; another mesh may round the last bit of some differently.
 
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
@@ -55,7 +55,7 @@ def abstract_state(init: Init, tx: optax.GradientTransformation, layout: Layout)
     """
     with jax.set_mesh(layout.mesh):
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
-    _check_floating(state.params)
+    _check_params(state.params)
     params = layout.shardings({"params": state.params})["params"]
     opt_state = beside_params(state.opt_state, state.params, params)
     shardings = replace(
@@ -72,7 +72,9 @@ def _make(init: Init, tx: optax.GradientTransformation) -> Callable[[jax.Array],
     return make
 
 
-def _check_floating(params: PyTree) -> None:
+def _check_params(params: PyTree) -> None:
+    if not jax.tree.leaves(params):
+        raise UsageError("the model has no parameters: it returned a tree without arrays.")
     fixed = [
         f"params/{name} is {x.dtype}"
         for name, x in tree.named_leaves(params).items()
