@@ -34,13 +34,18 @@ class Checkpoints:
     all processes call them, on the main thread, in one order.
     """
 
+    keep: Keep
+    """Says which checkpoints stay. May be set at any time, and is asked after each save."""
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
 
     def __init__(self, directory: str | Path, *, keep: Keep = last(2)):  # noqa: B008 - a pure function
-        """Take what is in `directory`, where all processes can see it; `keep` says what stays there."""
+        """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
+
+        The newest and those that are pinned stay in any case.
+        """
         self.directory = _directory.local_directory(directory)
-        self._keep = keep
+        self.keep = keep
         self._scores: dict[int, Scores] = {}
         self._lock: TextIO | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -165,10 +170,10 @@ class Checkpoints:
         return temporary.name
 
     def _remove_old(self, just_saved: int) -> None:
-        """Remove the checkpoints that `keep` does not keep."""
+        """Remove the checkpoints that `keep` does not keep and that are not pinned."""
         try:
             scores = self._saved_scores()
-            kept = self._keep(scores) | {just_saved, max(scores)}
+            kept = self.keep(scores) | {just_saved, max(scores)}
             for step in sorted(scores.keys() - kept):
                 _directory.remove_step(self.directory, step)
         except Exception as error:
