@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
+from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
 from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._restore import restore
@@ -121,8 +122,7 @@ class Checkpoints:
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
             if due(tick):
-                bookmark = data.get_state() if hasattr(data, "get_state") else None
-                self.save(tick.step, state, {"data": bookmark, "scores": dict(scores or {})})
+                self.save(tick.step, state, {**bookmark(data), "scores": dict(scores or {})})
 
         return save
 
@@ -140,7 +140,7 @@ class Checkpoints:
             return otherwise()
         source = NativeSource(_directory.step_path(self.directory, self.resumed))
         state = restore(source, target)
-        _rewind(data, source)
+        rewind(data, source.extra, source)
         return state
 
     def _open(self) -> None:
@@ -210,19 +210,3 @@ def _writer(leaves: Mapping[str, Any]) -> dict[str, Any]:
         "processes": jax.process_count(),
         "mesh": next(meshes, None),
     }
-
-
-def _rewind(data: Any, source: NativeSource) -> None:
-    bookmark, can_rewind = source.extra.get("data"), hasattr(data, "set_state")
-    if bookmark is not None and can_rewind:
-        data.set_state(bookmark)
-    elif can_rewind:
-        raise CheckpointError(
-            f"{source} does not say where the data stood, so the data would begin again. To continue all the "
-            "same, use `restore(open_source(...), target)` and set the data yourself."
-        )
-    elif bookmark is not None:
-        raise CheckpointError(
-            f"{source} says where the data stood, but {type(data).__name__} has no `set_state` to be told. "
-            "To continue all the same, use `restore(open_source(...), target)`."
-        )
