@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.checkpoint import Checkpoints, any_of, best, last, multiples, open_source
 from meshwright.cli._launch import launch_local
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, UsageError
 from meshwright.when import Tick, every
 
 
@@ -36,6 +36,14 @@ class Foreign:
 
 class Global(Foreign):
     state_is_global = True
+
+
+class Opaque(Foreign):
+    def get_state(self):
+        return self.position
+
+    def set_state(self, state):
+        self.position = state
 
 
 def resumed(directory, data):
@@ -66,6 +74,16 @@ def test_any_other_state_is_saved_for_each_process(tmp_path):
     saved_by(tmp_path, Foreign(7))
     assert open_source(tmp_path).extra["data_by_process"] == [{"position": 7}]
     assert resumed(tmp_path, Foreign()) == 7
+
+
+def test_a_state_of_bytes_is_given_back_as_bytes(tmp_path):
+    saved_by(tmp_path, Opaque(b"\x00\xff"))
+    assert resumed(tmp_path, Opaque()) == b"\x00\xff"
+
+
+def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path):
+    with pytest.raises(UsageError, match=r"Foreign.get_state\(\) gives is neither bytes nor .* set"):
+        saved_by(tmp_path, Foreign({1, 2}))
 
 
 @pytest.mark.parametrize("data", [Foreign(), Global()])

@@ -6,27 +6,35 @@
 Which of them it is, the iterator says: those of `mw.input` and others that have `state_is_global = True` are
 of the first kind. States that happen to be equal are no sign of it: two that read a half each, in step, stand
 both at 100, and one that reads all of it stands at 200.
+
+Bytes, which grain's loaders give, are saved as {"base64": …}.
 """
 
+import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from meshwright import process
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, UsageError
 
 _GLOBAL, _BY_PROCESS = "data", "data_by_process"
 _OTHERWISE = "To continue all the same, use `restore(open_source(...), target)` and set the data yourself."
 
 
 def bookmark(data: Any) -> dict[str, Any]:
-    """Return what to save so that `rewind` finds its place again. Collective, unless the state is global."""
+    """Return what to save so that `rewind` finds its place again. Collective, unless the state is global.
+
+    Raises:
+      UsageError: The state is not of a kind that can be saved.
+    """
     if not hasattr(data, "get_state"):
         return {_GLOBAL: None}
     if getattr(data, "state_is_global", False):
-        return {_GLOBAL: data.get_state()}
-    return {_BY_PROCESS: process.gather(data.get_state())}
+        return {_GLOBAL: _saveable(data)}
+    return {_BY_PROCESS: process.gather(_saveable(data))}
 
 
 def rewind(data: Any, extra: Mapping[str, Any], source: Any) -> None:
@@ -47,7 +55,26 @@ def rewind(data: Any, extra: Mapping[str, Any], source: Any) -> None:
             f"{source} does not say where the data stood, so the data would begin again. {_OTHERWISE}"
         )
     if can_rewind:
-        data.set_state(state if states is None else _mine(states, source))
+        data.set_state(_as_given(state if states is None else _mine(states, source)))
+
+
+def _saveable(data: Any) -> Any:
+    state = data.get_state()
+    if isinstance(state, bytes):
+        return {"base64": base64.b64encode(state).decode()}
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"cannot save where the data stands: what {type(data).__name__}.get_state() gives is neither "
+            f"bytes nor what JSON can hold ({error})."
+        ) from None
+    return state
+
+
+def _as_given(state: Any) -> Any:
+    is_encoded = isinstance(state, dict) and state.keys() == {"base64"}
+    return base64.b64decode(state["base64"]) if is_encoded else state
 
 
 def _mine(states: list[Any], source: Any) -> Any:
