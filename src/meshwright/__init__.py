@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from meshwright import (
         checkpoint,
         errors,
+        events,
         experiment,
         input,
         metrics,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _ROOMS = (
     "checkpoint",
     "errors",
+    "events",
     "experiment",
     "input",
     "metrics",

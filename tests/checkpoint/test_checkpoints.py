@@ -14,6 +14,8 @@ from meshwright.when import Tick, every
 class Counting:
     """Data that counts; its state is where it stands."""
 
+    state_is_global = True
+
     def __init__(self):
         self.position = 0
 

@@ -173,6 +173,13 @@ def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
         experiment("runs/x", **wrong)
 
 
+def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_path):
+    keep = mw.checkpoint.best("all/loss", "max")  # the loss falls, so that is the first
+    mw.run(experiment(tmp_path, checkpoints=mw.Save(when=4, keep=keep)))
+    left = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
+    assert left == ["step_00000004", "step_00000010"]
+
+
 def test_parts_refuse_their_own_values_by_name():
     with pytest.raises(UsageError, match=r"Input\.batch_size is 0"):
         mw.Input(EXAMPLES, batch_size=0)

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
+from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
 from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._restore import restore
@@ -34,13 +35,18 @@ class Checkpoints:
     all processes call them, on the main thread, in one order.
     """
 
+    keep: Keep
+    """Says which checkpoints stay. May be set at any time, and is asked after each save."""
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
 
     def __init__(self, directory: str | Path, *, keep: Keep = last(2)):  # noqa: B008 - a pure function
-        """Take what is in `directory`, where all processes can see it; `keep` says what stays there."""
+        """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
+
+        The newest and those that are pinned stay in any case.
+        """
         self.directory = _directory.local_directory(directory)
-        self._keep = keep
+        self.keep = keep
         self._scores: dict[int, Scores] = {}
         self._lock: TextIO | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -121,8 +127,7 @@ class Checkpoints:
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
             if due(tick):
-                bookmark = data.get_state() if hasattr(data, "get_state") else None
-                self.save(tick.step, state, {"data": bookmark, "scores": dict(scores or {})})
+                self.save(tick.step, state, {**bookmark(data), "scores": dict(scores or {})})
 
         return save
 
@@ -140,7 +145,7 @@ class Checkpoints:
             return otherwise()
         source = NativeSource(_directory.step_path(self.directory, self.resumed))
         state = restore(source, target)
-        _rewind(data, source)
+        rewind(data, source.extra, source)
         return state
 
     def _open(self) -> None:
@@ -170,10 +175,10 @@ class Checkpoints:
         return temporary.name
 
     def _remove_old(self, just_saved: int) -> None:
-        """Remove the checkpoints that `keep` does not keep."""
+        """Remove the checkpoints that `keep` does not keep and that are not pinned."""
         try:
             scores = self._saved_scores()
-            kept = self._keep(scores) | {just_saved, max(scores)}
+            kept = self.keep(scores) | {just_saved, max(scores)}
             for step in sorted(scores.keys() - kept):
                 _directory.remove_step(self.directory, step)
         except Exception as error:
@@ -210,19 +215,3 @@ def _writer(leaves: Mapping[str, Any]) -> dict[str, Any]:
         "processes": jax.process_count(),
         "mesh": next(meshes, None),
     }
-
-
-def _rewind(data: Any, source: NativeSource) -> None:
-    bookmark, can_rewind = source.extra.get("data"), hasattr(data, "set_state")
-    if bookmark is not None and can_rewind:
-        data.set_state(bookmark)
-    elif can_rewind:
-        raise CheckpointError(
-            f"{source} does not say where the data stood, so the data would begin again. To continue all the "
-            "same, use `restore(open_source(...), target)` and set the data yourself."
-        )
-    elif bookmark is not None:
-        raise CheckpointError(
-            f"{source} says where the data stood, but {type(data).__name__} has no `set_state` to be told. "
-            "To continue all the same, use `restore(open_source(...), target)`."
-        )

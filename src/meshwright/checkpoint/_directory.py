@@ -2,6 +2,7 @@
 
 runs/text/checkpoints/
   step_00000800/                  a checkpoint: it has a manifest
+    PINNED                        keeps it from being removed
   step_00001200.tmp-5e0c1a97/     being written or being removed, or left over from a killed run
   .lock                           locked by process 0 of the run that saves here, and names it
 """
@@ -18,6 +19,8 @@ from typing import TextIO
 
 from meshwright.checkpoint._format import MANIFEST
 from meshwright.errors import UsageError
+
+PINNED = "PINNED"
 
 _STEP = re.compile(r"step_(\d{8,})")
 _TEMPORARY = re.compile(r"step_\d{8,}\.tmp-[0-9a-f]{8}")
@@ -63,9 +66,15 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def remove_step(directory: Path, step: int) -> None:
-    """Remove a checkpoint, so that it is at every moment either complete or not there."""
-    doomed = step_path(directory, step).rename(temporary_path(directory, step))
-    shutil.rmtree(doomed)
+    """Remove a checkpoint that is not pinned, so that it is at every moment either complete or not there."""
+    path = step_path(directory, step)
+    if (path / PINNED).exists():
+        return
+    doomed = path.rename(temporary_path(directory, step))
+    if (doomed / PINNED).exists():  # in the meantime
+        doomed.rename(path)
+    else:
+        shutil.rmtree(doomed)
 
 
 def lock(directory: Path) -> TextIO:

@@ -1,19 +1,135 @@
 """Which checkpoints stay.
 
-A policy is given the evaluation results saved with each complete checkpoint, by step, and returns
-the steps to keep. The newest stays whatever it says.
+A policy is given the evaluation results saved with each complete checkpoint, by step, and returns the steps
+to keep. It is asked after each save. Whatever it says, the newest stays, and so do those that are pinned.
+
+Policies are put together from smaller ones. The newest two, the best three, and each 10,000th for ever:
+
+    any_of(last(2), best("test/loss", "min", 3), multiples(10_000))
 """
 
+import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
 
 from meshwright.errors import UsageError
+from meshwright.events import import_tensorboardx, read_scalars
 
 Scores = Mapping[str, float]
 Keep = Callable[[Mapping[int, Scores]], set[int]]
 
 
+def everything(scores: Mapping[int, Scores]) -> set[int]:
+    """Keep all."""
+    return set(scores)
+
+
 def last(num_checkpoints: int) -> Keep:
-    """Keep the newest `num_checkpoints`."""
+    """Keep the newest `num_checkpoints`, among which pinned ones count like any other."""
     if num_checkpoints < 1:
         raise UsageError(f"last({num_checkpoints}): at least the newest checkpoint is kept.")
     return lambda scores: set(sorted(scores)[-num_checkpoints:])
+
+
+def multiples(num_steps: int) -> Keep:
+    """Keep those whose step `num_steps` divides."""
+    _at_least_1("multiples", num_steps)
+    return lambda scores: {step for step in scores if step % num_steps == 0}
+
+
+def spaced(num_steps: int) -> Keep:
+    """Keep the oldest, and from there on each that is `num_steps` or more after the one kept before it.
+
+    Unlike `multiples`, this does not need saves to fall on certain steps.
+    """
+    _at_least_1("spaced", num_steps)
+
+    def keep(scores: Mapping[int, Scores]) -> set[int]:
+        kept: list[int] = []
+        for step in sorted(scores):
+            if not kept or step >= kept[-1] + num_steps:
+                kept.append(step)
+        return set(kept)
+
+    return keep
+
+
+def best(
+    metric: str,
+    mode: Literal["min", "max"],
+    num_checkpoints: int = 1,
+    *,
+    without_metric: Literal["keep", "drop"] = "keep",
+    events: str | Path | None = None,
+) -> Keep:
+    """Keep the best `num_checkpoints` of all but the newest, and the newest, which is to be resumed from.
+
+    Of equally good ones the newer is kept; one that scored NaN is the worst of all.
+
+    Args:
+      metric: the name of a score, such as `test/loss`.
+      mode: whether "min" or "max" is best.
+      num_checkpoints: how many, besides the newest.
+      without_metric: what becomes of checkpoints that have no such score: "keep" keeps all of them, not
+        counted, as they may be the best; "drop" drops them before any that has a number, oldest first.
+      events: a directory in whose TensorBoard files to look for the scores, instead of in the checkpoints;
+        `metric` is then `run/tag`, as `mw.events.read_scalars` takes it.
+    """
+    if mode not in ("min", "max") or without_metric not in ("keep", "drop"):
+        raise UsageError(
+            f'best({metric!r}): mode is "min" or "max", not {mode!r}, and without_metric "keep" or "drop", '
+            f"not {without_metric!r}."
+        )
+    _at_least_1("best", num_checkpoints)
+    if events is not None:
+        import_tensorboardx()  # here, as policies are called on a thread
+
+    def keep(scores: Mapping[int, Scores]) -> set[int]:
+        found = _saved(scores, metric) if events is None else read_scalars(events, metric)
+        newest = max(scores, default=None)
+        older = scores.keys() - {newest}
+        spared = older - found.keys() if without_metric == "keep" else set()
+        ranked = sorted(older - spared, key=lambda step: _rank(step, found.get(step), mode))
+        return (scores.keys() - older) | spared | set(ranked[-num_checkpoints:])
+
+    return keep
+
+
+def any_of(*keeps: Keep) -> Keep:
+    """Keep what any of `keeps` keeps."""
+    return lambda scores: set().union(*(keep(scores) for keep in keeps))
+
+
+def always(keep: Keep, *, then: Keep) -> Keep:
+    """Keep what `keep` keeps and, of the others and the newest, what `then` keeps.
+
+    `any_of(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be
+    multiples; `always(multiples(1000), then=last(2))` does not count multiples among the two.
+    """
+
+    def both(scores: Mapping[int, Scores]) -> set[int]:
+        forced = keep(scores)
+        newest = max(scores, default=None)
+        rest = {step: saved for step, saved in scores.items() if step == newest or step not in forced}
+        return forced | then(rest)
+
+    return both
+
+
+def _saved(scores: Mapping[int, Scores], metric: str) -> dict[int, float]:
+    return {step: saved[metric] for step, saved in scores.items() if metric in saved}
+
+
+def _rank(step: int, score: float | None, mode: Literal["min", "max"]) -> tuple[int, float, int]:
+    """Return a key to sort by, from worst to best: NaN, no score, then numbers; and from old to new."""
+    if score is None:
+        return 1, 0, step
+    if math.isnan(score):
+        return 0, 0, step
+    return 2, score if mode == "max" else -score, step
+
+
+def _at_least_1(policy: str, number: int) -> None:
+    if number < 1:
+        raise UsageError(f"{policy}(… {number}): the number must be at least 1.")

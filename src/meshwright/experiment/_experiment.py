@@ -69,7 +69,7 @@ class Save:
     when: int | When = 500
     """After these steps (a number: every so many), and always after the last."""
     keep: int | Keep = 2
-    """Which checkpoints to keep (a number: the newest so many)."""
+    """Which checkpoints to keep (a number: the newest so many); `mw.checkpoint.best` and others say more."""
 
     def __post_init__(self) -> None:
         _at_least(1, self, "when", "keep")

@@ -28,6 +28,9 @@ READ_AHEAD = 3  # batches: the one asked for and two more
 class Batches:
     """An endless (or `epochs` long) iterator of global batches. See `batches`, which makes one."""
 
+    state_is_global = True
+    """The same on all processes, and good for any number of them; see `DataIterator`."""
+
     def __init__(
         self,
         examples: Any,

@@ -1,12 +1,11 @@
 """Reports as TensorBoard event files, written without TensorFlow."""
 
-import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from meshwright.events import import_tensorboardx
 from meshwright.metrics._writers import Writer
 
 _FLUSH_SECONDS = 5
@@ -24,7 +23,7 @@ def tensorboard(directory: str | Path, *, after: int | None = None) -> Generator
       after: the step that a run continues from. TensorBoard then forgets what earlier files say
         of later steps; None lets everything stand.
     """
-    tensorboardx = _import_tensorboardx()
+    tensorboardx = import_tensorboardx()
     protos = tensorboardx.proto
     # The file's own name has the second only, and its writer empties a file that is there already.
     suffix = f".{time.time_ns()}"
@@ -43,17 +42,3 @@ def tensorboard(directory: str | Path, *, after: int | None = None) -> Generator
         yield write
     finally:
         events.close()
-
-
-def _import_tensorboardx() -> Any:
-    """Import it without PyTorch and Comet, which it loads where they are installed, to no use here."""
-    modules: dict[str, Any] = sys.modules
-    hidden = {"torch", "comet_ml"} - modules.keys()
-    modules |= dict.fromkeys(hidden)  # None lets an import fail: "The module cache" in Python's reference
-    try:
-        import tensorboardX.proto.event_pb2
-        import tensorboardX.proto.summary_pb2
-    finally:
-        for name in hidden:
-            del modules[name]
-    return tensorboardX

@@ -1,0 +1,110 @@
+"""TensorBoard's event files without TensorFlow: what tensorboardX lacks, and its import without PyTorch.
+
+An event file is a sequence of records, little-endian (TensorFlow's `core/lib/io/record_writer.h`), each of
+which holds one `Event` protobuf:
+
+    uint64  length
+    uint32  masked CRC-32C of the length
+    bytes   the event
+    uint32  masked CRC-32C of the event
+"""
+
+import struct
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_NUMBERS = {1: ("<f4", "float_val"), 2: ("<f8", "double_val"), 3: ("<i4", "int_val"), 9: ("<i8", "int64_val")}
+"""Of `DataType` in TensorFlow's `types.proto`: the type of a tensor's bytes, or the field that has them."""
+
+
+def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
+    """Return the values of a scalar by step; where a step has several, the one written last.
+
+    Args:
+      directory: what TensorBoard is given as its `--logdir`.
+      name: `run/tag`, as TensorBoard shows it. Both may have slashes: the run is the first of `a`, `a/b` and
+        so on that is a directory with event files. Where none is, `name` is a tag in `directory` itself.
+
+    A file is read up to its first incomplete or damaged record. What is not there is not an error: an
+    evaluation may not have begun yet.
+    """
+    run, tag = _run_and_tag(Path(directory), name)
+    event_pb2 = import_tensorboardx().proto.event_pb2
+    records = (record for path in _event_files(run) for record in _records(path, tag.encode()))
+    return {
+        event.step: number
+        for event in map(event_pb2.Event.FromString, records)
+        for value in event.summary.value
+        if value.tag == tag and (number := _number(value)) is not None
+    }
+
+
+@cache
+def import_tensorboardx() -> Any:
+    """Import it without PyTorch and Comet, which it loads where they are installed, to no use here.
+
+    The first call belongs on the main thread: for its time, no other thread can import PyTorch.
+    """
+    modules: dict[str, Any] = sys.modules
+    hidden = {"torch", "comet_ml"} - modules.keys()
+    modules |= dict.fromkeys(hidden)  # None lets an import fail: "The module cache" in Python's reference
+    try:
+        import tensorboardX.crc32c
+        import tensorboardX.proto.event_pb2
+        import tensorboardX.proto.summary_pb2
+    finally:
+        for name in hidden:
+            del modules[name]
+    return tensorboardX
+
+
+def _run_and_tag(directory: Path, name: str) -> tuple[Path, str]:
+    parts = name.split("/")
+    for i in range(1, len(parts)):
+        run = directory.joinpath(*parts[:i])
+        if _event_files(run):
+            return run, "/".join(parts[i:])
+    return directory, name
+
+
+def _event_files(run: Path) -> list[Path]:
+    """Return the event files right in `run`, in the order in which TensorBoard reads them."""
+    return sorted(run.glob("*tfevents*"))
+
+
+def _records(path: Path, containing: bytes) -> Iterator[bytes]:
+    """Yield the records that contain some bytes; checksums are slow in Python, so no other is checked."""
+    with path.open("rb") as file:
+        while len(head := file.read(12)) == 12 and _is_intact(head):
+            (length,) = struct.unpack("<Q", head[:8])
+            record = file.read(length + 4)
+            if len(record) < length + 4:
+                return
+            if containing in record:
+                if not _is_intact(record):
+                    return
+                yield record[:-4]
+
+
+def _is_intact(data: bytes) -> bool:
+    """Return whether the last four bytes are the masked CRC-32C of those before them."""
+    crc = import_tensorboardx().crc32c.crc32c(data[:-4])
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.pack("<I", masked) == data[-4:]
+
+
+def _number(value: Any) -> float | None:
+    """Return the number in a `Summary.Value`, or None when it holds something else, like a histogram."""
+    if value.HasField("simple_value"):
+        return value.simple_value
+    dtype, field = _NUMBERS.get(value.tensor.dtype, (None, None))
+    if field is None:
+        return None
+    content = value.tensor.tensor_content
+    numbers = np.frombuffer(content, dtype) if content else getattr(value.tensor, field)
+    return float(numbers[0]) if len(numbers) == 1 else None
