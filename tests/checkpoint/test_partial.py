@@ -1,5 +1,7 @@
 """A checkpoint that has less, or more, than is wanted."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import tree
-from meshwright.checkpoint import as_source, open_source, restore, subtree
+from meshwright.checkpoint import LazyArray, as_source, open_source, restore, subtree
 from meshwright.errors import CheckpointError
 
 
@@ -31,6 +33,23 @@ def test_what_the_checkpoint_lacks_comes_from_the_fallback(pretrained):
 def test_a_fallback_is_made_only_where_something_is_lacking(pretrained):
     target = {"params": {"w": np.zeros(3), "head": np.zeros(2)}, "step": 0}
     assert restore(pretrained, target, fallback=lambda: pytest.fail("called"))["step"] == 7
+
+
+def test_what_a_fallback_makes_in_vain_is_gone_before_anything_is_read():
+    made, alive = [], []
+
+    def fallback():
+        state = {"w": np.zeros(3), "b": np.zeros(2)}
+        made.extend(weakref.ref(leaf) for leaf in state.values())
+        return state
+
+    def read(index):
+        alive.extend(leaf() is not None for leaf in made)
+        return np.ones(3)[index]
+
+    saved = as_source({"w": LazyArray((3,), np.dtype("float64"), read)}, "saved")
+    restore(saved, {"w": np.zeros(3), "b": np.zeros(2)}, fallback=fallback)
+    assert alive == [False, True]
 
 
 def test_checkpoint_and_fallback_together_must_be_the_target(pretrained):

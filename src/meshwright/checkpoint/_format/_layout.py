@@ -41,6 +41,12 @@ class ArrayLayout:
         """Yield where each chunk stands in the chunk grid, in row-major order."""
         return itertools.product(*map(range, grid(self.shape, self.chunk_shape)))
 
+    def indices(self) -> Iterator[Index]:
+        """Yield which part of the array each chunk is, in the same order."""
+        for position in self.positions():
+            places = zip(position, self.chunk_shape, strict=True)
+            yield tuple(slice(place * size, (place + 1) * size) for place, size in places)
+
 
 def layouts(leaves: Mapping[str, Any], num_processes: int) -> list[ArrayLayout]:
     """Lay out named leaves: arrays, numbers, or anything with a shape, a dtype and a sharding.

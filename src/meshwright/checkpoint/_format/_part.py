@@ -95,9 +95,7 @@ def _owned(
 def _held(leaf: Any, layout: ArrayLayout) -> Mapping[int, jax.Array | np.ndarray | LazyArray]:
     """Return the chunks of `leaf` that this process holds, by number."""
     if isinstance(leaf, LazyArray):
-        starts = (zip(position, layout.chunk_shape, strict=True) for position in layout.positions())
-        indices = (tuple(slice(i * size, (i + 1) * size) for i, size in start) for start in starts)
-        return {number: leaf[index] for number, index in enumerate(indices)}
+        return {number: leaf[index] for number, index in enumerate(layout.indices())}
     if not isinstance(leaf, jax.Array):
         return {0: np.array(leaf, layout.dtype)}  # a copy, as the caller may change his
     return {
