@@ -47,7 +47,11 @@ def test_the_first_cast_that_matches_decides(saved):
     ("casts", "said"),
     [
         ([("parms/.*", "float32")], "'parms/.*', matches no name"),
-        ([("params/ids", "float32")], "nothing that 'params/ids' matches is of the same kind of number"),
+        (
+            [("params/ids", "float32")],
+            "nothing that 'params/ids' matches is of the kind of number that float32 is",
+        ),
+        ([(".*", "float23")], "there is no dtype 'float23'"),
     ],
 )
 def test_a_cast_of_nothing_is_an_error(saved, casts, said):

@@ -17,6 +17,7 @@ from meshwright.checkpoint import (
     restore_lazily,
     stack,
 )
+from meshwright.checkpoint._format import layouts
 from meshwright.errors import MeshwrightError, UsageError
 
 
@@ -131,6 +132,26 @@ def test_a_lazy_state_is_saved_in_pieces(tmp_path):
         tracemalloc.stop()
     assert [part.stop - part.start for part in reads] == [40] * 4
     assert peak < 110 * piece
+
+
+def test_the_pieces_of_a_lazy_array_are_shared_out_between_processes():
+    array = LazyArray((160, 1 << 20), np.dtype("uint8"), lambda index: np.zeros(0))
+    assert layouts({"x": array}, 2)[0].writers == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pieces"),
+    [
+        ((50021, 768), (50021, 256)),  # a prime number of rows
+        ((4, 1 << 28), (4, 1 << 22)),
+        ((999_999_937,), (999_999_937,)),  # one piece rather than a thousand million
+        ((3,), (3,)),
+        ((), ()),
+        ((0, 5), (0, 5)),
+    ],
+)
+def test_pieces_are_equal_and_neither_large_nor_many(shape, pieces):
+    assert LazyArray(shape, np.dtype("float32"), np.zeros).chunk_shape == pieces
 
 
 def test_damage_found_while_a_lazy_state_is_saved_leaves_no_checkpoint(state, save, tmp_path):

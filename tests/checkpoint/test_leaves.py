@@ -1,6 +1,7 @@
 """Every kind of leaf, and what is none."""
 
 import json
+import zlib
 from typing import NamedTuple
 
 import jax
@@ -59,6 +60,13 @@ def test_the_manifest_says_which_arrays_are_keys(save):
     checkpoint = save({"rng": jax.random.key(0), "w": 1.0})
     assert json.loads((checkpoint / "manifest.json").read_text())["prng_keys"] == {"rng": "threefry2x32"}
     assert open_source(checkpoint).arrays()["rng"].dtype == np.uint32
+
+
+def test_a_manifest_without_word_of_keys_is_read(save):
+    manifest = save({"w": 1.0}) / "manifest.json"
+    body = manifest.read_bytes().replace(b'"prng_keys": {},\n', b"").rpartition(b'"crc32"')[0]
+    manifest.write_bytes(body + b'"crc32": %d}\n' % zlib.crc32(body))
+    assert restore(open_source(manifest.parent), {"w": 0.0}) == {"w": 1.0}
 
 
 class Moments(NamedTuple):

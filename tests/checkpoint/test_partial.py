@@ -91,6 +91,11 @@ def test_a_subtree_is_restored_by_its_own_names(pretrained):
         subtree(pretrained, "parms")
 
 
+def test_a_subtree_is_not_what_only_begins_with_its_name():
+    source = as_source({"params/w": np.ones(3), "params_ema/w": np.ones(3)}, "saved")
+    assert list(subtree(source, "params").arrays()) == ["w"]
+
+
 def test_training_starts_with_pretrained_parameters_and_the_rest_from_scratch(mesh, save, same_bytes):
     def init(key):
         return {"w": jax.random.normal(key, (8, 4)), "head": jnp.zeros((4, 2))}

@@ -22,7 +22,7 @@ def cast_leaves(leaves: Mapping[str, Any], casts: Casts) -> dict[str, Any]:
     Raises:
       UsageError: A pattern casts nothing.
     """
-    dtypes = cast_dtypes(leaves, casts)
+    dtypes = cast_dtypes(leaves, casts) if casts else {}
     return {name: _cast(leaf, dtypes[name]) if name in dtypes else leaf for name, leaf in leaves.items()}
 
 
@@ -31,24 +31,30 @@ def cast_dtypes(leaves: Mapping[str, Any], casts: Casts) -> dict[str, np.dtype]:
 
     Raises: as `cast_leaves`.
     """
-    kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
+    kinds, dtypes = (
+        {name: _kind(leaf) for name, leaf in leaves.items()},
+        [_dtype(given) for _, given in casts],
+    )
     decided = first_matches([pattern for pattern, _ in casts], [name for name, kind in kinds.items() if kind])
     chosen = {
-        name: number
-        for name, (number, _) in decided.items()
-        if jnp.issubdtype(np.dtype(casts[number][1]), kinds[name])
+        name: number for name, (number, _) in decided.items() if jnp.issubdtype(dtypes[number], kinds[name])
     }
-    if idle := [casts[number] for number in range(len(casts)) if number not in chosen.values()]:
-        pattern, dtype = idle[0]
-        raise UsageError(
-            f"nothing that {pattern!r} matches is of the same kind of number as {np.dtype(dtype)}."
-        )
-    return {name: np.dtype(casts[number][1]) for name, number in chosen.items()}
+    for number in set(range(len(casts))) - set(chosen.values()):
+        pattern, dtype = casts[number][0], dtypes[number]
+        raise UsageError(f"cast: nothing that {pattern!r} matches is of the kind of number that {dtype} is.")
+    return {name: dtypes[number] for name, number in chosen.items()}
 
 
 def dtype_of(leaf: Any) -> Any:
     """Return the dtype of an array, or that which a number has when it is saved."""
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+
+
+def _dtype(given: DTypeLike) -> np.dtype:
+    try:
+        return np.dtype(given)
+    except TypeError:
+        raise UsageError(f"cast: there is no dtype {given!r}; one is float32, or bfloat16.") from None
 
 
 def _cast(leaf: Any, dtype: np.dtype) -> Any:

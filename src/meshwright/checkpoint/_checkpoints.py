@@ -17,7 +17,7 @@ from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._cast import Casts, cast_leaves
 from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
-from meshwright.checkpoint._keys import key_impls, without_keys
+from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._retention import Keep, Scores, last
@@ -109,7 +109,7 @@ class Checkpoints:
         if self._thread is None:
             raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
         step, leaves = operator.index(step), cast_leaves(tree.named_leaves(state), self._cast)
-        impls, leaves = key_impls(leaves), without_keys(leaves)
+        leaves, impls = keys_as_data(leaves)
         arrays = layouts(leaves, jax.process_count())
         attempt = on_lead(lambda: self._begin(step, extra))
         if attempt is not None:

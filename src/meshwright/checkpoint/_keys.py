@@ -24,13 +24,12 @@ def key_type(leaf: Any) -> tuple[str, tuple[int, ...]]:
     return impls[0], shape
 
 
-def key_impls(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return the implementation of each leaf that holds typed PRNG keys, or (lazily) the data of such."""
-    known = {name: getattr(leaf, "key_impl", None) for name, leaf in leaves.items()}
-    typed = {name: key_type(leaf)[0] for name, leaf in leaves.items() if is_key(leaf)}
-    return {name: impl for name, impl in known.items() if impl} | typed
+def keys_as_data(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the leaves with typed PRNG keys replaced by their data, and the implementation of each.
 
-
-def without_keys(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves with typed PRNG keys replaced by their data, sharded as they are."""
-    return {name: jax.random.key_data(leaf) if is_key(leaf) else leaf for name, leaf in leaves.items()}
+    The data is sharded as the keys are. Lazy arrays are data already; their implementations are told, too.
+    """
+    typed = {name: leaf for name, leaf in leaves.items() if is_key(leaf)}
+    impls = {name: leaf.key_impl for name, leaf in leaves.items() if getattr(leaf, "key_impl", None)}
+    data = {name: jax.random.key_data(leaf) for name, leaf in typed.items()}
+    return {**leaves, **data}, impls | {name: key_type(leaf)[0] for name, leaf in typed.items()}

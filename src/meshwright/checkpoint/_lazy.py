@@ -51,7 +51,7 @@ class LazyArray:
         """
         cuts = [
             (self.nbytes // size * part, -dim, part)
-            for dim, size in enumerate(self.shape if self.nbytes > _PIECE_NBYTES.stop else ())
+            for dim, size in enumerate(self.shape if self.nbytes > _PIECE_NBYTES[-1] else ())
             for part in _divisors(size)
             if self.nbytes // size * part in _PIECE_NBYTES
         ]

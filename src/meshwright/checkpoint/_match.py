@@ -1,7 +1,7 @@
 """Which saved array, or fallback value, each wanted leaf gets, and all that does not fit, at once."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ Fallback = tree.PyTree | Callable[[], tree.PyTree]
 _MAX_SUGGESTIONS = 20  # each compares one name with all others
 
 
-def match(
+def matched(
     source: Source, wanted: Mapping[str, Any], assign: Assign, fallback: Fallback | None, ignore: str | None
 ) -> dict[str, Any]:
     """Return for each wanted leaf, by name, the `LazyArray` of the source or the value of the fallback.
@@ -31,22 +31,22 @@ def match(
     """
     saved, origins = source.arrays(), assigned(wanted, assign)
     found = {name: saved[origin] for name, origin in origins.items() if origin in saved}
-    given = _values(fallback) if len(found) < len(wanted) else {}
     # An assignment that leads nowhere is a mistake, which no fallback hides.
-    may_lack = {name for name, origin in origins.items() if origin in (None, name)}
-    given = {name: value for name, value in given.items() if name in may_lack or name not in wanted}
-    had, surplus = found.keys() | given.keys(), _surplus(saved, origins, ignore)
+    lacking = {name for name, origin in origins.items() if origin in (None, name) and name not in found}
+    values = _values(fallback) if lacking else {}
+    given = {name: value for name, value in values.items() if name in lacking or name not in wanted}
+    surplus = _surplus(saved, origins, ignore)
     problems = [
-        *_missing([name for name in wanted if name not in had], origins, surplus, fallback),
+        *_missing(wanted.keys() - found.keys() - given.keys(), origins, surplus, fallback),
         *_unfit(found, wanted, "the checkpoint"),
-        *_unfit({name: x for name, x in given.items() if name not in found}, wanted, "the fallback"),
+        *_unfit(given, wanted, "the fallback"),
         *(f"{name}: in the fallback, but not wanted" for name in given if name not in wanted),
         *(f"{name}: in the checkpoint, but not wanted" for name in surplus),
         *(["nothing of what is wanted is in the checkpoint"] if wanted and not found and given else []),
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
-    return given | found
+    return found | given
 
 
 def assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
@@ -85,22 +85,24 @@ def _surplus(saved: Iterable[str], origins: Mapping[str, str | None], ignore: st
 
 
 def _missing(
-    missing: list[str], origins: Mapping[str, str | None], surplus: list[str], fallback: Fallback | None
+    missing: Collection[str],
+    origins: Mapping[str, str | None],
+    surplus: list[str],
+    fallback: Fallback | None,
 ) -> list[str]:
     where = "not in the checkpoint" if fallback is None else "neither in the checkpoint nor in the fallback"
-    close = {name: tree.nearest(origins[name] or name, surplus) for name in missing[:_MAX_SUGGESTIONS]}
-    hints = {name: f"; did you mean {other}?" for name, other in close.items() if other}
-
-    def line(name: str) -> str:
-        match origins[name]:
-            case None:
-                return f"{name}: left to the fallback, but not in it"
-            case origin if origin != name:
-                return f"{name}: assigned {origin}, which is not in the checkpoint{hints.get(name, '')}"
-            case _:
-                return f"{name}: wanted, but {where}{hints.get(name, '')}"
-
-    return [line(name) for name in missing]
+    lines = []
+    for number, name in enumerate(name for name in origins if name in missing):
+        origin = origins[name]
+        close = tree.nearest(origin, surplus) if origin and number < _MAX_SUGGESTIONS else None
+        hint = f"; did you mean {close}?" if close else ""
+        if origin is None:
+            lines.append(f"{name}: left to the fallback, but not in it")
+        elif origin != name:
+            lines.append(f"{name}: assigned {origin}, which is not in the checkpoint{hint}")
+        else:
+            lines.append(f"{name}: wanted, but {where}{hint}")
+    return lines
 
 
 def _unfit(held: Mapping[str, Any], wanted: Mapping[str, Any], holder: str) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint._keys import is_key
 from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._match import Assign, Fallback, match
+from meshwright.checkpoint._match import Assign, Fallback, matched
 from meshwright.checkpoint._source import Source
 
 
@@ -59,7 +59,7 @@ def restore_lazily(
 
     Arguments and errors: as those of `restore`.
     """
-    found = match(source, tree.named_leaves(target), assign, fallback, ignore)
+    found = matched(source, tree.named_leaves(target), assign, fallback, ignore)
     return tree.map_named(lambda name, _: found[name], target)
 
 

@@ -7,6 +7,7 @@ named arrays, `as_source({new_name: array, ...}, name)`, as nothing is read befo
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from meshwright import tree
@@ -16,7 +17,7 @@ from meshwright.checkpoint._source import Source
 from meshwright.errors import CheckpointError, nearest
 
 
-def as_source(arrays: Mapping[str, LazyArray | np.ndarray], name: str) -> Source:
+def as_source(arrays: Mapping[str, LazyArray | np.ndarray | jax.Array], name: str) -> Source:
     """Return named arrays as a source; errors will call it `name`."""
     return _Arrays(name, {key: _lazy(array) for key, array in arrays.items()})
 
@@ -75,7 +76,7 @@ class _Arrays:
         return self.held[name].read(index)
 
 
-def _lazy(array: LazyArray | np.ndarray) -> LazyArray:
+def _lazy(array: LazyArray | np.ndarray | jax.Array) -> LazyArray:
     if isinstance(array, LazyArray):
         return array
-    return LazyArray(array.shape, array.dtype, lambda index: array[index].copy())
+    return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
