@@ -13,8 +13,6 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from meshwright.errors import nearest as nearest
-
 PyTree = Any
 
 

@@ -1,8 +1,9 @@
 """Checkpoints: saved behind the loop, restored onto any mesh, in an open format that is checked when read."""
 
 from meshwright.checkpoint._checkpoints import Checkpoints
+from meshwright.checkpoint._lazy import LazyArray, stack
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
-from meshwright.checkpoint._restore import restore
+from meshwright.checkpoint._restore import restore, restore_lazily
 from meshwright.checkpoint._retention import (
     Keep,
     Scores,
@@ -15,15 +16,19 @@ from meshwright.checkpoint._retention import (
     spaced,
 )
 from meshwright.checkpoint._source import Source, open_source
+from meshwright.checkpoint._transforms import as_source, cast, subtree
 
 __all__ = [
     "Checkpoints",
     "Keep",
+    "LazyArray",
     "Scores",
     "Source",
     "always",
     "any_of",
+    "as_source",
     "best",
+    "cast",
     "everything",
     "is_pinned",
     "last",
@@ -31,6 +36,9 @@ __all__ = [
     "open_source",
     "pin",
     "restore",
+    "restore_lazily",
     "spaced",
+    "stack",
+    "subtree",
     "unpin",
 ]

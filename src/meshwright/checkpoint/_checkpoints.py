@@ -16,11 +16,14 @@ from jax.sharding import NamedSharding
 from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
+from meshwright.checkpoint._cast import Casts, cast_leaves
 from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
+from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._saving import Saving, start_saving
+from meshwright.checkpoint._transforms import cast_back
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Due, Tick, When
 
@@ -40,13 +43,21 @@ class Checkpoints:
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
 
-    def __init__(self, directory: str | Path, *, keep: Keep = last(2)):  # noqa: B008 - a pure function
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep: Keep = last(2),  # noqa: B008 - a pure function
+        cast: Casts = (),
+    ):
         """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
 
-        The newest and those that are pinned stay in any case.
+        The newest and those that are pinned stay in any case. Arrays are saved as `cast` says, as in
+        `cast`, the function; `resume` casts them back.
         """
         self.directory = _directory.local_directory(directory)
         self.keep = keep
+        self._cast = cast
         self._scores: dict[int, Scores] = {}
         self._lock: TextIO | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -101,11 +112,12 @@ class Checkpoints:
         self.wait()
         if self._thread is None:
             raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
-        step, leaves = operator.index(step), tree.named_leaves(state)
+        step, leaves = operator.index(step), cast_leaves(tree.named_leaves(state), self._cast)
+        leaves, impls = keys_as_data(leaves)
         arrays = layouts(leaves, jax.process_count())
         attempt = on_lead(lambda: self._begin(step, extra))
         if attempt is not None:
-            head = Manifest(step, _writer(leaves), copy.deepcopy(dict(extra or {})))
+            head = Manifest(step, _writer(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
             self._saving = start_saving(
                 self._thread, leaves, arrays, head, self.directory / attempt, lambda: self._remove_old(step)
             )
@@ -144,7 +156,7 @@ class Checkpoints:
         if self.resumed is None:
             return otherwise()
         source = NativeSource(_directory.step_path(self.directory, self.resumed))
-        state = restore(source, target)
+        state = restore(cast_back(source, self._cast, target), target)
         rewind(data, source.extra, source)
         return state
 

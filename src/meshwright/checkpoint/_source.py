@@ -4,37 +4,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import jax
 import numpy as np
 
 from meshwright.checkpoint._directory import complete_steps, local_directory, step_path, temporaries
 from meshwright.checkpoint._format import MANIFEST, NativeSource
+from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.errors import CheckpointError
 
 
 class Source(Protocol):
-    """Named arrays that can be read in parts."""
+    """Named arrays that can be read in parts. `str` of it is what errors call it."""
 
-    def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """Return shape and dtype of every array, by name."""
+    def arrays(self) -> Mapping[str, LazyArray]:
+        """Return every array by name; nothing is read."""
         ...
 
-    def read(self, name: str, index: tuple[slice, ...], /) -> np.ndarray:
-        """Return a part of one array: as many slices, of step 1, as it has dimensions."""
+    def read(self, name: str, index: Index, /) -> np.ndarray:
+        """Return a part of one array, as `arrays()[name].read(index)` does."""
         ...
 
 
-def open_source(path: str | Path) -> NativeSource:
+def open_source(path: str | Path, *, verify: bool = True) -> NativeSource:
     """Open a checkpoint: a step directory, or the newest in a directory of checkpoints.
+
+    `verify` compares what is read with its checksums. Without it damage to the data goes unnoticed.
 
     Raises:
       CheckpointError: There is no complete checkpoint, or its manifest is damaged or too new.
     """
     directory = local_directory(path)
     if (directory / MANIFEST).is_file():
-        return NativeSource(directory)
+        return NativeSource(directory, verify=verify)
     if steps := complete_steps(directory):
-        return NativeSource(step_path(directory, steps[-1]))
+        return NativeSource(step_path(directory, steps[-1]), verify=verify)
     raise CheckpointError(f"{directory} {_what_instead(directory)}")
 
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from meshwright.checkpoint._format import _zarr
+from meshwright.checkpoint._lazy import LazyArray
 from meshwright.errors import UsageError
 
 Index = tuple[slice, ...]
@@ -39,6 +40,12 @@ class ArrayLayout:
     def positions(self) -> Iterator[tuple[int, ...]]:
         """Yield where each chunk stands in the chunk grid, in row-major order."""
         return itertools.product(*map(range, grid(self.shape, self.chunk_shape)))
+
+    def indices(self) -> Iterator[Index]:
+        """Yield which part of the array each chunk is, in the same order."""
+        for position in self.positions():
+            places = zip(position, self.chunk_shape, strict=True)
+            yield tuple(slice(place * size, (place + 1) * size) for place, size in places)
 
 
 def layouts(leaves: Mapping[str, Any], num_processes: int) -> list[ArrayLayout]:
@@ -99,7 +106,7 @@ def _check_dtypes(leaves: Mapping[str, Any]) -> None:
     if unfit:
         raise UsageError(
             "cannot save leaves that are not arrays of numbers:\n" + "\n".join(unfit) + "\n"
-            "Keep a PRNG key as its jax.random.key_data, and other values in `extra`."
+            "Keep other values in `extra`, or leave them out of the state."
         )
 
 
@@ -109,7 +116,8 @@ def _dtype(leaf: Any) -> Any:
 
 def _unassigned(name: str, leaf: Any) -> ArrayLayout:
     shape, sharding = np.shape(leaf), getattr(leaf, "sharding", None)
-    shard_shape = sharding.shard_shape(shape) if sharding is not None else shape
+    whole = leaf.chunk_shape if isinstance(leaf, LazyArray) else shape
+    shard_shape = sharding.shard_shape(shape) if sharding is not None else whole
     # Zarr has no chunks of size 0, and of an array without elements none are written.
     chunk_shape = tuple(max(1, size) for size in shard_shape)
     native = np.dtype(_dtype(leaf).name)

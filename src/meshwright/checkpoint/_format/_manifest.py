@@ -8,6 +8,7 @@ It is written last, so what it names is complete. It is JSON in UTF-8, one array
     "step": 800,
     "writer": {"meshwright": "0.1.0", "jax": "0.10.2", "processes": 2, "mesh": {"data": 2, "fsdp": 4}},
     "extra": {"data": {"position": 51200}, "scores": {"eval/loss": 0.31}},
+    "prng_keys": {"rng": "threefry2x32"},
     "files": [{"name": "data-00000-of-00002.zarr.zip", "bytes": 33820}, ...],
     "arrays": {
     "params/w": {"shape": [64, 128], "dtype": "bfloat16", "chunk_shape": [32, 128],
@@ -17,7 +18,9 @@ It is written last, so what it names is complete. It is JSON in UTF-8, one array
 
 `chunks` has one entry for each chunk, in row-major order of the chunk grid: the number of the file,
 offset and size in bytes of the chunk's raw data there, and the CRC-32 of that data. `mesh` is null
-where the state was not sharded over one. The last line holds the CRC-32 of all bytes before it.
+where the state was not sharded over one. `prng_keys` names the arrays that are the data of typed
+PRNG keys, with the keys' implementation; where there are none it may be left out. The last line
+holds the CRC-32 of all bytes before it.
 """
 
 import json
@@ -68,6 +71,7 @@ class Manifest:
     extra: Any
     files: tuple[DataFile, ...] = ()
     arrays: Mapping[str, SavedArray] = field(default_factory=dict)
+    prng_keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def manifest_text(manifest: Manifest) -> bytes:
@@ -78,6 +82,7 @@ def manifest_text(manifest: Manifest) -> bytes:
         "step": manifest.step,
         "writer": manifest.writer,
         "extra": manifest.extra,
+        "prng_keys": manifest.prng_keys,
         "files": [{"name": file.name, "bytes": file.nbytes} for file in manifest.files],
     }
     arrays = {name: array._asdict() for name, array in manifest.arrays.items()}
@@ -101,6 +106,7 @@ def read_manifest(directory: Path) -> Manifest:
         step=fields["step"],
         writer=fields["writer"],
         extra=fields["extra"],
+        prng_keys=fields.get("prng_keys", {}),
         files=tuple(DataFile(file["name"], file["bytes"]) for file in fields["files"]),
         arrays={name: _saved_array(array) for name, array in fields["arrays"].items()},
     )

@@ -19,15 +19,16 @@ import numpy as np
 from meshwright.checkpoint._format import _zarr, _zip
 from meshwright.checkpoint._format._durable import write_whole
 from meshwright.checkpoint._format._layout import ArrayLayout, chunk_number
+from meshwright.checkpoint._lazy import LazyArray
 
 
 class HostChunk(NamedTuple):
-    """One chunk that this process writes; `data` is its raw bytes."""
+    """One chunk that this process writes; `data` is its raw bytes, or lazy: read when it is written."""
 
     name: str
     number: int
     path: str
-    data: memoryview
+    data: memoryview | LazyArray
 
 
 def to_host(leaves: Mapping[str, Any], layouts: Sequence[ArrayLayout], process_index: int) -> list[HostChunk]:
@@ -81,7 +82,7 @@ def part_file_name(process_index: int) -> str:
 
 def _owned(
     leaf: Any, layout: ArrayLayout, process_index: int
-) -> Iterator[tuple[int, tuple[int, ...], jax.Array | np.ndarray]]:
+) -> Iterator[tuple[int, tuple[int, ...], jax.Array | np.ndarray | LazyArray]]:
     """Yield number, position and content of the chunks of `leaf` that this process writes."""
     if process_index not in layout.writers:
         return
@@ -91,8 +92,10 @@ def _owned(
             yield number, position, held[number]
 
 
-def _held(leaf: Any, layout: ArrayLayout) -> dict[int, jax.Array | np.ndarray]:
+def _held(leaf: Any, layout: ArrayLayout) -> Mapping[int, jax.Array | np.ndarray | LazyArray]:
     """Return the chunks of `leaf` that this process holds, by number."""
+    if isinstance(leaf, LazyArray):
+        return {number: leaf[index] for number, index in enumerate(layout.indices())}
     if not isinstance(leaf, jax.Array):
         return {0: np.array(leaf, layout.dtype)}  # a copy, as the caller may change his
     return {
@@ -105,7 +108,11 @@ def _chunk_path(layout: ArrayLayout, position: tuple[int, ...]) -> str:
     return _zarr.chunk_path(_zarr.node_path(layout.name), position)
 
 
-def _raw(leaf_chunk: jax.Array | np.ndarray) -> memoryview:
+def _raw(leaf_chunk: jax.Array | np.ndarray | LazyArray) -> memoryview | LazyArray:
+    return leaf_chunk if isinstance(leaf_chunk, LazyArray) else _bytes(leaf_chunk)
+
+
+def _bytes(leaf_chunk: Any) -> memoryview:
     # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
     return np.asarray(leaf_chunk).reshape(-1).view(np.uint8).data
 
@@ -119,11 +126,17 @@ def _write_data_file(
 ) -> dict[str, Any]:
     """Write the data file, durably, and return what this process reports of it."""
     metadata = _metadata(layouts, process_index)
-    contents = [*metadata.items(), *((chunk.path, chunk.data) for chunk in chunks)]
-    entries = _zip.plan((path, len(data)) for path, data in contents)
+    contents = [
+        *((path, memoryview(text)) for path, text in metadata.items()),
+        *((chunk.path, chunk.data) for chunk in chunks),
+    ]
+    entries = _zip.plan((path, data.nbytes) for path, data in contents)
     with (directory / data_file_name(process_index, num_processes)).open("xb") as file:
         places = zip(entries, contents, strict=True)
-        crcs = [_zip.write_entry(file, entry, data) for entry, (_, data) in places]
+        crcs = [
+            _zip.write_entry(file, entry, _bytes(data) if isinstance(data, LazyArray) else data)
+            for entry, (_, data) in places
+        ]
         nbytes = _zip.write_directory(file, entries, crcs)
         file.flush()
         os.fsync(file.fileno())

@@ -3,27 +3,31 @@
 import itertools
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from meshwright.checkpoint._format._layout import Index, grid, row_major
 from meshwright.checkpoint._format._manifest import Place, SavedArray, read_manifest
+from meshwright.checkpoint._lazy import LazyArray
 from meshwright.errors import CheckpointError, UsageError
 
 
 class NativeSource:
     """One complete checkpoint. Only the chunks that are asked for are touched, each verified once."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, verify: bool = True):
         """Read the manifest in the step directory `path`; no data file is opened yet.
+
+        `verify` compares each chunk that is read with its checksum.
 
         Raises:
           CheckpointError: There is no manifest, or it is damaged or newer than this reader.
         """
         self._path = path
+        self._verify_chunks = verify
         self._manifest = read_manifest(path)
         self._files: dict[int, np.ndarray] = {}
         self._verified: set[tuple[str, int]] = set()
@@ -47,10 +51,11 @@ class NativeSource:
         """Return who saved it: versions, number of processes, mesh."""
         return self._manifest.writer
 
-    def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """Return shape and dtype of every array, by name."""
+    def arrays(self) -> Mapping[str, LazyArray]:
+        """Return every array by name; nothing is read."""
+        impls = self._manifest.prng_keys
         return {
-            name: jax.ShapeDtypeStruct(array.shape, np.dtype(array.dtype))
+            name: LazyArray(array.shape, np.dtype(array.dtype), partial(self.read, name), impls.get(name))
             for name, array in self._manifest.arrays.items()
         }
 
@@ -74,7 +79,7 @@ class NativeSource:
         number = row_major(position, grid(array.shape, array.chunk_shape))
         place = array.chunks[number]
         data = self._file(name, place)[place.offset : place.offset + place.size]
-        if (name, number) not in self._verified:
+        if self._verify_chunks and (name, number) not in self._verified:
             self._verify(name, place, data)
             self._verified.add((name, number))
         return data.view(np.dtype(array.dtype)).reshape(array.chunk_shape)

@@ -1,0 +1,69 @@
+"""Casts, asked for by name: pairs of a pattern and a dtype, of which the first that matches decides."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import DTypeLike
+
+from meshwright.checkpoint._patterns import first_matches
+from meshwright.errors import UsageError
+
+Casts = Sequence[tuple[str, DTypeLike]]
+"""Patterns for whole names, and dtypes. A floating dtype leaves arrays of integers as they are, and so on."""
+
+_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def cast_leaves(leaves: Mapping[str, Any], casts: Casts) -> dict[str, Any]:
+    """Return named leaves, arrays of whatever sort or numbers, with those cast that `casts` say.
+
+    Raises:
+      UsageError: A pattern casts nothing.
+    """
+    dtypes = cast_dtypes(leaves, casts) if casts else {}
+    return {name: _cast(leaf, dtypes[name]) if name in dtypes else leaf for name, leaf in leaves.items()}
+
+
+def cast_dtypes(leaves: Mapping[str, Any], casts: Casts) -> dict[str, np.dtype]:
+    """Return the dtype of each leaf that is to be cast.
+
+    Raises: as `cast_leaves`.
+    """
+    kinds, dtypes = (
+        {name: _kind(leaf) for name, leaf in leaves.items()},
+        [_dtype(given) for _, given in casts],
+    )
+    decided = first_matches([pattern for pattern, _ in casts], [name for name, kind in kinds.items() if kind])
+    chosen = {
+        name: number for name, (number, _) in decided.items() if jnp.issubdtype(dtypes[number], kinds[name])
+    }
+    for number in set(range(len(casts))) - set(chosen.values()):
+        pattern, dtype = casts[number][0], dtypes[number]
+        raise UsageError(f"cast: nothing that {pattern!r} matches is of the kind of number that {dtype} is.")
+    return {name: dtypes[number] for name, number in chosen.items()}
+
+
+def dtype_of(leaf: Any) -> Any:
+    """Return the dtype of an array, or that which a number has when it is saved."""
+    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+
+
+def _dtype(given: DTypeLike) -> np.dtype:
+    try:
+        return np.dtype(given)
+    except TypeError:
+        raise UsageError(f"cast: there is no dtype {given!r}; one is float32, or bfloat16.") from None
+
+
+def _cast(leaf: Any, dtype: np.dtype) -> Any:
+    return leaf.astype(dtype) if hasattr(leaf, "astype") else np.asarray(leaf, dtype)
+
+
+def _kind(leaf: Any) -> Any:
+    """Return the kind of number that a leaf holds; None where it holds something else, as keys."""
+    if getattr(leaf, "key_impl", None):
+        return None
+    dtype = dtype_of(leaf)
+    return next((kind for kind in _KINDS if jnp.issubdtype(dtype, kind)), None)

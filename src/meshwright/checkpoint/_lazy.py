@@ -1,0 +1,136 @@
+"""Arrays whose shape and dtype are known and whose values are read when they are asked for."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from meshwright.errors import UsageError
+
+Index = tuple[slice, ...]
+"""As many slices, of step 1, as an array has dimensions."""
+
+_PIECE_NBYTES = range(1 << 20, (64 << 20) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyArray:
+    """An array that nothing has been read of. `np.asarray` reads all of it, `read` a part.
+
+    It is read anew each time, from where it lies: if that is a checkpoint, it must still be there.
+    Make one of your own for whatever can be computed from parts: for the transpose of `x`,
+    `LazyArray(x.shape[::-1], x.dtype, lambda index: x.read(index[::-1]).T)`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[Index], np.ndarray] = field(repr=False)
+    """Returns a part, in memory of its own."""
+    key_impl: str | None = None
+    """Of the data of typed PRNG keys, whose last dimension is one key's: the keys' implementation."""
+
+    @property
+    def ndim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that all of it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Return the shape of the equal pieces, of 1 to 64 MiB, in which it is saved.
+
+        It is cut along one dimension. What is smaller, or cannot be cut into such, is one piece.
+        """
+        cuts = [
+            (self.nbytes // size * part, -dim, part)
+            for dim, size in enumerate(self.shape if self.nbytes > _PIECE_NBYTES[-1] else ())
+            for part in _divisors(size)
+            if self.nbytes // size * part in _PIECE_NBYTES
+        ]
+        _, minus_dim, part = max(cuts, default=(0, 0, None))
+        return tuple(part if part and dim == -minus_dim else size for dim, size in enumerate(self.shape))
+
+    def astype(self, dtype: DTypeLike) -> Self:
+        """Return the array in another dtype, lazily."""
+        wanted = np.dtype(dtype)
+        return dataclasses.replace(
+            self, dtype=wanted, read=lambda index: self.read(index).astype(wanted, copy=False)
+        )
+
+    def __getitem__(self, index: Any) -> Self:
+        """Return a part, lazily. `index` holds integers and slices of step 1.
+
+        Raises:
+          UsageError: It holds something else.
+          IndexError: An integer lies outside.
+        """
+        picked = [_pick(size, part) for size, part in zip(self.shape, self._full(index), strict=True)]
+        kept = [part for part in picked if isinstance(part, range)]
+
+        def read(index: Index) -> np.ndarray:
+            parts, within = iter(index), []
+            for part in picked:
+                among = part[next(parts)] if isinstance(part, range) else range(part, part + 1)
+                within.append(slice(among.start, among.stop))
+            return self.read(tuple(within)).reshape(shape_of(index, tuple(map(len, kept))))
+
+        return dataclasses.replace(self, shape=tuple(map(len, kept)), read=read)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """Read all of it."""
+        return self.read((slice(None),) * self.ndim).astype(dtype or self.dtype, copy=False)
+
+    def _full(self, index: Any) -> tuple[Any, ...]:
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > self.ndim:
+            raise UsageError(f"{len(index)} indices are too many for an array of shape {self.shape}.")
+        return index + (slice(None),) * (self.ndim - len(index))
+
+
+def stack(arrays: Sequence[LazyArray]) -> LazyArray:
+    """Return arrays of one shape and dtype stacked along a new first dimension, lazily.
+
+    Raises:
+      UsageError: There are none, or they differ in shape or dtype.
+    """
+    kinds = {(array.shape, array.dtype.name, array.key_impl) for array in arrays}
+    if len(kinds) != 1:
+        raise UsageError(f"cannot stack arrays of {len(kinds)} kinds: {sorted(map(str, kinds))}.")
+    shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
+
+    def read(index: Index) -> np.ndarray:
+        out = np.empty(shape_of(index, shape), dtype)
+        for place, array in enumerate(arrays[index[0]]):
+            out[place] = array.read(index[1:])
+        return out
+
+    return dataclasses.replace(arrays[0], shape=shape, read=read)
+
+
+def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the part `index` of an array of the given shape."""
+    return tuple(len(range(size)[part]) for size, part in zip(shape, index, strict=True))
+
+
+def _divisors(size: int) -> set[int]:
+    small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
+    return {*small, *(size // n for n in small)}
+
+
+def _pick(size: int, part: Any) -> int | range:
+    if isinstance(part, slice) and part.step not in (None, 1):
+        raise UsageError(f"cannot take {part} lazily: slices must have step 1.")
+    try:
+        return range(size)[part]
+    except TypeError:
+        raise UsageError(
+            f"cannot take {part!r} lazily: give integers and slices, or read all of it."
+        ) from None

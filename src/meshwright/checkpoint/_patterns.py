@@ -1,0 +1,45 @@
+"""Regular expressions for whole names, in lists of which the first that matches decides."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from meshwright.errors import UsageError
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern ready for use.
+
+    Raises:
+      UsageError: It is not a regular expression.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"{pattern!r} is not a regular expression: {error}.") from None
+
+
+def first_matches(patterns: Sequence[str], names: Iterable[str]) -> dict[str, tuple[int, re.Match[str]]]:
+    """Return for each name that a pattern matches wholly the number of the first such pattern, and the match.
+
+    Raises:
+      UsageError: A pattern decides nothing: it matches no name, or only such as earlier ones match.
+    """
+    rules, decided = [compiled(pattern) for pattern in patterns], {}
+    shadowed: dict[int, int] = {}
+    for name in names:
+        matches = [(number, match) for number, rule in enumerate(rules) if (match := rule.fullmatch(name))]
+        if matches:
+            decided[name] = matches[0]
+            shadowed |= {number: matches[0][0] for number, _ in matches[1:]}
+    idle = set(range(len(rules))) - {number for number, _ in decided.values()}
+    if idle:
+        raise UsageError("\n".join(_why_idle(patterns, number, shadowed) for number in sorted(idle)))
+    return decided
+
+
+def _why_idle(patterns: Sequence[str], number: int, shadowed: dict[int, int]) -> str:
+    rule = f"rule {number + 1}, {patterns[number]!r},"
+    if number not in shadowed:
+        return f"{rule} matches no name; a pattern must match whole names."
+    first = shadowed[number]
+    return f"{rule} decides nothing, as rule {first + 1}, {patterns[first]!r}, matches the same names first."

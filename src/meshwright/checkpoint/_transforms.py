@@ -1,0 +1,82 @@
+"""Sources made of other sources.
+
+A transformation is a function of a source that returns a source. Most are a line of Python on the
+named arrays, `as_source({new_name: array, ...}, name)`, as nothing is read before it is restored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from meshwright import tree
+from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves, dtype_of
+from meshwright.checkpoint._lazy import Index, LazyArray
+from meshwright.checkpoint._source import Source
+from meshwright.errors import CheckpointError, nearest
+
+
+def as_source(arrays: Mapping[str, LazyArray | np.ndarray | jax.Array], name: str) -> Source:
+    """Return named arrays as a source; errors will call it `name`."""
+    return _Arrays(name, {key: _lazy(array) for key, array in arrays.items()})
+
+
+def subtree(source: Source, prefix: str) -> Source:
+    """Return the part of `source` under `prefix`, `params` or `params/layers/0`, named from there on.
+
+    Raises:
+      CheckpointError: There is nothing of that name.
+    """
+    arrays = source.arrays()
+    below = {
+        name.removeprefix(prefix + "/"): x for name, x in arrays.items() if name.startswith(prefix + "/")
+    }
+    if not below:
+        groups = {name[:end] for name in arrays for end, letter in enumerate(name) if letter == "/"}
+        close = nearest(prefix, sorted(groups))
+        hint = f"did you mean {close}?" if close else f"there are {', '.join(sorted(groups)[:10]) or 'none'}."
+        raise CheckpointError(f"{source} has no subtree {prefix}; {hint}")
+    return _Arrays(f"{prefix} of {source}", below)
+
+
+def cast(source: Source, casts: Casts) -> Source:
+    """Return `source` with arrays cast while they are read: pairs of a pattern for whole names and a dtype.
+
+    The first pattern that matches decides. Numbers stay of their kind: a floating dtype casts
+    floating arrays only, and leaves the others that its pattern matches as they are.
+
+    Raises:
+      UsageError: A pattern casts nothing.
+    """
+    return _Arrays(str(source), cast_leaves(source.arrays(), casts))
+
+
+def cast_back(source: Source, casts: Casts, target: tree.PyTree) -> Source:
+    """Return `source` with what `casts` say in the dtypes of `target` again."""
+    wanted, arrays = tree.named_leaves(target), source.arrays()
+    names = cast_dtypes(wanted, casts).keys() & arrays.keys()
+    return _Arrays(str(source), {**arrays, **{x: arrays[x].astype(dtype_of(wanted[x])) for x in names}})
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """A source that is what it holds."""
+
+    name: str
+    held: Mapping[str, LazyArray]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def arrays(self) -> Mapping[str, LazyArray]:
+        return self.held
+
+    def read(self, name: str, index: Index, /) -> np.ndarray:
+        return self.held[name].read(index)
+
+
+def _lazy(array: LazyArray | np.ndarray | jax.Array) -> LazyArray:
+    if isinstance(array, LazyArray):
+        return array
+    return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
