@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS, parser
+from meshwright.cli._parser import flags, parser
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, Interrupted, MeshwrightError, OverrideError
 
 __all__ = ["main"]
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    words, settings = split(words, FLAGS)
+    words, settings = split(words, flags(words))
     options = parser().parse_args(words)
     options.settings = settings
     if settings and not options.takes_settings:

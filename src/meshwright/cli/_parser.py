@@ -2,12 +2,12 @@
 
 import argparse
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright._version import __version__
 
-FLAGS = (
+_FLAGS = (
     "--fake-devices",
     "--help",
     "--json",
@@ -17,7 +17,10 @@ FLAGS = (
     "-n",
     "--num-processes",
 )
-"""All options that are not settings of an experiment."""
+"""All options that are not settings of an experiment, and stand behind any command."""
+
+_OWN_FLAGS = {"export": ("--dtype", "--only", "--to")}
+"""Those of one command, which elsewhere may be settings."""
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
@@ -54,6 +57,12 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument("path", metavar="RUN", help="its run directory")
     inspect = command("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH")
+    export = command("export", "_export", "Write a checkpoint's arrays in a format that other programs read.")
+    export.add_argument("source", metavar="SRC", help="a run, its checkpoints, or one of them")
+    export.add_argument("directory", metavar="DST")
+    export.add_argument("--to", choices=("safetensors",), required=True)
+    export.add_argument("--dtype", metavar="D", help="convert floating-point arrays to it: bfloat16")
+    export.add_argument("--only", metavar="REGEX", help="arrays it matches whole; a group in it renames them")
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )
@@ -62,6 +71,11 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("-n", "--num-processes", type=int, required=True, metavar="N")
     launch.add_argument("command", nargs="+", metavar="-- CMD")
     return top
+
+
+def flags(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the options that are not settings on this command line."""
+    return _FLAGS + next((_OWN_FLAGS[word] for word in words if word in _OWN_FLAGS), ())
 
 
 def _shared(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
