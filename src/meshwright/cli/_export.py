@@ -18,8 +18,8 @@ def export(options: argparse.Namespace) -> Result:
       UsageError: a choice fits nothing.
       InputError: there is no checkpoint, or it is damaged.
     """
-    path = Path(options.source)
-    source = open_source(path / "checkpoints" if (path / "experiment.txt").exists() else path)
+    is_run = (Path(options.source) / "experiment.txt").exists()
+    source = open_source(Path(options.source) / "checkpoints" if is_run else options.source)
     names = _only(options.only) if options.only else None
     files = export_safetensors(source, options.directory, dtype=options.dtype, names=names)
     nbytes = sum(file.stat().st_size for file in files)
