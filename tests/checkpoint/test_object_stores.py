@@ -3,6 +3,8 @@
 import itertools
 import json
 import logging
+import os
+import subprocess
 import sys
 import urllib.request
 import zipfile
@@ -243,6 +245,39 @@ def test_two_processes_upload_their_parts_and_the_lead_commits_them(
     commit(attempt, attempt.parent, Manifest(1, {}, {}), arrays, 2, Event())
     assert same_bytes(restore(open_source(run), state), state)
     assert len(objects(run)) == 3
+
+
+TWO_PROCESSES = """
+import sys
+import jax, numpy as np
+import meshwright as mw
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+mw.process.start()
+sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), P("x"))
+target = {"x": jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)}
+ones = jax.make_array_from_callback((8,), sharding, lambda index: np.ones(8, np.float32)[index])
+with mw.Checkpoints(sys.argv[1], keep=mw.checkpoint.last(1)) as checkpoints:
+    for step in (1, 2):
+        checkpoints.save(step, {"x": ones * step})
+    state = checkpoints.resume(target, None, otherwise=None)
+    assert (checkpoints.resumed, jax.process_count(), float(state["x"].sum())) == (2, 2, 16)
+"""
+
+
+def test_two_processes_save_and_restore_over_http(s3_run):
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
+    }
+    python = [sys.executable, "-c", TWO_PROCESSES, s3_run]
+    launch = [sys.executable, "-m", "meshwright", "--fake-devices", "2", "launch", "local", "-n", "2", "--"]
+    done = subprocess.run([*launch, *python], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(key.rpartition("/")[2] for key in objects(s3_run)) == [
+        "data-00000-of-00002.zarr.zip",
+        "data-00001-of-00002.zarr.zip",
+        "manifest.json",
+    ]
 
 
 def test_a_process_that_cannot_upload_says_so(gcs, gcs_run, monkeypatch):

@@ -39,7 +39,7 @@ class ObjectBytes:
                 self._request(each)
             start = block * BLOCK_BYTES
             first, last = max(part.start, start), min(part.stop, start + BLOCK_BYTES)
-            content = np.frombuffer(self._content(block), np.uint8)
+            content = self._content(block)
             out[first - part.start : last - part.start] = content[first - start : last - start]
         return out
 
@@ -58,10 +58,20 @@ class ObjectBytes:
         end = within + min(BLOCK_BYTES, self._nbytes - start)
         return self._path.store.read(self._path.piece(start, self._nbytes), byte_range=slice(within, end))
 
-    def _content(self, block: int) -> bytes:
+    def _content(self, block: int) -> np.ndarray:
+        requested = self._request(block)
+        if isinstance(requested, np.ndarray):
+            return requested
+        content = np.frombuffer(self._answer(block, requested), np.uint8)
+        with self._lock:
+            if block in self._blocks:  # each look at an answer copies it
+                self._blocks[block] = content
+        return content
+
+    def _answer(self, block: int, requested: Any) -> bytes:
         try:
             with telling(f"read {self._path}"):
-                found = self._request(block).result()
+                found = requested.result()
         except Exception as error:
             with self._lock:
                 self._blocks.pop(block, None)  # to be asked for again
