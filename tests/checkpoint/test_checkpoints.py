@@ -191,11 +191,6 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path, step, extra, said):
     assert list(tmp_path.glob("step_*")) == []
 
 
-def test_an_object_store_is_not_taken_for_a_directory():
-    with pytest.raises(UsageError, match="s3://bucket/run is not a local directory"):
-        Checkpoints("s3://bucket/run")
-
-
 def test_the_saver_saves_when_due_and_once_after_the_last_step(tmp_path):
     with Checkpoints(tmp_path, keep=last(10)) as checkpoints:
         save = checkpoints.saver(every(2))

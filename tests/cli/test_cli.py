@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import safetensors
 
 import meshwright as mw
 from meshwright.cli import main
@@ -202,6 +203,34 @@ def test_inspect_says_what_is_not_there(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path)]) == 3
     assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_export_writes_what_other_programs_read(train, tmp_path, capsys):
+    train()
+    capsys.readouterr()
+    words = ["export", f"{tmp_path}/run", f"{tmp_path}/hf", "--to", "safetensors"]
+    assert main([*words, "--only", "params/(.*)", "--dtype", "bfloat16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step"], found["files"]) == (4, [f"{tmp_path}/hf/model.safetensors"])
+    with safetensors.safe_open(found["files"][0], "np") as file:
+        assert (list(file.keys()), file.get_slice("w").get_dtype()) == (["w"], "BF16")
+    assert main(words) == 2
+    assert "holds model.safetensors already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "says"),
+    [
+        ("--only=(", 2, "is no regular expression"),
+        ("--only=x", 2, "nothing to export"),
+        ("--dtype=x", 2, "convert"),
+    ],
+)
+def test_export_says_which_choice_fits_nothing(train, tmp_path, capsys, option, code, says):
+    train()
+    words = ["export", f"{tmp_path}/run", f"{tmp_path}/hf", "--to", "safetensors", option]
+    assert main(words) == code
+    assert says in capsys.readouterr().err
 
 
 def test_doctor_reports_what_decides_whether_a_run_works(capsys):

@@ -1,6 +1,7 @@
 """Checkpoints: saved behind the loop, restored onto any mesh, in an open format that is checked when read."""
 
 from meshwright.checkpoint._checkpoints import Checkpoints
+from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._lazy import LazyArray, stack
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
 from meshwright.checkpoint._restore import restore, restore_lazily
@@ -30,6 +31,7 @@ __all__ = [
     "best",
     "cast",
     "everything",
+    "export_safetensors",
     "is_pinned",
     "last",
     "multiples",

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -20,6 +19,7 @@ from meshwright.checkpoint._cast import Casts, cast_leaves
 from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
 from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._lead import on_lead
+from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._saving import Saving, start_saving
@@ -34,7 +34,8 @@ class Checkpoints:
     """Saves behind the training loop, and finds again what was saved.
 
     A context manager: while it is open no other run may save in the same directory, and leaving it
-    waits for the save in flight. `save`, `wait`, `resume`, and entering and leaving are collective:
+    waits for the save in flight. (An object store cannot be locked: there, of two runs that save one
+    step, one wins and the other is told.) `save`, `wait`, `resume`, and entering and leaving are collective:
     all processes call them, on the main thread, in one order.
     """
 
@@ -45,17 +46,18 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: str | Path,
+        directory: str | Directory,
         *,
         keep: Keep = last(2),  # noqa: B008 - a pure function
         cast: Casts = (),
     ):
         """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
 
-        The newest and those that are pinned stay in any case. Arrays are saved as `cast` says, as in
-        `cast`, the function; `resume` casts them back.
+        It may be in an object store: `s3://bucket/run`, `gs://bucket/run`. The newest and those that are
+        pinned stay in any case. Arrays are saved as `cast` says, as in `cast`, the function; `resume` casts
+        them back.
         """
-        self.directory = _directory.local_directory(directory)
+        self.directory = location(directory)
         self.keep = keep
         self._cast = cast
         self._scores: dict[int, Scores] = {}
@@ -67,7 +69,7 @@ class Checkpoints:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
 
         Raises:
-          UsageError: Another run has it open.
+          UsageError: Another run has it open, or it is in an object store that cannot be used.
         """
         try:
             on_lead(self._open)
@@ -184,7 +186,7 @@ class Checkpoints:
             raise MeshwrightError(f"{final} is in the way: it is no complete checkpoint. Move it elsewhere.")
         temporary = _directory.temporary_path(self.directory, step)
         temporary.mkdir()
-        return temporary.name
+        return str(temporary).removeprefix(f"{self.directory}/")
 
     def _remove_old(self, just_saved: int) -> None:
         """Remove the checkpoints that `keep` does not keep and that are not pinned."""

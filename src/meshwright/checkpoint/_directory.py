@@ -5,20 +5,26 @@ runs/text/checkpoints/
     PINNED                        keeps it from being removed
   step_00001200.tmp-5e0c1a97/     being written or being removed, or left over from a killed run
   .lock                           locked by process 0 of the run that saves here, and names it
+
+In an object store, where this differs: _remote.py.
 """
 
 import fcntl
+import io
 import os
 import re
 import secrets
 import shutil
 import socket
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TextIO
 
+from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
-from meshwright.errors import UsageError
+from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 
 PINNED = "PINNED"
 
@@ -26,63 +32,90 @@ _STEP = re.compile(r"step_(\d{8,})")
 _TEMPORARY = re.compile(r"step_\d{8,}\.tmp-[0-9a-f]{8}")
 
 
-def local_directory(path: str | Path) -> Path:
-    """Return `path` as an absolute path, with `~` resolved.
-
-    Raises:
-      UsageError: It is the address of an object store; there would be a directory called `s3:`.
-    """
-    if "://" in str(path):
-        raise UsageError(f"{path} is not a local directory; checkpoints are kept on file systems only.")
-    return Path(path).expanduser().absolute()
+def step_name(step: int) -> str:
+    """Return what the checkpoint of `step` is called."""
+    return f"step_{step:08d}"
 
 
-def step_path(directory: Path, step: int) -> Path:
+def step_path(directory: Directory, step: int) -> Directory:
     """Return where the checkpoint of `step` is, or would be."""
-    return directory / f"step_{step:08d}"
+    return directory / step_name(step)
 
 
-def temporary_path(directory: Path, step: int) -> Path:
+def temporary_path(directory: Directory, step: int) -> Directory:
     """Return a fresh name for what is not a checkpoint of `step` yet, or no longer."""
-    return directory / f"step_{step:08d}.tmp-{secrets.token_hex(4)}"
+    if isinstance(directory, ObjectPath):
+        return _remote.new_attempt(directory / step_name(step))
+    return directory / f"{step_name(step)}.tmp-{secrets.token_hex(4)}"
 
 
-def complete_steps(directory: Path) -> list[int]:
+def final_path(temporary: Directory) -> Directory:
+    """Return where that which is written into `temporary` will be a checkpoint."""
+    if isinstance(temporary, ObjectPath):
+        return temporary.parent
+    return temporary.with_name(temporary.name.partition(".")[0])
+
+
+def complete_steps(directory: Directory) -> list[int]:
     """Return the steps of which there is a complete checkpoint, in ascending order."""
     names = [path.name for path in directory.glob("step_*")]
     steps = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
     return [step for step in steps if (step_path(directory, step) / MANIFEST).is_file()]
 
 
-def temporaries(directory: Path) -> list[Path]:
+def temporaries(directory: Directory) -> Sequence[Directory]:
     """Return the directories of saves and removals that are under way or were killed."""
+    if isinstance(directory, ObjectPath):
+        complete = {step_name(step) for step in complete_steps(directory)}
+        steps = [path for path in directory.glob("step_*") if _STEP.fullmatch(path.name)]
+        return [path for path in steps if path.name not in complete]
     return sorted(path for path in directory.glob("step_*") if _TEMPORARY.fullmatch(path.name))
 
 
-def remove_temporaries(directory: Path) -> None:
+def remove_temporaries(directory: Directory) -> None:
     """Remove what killed runs left. Only the one who holds the lock may."""
-    for path in temporaries(directory):
-        shutil.rmtree(path)
+    if isinstance(directory, ObjectPath):
+        _remove_overtaken(directory)
+    else:
+        for path in temporaries(directory):
+            shutil.rmtree(str(path))
 
 
-def remove_step(directory: Path, step: int) -> None:
+def discard(temporary: Directory) -> None:
+    """Remove what a failed save wrote, as far as that can be done."""
+    if isinstance(temporary, ObjectPath):
+        with suppress(MeshwrightError):
+            _remote.discard(temporary)
+    else:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_step(directory: Directory, step: int) -> None:
     """Remove a checkpoint that is not pinned, so that it is at every moment either complete or not there."""
     path = step_path(directory, step)
-    if (path / PINNED).exists():
+    if (path / PINNED).is_file():
         return
-    doomed = path.rename(temporary_path(directory, step))
+    if isinstance(path, ObjectPath):
+        _remote.remove_step(path)
+        return
+    doomed = path.rename(str(temporary_path(directory, step)))
     if (doomed / PINNED).exists():  # in the meantime
         doomed.rename(path)
     else:
         shutil.rmtree(doomed)
 
 
-def lock(directory: Path) -> TextIO:
+def lock(directory: Directory) -> TextIO:
     """Take the directory for this run; closing the returned file, or dying, gives it back.
 
+    Object stores have no locks that end with their holders. There, of two that save one step, one wins.
+
     Raises:
-      UsageError: Another run has it.
+      UsageError: Another run has it, or it is in an object store and cannot be used.
     """
+    if isinstance(directory, ObjectPath):
+        directory.probe()
+        return io.StringIO()
     with ExitStack() as on_failure:
         file = on_failure.enter_context((directory / ".lock").open("a+"))
         try:
@@ -94,6 +127,14 @@ def lock(directory: Path) -> TextIO:
         file.flush()
         on_failure.pop_all()
     return file
+
+
+def _remove_overtaken(directory: ObjectPath) -> None:
+    latest = max(complete_steps(directory), default=-1)
+    for path in list(directory.glob("step_*")):
+        if (match := _STEP.fullmatch(path.name)) and int(match[1]) <= latest:
+            with suppress(CheckpointError):  # what its manifest names is not known: all of it stays
+                _remote.remove_leftovers(path)
 
 
 def _in_use(directory: Path, file: TextIO) -> UsageError:

@@ -1,18 +1,18 @@
 """One save, behind the loop: two tasks on a thread, and how their end is told to all processes."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 import jax
 
 from meshwright import process
-from meshwright.checkpoint._directory import step_path
+from meshwright.checkpoint._directory import discard, final_path
 from meshwright.checkpoint._format import ArrayLayout, Manifest, commit, to_host, write_part
+from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint._remote import upload_part
 from meshwright.errors import MeshwrightError
 
 
@@ -21,7 +21,7 @@ class Saving:
     """A save in flight."""
 
     step: int
-    temporary: Path
+    temporary: Directory
     written: Future[None]
     """This process's part is on disk."""
     committed: Future[None] | None
@@ -47,7 +47,7 @@ class Saving:
             self.abandoned.set()
         not_committed = process.agree(_failure(self.committed))
         if failures or not_committed:
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            discard(self.temporary)
             raise MeshwrightError(
                 f"the save of step {self.step} failed:\n  " + "\n  ".join(failures or [not_committed])
             ) from self._error()
@@ -69,7 +69,7 @@ def start_saving(
     leaves: Mapping[str, Any],
     arrays: Sequence[ArrayLayout],
     head: Manifest,
-    temporary: Path,
+    temporary: Directory,
     then: Callable[[], None],
 ) -> Saving:
     """Copy this process's shards to the host and let `thread` do the rest; the leaves may then be donated.
@@ -81,10 +81,13 @@ def start_saving(
     abandoned = Event()
 
     def make_checkpoint() -> None:
-        commit(temporary, step_path(temporary.parent, head.step), head, arrays, num_processes, abandoned)
+        commit(temporary, final_path(temporary), head, arrays, num_processes, abandoned)
         then()
 
-    written = thread.submit(write_part, temporary, arrays, chunks, number, num_processes)
+    if isinstance(temporary, ObjectPath):
+        written = thread.submit(upload_part, temporary, arrays, chunks, number, num_processes)
+    else:
+        written = thread.submit(write_part, temporary, arrays, chunks, number, num_processes)
     committed = thread.submit(make_checkpoint) if process.is_lead() else None
     return Saving(head.step, temporary, written, committed, abandoned)
 

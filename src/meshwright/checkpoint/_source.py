@@ -1,14 +1,14 @@
 """One opened checkpoint, whatever wrote it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from meshwright.checkpoint._directory import complete_steps, local_directory, step_path, temporaries
+from meshwright.checkpoint._directory import complete_steps, step_path, temporaries
 from meshwright.checkpoint._format import MANIFEST, NativeSource
 from meshwright.checkpoint._lazy import Index, LazyArray
+from meshwright.checkpoint._object_path import Directory, location
 from meshwright.errors import CheckpointError
 
 
@@ -24,15 +24,15 @@ class Source(Protocol):
         ...
 
 
-def open_source(path: str | Path, *, verify: bool = True) -> NativeSource:
-    """Open a checkpoint: a step directory, or the newest in a directory of checkpoints.
+def open_source(path: str | Directory, *, verify: bool = True) -> NativeSource:
+    """Open a checkpoint: a step directory, or the newest in a directory of checkpoints, local or not.
 
     `verify` compares what is read with its checksums. Without it damage to the data goes unnoticed.
 
     Raises:
       CheckpointError: There is no complete checkpoint, or its manifest is damaged or too new.
     """
-    directory = local_directory(path)
+    directory = location(path)
     if (directory / MANIFEST).is_file():
         return NativeSource(directory, verify=verify)
     if steps := complete_steps(directory):
@@ -40,7 +40,7 @@ def open_source(path: str | Path, *, verify: bool = True) -> NativeSource:
     raise CheckpointError(f"{directory} {_what_instead(directory)}")
 
 
-def _what_instead(directory: Path) -> str:
+def _what_instead(directory: Directory) -> str:
     """Say what `directory` is, as it is no checkpoint."""
     if not directory.is_dir():
         return "is not a directory." if directory.exists() else "does not exist."

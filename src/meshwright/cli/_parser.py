@@ -47,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument("path", metavar="RUN", help="its run directory")
     inspect = command("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH")
+    export = command("export", "_export", "Write a checkpoint's arrays in a format that other programs read.")
+    export.add_argument("source", metavar="SRC", help="a run, its checkpoints, or one of them")
+    export.add_argument("directory", metavar="DST")
+    export.add_argument("--to", choices=("safetensors",), required=True)
+    export.add_argument("--dtype", metavar="D", help="convert floating-point arrays to it: bfloat16")
+    export.add_argument("--only", metavar="REGEX", help="arrays it matches whole; a group in it renames them")
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )

@@ -12,16 +12,19 @@ A save goes through `_layout.py` (who writes what), `_part.py` (each process wri
 from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._layout import ArrayLayout, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
-from meshwright.checkpoint._format._part import to_host, write_part
+from meshwright.checkpoint._format._part import HostChunk, data_file_name, part_file_name, to_host, write_part
 from meshwright.checkpoint._format._read import NativeSource
 
 __all__ = [
     "MANIFEST",
     "ArrayLayout",
+    "HostChunk",
     "Manifest",
     "NativeSource",
     "commit",
+    "data_file_name",
     "layouts",
+    "part_file_name",
     "read_manifest",
     "to_host",
     "write_part",

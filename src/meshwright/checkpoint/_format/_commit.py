@@ -1,40 +1,34 @@
-"""The end of a save, on process 0: await all parts, check them, write the manifest, rename.
+"""The end of a save, on process 0: await all parts, check them, publish.
 
 Everything is written into a temporary directory that only this attempt uses. Its rename to the
 final name is the commit: before it there is no checkpoint, after it there is all of it. Renaming
-onto a directory with anything in it fails, so of two writers one wins.
+onto a directory with anything in it fails, so of two writers one wins. In an object store the
+manifest is written last, if there is none: of two writers, again, one wins.
 """
 
 import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 from typing import Any
 
-from meshwright.checkpoint._format._durable import fsync_directory, write_whole
 from meshwright.checkpoint._format._layout import ArrayLayout
-from meshwright.checkpoint._format._manifest import (
-    MANIFEST,
-    DataFile,
-    Manifest,
-    Place,
-    SavedArray,
-    manifest_text,
-)
+from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, SavedArray
 from meshwright.checkpoint._format._part import data_file_name, part_file_name
+from meshwright.checkpoint._format._publish import name_in_checkpoint, publish
+from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import MeshwrightError, PeersError
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
 _PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount
 
 Part = dict[str, Any]
 
 
 def commit(
-    temporary: Path,
-    final: Path,
+    temporary: Directory,
+    final: Directory,
     head: Manifest,
     layouts: Sequence[ArrayLayout],
     num_processes: int,
@@ -50,32 +44,31 @@ def commit(
     """
     parts = _await_parts(temporary, num_processes, abandoned)
     _check_parts(parts, layouts)
-    names = [data_file_name(process, num_processes) for process in range(num_processes)]
+    names = [
+        name_in_checkpoint(temporary, data_file_name(process, num_processes))
+        for process in range(num_processes)
+    ]
     files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
     manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
-    write_whole(temporary / MANIFEST, manifest_text(manifest))
-    for process in range(num_processes):
-        (temporary / part_file_name(process)).unlink()
-    fsync_directory(temporary)
-    temporary.rename(final)
-    fsync_directory(final.parent)
+    publish(temporary, final, manifest)
 
 
-def _await_parts(temporary: Path, num_processes: int, abandoned: Event) -> list[Part]:
+def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> list[Part]:
     parts: dict[int, Part] = {}
+    poll_seconds = _POLL_STORE_SECONDS if isinstance(temporary, ObjectPath) else _POLL_SECONDS
     deadline = time.monotonic() + _PARTS_TIMEOUT_SECONDS
     while missing := [process for process in range(num_processes) if process not in parts]:
         arrived = _read_parts(temporary, missing)
         _raise_failures(arrived)
         parts |= arrived
-        if not arrived and abandoned.wait(_POLL_SECONDS):
+        if not arrived and abandoned.wait(poll_seconds):
             raise MeshwrightError(f"processes {missing} did not finish.")
         if not arrived and time.monotonic() > deadline:
             raise PeersError(f"processes {missing} did not report within {_PARTS_TIMEOUT_SECONDS} seconds.")
     return [parts[process] for process in range(num_processes)]
 
 
-def _read_parts(temporary: Path, processes: Iterable[int]) -> dict[int, Part]:
+def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, Part]:
     there = {path.name for path in temporary.iterdir()}  # one listing, not one question for each process
     return {
         process: json.loads((temporary / part_file_name(process)).read_bytes())

@@ -27,9 +27,9 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshwright.checkpoint._object_path import Directory
 from meshwright.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -90,7 +90,7 @@ def manifest_text(manifest: Manifest) -> bytes:
     return body + f'"crc32": {zlib.crc32(body)}}}\n'.encode()
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Directory) -> Manifest:
     """Read the manifest of the checkpoint in `directory`.
 
     Raises:
@@ -116,7 +116,7 @@ def _lines(fields: Mapping[str, Any]) -> str:
     return ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
 
 
-def _checked(content: bytes, path: Path) -> dict[str, Any]:
+def _checked(content: bytes, path: Directory) -> dict[str, Any]:
     """Return the fields of a manifest, once format, version and checksum are known to be right."""
     try:
         fields = json.loads(content)
@@ -144,5 +144,5 @@ def _saved_array(fields: Mapping[str, Any]) -> SavedArray:
     )
 
 
-def _damaged(path: Path, how: str) -> CheckpointError:
+def _damaged(path: Directory, how: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged: {how}. Copy it again, or use another checkpoint.")

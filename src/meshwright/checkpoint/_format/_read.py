@@ -4,7 +4,6 @@ import itertools
 import zlib
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,15 @@ import numpy as np
 from meshwright.checkpoint._format._layout import Index, grid, row_major
 from meshwright.checkpoint._format._manifest import Place, SavedArray, read_manifest
 from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._object_bytes import ObjectBytes
+from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import CheckpointError, UsageError
 
 
 class NativeSource:
     """One complete checkpoint. Only the chunks that are asked for are touched, each verified once."""
 
-    def __init__(self, path: Path, *, verify: bool = True):
+    def __init__(self, path: Directory, *, verify: bool = True):
         """Read the manifest in the step directory `path`; no data file is opened yet.
 
         `verify` compares each chunk that is read with its checksum.
@@ -29,7 +30,7 @@ class NativeSource:
         self._path = path
         self._verify_chunks = verify
         self._manifest = read_manifest(path)
-        self._files: dict[int, np.ndarray] = {}
+        self._files: dict[int, np.ndarray | ObjectBytes] = {}
         self._verified: set[tuple[str, int]] = set()
 
     def __str__(self) -> str:
@@ -84,11 +85,13 @@ class NativeSource:
             self._verified.add((name, number))
         return data.view(np.dtype(array.dtype)).reshape(array.chunk_shape)
 
-    def _file(self, name: str, place: Place) -> np.ndarray:
-        """Return the bytes of a data file, mapped into memory."""
+    def _file(self, name: str, place: Place) -> np.ndarray | ObjectBytes:
+        """Return the bytes of a data file: mapped into memory, or read from an object store when sliced."""
         if place.file not in self._files:
             file = self._manifest.files[place.file]
             path = self._path / file.name
+            if isinstance(path, ObjectPath):
+                return self._files.setdefault(place.file, ObjectBytes(path, file.nbytes))
             if not path.exists():
                 raise self._damaged(name, place, "the file is missing")
             if (found := path.stat().st_size) != file.nbytes:

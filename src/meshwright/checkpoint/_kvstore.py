@@ -1,0 +1,90 @@
+"""Object stores, reached through TensorStore's key-value stores: addresses, settings, and what went wrong.
+
+TensorStore is imported when an address is opened, and only then: `meshwright[remote]` installs it.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from meshwright.errors import MeshwrightError, UsageError
+
+SCHEMES = ("s3", "gs", "memory")
+
+_RETRIES = {"max_retries": 12, "initial_delay": "100ms", "max_delay": "16s"}  # about two minutes
+_FEW_RETRIES = {"max_retries": 3, "initial_delay": "50ms", "max_delay": "500ms"}
+_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+
+
+def connect(scheme: str, bucket: str, *, patient: bool = True) -> Any:
+    """Return the `tensorstore.KvStore` of a bucket; nothing is sent yet. Not `patient`: with few retries.
+
+    Credentials, region and endpoint are those of the environment, as other programs know them.
+
+    Raises:
+      UsageError: TensorStore is not installed.
+    """
+    try:
+        import tensorstore
+    except ImportError:
+        raise UsageError(
+            f"{scheme}://{bucket} needs TensorStore. Install it: pip install 'meshwright[remote]'."
+        ) from None
+    with telling(f"open {scheme}://{bucket}"):
+        spec = _spec(scheme, bucket, _RETRIES if patient else _FEW_RETRIES)
+        return tensorstore.KvStore.open(spec, context=_context()).result()
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Say of what goes wrong in a store what was tried, in our words and without secrets.
+
+    Raises:
+      MeshwrightError: Something did.
+    """
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, MeshwrightError):
+            raise
+        raise MeshwrightError(f"cannot {what}: {_told(error)}") from None
+
+
+def _spec(scheme: str, bucket: str, retries: dict[str, Any]) -> dict[str, Any]:
+    match scheme:
+        case "s3":
+            return {"driver": "s3", "bucket": bucket, "s3_request_retries": retries, **_aws_settings()}
+        case "gs":
+            return {"driver": "gcs", "bucket": bucket, "gcs_request_retries": retries}
+        case _:
+            return {"driver": "memory", "path": f"{bucket}/"}
+
+
+def _aws_settings() -> dict[str, Any]:
+    """Return what TensorStore does not take from the environment by itself."""
+    settings: dict[str, Any] = {}
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        settings |= {"endpoint": endpoint, "aws_region": "us-east-1"}  # a region is asked for, any will do
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        settings["aws_region"] = region
+    if "AWS_ACCESS_KEY_ID" in os.environ:  # or else the chain looks for files first, and complains on stderr
+        settings["aws_credentials"] = {"type": "environment"}
+    return settings
+
+
+@functools.cache
+def _context() -> Any:
+    """Return the context of all stores, so that `memory://` is one memory."""
+    import tensorstore
+
+    return tensorstore.Context()
+
+
+def _told(error: Exception) -> str:
+    text = str(error).split(" [", 1)[0]  # the response follows
+    for secret in filter(None, map(os.environ.get, _SECRETS)):
+        text = text.replace(secret, "***")
+    return re.sub(r"//[^/@\s]*@", "//***@", text)

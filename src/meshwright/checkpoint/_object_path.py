@@ -1,0 +1,208 @@
+"""A place in an object store, used like a `Path` where a directory of checkpoints is concerned.
+
+There are no directories in it, only objects with keys that contain slashes; what `Path` says of
+directories is said of keys that begin with this one and a slash. There is no rename either: what is
+to appear at one moment is one object, written by `create`.
+"""
+
+import mmap
+import secrets
+from collections import deque
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from meshwright.checkpoint._kvstore import SCHEMES, connect, telling
+from meshwright.errors import MeshwrightError, UsageError
+
+PIECE_BYTES = 1 << 28
+"""Longer files are cut into objects of this size: a store takes 5 GB at once, and memory holds it."""
+
+_PIECES_IN_FLIGHT = 4
+
+
+class ObjectPath:
+    """An object, or all those below it."""
+
+    def __init__(self, scheme: str, bucket: str, key: PurePosixPath, store: Any):
+        """Take a key of a bucket that was connected to."""
+        self._scheme, self._bucket, self._key, self.store = scheme, bucket, key, store
+
+    @classmethod
+    def parse(cls, address: str) -> Self:
+        """Return the place that an address like `s3://bucket/run` names. Nothing is asked of the store.
+
+        Raises:
+          UsageError: It is no such address, or TensorStore is not installed.
+        """
+        scheme, _, rest = address.partition("://")
+        bucket, _, key = rest.partition("/")
+        if "@" in bucket or ":" in bucket:  # and not a word of what stands there
+            raise UsageError(f"{scheme}://… holds more than a bucket; credentials belong in the environment.")
+        if scheme not in SCHEMES or not bucket:
+            raise UsageError(
+                f"{address} is neither a directory nor the address of an object store: "
+                "expected s3://bucket/path, gs://bucket/path, or memory://name/path for tests."
+            )
+        return cls(scheme, bucket, PurePosixPath(key.strip("/")), connect(scheme, bucket))
+
+    def __str__(self) -> str:
+        """Return the address."""
+        return f"{self._scheme}://{self._bucket}/{self.key}".rstrip("/")
+
+    def __truediv__(self, key: str) -> "ObjectPath":
+        """Return the place of that relative key."""
+        return ObjectPath(self._scheme, self._bucket, self._key / key, self.store)
+
+    @property
+    def key(self) -> str:
+        """Return the key within the bucket."""
+        return "" if self._key == PurePosixPath() else str(self._key)
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the key."""
+        return self._key.name
+
+    @property
+    def parent(self) -> "ObjectPath":
+        """Return the place above."""
+        return ObjectPath(self._scheme, self._bucket, self._key.parent, self.store)
+
+    def mkdir(self, **_: bool) -> None:
+        """Do nothing, as there are no directories."""
+
+    def is_file(self) -> bool:
+        """Return whether there is an object of this key."""
+        return self.key in self._list(self.key, self.key + "\0")
+
+    def exists(self) -> bool:
+        """Return whether there is an object of this key."""
+        return self.is_file()
+
+    def is_dir(self) -> bool:
+        """Return whether there are objects below."""
+        return bool(self.below())
+
+    def below(self) -> list[str]:
+        """Return the keys of all objects below."""
+        prefix = self._prefix()
+        return self._list(prefix, prefix[:-1] + "0" if prefix else "")  # "0" is the next after "/"
+
+    def iterdir(self) -> Iterator["ObjectPath"]:
+        """Yield what is directly below: objects, and common beginnings of keys."""
+        start = len(self._prefix())
+        for name in dict.fromkeys(key[start:].split("/", 1)[0] for key in self.below()):
+            yield self / name
+
+    def glob(self, pattern: str) -> Iterator["ObjectPath"]:
+        """Yield what is directly below and has a name like `pattern`."""
+        return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
+
+    def read_bytes(self) -> bytes:
+        """Return the content of a small object.
+
+        Raises:
+          FileNotFoundError: There is none.
+        """
+        with telling(f"read {self}"):
+            found = self.store.read(self.key).result()
+        if found.state == "missing":
+            raise FileNotFoundError(str(self))
+        return found.value
+
+    def put(self, content: bytes) -> None:
+        """Write a small object, over another if there is one."""
+        with telling(f"write {self}"):
+            self.store.write(self.key, content).result()
+
+    def put_file(self, file: Path) -> None:
+        """Write a file, as one object or in pieces."""
+        waiting: deque[Any] = deque()
+        with telling(f"write {self}"), file.open("rb") as opened:
+            nbytes = file.stat().st_size
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                for start in range(0, nbytes, PIECE_BYTES):
+                    if len(waiting) == _PIECES_IN_FLIGHT:
+                        waiting.popleft().result()
+                    piece = content[start : start + PIECE_BYTES]
+                    waiting.append(self.store.write(self.piece(start, nbytes), piece))
+            for written in waiting:
+                written.result()
+
+    def piece(self, offset: int, nbytes: int) -> str:
+        """Return the key of the object that holds byte `offset` of a file of `nbytes`."""
+        return self.key if nbytes <= PIECE_BYTES else f"{self.key}.{offset // PIECE_BYTES:05d}"
+
+    def create(self, content: bytes) -> bool:
+        """Write an object if there is none, and return whether this one is there now, by this call."""
+        with telling(f"write {self}"):
+            absent = self.store.read(self.key).result()
+            if absent.state == "missing":
+                self.store.write(self.key, content, if_equal=absent.stamp.generation).result()
+        # Asked, not concluded: a write that succeeded and whose answer was lost is refused when retried.
+        return self.read_bytes() == content
+
+    def unlink(self) -> None:
+        """Delete the object."""
+        with telling(f"delete {self}"):
+            self.store.write(self.key, None).result()
+
+    def remove_tree(self) -> None:
+        """Delete all objects below."""
+        keys = self.below()
+        with telling(f"delete {self}"):
+            for deleted in [self.store.write(key, None) for key in keys]:
+                deleted.result()
+
+    def probe(self) -> None:
+        """Write, read and delete an object, without much patience.
+
+        A typing error in the name of a bucket must be an error, and not look like a directory without
+        checkpoints, from which training would begin anew.
+
+        Raises:
+          UsageError: Something of this cannot be done.
+        """
+        impatient = ObjectPath(
+            self._scheme, self._bucket, self._key, connect(self._scheme, self._bucket, patient=False)
+        )
+        probe = impatient / f".probe-{secrets.token_hex(4)}"
+        try:
+            probe.put(b"written")
+            probe.read_bytes()
+            probe.unlink()
+        except (MeshwrightError, FileNotFoundError) as error:
+            raise UsageError(
+                f"{self} cannot be used: {error}\n  Mend the address, the endpoint (AWS_ENDPOINT_URL) or the "
+                "credentials; they must allow to write, read, list and delete."
+            ) from None
+
+    def _prefix(self) -> str:
+        return f"{self.key}/" if self.key else ""
+
+    def _list(self, first: str, end: str) -> list[str]:
+        import tensorstore
+
+        with telling(f"list {self}"):
+            keys = self.store.list(tensorstore.KvStore.KeyRange(first, end)).result()
+        return sorted(key.decode() for key in keys)
+
+
+Directory = Path | ObjectPath
+"""Where checkpoints are."""
+
+
+def location(path: str | Path | ObjectPath) -> Directory:
+    """Return the place that `path` names: an absolute path, with `~` resolved, or one in an object store.
+
+    Raises:
+      UsageError: It is an address, but not of an object store that can be used.
+    """
+    if isinstance(path, ObjectPath):
+        return path
+    address = str(path)
+    if address.startswith("file://"):
+        return Path(address.removeprefix("file://"))
+    return ObjectPath.parse(address) if "://" in address else Path(path).expanduser().absolute()

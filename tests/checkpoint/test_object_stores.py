@@ -1,0 +1,369 @@
+"""Checkpoints in object stores: over HTTP against an S3 server and a fake of Google's, on loopback."""
+
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from moto.server import ThreadedMotoServer
+
+from checkpoint.gcs import FakeGcs
+from meshwright import tree
+from meshwright.checkpoint import Checkpoints, _kvstore, export_safetensors, last, open_source, restore
+from meshwright.checkpoint._format import Manifest, commit, layouts, to_host
+from meshwright.checkpoint._format._manifest import manifest_text
+from meshwright.checkpoint._object_path import location
+from meshwright.checkpoint._remote import upload_part
+from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.when import Tick, every
+
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def s3():
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")).close()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def gcs():
+    with FakeGcs() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_run(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very secret")
+    return f"s3://bucket/run-{next(numbers)}"
+
+
+@pytest.fixture
+def gcs_run(gcs, monkeypatch):
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", gcs.url)
+    monkeypatch.setattr(gcs, "fails", lambda number: None)
+    monkeypatch.setattr(gcs, "latency_seconds", 0)
+    return f"gs://bucket/run-{next(numbers)}"
+
+
+@pytest.fixture(params=["s3", "gs", "memory"])
+def run(request):
+    match request.param:
+        case "s3":
+            return request.getfixturevalue("s3_run")
+        case "gs":
+            return request.getfixturevalue("gcs_run")
+    return f"memory://tests/run-{next(numbers)}"
+
+
+def objects(run):
+    return [key.removeprefix(location(run).key + "/") for key in location(run).below()]
+
+
+def test_a_state_is_saved_and_restored_onto_another_mesh(run, state, same_bytes):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(800, state, {"note": "hello"})
+    mesh = jax.make_mesh((8,), ("x",))
+    target = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(mesh, P(None, "x") if x.shape == (16, 8) else P())
+        ),
+        state,
+    )
+    source = open_source(run)
+    assert same_bytes(restore(source, target), state)
+    assert (source.step, source.extra, str(source)) == (800, {"note": "hello"}, f"{run}/step_00000800")
+    assert same_bytes(restore(open_source(f"{run}/step_00000800"), state), state)
+
+
+def test_a_checkpoint_is_its_data_files_and_a_manifest_that_names_them(run, state):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, state)
+    data, manifest = objects(run)
+    assert manifest == "step_00000001/manifest.json"
+    content = json.loads(location(f"{run}/{manifest}").read_bytes())
+    assert data == f"step_00000001/{content['files'][0]['name']}"
+
+
+def test_an_object_is_an_ordinary_data_file(run, state, tmp_path):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, state)
+    (tmp_path / "data.zip").write_bytes(location(f"{run}/{objects(run)[0]}").read_bytes())
+    with zipfile.ZipFile(tmp_path / "data.zip") as archive:
+        assert archive.testzip() is None
+
+
+def test_resume_continues_and_retention_removes(run):
+    with Checkpoints(run, keep=last(2)) as checkpoints:
+        assert checkpoints.resume({"x": 0}, None, otherwise=lambda: "fresh") == "fresh"
+        save = checkpoints.saver(every(1))
+        for step in (9, 10, 100_000_000):
+            save(Tick(step), {"x": step}, None, None)
+    assert {key.split("/")[0] for key in objects(run)} == {"step_00000010", "step_100000000"}
+    with Checkpoints(run) as checkpoints:
+        assert checkpoints.resume({"x": 0}, None, otherwise=pytest.fail) == {"x": 100_000_000}
+
+
+def test_of_two_runs_that_save_one_step_exactly_one_wins_and_the_other_says_so(run):
+    states = [{"x": 1}, {"x": 2}]
+    arrays = layouts(states[0], num_processes=1)
+    attempts = [location(run) / "step_00000001" / name for name in ("aaaaaaaa", "bbbbbbbb")]
+    for attempt, state in zip(attempts, states, strict=True):
+        upload_part(attempt, arrays, to_host(state, arrays, 0), 0, 1)
+    with ThreadPoolExecutor() as threads:
+        ends = [
+            threads.submit(commit, attempt, attempt.parent, Manifest(1, {}, {}), arrays, 1, Event())
+            for attempt in attempts
+        ]
+    (failure,) = (str(end.exception()) for end in ends if end.exception())
+    assert failure == f"another run saves in {run} and was first to save step_00000001."
+    assert restore(open_source(run), {"x": 0}) == states[0 if ends[1].exception() else 1]
+
+
+def test_a_run_that_was_beaten_takes_its_files_away(run, monkeypatch):
+    def commit_too_late(*arguments):
+        (location(run) / "step_00000001" / "manifest.json").put(manifest_text(Manifest(1, {}, {})))
+        commit(*arguments)
+
+    monkeypatch.setattr("meshwright.checkpoint._saving.commit", commit_too_late)
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+        with pytest.raises(MeshwrightError, match="was first to save step_00000001"):
+            checkpoints.wait()
+    assert objects(run) == ["step_00000001/manifest.json"]
+
+
+def test_attempts_that_were_overtaken_are_removed_and_others_are_left_alone(run):
+    old, beaten, running = "step_00000001/aaaaaaaa", "step_00000002/bbbbbbbb", "step_00000003/cccccccc"
+    for attempt in (old, beaten, running):
+        (location(run) / attempt / "data-00000-of-00001.zarr.zip").put(b"half")
+    with Checkpoints(run) as checkpoints:
+        assert checkpoints.latest() is None
+        checkpoints.save(2, {"x": 2})
+    with Checkpoints(run) as checkpoints:
+        assert checkpoints.latest() == 2
+    attempts = {key.rpartition("/")[0] for key in objects(run)}
+    assert attempts & {old, beaten, running} == {running}
+    assert restore(open_source(run), {"x": 0}) == {"x": 2}
+
+
+def test_a_step_of_which_there_is_only_an_attempt_can_be_saved(run):
+    (location(run) / "step_00000001/aaaaaaaa/data-00000-of-00001.zarr.zip").put(b"half")
+    with pytest.raises(CheckpointError, match="only the unfinished step_00000001"):
+        open_source(run)
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+    assert restore(open_source(run), {"x": 0}) == {"x": 1}
+
+
+def test_a_file_longer_than_an_object_may_be_is_cut_and_read_in_blocks(run, monkeypatch):
+    for module, name, nbytes in (
+        ("_object_path", "PIECE_BYTES", 4096),
+        ("_object_bytes", "PIECE_BYTES", 4096),
+        ("_object_bytes", "BLOCK_BYTES", 512),
+        ("_object_bytes", "_KEPT", 10),
+    ):
+        monkeypatch.setattr(f"meshwright.checkpoint.{module}.{name}", nbytes)
+    state = {"x": np.arange(5000), "y": np.arange(7, dtype=np.int8)}
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, state)
+    assert sum("zarr.zip.000" in key for key in objects(run)) > 8
+    restored = restore(open_source(run), state)
+    assert all((restored[name] == state[name]).all() for name in state)
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
+def test_damage_is_always_found(run, how):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, {"x": np.arange(1000)})
+    data = location(f"{run}/{objects(run)[0]}")
+    content = bytearray(data.read_bytes())
+    match how:
+        case "missing":
+            data.unlink()
+        case "truncated":
+            data.put(bytes(content[:3000]))
+        case "flipped":
+            content[3000] ^= 1
+            data.put(bytes(content))
+    with pytest.raises(CheckpointError, match=r"data-00000-of-00001\.zarr\.zip"):
+        restore(open_source(run), {"x": np.zeros(1000, int)})
+
+
+@pytest.mark.parametrize("run", ["s3", "gs"], indirect=True)
+def test_a_typing_error_in_the_bucket_never_looks_like_an_empty_directory(run):
+    wrong = run.replace("bucket", "bukcet")
+    with pytest.raises(UsageError, match=rf"{wrong} cannot be used: cannot write {wrong}/\.probe.*NOT_FOUND"):
+        Checkpoints(wrong).__enter__()
+
+
+def test_an_endpoint_that_does_not_answer_is_told_soon_and_without_secrets(s3_run, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://name:password@127.0.0.1:1")
+    with pytest.raises(UsageError, match=r"cannot be used: cannot write .* Could not connect") as error:
+        Checkpoints(s3_run).__enter__()
+    assert not [secret for secret in ("very secret", "testing", "password") if secret in str(error.value)]
+
+
+def test_opening_leaves_nothing_behind(run):
+    with Checkpoints(run):
+        pass
+    assert objects(run) == []
+
+
+def test_two_processes_upload_their_parts_and_the_lead_commits_them(
+    run, state, same_bytes, over_processes, monkeypatch
+):
+    leaves = tree.named_leaves(state)
+    spread = {
+        name: SimpleNamespace(shape=leaf.shape, dtype=leaf.dtype, sharding=over_processes(leaf.sharding, 2))
+        for name, leaf in leaves.items()
+    }
+    arrays, attempt = layouts(spread, num_processes=2), location(run) / "step_00000001" / "0123abcd"
+    for process in (1, 0):
+        upload_part(attempt, arrays, to_host(leaves, arrays, process), process, 2)
+    assert sum("part-" in key for key in objects(run)) == 2
+    commit(attempt, attempt.parent, Manifest(1, {}, {}), arrays, 2, Event())
+    assert same_bytes(restore(open_source(run), state), state)
+    assert len(objects(run)) == 3
+
+
+TWO_PROCESSES = """
+import sys
+import jax, numpy as np
+import meshwright as mw
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+mw.process.start()
+sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("x",)), P("x"))
+target = {"x": jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)}
+ones = jax.make_array_from_callback((8,), sharding, lambda index: np.ones(8, np.float32)[index])
+with mw.Checkpoints(sys.argv[1], keep=mw.checkpoint.last(1)) as checkpoints:
+    for step in (1, 2):
+        checkpoints.save(step, {"x": ones * step})
+    state = checkpoints.resume(target, None, otherwise=None)
+    assert (checkpoints.resumed, jax.process_count(), float(state["x"].sum())) == (2, 2, 16)
+"""
+
+
+def test_two_processes_save_and_restore_over_http(s3_run):
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
+    }
+    python = [sys.executable, "-c", TWO_PROCESSES, s3_run]
+    launch = [sys.executable, "-m", "meshwright", "--fake-devices", "2", "launch", "local", "-n", "2", "--"]
+    done = subprocess.run([*launch, *python], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(key.rpartition("/")[2] for key in objects(s3_run)) == [
+        "data-00000-of-00002.zarr.zip",
+        "data-00001-of-00002.zarr.zip",
+        "manifest.json",
+    ]
+
+
+def test_a_process_that_cannot_upload_says_so(gcs, gcs_run, monkeypatch):
+    monkeypatch.setitem(_kvstore._RETRIES, "max_retries", 0)
+    arrays, attempt = layouts({"x": 1}, num_processes=1), location(gcs_run) / "step_00000001" / "0123abcd"
+    start = gcs.requests
+    monkeypatch.setattr(gcs, "fails", lambda number: "before" if number == start + 1 else None)
+    with pytest.raises(MeshwrightError, match="cannot write"):
+        upload_part(attempt, arrays, to_host({"x": 1}, arrays, 0), 0, 1)
+    with pytest.raises(MeshwrightError, match="process 0: MeshwrightError: cannot write"):
+        commit(attempt, attempt.parent, Manifest(1, {}, {}), arrays, 1, Event())
+
+
+def test_a_commit_whose_files_were_removed_fails(run):
+    arrays, attempt = layouts({"x": 1}, num_processes=1), location(run) / "step_00000001" / "0123abcd"
+    upload_part(attempt, arrays, to_host({"x": 1}, arrays, 0), 0, 1)
+    (attempt / "data-00000-of-00001.zarr.zip").unlink()
+    with pytest.raises(MeshwrightError, match=r"data-00000-of-00001\.zarr\.zip in .* were removed"):
+        commit(attempt, attempt.parent, Manifest(1, {}, {}), arrays, 1, Event())
+    assert Checkpoints(run).latest() is None
+
+
+def test_requests_that_fail_and_take_long_are_tried_again(gcs, gcs_run, monkeypatch):
+    monkeypatch.setitem(_kvstore._RETRIES, "initial_delay", "10ms")
+    state = {"x": np.arange(10_000), "y": jnp.ones(3)}
+    monkeypatch.setattr(gcs, "latency_seconds", 0.01)
+    monkeypatch.setattr(gcs, "fails", lambda number: {2: "before", 3: "after"}.get(number % 5))
+    with Checkpoints(gcs_run, keep=last(1)) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state)
+    assert (restore(open_source(gcs_run), state)["x"] == state["x"]).all()
+    assert len(objects(gcs_run)) == 2
+
+
+def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_runs(gcs, gcs_run, monkeypatch):
+    path = location(gcs_run) / "manifest.json"
+    start = gcs.requests
+    monkeypatch.setattr(gcs, "fails", lambda number: "after" if number == start + 2 else None)  # the write
+    assert path.create(b"mine")
+    assert not path.create(b"another's")
+    assert path.read_bytes() == b"mine"
+
+
+def test_a_store_that_fails_for_good_fails_the_save_and_leaves_no_checkpoint(gcs, gcs_run, monkeypatch):
+    monkeypatch.setitem(_kvstore._RETRIES, "max_retries", 1)
+    with Checkpoints(gcs_run) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+        checkpoints.wait()
+        start = gcs.requests
+        monkeypatch.setattr(gcs, "fails", lambda number: number > start + 3 and "before")
+        checkpoints.save(2, {"x": 2})
+        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n  process 0: cannot write"):
+            checkpoints.wait()
+        monkeypatch.setattr(gcs, "fails", lambda number: None)
+        assert checkpoints.latest() == 1
+        checkpoints.save(2, {"x": 2})
+    assert restore(open_source(gcs_run), {"x": 0}) == {"x": 2}
+
+
+def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, state)
+    assert export_safetensors(open_source(run), tmp_path)[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("az://bucket/run", "neither a directory nor the address of an object store"),
+        ("s3:///run", "neither a directory nor the address of an object store"),
+        ("s3://key:secret@bucket/run", "credentials belong in the environment"),
+    ],
+)
+def test_what_is_no_address_is_refused(address, said):
+    with pytest.raises(UsageError, match=said) as error:
+        Checkpoints(address)
+    assert "secret" not in str(error.value)
+
+
+def test_without_tensorstore_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(UsageError, match=r"pip install 'meshwright\[remote\]'"):
+        Checkpoints("s3://bucket/run")
+
+
+def test_a_file_address_is_a_directory(tmp_path):
+    with Checkpoints(f"file://{tmp_path}/run") as checkpoints:
+        checkpoints.save(1, {"x": 1})
+    assert (tmp_path / "run" / "step_00000001" / "manifest.json").exists()
