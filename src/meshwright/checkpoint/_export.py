@@ -118,7 +118,7 @@ def _with_dots(name: str) -> str:
 
 
 def _plan(
-    saved: _safetensors.Arrays, names: Names, dtype: np.dtype | None
+    saved: Mapping[str, Any], names: Names, dtype: np.dtype | None
 ) -> tuple[dict[str, str], _safetensors.Arrays]:
     """Return, by the name in the file, our name of each array and what it is in the file."""
     theirs = {name: names(name) for name in saved}
