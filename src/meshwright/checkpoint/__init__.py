@@ -4,13 +4,17 @@ from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._source import Source, open_source
+from meshwright.checkpoint._verify import Damage, Report, verify
 
 __all__ = [
     "Checkpoints",
+    "Damage",
     "Keep",
+    "Report",
     "Scores",
     "Source",
     "last",
     "open_source",
     "restore",
+    "verify",
 ]

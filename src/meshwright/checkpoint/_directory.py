@@ -3,6 +3,7 @@
 runs/text/checkpoints/
   step_00000800/                  a checkpoint: it has a manifest
   step_00001200.tmp-5e0c1a97/     being written or being removed, or left over from a killed run
+  step_00001600.damaged-0b8e55d2/ was found to be damaged and set aside, for people to look at
   .lock                           locked by process 0 of the run that saves here, and names it
 """
 
@@ -19,8 +20,8 @@ from typing import TextIO
 from meshwright.checkpoint._format import MANIFEST
 from meshwright.errors import UsageError
 
-_STEP = re.compile(r"step_(\d{8,})")
-_TEMPORARY = re.compile(r"step_\d{8,}\.tmp-[0-9a-f]{8}")
+_STEP = re.compile(r"step_([0-9]{8,})")
+_TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
 
 
 def local_directory(path: str | Path) -> Path:
@@ -46,14 +47,16 @@ def temporary_path(directory: Path, step: int) -> Path:
 
 def complete_steps(directory: Path) -> list[int]:
     """Return the steps of which there is a complete checkpoint, in ascending order."""
-    names = [path.name for path in directory.glob("step_*")]
-    steps = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
-    return [step for step in steps if (step_path(directory, step) / MANIFEST).is_file()]
+    names = {path.name for path in directory.glob("step_*")}
+    steps = sorted({int(match[1]) for name in names if (match := _STEP.fullmatch(name))})
+    paths = {step: step_path(directory, step) for step in steps}
+    return [step for step, path in paths.items() if path.name in names and (path / MANIFEST).is_file()]
 
 
 def temporaries(directory: Path) -> list[Path]:
     """Return the directories of saves and removals that are under way or were killed."""
-    return sorted(path for path in directory.glob("step_*") if _TEMPORARY.fullmatch(path.name))
+    named = (path for path in directory.glob("step_*.tmp-*") if _TEMPORARY.fullmatch(path.name))
+    return sorted(path for path in named if path.is_dir())
 
 
 def remove_temporaries(directory: Path) -> None:
@@ -66,6 +69,11 @@ def remove_step(directory: Path, step: int) -> None:
     """Remove a checkpoint, so that it is at every moment either complete or not there."""
     doomed = step_path(directory, step).rename(temporary_path(directory, step))
     shutil.rmtree(doomed)
+
+
+def set_aside(directory: Path, step: int) -> Path:
+    """Rename what stands where the checkpoint of `step` belongs, and return what it is called now."""
+    return step_path(directory, step).rename(directory / f"step_{step:08d}.damaged-{secrets.token_hex(4)}")
 
 
 def lock(directory: Path) -> TextIO:

@@ -30,11 +30,20 @@ def open_source(path: str | Path) -> NativeSource:
     Raises:
       CheckpointError: There is no complete checkpoint, or its manifest is damaged or too new.
     """
+    return NativeSource(checkpoint_directory(path))
+
+
+def checkpoint_directory(path: str | Path) -> Path:
+    """Return the directory of one checkpoint: `path` itself, or the newest in it.
+
+    Raises:
+      CheckpointError: There is no complete checkpoint.
+    """
     directory = local_directory(path)
     if (directory / MANIFEST).is_file():
-        return NativeSource(directory)
+        return directory
     if steps := complete_steps(directory):
-        return NativeSource(step_path(directory, steps[-1]))
+        return step_path(directory, steps[-1])
     raise CheckpointError(f"{directory} {_what_instead(directory)}")
 
 

@@ -78,6 +78,8 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
         state = checkpoints.resume(target, data, otherwise=lambda: _fresh_state(experiment, layout))
         if checkpoints.resumed is not None:
             say(f"  ↻ continuing after step {checkpoints.resumed}")
+        for warning in checkpoints.passed_over:
+            say(f"  ✗ {warning}")
         evaluate = _Evaluations(experiment, layout)
         write = _writers(opened, directory, console, step, after=int(state.step))
         if process.is_lead():

@@ -6,13 +6,15 @@
       data-00001-of-00002.zarr.zip     that holds a zarr v3 hierarchy           _zarr.py
 
 A save goes through `_layout.py` (who writes what), `_part.py` (each process writes) and
-`_commit.py` (process 0 makes it a checkpoint); a restore through `_read.py`.
+`_commit.py` (process 0 makes it a checkpoint); a restore through `_read.py`. `_pieces.py` says what
+every byte must be.
 """
 
 from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._layout import ArrayLayout, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._part import to_host, write_part
+from meshwright.checkpoint._format._pieces import Piece, pieces
 from meshwright.checkpoint._format._read import NativeSource
 
 __all__ = [
@@ -20,8 +22,10 @@ __all__ = [
     "ArrayLayout",
     "Manifest",
     "NativeSource",
+    "Piece",
     "commit",
     "layouts",
+    "pieces",
     "read_manifest",
     "to_host",
     "write_part",
