@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS, parser
+from meshwright.cli._parser import flags, parser
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, Interrupted, MeshwrightError, OverrideError
 
 __all__ = ["main"]
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    words, settings = split(words, FLAGS)
+    words, settings = split(words, flags(words))
     options = parser().parse_args(words)
     options.settings = settings
     if settings and not options.takes_settings:
@@ -44,13 +44,13 @@ def _options(words: list[str]) -> argparse.Namespace:
 
 
 def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
-    """Run the command; print its result, `(text, document)`, if it is not an exit code already."""
-    result: int | tuple[str, Any] = options.run(options)
+    """Run the command; print its result, `(text, document[, code])`, if it is not an exit code already."""
+    result: int | tuple[Any, ...] = options.run(options)
     if isinstance(result, int):
         return result
-    text, document = result
+    text, document, exit_code = (*result, EXIT_DONE)[:3]
     print(json.dumps(document, indent=2) if as_json else text)
-    return EXIT_DONE
+    return exit_code
 
 
 def _refuse(error: MeshwrightError, *, as_json: bool) -> int:

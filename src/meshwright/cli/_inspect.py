@@ -21,11 +21,16 @@ def inspect(options: argparse.Namespace) -> Result:
     path = Path(options.path)
     if not path.exists():
         raise InputError(f"{path} does not exist. Give a run directory, or checkpoints.")
-    is_run = (path / "experiment.txt").exists()
-    found = _checkpoint(path / "checkpoints" if is_run else path)
-    if is_run:
+    found = _checkpoint(checkpoints_of(path))
+    if checkpoints_of(path) != path:
         found = {"run": str(path), "reported": _newest_report(path), **found}
     return _text(found), found
+
+
+def checkpoints_of(path: str | Path) -> Path:
+    """Return where the checkpoints of a run directory are; or `path`, where it is none."""
+    is_run = (Path(path) / "experiment.txt").exists()
+    return Path(path) / "checkpoints" if is_run else Path(path)
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import argparse
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright._version import __version__
@@ -17,12 +17,18 @@ FLAGS = (
     "-n",
     "--num-processes",
 )
-"""All options that are not settings of an experiment."""
+"""All options that are not settings of an experiment, and those of one command alone."""
+OWN_FLAGS = {"convert": ("--dtype", "--only")}
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
   max_step=2000   input.batch_size=128   checkpoints.when=100   mesh=data=-1,fsdp=4   run=runs/other
 """
+
+
+def flags(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the options that are not settings in the command line `words`."""
+    return FLAGS + next((OWN_FLAGS[word] for word in words if word in OWN_FLAGS), ())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +60,16 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument("path", metavar="RUN", help="its run directory")
     inspect = command("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH")
+    verify = command("verify", "_verify", "Compare every byte of a checkpoint with what was written.")
+    verify.add_argument("path", metavar="PATH", help="a checkpoint, or a run for its newest")
+    diff = command("diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1.")
+    diff.add_argument("a", metavar="A")
+    diff.add_argument("b", metavar="B")
+    convert = command("convert", "_convert", "Write a checkpoint anew: of another dtype, or a part of it.")
+    convert.add_argument("source", metavar="SRC")
+    convert.add_argument("destination", metavar="DST", help="a directory of checkpoints, made if need be")
+    convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
+    convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names it matches")
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )

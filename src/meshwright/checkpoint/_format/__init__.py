@@ -7,26 +7,32 @@
 
 A save goes through `_layout.py` (who writes what), `_part.py` (each process writes) and
 `_commit.py` (process 0 makes it a checkpoint); a restore through `_read.py`. `_pieces.py` says what
-every byte must be.
+every byte must be, and `_stream.py` writes what is in no memory.
 """
 
+from meshwright.checkpoint._format._blocks import blocks
 from meshwright.checkpoint._format._commit import commit
-from meshwright.checkpoint._format._layout import ArrayLayout, layouts
+from meshwright.checkpoint._format._layout import ArrayLayout, Index, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._part import to_host, write_part
-from meshwright.checkpoint._format._pieces import Piece, pieces
+from meshwright.checkpoint._format._pieces import Piece, layouts_of, pieces
 from meshwright.checkpoint._format._read import NativeSource
+from meshwright.checkpoint._format._stream import write_streamed
 
 __all__ = [
     "MANIFEST",
     "ArrayLayout",
+    "Index",
     "Manifest",
     "NativeSource",
     "Piece",
+    "blocks",
     "commit",
     "layouts",
+    "layouts_of",
     "pieces",
     "read_manifest",
     "to_host",
     "write_part",
+    "write_streamed",
 ]

@@ -43,12 +43,12 @@ _Content = tuple[str, str, int, int]
 
 
 def _metadata(manifest: Manifest, number: int) -> list[_Content]:
-    entries = metadata_entries(_layouts(manifest), number)
+    entries = metadata_entries(layouts_of(manifest), number)
     return [(path, path, len(data), zlib.crc32(data)) for path, data in entries.items()]
 
 
 def _chunks(manifest: Manifest, number: int) -> Iterator[_Content]:
-    for layout in _layouts(manifest):
+    for layout in layouts_of(manifest):
         places = zip(layout.positions(), manifest.arrays[layout.name].chunks, strict=True)
         for position, place in places:
             if place.file == number:
@@ -56,7 +56,8 @@ def _chunks(manifest: Manifest, number: int) -> Iterator[_Content]:
                 yield path, layout.name, place.size, place.crc32
 
 
-def _layouts(manifest: Manifest) -> list[ArrayLayout]:
+def layouts_of(manifest: Manifest) -> list[ArrayLayout]:
+    """Return how the arrays of a checkpoint are cut into chunks, and who wrote each."""
     return [
         ArrayLayout(
             name,

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from meshwright.checkpoint._format._layout import Index, grid, row_major
-from meshwright.checkpoint._format._manifest import Place, SavedArray, read_manifest
+from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
 from meshwright.errors import DamagedError, UsageError
 
 
@@ -32,6 +32,11 @@ class NativeSource:
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
         return str(self._path)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return all that `manifest.json` says."""
+        return self._manifest
 
     @property
     def step(self) -> int:
