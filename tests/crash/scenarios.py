@@ -42,7 +42,7 @@ def offered(directory):
     return sorted(int(match[1]) for match in found if match)
 
 
-def check(directory, told=-1):
+def check(directory, told=-1, state=state):
     """Check that all that is offered is whole, and that `told`, or a later step, is."""
     steps = offered(directory)
     assert Checkpoints(directory).latest() == max(steps, default=None)

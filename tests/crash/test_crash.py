@@ -39,3 +39,14 @@ def test_a_full_disk_costs_no_checkpoint(play, directory):
 
 def test_a_directory_that_turns_read_only_costs_no_checkpoint(play, directory):
     assert "Read-only file system" in play("read_only", directory)["said"]
+
+
+def test_one_process_of_two_or_both_may_be_killed_at_any_moment(play, directory):
+    answer = play("killed_of_two", directory, kills=KILLS // 4)
+    assert answer["in_a_save"] > KILLS / 100
+
+
+def test_damage_that_one_process_finds_makes_all_fall_back(play, directory):
+    for resumed, passed_over, is_step_1 in play("damage_found_by_one", directory):
+        assert (resumed, is_step_1) == (1, True)
+        assert "step 2 is damaged; continuing from step 1 instead. process 1: cannot read w" in passed_over[0]
