@@ -21,9 +21,9 @@ def play():
             request = [scenario, {"directory": str(directory), **arguments}]
             nursery.stdin.write(json.dumps(request) + "\n")
             nursery.stdin.flush()
-            answer = nursery.stdout.readline()
-            assert answer, "the scenario failed: its traceback is in the captured stderr"
-            return json.loads(answer)
+            said = json.loads(nursery.stdout.readline())
+            assert "answer" in said, said["traceback"]
+            return said["answer"]
 
         yield one
         nursery.stdin.close()

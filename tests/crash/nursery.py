@@ -1,8 +1,8 @@
 """Processes for a fork instead of an interpreter's start, so that hundreds can be killed in seconds.
 
 This program imports JAX, makes no device, and then plays scenarios, one for each line that it reads:
-`["killed_at_random", {"directory": "/tmp/…", "kills": 100}]`. Each answer is a line of JSON. A scenario
-whose checks fail ends the program with a traceback.
+`["killed_at_random", {"directory": "/tmp/…", "kills": 100}]`. Each answer is a line of JSON: what the
+scenario returns, or the traceback of the check that failed.
 """
 
 import json
@@ -77,7 +77,11 @@ def main() -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         arguments["directory"] = Path(arguments["directory"])
-        print(json.dumps(players[name](**arguments)), file=answers, flush=True)
+        try:
+            answer = {"answer": players[name](**arguments)}
+        except Exception:
+            answer = {"traceback": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
