@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright.checkpoint._format import blocks
+from meshwright.checkpoint._format import slabs
 from meshwright.checkpoint._source import Source
 
 
@@ -45,7 +45,7 @@ def _difference(
     if left is None or right is None or left.shape != right.shape:
         return Difference(name, left, right)
     num_differing, largest = 0, 0.0
-    for index in blocks(left.shape, max(left.dtype.itemsize, right.dtype.itemsize)):
+    for index in slabs(left.shape, max(left.dtype.itemsize, right.dtype.itemsize)):
         num, most = _compare(a.read(name, index), b.read(name, index))
         num_differing, largest = num_differing + num, float(np.maximum(largest, most))
     if num_differing == 0 and left.dtype == right.dtype:

@@ -10,13 +10,13 @@ A save goes through `_layout.py` (who writes what), `_part.py` (each process wri
 every byte must be, and `_stream.py` writes what is in no memory.
 """
 
-from meshwright.checkpoint._format._blocks import blocks
 from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._layout import ArrayLayout, Index, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._part import to_host, write_part
 from meshwright.checkpoint._format._pieces import Piece, layouts_of, pieces
 from meshwright.checkpoint._format._read import NativeSource
+from meshwright.checkpoint._format._slabs import slabs
 from meshwright.checkpoint._format._stream import write_streamed
 
 __all__ = [
@@ -26,12 +26,12 @@ __all__ = [
     "Manifest",
     "NativeSource",
     "Piece",
-    "blocks",
     "commit",
     "layouts",
     "layouts_of",
     "pieces",
     "read_manifest",
+    "slabs",
     "to_host",
     "write_part",
     "write_streamed",

@@ -1,4 +1,4 @@
-"""Writing a data file block by block, for a state that is in no memory: one process writes all of it."""
+"""Writing a data file slab by slab, for a state that is in no memory: one process writes all of it."""
 
 import json
 import os
@@ -10,10 +10,10 @@ from typing import BinaryIO
 import numpy as np
 
 from meshwright.checkpoint._format import _zarr, _zip
-from meshwright.checkpoint._format._blocks import blocks
 from meshwright.checkpoint._format._durable import write_whole
 from meshwright.checkpoint._format._layout import ArrayLayout, Index
 from meshwright.checkpoint._format._part import data_file_name, metadata_entries, part_file_name
+from meshwright.checkpoint._format._slabs import slabs
 
 Read = Callable[[str, Index], np.ndarray]
 
@@ -33,7 +33,7 @@ def write_streamed(directory: Path, layouts: Sequence[ArrayLayout], read: Read) 
             for entry, data in zip(entries, metadata.values(), strict=False)
         ]
         for entry, (layout, _, position) in zip(entries[len(metadata) :], chunks, strict=True):
-            crcs.append(_write_chunk(file, entry, _chunk_blocks(layout, position, read)))
+            crcs.append(_write_chunk(file, entry, _chunk_slabs(layout, position, read)))
         nbytes = _zip.write_directory(file, entries, crcs)
         file.flush()
         os.fsync(file.fileno())
@@ -43,21 +43,21 @@ def write_streamed(directory: Path, layouts: Sequence[ArrayLayout], read: Read) 
 
 
 def _write_chunk(file: BinaryIO, entry: _zip.Entry, data: Iterator[memoryview]) -> int:
-    """Write an entry of which the checksum is known after the last block only, and return that."""
+    """Write an entry of which the checksum is known after the last slab only, and return that."""
     crc = 0
     file.seek(entry.data_offset)
-    for block in data:
-        crc = zlib.crc32(block, crc)
-        file.write(block)
+    for slab in data:
+        crc = zlib.crc32(slab, crc)
+        file.write(slab)
     file.seek(entry.header_offset)
     file.write(_zip.local_header(entry, crc))
     return crc
 
 
-def _chunk_blocks(layout: ArrayLayout, position: tuple[int, ...], read: Read) -> Iterator[memoryview]:
+def _chunk_slabs(layout: ArrayLayout, position: tuple[int, ...], read: Read) -> Iterator[memoryview]:
     origin = [place * size for place, size in zip(position, layout.chunk_shape, strict=True)]
-    for block in blocks(layout.chunk_shape, layout.dtype.itemsize):
-        index = tuple(slice(at + part.start, at + part.stop) for at, part in zip(origin, block, strict=True))
+    for slab in slabs(layout.chunk_shape, layout.dtype.itemsize):
+        index = tuple(slice(at + part.start, at + part.stop) for at, part in zip(origin, slab, strict=True))
         yield read(layout.name, index).reshape(-1).view(np.uint8).data
 
 
