@@ -2,6 +2,7 @@
 #   make demo    train a real model on a mesh, kill it, and watch it continue
 #   make test    lint, then the whole suite; where a newer Python is found, there too
 #   make lint    ruff and the type checker
+#   make soak    kill saving runs thousands of times
 #   make bench   the measurements behind the README's claims
 #   make setup   only the environment
 
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-newest lint bench lock clean
+.PHONY: setup demo test test-here test-newest lint soak bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +36,9 @@ test-newest:
 	@python=$$(sh scripts/find_python newest); \
 	if [ -n "$$python" ] && [ "$$($$python -V)" != "$$($(BIN)/python -V)" ]; then \
 	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" test-here; fi
+
+soak: setup
+	KILLS=5000 $(BIN)/python -m pytest tests/crash -o timeout=0
 
 # The library that we are measured against stays out of the environment that tests run in.
 bench:

@@ -6,7 +6,8 @@
     │   └── LayoutError             a mesh, rule or batch that does not fit
     ├── InputError             3    data or a checkpoint is missing, unfit or damaged: do not retry
     │   ├── ExamplesError           examples that do not make a batch
-    │   └── CheckpointError         not there, of another shape, or damaged
+    │   └── CheckpointError         not there, or of another shape than wanted
+    │       └── DamagedError            a file is missing, or holds other bytes than were written
     ├── DivergedError          4    the loss is no longer finite
     ├── PeersError             1    other processes of this run did not come, or are gone
     └── Interrupted        75, 130  stopped from outside with the state saved: run the same command again
@@ -55,6 +56,14 @@ class ExamplesError(InputError, ValueError):
 
 class CheckpointError(InputError):
     """A checkpoint that is not there, does not match what is wanted, or is damaged."""
+
+
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is missing or truncated, or holds other bytes than were written.
+
+    Only for this does a resumed run fall back to an older checkpoint: what does not *match* is the
+    user's to decide.
+    """
 
 
 class DivergedError(MeshwrightError):

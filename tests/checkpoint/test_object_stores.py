@@ -329,7 +329,7 @@ def test_a_store_that_fails_for_good_fails_the_save_and_leaves_no_checkpoint(gcs
         start = gcs.requests
         monkeypatch.setattr(gcs, "fails", lambda number: number > start + 3 and "before")
         checkpoints.save(2, {"x": 2})
-        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n  process 0: cannot write"):
+        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n.*cannot (write|list)"):
             checkpoints.wait()
         monkeypatch.setattr(gcs, "fails", lambda number: None)
         assert checkpoints.latest() == 1

@@ -1,4 +1,5 @@
 import json
+import zlib
 
 import jax
 import numpy as np
@@ -79,7 +80,8 @@ def test_a_damaged_manifest_is_not_believed(save, word):
 
 def test_a_newer_format_says_what_to_install(save):
     manifest = save({"x": np.zeros(5)}) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    head = manifest.read_bytes().replace(b'"version": 1', b'"version": 2').rpartition(b'"crc32"')[0]
+    manifest.write_bytes(head + f'"crc32": {zlib.crc32(head)}}}\n'.encode())
     with pytest.raises(
         CheckpointError, match=r"format version 2, and this Meshwright reads up to 1.*written by"
     ):

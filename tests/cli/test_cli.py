@@ -121,6 +121,15 @@ def test_a_run_ends_with_its_result_and_can_be_resumed_for_longer(train, tmp_pat
     assert "done: step 6" in captured.out
 
 
+def test_a_damaged_checkpoint_is_told_on_the_screen_and_the_run_goes_on(train, tmp_path, capsys):
+    assert train("checkpoints.when=2") == 0
+    (tmp_path / "run" / "checkpoints" / "step_00000004" / "manifest.json").write_text("{")
+    assert train("checkpoints.when=2", "max_step=6") == 0
+    err = capsys.readouterr().err
+    assert "continuing after step 2" in err
+    assert "✗ step 4 is damaged; continuing from step 2 instead." in err
+
+
 def test_json_is_one_document_on_stdout(train, capsys):
     assert train("--json") == 0
     assert json.loads(capsys.readouterr().out).keys() == {"run", "step", "scores", "seconds"}

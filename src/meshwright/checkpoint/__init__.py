@@ -1,6 +1,8 @@
 """Checkpoints: saved behind the loop, restored onto any mesh, in an open format that is checked when read."""
 
 from meshwright.checkpoint._checkpoints import Checkpoints
+from meshwright.checkpoint._convert import convert
+from meshwright.checkpoint._diff import Difference, diff
 from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._lazy import LazyArray, stack
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
@@ -18,11 +20,15 @@ from meshwright.checkpoint._retention import (
 )
 from meshwright.checkpoint._source import Source, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
+from meshwright.checkpoint._verify import Damage, Report, verify
 
 __all__ = [
     "Checkpoints",
+    "Damage",
+    "Difference",
     "Keep",
     "LazyArray",
+    "Report",
     "Scores",
     "Source",
     "always",
@@ -30,6 +36,8 @@ __all__ = [
     "as_source",
     "best",
     "cast",
+    "convert",
+    "diff",
     "everything",
     "export_safetensors",
     "is_pinned",
@@ -43,4 +51,5 @@ __all__ = [
     "stack",
     "subtree",
     "unpin",
+    "verify",
 ]

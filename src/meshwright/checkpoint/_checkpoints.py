@@ -2,7 +2,9 @@
 
 import copy
 import json
+import logging
 import operator
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,13 +21,17 @@ from meshwright.checkpoint._cast import Casts, cast_leaves
 from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
 from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._lead import on_lead
-from meshwright.checkpoint._object_path import Directory, location
+from meshwright.checkpoint._object_path import Directory, ObjectPath, local, location
 from meshwright.checkpoint._restore import restore
+from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._saving import Saving, start_saving
 from meshwright.checkpoint._transforms import cast_back
+from meshwright.checkpoint._verify import incomplete
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Due, Tick, When
+
+log = logging.getLogger("meshwright")
 
 Save = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
 
@@ -43,6 +49,8 @@ class Checkpoints:
     """Says which checkpoints stay. May be set at any time, and is asked after each save."""
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
+    passed_over: tuple[str, ...] = ()
+    """What `resume` says of newer checkpoints that are damaged, to be shown to people."""
 
     def __init__(
         self,
@@ -105,7 +113,7 @@ class Checkpoints:
 
         Returns as soon as this process's shards are on the host: `state` may then be donated or
         changed. The rest happens on a thread; `wait` or the next `save` tell how it went. A step
-        that has a complete checkpoint is not saved again.
+        that has a complete checkpoint is not saved again; what else stands in its place is set aside.
 
         Raises:
           MeshwrightError: The previous save failed on some process, as `wait` says.
@@ -146,26 +154,48 @@ class Checkpoints:
         return save
 
     def resume(self, target: tree.PyTree, data: Any, *, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
-        """Return the latest checkpoint, restored into `target`, and set `data` to where it stood then.
+        """Return the newest intact checkpoint, restored into `target`, and set `data` to where it stood then.
 
-        Without a checkpoint, returns `otherwise()`. `resumed` says afterwards which it was.
+        Without a checkpoint, returns `otherwise()`. `resumed` says afterwards which it was. A newer
+        one that is damaged is logged as an error, told of in `passed_over` and, where the directory
+        is open for saving, set aside as `step_00000800.damaged-…`.
 
         Raises:
-          CheckpointError: The checkpoint does not fit `target` or `data`, or is damaged.
+          CheckpointError: The checkpoint does not fit `target` or `data`.
+          DamagedError: There are checkpoints, and none is intact.
         """
         self.wait()
-        self.resumed = process.agree(self.latest())
-        if self.resumed is None:
+        self.resumed, self.passed_over = None, ()
+        steps = on_lead(lambda: _directory.complete_steps(self.directory))
+        if not steps:
             return otherwise()
-        source = NativeSource(_directory.step_path(self.directory, self.resumed))
-        state = restore(cast_back(source, self._cast, target), target)
+        (source, state), damaged = newest_intact(steps, lambda step: self._restored(step, target))
         rewind(data, source.extra, source)
+        self.resumed = source.step
+        self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
         return state
 
     def _open(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = _directory.lock(self.directory)
         _directory.remove_temporaries(self.directory)
+
+    def _restored(self, step: int, target: tree.PyTree) -> tuple[NativeSource, tree.PyTree]:
+        source = NativeSource(_directory.step_path(self.directory, step))
+        return source, restore(cast_back(source, self._cast, target), target)
+
+    def _pass_over(self, step: int, what: str) -> str:
+        """Set aside a damaged checkpoint, if we may, and return the message about it."""
+        said = f"step {step} is damaged; continuing from step {self.resumed} instead. {what}"
+        if self._thread and not isinstance(self.directory, ObjectPath):
+            aside = on_lead(lambda: self._set_aside(step))
+            said += f" It is kept as {aside}."
+        if process.is_lead():
+            log.error(said)
+        return said
+
+    def _set_aside(self, step: int) -> str:
+        return _directory.set_aside(local(str(self.directory)), step).name
 
     def _close(self) -> None:
         if self._thread:
@@ -180,10 +210,15 @@ class Checkpoints:
             raise UsageError(f"cannot save step {step}: steps count from 0.")
         _check_json(extra)
         final = _directory.step_path(self.directory, step)
-        if (final / MANIFEST).is_file():
-            return None
-        if final.exists():
-            raise MeshwrightError(f"{final} is in the way: it is no complete checkpoint. Move it elsewhere.")
+        if isinstance(final, ObjectPath):
+            if (final / MANIFEST).is_file():
+                return None
+        elif os.path.lexists(final):  # a broken link, too, is in the way
+            wrong = incomplete(final) if (final / MANIFEST).is_file() else f"there is no {MANIFEST}"
+            if not wrong:
+                return None
+            aside = self._set_aside(step)
+            log.error(f"{final} is no complete checkpoint: {wrong}. It is kept as {aside}, and saved anew.")
         temporary = _directory.temporary_path(self.directory, step)
         temporary.mkdir()
         return str(temporary).removeprefix(f"{self.directory}/")

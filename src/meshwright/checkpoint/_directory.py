@@ -4,6 +4,7 @@ runs/text/checkpoints/
   step_00000800/                  a checkpoint: it has a manifest
     PINNED                        keeps it from being removed
   step_00001200.tmp-5e0c1a97/     being written or being removed, or left over from a killed run
+  step_00001600.damaged-0b8e55d2/ was found to be damaged and set aside, for people to look at
   .lock                           locked by process 0 of the run that saves here, and names it
 
 In an object store, where this differs: _remote.py.
@@ -28,8 +29,8 @@ from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 
 PINNED = "PINNED"
 
-_STEP = re.compile(r"step_(\d{8,})")
-_TEMPORARY = re.compile(r"step_\d{8,}\.tmp-[0-9a-f]{8}")
+_STEP = re.compile(r"step_([0-9]{8,})")
+_TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
 
 
 def step_name(step: int) -> str:
@@ -58,9 +59,10 @@ def final_path(temporary: Directory) -> Directory:
 
 def complete_steps(directory: Directory) -> list[int]:
     """Return the steps of which there is a complete checkpoint, in ascending order."""
-    names = [path.name for path in directory.glob("step_*")]
-    steps = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
-    return [step for step in steps if (step_path(directory, step) / MANIFEST).is_file()]
+    names = {path.name for path in directory.glob("step_*")}
+    steps = sorted({int(match[1]) for name in names if (match := _STEP.fullmatch(name))})
+    paths = {step: step_path(directory, step) for step in steps}
+    return [step for step, path in paths.items() if path.name in names and (path / MANIFEST).is_file()]
 
 
 def temporaries(directory: Directory) -> Sequence[Directory]:
@@ -69,7 +71,8 @@ def temporaries(directory: Directory) -> Sequence[Directory]:
         complete = {step_name(step) for step in complete_steps(directory)}
         steps = [path for path in directory.glob("step_*") if _STEP.fullmatch(path.name)]
         return [path for path in steps if path.name not in complete]
-    return sorted(path for path in directory.glob("step_*") if _TEMPORARY.fullmatch(path.name))
+    named = (path for path in directory.glob("step_*.tmp-*") if _TEMPORARY.fullmatch(path.name))
+    return sorted(path for path in named if path.is_dir())
 
 
 def remove_temporaries(directory: Directory) -> None:
@@ -88,6 +91,12 @@ def discard(temporary: Directory) -> None:
             _remote.discard(temporary)
     else:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def set_aside(directory: Path, step: int) -> Path:
+    """Rename what stands where the checkpoint of `step` belongs, and return what it is called now."""
+    aside = directory / f"{step_name(step)}.damaged-{secrets.token_hex(4)}"
+    return (directory / step_name(step)).rename(aside)
 
 
 def remove_step(directory: Directory, step: int) -> None:

@@ -206,3 +206,15 @@ def location(path: str | Path | ObjectPath) -> Directory:
     if address.startswith("file://"):
         return Path(address.removeprefix("file://"))
     return ObjectPath.parse(address) if "://" in address else Path(path).expanduser().absolute()
+
+
+def local(path: str | Path) -> Path:
+    """Return `path` as an absolute path.
+
+    Raises:
+      UsageError: It is in an object store, where what is to be done cannot be done.
+    """
+    found = location(path)
+    if isinstance(found, ObjectPath):
+        raise UsageError(f"{found} is in an object store; copy it to a local directory for this.")
+    return found

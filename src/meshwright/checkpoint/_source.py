@@ -32,11 +32,20 @@ def open_source(path: str | Directory, *, verify: bool = True) -> NativeSource:
     Raises:
       CheckpointError: There is no complete checkpoint, or its manifest is damaged or too new.
     """
+    return NativeSource(checkpoint_directory(path), verify=verify)
+
+
+def checkpoint_directory(path: str | Directory) -> Directory:
+    """Return the directory of one checkpoint: `path` itself, or the newest in it.
+
+    Raises:
+      CheckpointError: There is no complete checkpoint.
+    """
     directory = location(path)
     if (directory / MANIFEST).is_file():
-        return NativeSource(directory, verify=verify)
+        return directory
     if steps := complete_steps(directory):
-        return NativeSource(step_path(directory, steps[-1]), verify=verify)
+        return step_path(directory, steps[-1])
     raise CheckpointError(f"{directory} {_what_instead(directory)}")
 
 

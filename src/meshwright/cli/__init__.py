@@ -52,13 +52,13 @@ def _before_dashes(words: list[str]) -> list[str]:
 
 
 def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
-    """Run the command; print its result, `(text, document)`, if it is not an exit code already."""
-    result: int | tuple[str, Any] = options.run(options)
+    """Run the command; print its result, `(text, document[, code])`, if it is not an exit code already."""
+    result: int | tuple[Any, ...] = options.run(options)
     if isinstance(result, int):
         return result
-    text, document = result
+    text, document, exit_code = (*result, EXIT_DONE)[:3]
     print(json.dumps(document, indent=2) if as_json else text)
-    return EXIT_DONE
+    return exit_code
 
 
 def _refuse(error: MeshwrightError, *, as_json: bool) -> int:

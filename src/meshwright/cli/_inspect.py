@@ -21,13 +21,20 @@ def inspect(options: argparse.Namespace) -> Result:
     path = Path(options.path)
     if not path.exists():
         raise InputError(f"{path} does not exist. Give a run directory, or checkpoints.")
-    if not (path / "experiment.txt").exists():
+    checkpoints = checkpoints_of(path)
+    if checkpoints == path:
         found = _checkpoint(path)
-    elif any((path / "checkpoints").glob("step_*/manifest.json")):
-        found = {"run": str(path), "reported": _newest_report(path), **_checkpoint(path / "checkpoints")}
+    elif any(checkpoints.glob("step_*/manifest.json")):
+        found = {"run": str(path), "reported": _newest_report(path), **_checkpoint(checkpoints)}
     else:
         found = {"run": str(path), "reported": _newest_report(path), "checkpoint": None}
     return _text(found), found
+
+
+def checkpoints_of(path: str | Path) -> Path:
+    """Return where the checkpoints of a run directory are; or `path`, where it is none."""
+    is_run = (Path(path) / "experiment.txt").exists()
+    return Path(path) / "checkpoints" if is_run else Path(path)
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:

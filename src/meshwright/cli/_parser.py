@@ -53,6 +53,16 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--to", choices=("safetensors",), required=True)
     export.add_argument("--dtype", metavar="D", help="convert floating-point arrays to it: bfloat16")
     export.add_argument("--only", metavar="REGEX", help="arrays it matches whole; a group in it renames them")
+    verify = command("verify", "_verify", "Compare every byte of a checkpoint with what was written.")
+    verify.add_argument("path", metavar="PATH", help="a checkpoint, or a run for its newest")
+    diff = command("diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1.")
+    diff.add_argument("a", metavar="A")
+    diff.add_argument("b", metavar="B")
+    convert = command("convert", "_convert", "Write a checkpoint anew: of another dtype, or a part of it.")
+    convert.add_argument("source", metavar="SRC")
+    convert.add_argument("destination", metavar="DST", help="a directory of checkpoints, made if need be")
+    convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
+    convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names it matches")
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )

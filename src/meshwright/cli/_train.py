@@ -15,7 +15,8 @@ from typing import Any
 from meshwright.cli._overrides import build
 from meshwright.errors import EXIT_DONE, InputError, UsageError, nearest
 
-Result = int | tuple[str, dict[str, Any]]
+Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
+"""An exit code; or text, the same as a JSON-able document, and the exit code where it is not 0."""
 
 
 def train(options: argparse.Namespace) -> Result:

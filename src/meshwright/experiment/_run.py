@@ -104,6 +104,8 @@ def _train(
         otherwise=lambda: init_state(experiment.model, experiment.optimizer, experiment.seed, layout),
     )
     first = int(state.step)
+    for warning in checkpoints.passed_over:
+        say(f"  ✗ {warning}")
     if checkpoints.resumed is not None:
         say(f"  ↻ continuing after step {first}")
     if first >= experiment.max_step:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from meshwright.checkpoint._object_path import Directory
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, DamagedError
 
 MANIFEST = "manifest.json"
 _FORMAT = "meshwright.checkpoint"
@@ -86,15 +86,15 @@ def manifest_text(manifest: Manifest) -> bytes:
         "files": [{"name": file.name, "bytes": file.nbytes} for file in manifest.files],
     }
     arrays = {name: array._asdict() for name, array in manifest.arrays.items()}
-    body = f'{{\n{_lines(head)},\n"arrays": {{\n{_lines(arrays)}\n}},\n'.encode()
-    return body + f'"crc32": {zlib.crc32(body)}}}\n'.encode()
+    return _sealed(f'{{\n{_lines(head)},\n"arrays": {{\n{_lines(arrays)}\n}},\n'.encode())
 
 
 def read_manifest(directory: Directory) -> Manifest:
     """Read the manifest of the checkpoint in `directory`.
 
     Raises:
-      CheckpointError: It is not there, damaged, or of a newer format than this one.
+      CheckpointError: It is not there, or of a newer format than this one.
+      DamagedError: It is not what was written.
     """
     path = directory / MANIFEST
     try:
@@ -117,22 +117,31 @@ def _lines(fields: Mapping[str, Any]) -> str:
 
 
 def _checked(content: bytes, path: Directory) -> dict[str, Any]:
-    """Return the fields of a manifest, once format, version and checksum are known to be right."""
+    """Return the fields of a manifest, once checksum, format and version are known to be right.
+
+    The checksum comes first, as a flipped bit can make another version, and is the same in all.
+    """
     try:
         fields = json.loads(content)
     except ValueError as error:
         raise _damaged(path, f"it is not JSON ({error})") from None
-    if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+    if not isinstance(fields, dict) or "crc32" not in fields:
+        raise _damaged(path, "it is not the manifest of a Meshwright checkpoint")
+    if content != _sealed(content[: content.rfind(b"\n", 0, -1) + 1]):
+        raise _damaged(path, "its checksum is not that of its content")
+    if fields.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not the manifest of a Meshwright checkpoint.")
     if fields["version"] > _VERSION:
         raise CheckpointError(
             f"{path} is of format version {fields['version']}, and this Meshwright reads up to {_VERSION}. "
             f"It was written by Meshwright {fields['writer']['meshwright']}: install that or a later one."
         )
-    body = content[: content.rstrip().rfind(b"\n") + 1]
-    if zlib.crc32(body) != fields.get("crc32"):
-        raise _damaged(path, "its checksum is not that of its content")
     return fields
+
+
+def _sealed(body: bytes) -> bytes:
+    """Return all but the last line of a manifest with the last, which is its checksum."""
+    return body + f'"crc32": {zlib.crc32(body)}}}\n'.encode()
 
 
 def _saved_array(fields: Mapping[str, Any]) -> SavedArray:
@@ -144,5 +153,5 @@ def _saved_array(fields: Mapping[str, Any]) -> SavedArray:
     )
 
 
-def _damaged(path: Directory, how: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged: {how}. Copy it again, or use another checkpoint.")
+def _damaged(path: Directory, how: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged: {how}. Copy it again, or use another checkpoint.")

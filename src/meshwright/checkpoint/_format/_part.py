@@ -125,7 +125,7 @@ def _write_data_file(
     num_processes: int,
 ) -> dict[str, Any]:
     """Write the data file, durably, and return what this process reports of it."""
-    metadata = _metadata(layouts, process_index)
+    metadata = metadata_entries(layouts, process_index)
     contents = [
         *((path, memoryview(text)) for path, text in metadata.items()),
         *((chunk.path, chunk.data) for chunk in chunks),
@@ -145,8 +145,8 @@ def _write_data_file(
     return {"bytes": nbytes, "chunks": rows}
 
 
-def _metadata(layouts: Sequence[ArrayLayout], process_index: int) -> dict[str, bytes]:
-    """Return the metadata entries of this process's file: the arrays it has chunks of, and the groups above.
+def metadata_entries(layouts: Sequence[ArrayLayout], process_index: int) -> dict[str, bytes]:
+    """Return the metadata entries of a process's file: the arrays it has chunks of, and the groups above.
 
     Arrays without a single chunk, because they have no elements, are process 0's.
     """

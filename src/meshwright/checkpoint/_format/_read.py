@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from meshwright.checkpoint._format._layout import Index, grid, row_major
-from meshwright.checkpoint._format._manifest import Place, SavedArray, read_manifest
+from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_path import Directory, ObjectPath
-from meshwright.errors import CheckpointError, UsageError
+from meshwright.errors import DamagedError, UsageError
 
 
 class NativeSource:
@@ -25,7 +25,8 @@ class NativeSource:
         `verify` compares each chunk that is read with its checksum.
 
         Raises:
-          CheckpointError: There is no manifest, or it is damaged or newer than this reader.
+          CheckpointError: There is no manifest, or it is newer than this reader.
+          DamagedError: The manifest is not what was written.
         """
         self._path = path
         self._verify_chunks = verify
@@ -36,6 +37,11 @@ class NativeSource:
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
         return str(self._path)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Return all that `manifest.json` says."""
+        return self._manifest
 
     @property
     def step(self) -> int:
@@ -66,7 +72,7 @@ class NativeSource:
         It is a copy, so that nothing goes on depending on a file that retention may remove.
 
         Raises:
-          CheckpointError: A data file is missing, of another size, or its bytes are not those written.
+          DamagedError: A data file is missing, of another size, or its bytes are not those written.
         """
         array = self._manifest.arrays[name]
         bounds = [_bounds(part, size) for part, size in zip(index, array.shape, strict=True)]
@@ -103,9 +109,9 @@ class NativeSource:
         if (found := zlib.crc32(data.data)) != place.crc32:
             raise self._damaged(name, place, f"the CRC-32 is {found:08x} instead of {place.crc32:08x}")
 
-    def _damaged(self, name: str, place: Place, how: str) -> CheckpointError:
+    def _damaged(self, name: str, place: Place, how: str) -> DamagedError:
         path = self._path / self._manifest.files[place.file].name
-        return CheckpointError(
+        return DamagedError(
             f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
             "Copy the file again, or use another checkpoint."
         )

@@ -64,27 +64,36 @@ def write_entry(file: BinaryIO, entry: Entry, data: memoryview | bytes) -> int:
     """Write one entry where it was planned and return the CRC-32 of its data."""
     crc = zlib.crc32(data)
     file.seek(entry.header_offset)
-    file.write(_local_header(entry, crc))
+    file.write(local_header(entry, crc))
     file.write(data)
     return crc
 
 
 def write_directory(file: BinaryIO, entries: Sequence[Entry], crcs: Sequence[int]) -> int:
     """Write the central directory after the last entry and return the size of the whole file."""
-    start = entries[-1].data_offset + entries[-1].size
-    file.seek(start)
-    for entry, crc in zip(entries, crcs, strict=True):
-        file.write(_central_header(entry, crc))
-    end = file.tell()
-    file.write(_end_records(len(entries), start, end))
+    file.seek(end_of(entries))
+    file.write(directory(entries, crcs))
     return file.tell()
+
+
+def end_of(entries: Sequence[Entry]) -> int:
+    """Return the offset after the last entry, which is that of the central directory."""
+    return entries[-1].data_offset + entries[-1].size
+
+
+def directory(entries: Sequence[Entry], crcs: Sequence[int]) -> bytes:
+    """Return all that follows the last entry: the central directory and the three end records."""
+    headers = b"".join(_central_header(entry, crc) for entry, crc in zip(entries, crcs, strict=True))
+    start = end_of(entries)
+    return headers + _end_records(len(entries), start, start + len(headers))
 
 
 def _round_up(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def _local_header(entry: Entry, crc: int) -> bytes:
+def local_header(entry: Entry, crc: int) -> bytes:
+    """Return what stands before the data of an entry, padding and all."""
     path = entry.path.encode()
     extra = _LOCAL_SIZES.pack(1, 16, entry.size, entry.size)
     room = entry.data_offset - entry.header_offset - _LOCAL.size - len(path) - len(extra)

@@ -1,0 +1,82 @@
+"""In what two checkpoints differ."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.checkpoint._format import slabs
+from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._source import Source
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one array differs."""
+
+    name: str
+    a: LazyArray | None
+    """Its shape and dtype in the first checkpoint; None where it is not there."""
+    b: LazyArray | None
+    """And in the second."""
+    num_differing: int | None = None
+    """Elements of other bits, or of another value where the dtypes differ; None for other shapes."""
+    largest: float | None = None
+    """The largest absolute difference of two elements; NaN where only one of them is."""
+
+
+def diff(a: Source, b: Source) -> list[Difference]:
+    """Return the arrays in which two checkpoints differ: in being there, shape, dtype or values.
+
+    In constant memory, and in the order of `a`.
+
+    Raises:
+      DamagedError: A piece of one is damaged.
+    """
+    in_a, in_b = a.arrays(), b.arrays()
+    each = ((name, in_a.get(name), in_b.get(name)) for name in [*in_a, *(in_b.keys() - in_a.keys())])
+    found = [_difference(a, b, name, left, right) for name, left, right in each]
+    return [difference for difference in found if difference]
+
+
+def _difference(
+    a: Source, b: Source, name: str, left: LazyArray | None, right: LazyArray | None
+) -> Difference | None:
+    if left is None or right is None or left.shape != right.shape:
+        return Difference(name, left, right)
+    num_differing, largest = 0, 0.0
+    for index in slabs(left.shape, max(left.dtype.itemsize, right.dtype.itemsize)):
+        num, most = _compare(a.read(name, index), b.read(name, index))
+        num_differing, largest = num_differing + num, float(np.maximum(largest, most))
+    if num_differing == 0 and left.dtype == right.dtype:
+        return None
+    return Difference(name, left, right, num_differing, largest)
+
+
+def _compare(left: np.ndarray, right: np.ndarray) -> tuple[int, float]:
+    """Return how many elements differ, and the largest difference."""
+    differs = _other_bits(left, right) if left.dtype == right.dtype else _other_values(left, right)
+    num = int(np.count_nonzero(differs))
+    if num == 0:
+        return 0, 0.0
+    with np.errstate(invalid="ignore"):
+        return num, float(np.abs(_wide(left)[differs] - _wide(right)[differs]).max())
+
+
+def _other_bits(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return (_elements(left) != _elements(right)).any(axis=1)
+
+
+def _elements(array: np.ndarray) -> np.ndarray:
+    """Return the bytes of each element as one row."""
+    return array.reshape(-1, 1).view(np.uint8)
+
+
+def _other_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    a, b = _wide(left), _wide(right)
+    return ~((a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+def _wide(array: np.ndarray) -> np.ndarray[Any, Any]:
+    """Return the elements as numbers of which the difference is one as well, also for integers of 64 bits."""
+    return array.reshape(-1).astype(np.clongdouble if array.dtype.kind == "c" else np.longdouble)

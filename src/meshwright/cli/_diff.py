@@ -1,0 +1,56 @@
+"""`meshwright diff`: in what two checkpoints differ."""
+
+import argparse
+import math
+from typing import Any
+
+from meshwright.checkpoint import Difference, LazyArray, open_source
+from meshwright.checkpoint import diff as diff_checkpoints
+from meshwright.cli._inspect import checkpoints_of
+from meshwright.cli._train import Result
+from meshwright.errors import EXIT_DONE
+
+EXIT_DIFFERENT = 1
+
+
+def diff(options: argparse.Namespace) -> Result:
+    """Compare the arrays of two checkpoints; the exit code is 0 where all are equal, as that of `diff`."""
+    a, b = open_source(checkpoints_of(options.a)), open_source(checkpoints_of(options.b))
+    differences = diff_checkpoints(a, b)
+    num_equal = len(a.arrays().keys() | b.arrays().keys()) - len(differences)
+    found = {
+        "a": str(a),
+        "b": str(b),
+        "equal": num_equal,
+        "different": {difference.name: _document(difference) for difference in differences},
+    }
+    lines = [f"a  {a}", f"b  {b}", "", *map(_line, differences)]
+    lines.append(f"{num_equal} arrays are equal, {len(differences)} are not")
+    return "\n".join(lines), found, EXIT_DIFFERENT if differences else EXIT_DONE
+
+
+def _document(difference: Difference) -> dict[str, Any]:
+    largest = difference.largest
+    return {
+        "a": _described(difference.a),
+        "b": _described(difference.b),
+        "num_differing": difference.num_differing,
+        # JSON has no infinity and no NaN.
+        "largest": largest if largest is None or math.isfinite(largest) else str(largest),
+    }
+
+
+def _line(difference: Difference) -> str:
+    a, b = _described(difference.a), _described(difference.b)
+    types = a if a == b else f"{a} in a, {b} in b"
+    if difference.num_differing is None:
+        return f"  {difference.name}: {types}"
+    size = math.prod(difference.a.shape) if difference.a else 0
+    values = f"{difference.num_differing} of {size} differ, by {difference.largest:.4g} at most"
+    return f"  {difference.name}: {types}: {values}"
+
+
+def _described(array: LazyArray | None) -> str:
+    if array is None:
+        return "nothing"
+    return f"{array.dtype.name} {' × '.join(map(str, array.shape)) or 'scalar'}"

@@ -1,0 +1,116 @@
+import tracemalloc
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
+from meshwright.checkpoint import Checkpoints, convert, diff, open_source, restore, verify
+from meshwright.errors import DamagedError, UsageError
+
+
+@pytest.fixture
+def source(save, state):
+    return open_source(save(state, extra={"scores": {"loss": 0.5}}))
+
+
+@pytest.fixture
+def to(tmp_path):
+    return tmp_path / "converted"
+
+
+def dtypes(path):
+    return {name: array.dtype.name for name, array in open_source(path).arrays().items()}
+
+
+def test_a_copy_is_equal_and_intact_and_keeps_step_and_extra(source, to):
+    made = convert(source, to)
+    assert made == to / "step_00000800"
+    assert diff(source, open_source(made)) == []
+    assert not verify(made).damage
+    assert open_source(made).extra == {"scores": {"loss": 0.5}}
+
+
+def test_a_conversion_has_the_same_chunks(source, to):
+    made = convert(source, to)
+    cut = {name: array.chunk_shape for name, array in open_source(made).manifest.arrays.items()}
+    assert cut == {name: array.chunk_shape for name, array in source.manifest.arrays.items()}
+
+
+def test_a_dtype_is_that_of_the_parameters(source, to, state):
+    made = convert(source, to, dtype="float32")
+    assert dtypes(made) == dtypes(str(source)) | {"params/w": "float32"}
+    expected = state["params"]["w"].astype(jnp.float32)
+    np.testing.assert_array_equal(open_source(made).read("params/w", (slice(None),) * 2), expected)
+    assert not verify(made).damage
+
+
+def test_the_first_pattern_that_matches_decides_and_integers_stay(source, to):
+    made = convert(source, to, dtype={"opt_state/1": jnp.float16, "opt_state/.*|step": "bfloat16"})
+    assert dtypes(made) == dtypes(str(source)) | {"opt_state/0": "bfloat16", "opt_state/1": "float16"}
+
+
+def test_only_a_part_is_taken(source, to, state, same_bytes):
+    made = convert(source, to, only="params/.*")
+    assert same_bytes(restore(open_source(made), {"params": state["params"]})["params"], state["params"])
+    assert not verify(made).damage
+
+
+def test_a_conversion_can_be_resumed_from(source, to, state, same_bytes):
+    convert(source, to)
+    with Checkpoints(to) as checkpoints:
+        assert same_bytes(checkpoints.resume(state, None, otherwise=pytest.fail), state)
+    assert checkpoints.resumed == 800
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"only": "parms/.*"}, r"'parms/\.\*' matches the whole name of no array.* nearest name is params/"),
+        ({"dtype": {"params": "float32"}}, "'params' matches the whole name of no array"),
+        ({"dtype": "int8"}, "int8: it is not a dtype of floating-point"),
+        ({"dtype": "flaot32"}, "there is no dtype 'flaot32'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_written(source, to, how, said):
+    with pytest.raises(UsageError, match=said):
+        convert(source, to, **how)
+    assert not to.exists()
+
+
+def test_a_number_that_does_not_fit_is_refused_and_leaves_no_trace(save, to):
+    source = open_source(save({"params": {"w": np.float32([1, 1e6])}}))
+    with pytest.raises(UsageError, match=r"cannot convert params/w to float16: 1e\+06 does not fit"):
+        convert(source, to, dtype="float16")
+    assert list(to.glob("step_*")) == []
+
+
+def test_infinity_and_nan_stay_what_they_are(save, to):
+    source = open_source(save({"params": {"w": np.float32([np.inf, -np.inf, np.nan])}}))
+    made = convert(source, to, dtype="bfloat16")
+    found = open_source(made).read("params/w", (slice(None),)).astype(np.float32)
+    np.testing.assert_array_equal(found, [np.inf, -np.inf, np.nan])
+
+
+def test_a_step_that_is_there_is_not_overwritten(source, to):
+    convert(source, to)
+    with pytest.raises(UsageError, match="step_00000800 is there already"):
+        convert(source, to)
+
+
+def test_a_damaged_source_leaves_no_trace(source, to):
+    checkpoint = Path(str(source))
+    flip_a_bit(checkpoint / DATA_FILE, chunks_of(checkpoint, "params/w")[0][1])
+    with pytest.raises(DamagedError, match="cannot read params/w"):
+        convert(source, to)
+    assert list(to.glob("step_*")) == []
+
+
+def test_a_conversion_takes_little_memory(save, to):
+    source = open_source(save({"params": {"w": np.zeros(16 << 20, np.float32)}}))  # 64 MiB
+    tracemalloc.start()
+    convert(source, to)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 << 20

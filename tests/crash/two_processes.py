@@ -1,0 +1,113 @@
+"""The same with two real processes that save one sharded state."""
+
+import itertools
+import os
+import random
+import socket
+import time
+from functools import partial
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from crash.nursery import Child
+from crash.scenarios import check
+from meshwright import process
+from meshwright.checkpoint import Checkpoints, last, open_source
+
+
+def values(step):
+    return {
+        "w": np.random.default_rng(step).standard_normal((100, 1000), np.float32),
+        "b": np.arange(7, dtype=np.int32) + step,
+    }
+
+
+def sharded(step):
+    """Return the values of a step: of `w` each process has a half, of `b` all."""
+    mesh = Mesh(jax.devices(), ("data",))
+    shardings = {name: NamedSharding(mesh, PartitionSpec(*axes)) for name, axes in SPECS.items()}
+    return {
+        name: jax.make_array_from_callback(array.shape, shardings[name], array.__getitem__)
+        for name, array in values(step).items()
+    }
+
+
+SPECS = {"w": ("data",), "b": ()}
+
+
+def two(program):
+    """Start two processes of one run, and return them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    return [Child(partial(_join, program, address, number)) for number in (0, 1)]
+
+
+def _join(program, address, number, tell):
+    os.environ |= {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": str(number),
+    }
+    process.start(timeout_seconds=60)
+    program(tell)
+
+
+def save_on(directory, tell):
+    with Checkpoints(directory, keep=last(2)) as checkpoints:
+        latest = process.agree(checkpoints.latest())
+        states = [sharded(step) for step in range(3)]  # made before, so that most of the time is saving
+        tell(-1 if latest is None else latest)
+        for step in itertools.count(0 if latest is None else latest + 1):
+            checkpoints.save(step, {**states[step % 3], "step": step})
+            checkpoints.wait()
+            tell(step)
+
+
+def killed_of_two(directory, kills):
+    """Kill one process of two, or both, at random moments, and start them again."""
+    in_a_save, told = 0, -1
+    for _ in range(kills):
+        children = two(partial(save_on, directory))
+        told = max(child.hear() for child in children)
+        time.sleep(random.uniform(0, 0.1))
+        random.shuffle(children)
+        told = max([told, *children[0].kill()])
+        time.sleep(random.choice((0, 0, 0.03)))
+        told = max([told, *children[1].kill()])
+        in_a_save += any(directory.glob("step_*.tmp-*"))
+        check(directory, told, lambda step: {**values(step % 3), "step": step})
+    return {"in_a_save": in_a_save, "saved": told + 1}
+
+
+def damage_found_by_one(directory):
+    """Damage what process 1 alone reads of the newest checkpoint, and resume."""
+
+    def resume(tell):
+        with Checkpoints(directory, keep=last(2)) as checkpoints:
+            for step in (1, 2):
+                checkpoints.save(step, sharded(step))
+            checkpoints.wait()
+            if process.is_lead():
+                _damage_second_half(directory / "step_00000002")
+            process.barrier("damaged")
+            state = checkpoints.resume(sharded(0), None, otherwise=lambda: None)
+            checkpoints.save(2, sharded(2))
+        mine = state["w"].addressable_shards[0]
+        is_step_1 = bool((np.asarray(mine.data) == values(1)["w"][mine.index]).all())
+        tell([checkpoints.resumed, list(checkpoints.passed_over), is_step_1])
+
+    told = [child.wait()[0] for child in two(resume)]
+    check(directory, 2, values)
+    return told
+
+
+def _damage_second_half(checkpoint):
+    source = open_source(checkpoint)
+    place = source.manifest.arrays["w"].chunks[1]
+    path = checkpoint / source.manifest.files[place.file].name
+    content = bytearray(path.read_bytes())
+    content[place.offset] ^= 1
+    path.write_bytes(content)
