@@ -34,7 +34,7 @@ def trained(mesh, steps=3, loss=loss, init=init, tx=TX, **more):
     return state, metrics
 
 
-def close(a, b, rtol=1e-5):
+def assert_close(a, b, rtol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6), a, b)
 
 
@@ -64,7 +64,7 @@ def test_an_abstract_state_is_what_init_makes(mesh):
 def test_every_mesh_trains_alike():
     one, _ = trained("data=8")
     for mesh in ("fsdp=8", "data=2,fsdp=2,tensor=2"):
-        close(trained(mesh)[0].params, one.params)
+        assert_close(trained(mesh)[0].params, one.params)
 
 
 def test_a_step_is_optax_applied_to_jax_grad():
@@ -72,14 +72,14 @@ def test_a_step_is_optax_applied_to_jax_grad():
     params = init(jax.random.key(0))
     value, grads = jax.value_and_grad(loss)(params, batch_of(), None)
     expected = optax.apply_updates(params, TX.update(grads, TX.init(params), params)[0])
-    close(state.params, expected)
-    close(metrics["loss"].value, value)
-    close(metrics["grad_norm"].value, optax.tree.norm(grads))
+    assert_close(state.params, expected)
+    assert_close(metrics["loss"].value, value)
+    assert_close(metrics["grad_norm"].value, optax.tree.norm(grads))
 
 
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_microbatches_do_not_change_the_update(microbatches):
-    close(
+    assert_close(
         trained("data=4,tensor=2", microbatches=microbatches)[0].params, trained("data=4,tensor=2")[0].params
     )
 
@@ -99,15 +99,15 @@ def test_a_mean_weighs_tokens_exactly_over_microbatches():
         trained("data=4,tensor=2", loss=weighed),
         trained("data=4,tensor=2", loss=weighed, microbatches=4),
     )
-    close(split[0].params, whole[0].params)
-    close(split[1]["loss"].value, whole[1]["loss"].value)
+    assert_close(split[0].params, whole[0].params)
+    assert_close(split[1]["loss"].value, whole[1]["loss"].value)
 
 
 def test_a_batch_in_which_nothing_counts_changes_nothing():
     state, metrics = trained(
         "data=8", loss=lambda p, b, k: mw.Mean(p["w"].sum() * 0, jnp.zeros(())), tx=optax.sgd(1.0)
     )
-    close(state.params, init(jax.random.key(0)))
+    assert_close(state.params, init(jax.random.key(0)))
     assert jnp.isnan(metrics["loss"].value)
 
 
@@ -123,7 +123,7 @@ def test_gradients_and_state_keep_the_parameters_dtype():
 def test_randomness_is_a_function_of_seed_and_step():
     noisy = lambda params, batch, key: (params["w"] * jax.random.normal(key, ())).sum()
     first, second = trained("data=8", loss=noisy), trained("fsdp=8", loss=noisy)
-    close(first[0].params, second[0].params)
+    assert_close(first[0].params, second[0].params)
     assert (
         trained("data=8", 1, loss=noisy)[1]["loss"].value != trained("data=8", 2, loss=noisy)[1]["loss"].value
     )

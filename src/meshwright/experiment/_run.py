@@ -19,10 +19,10 @@ from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._experiment import Evaler, Experiment, as_keep, as_when, describe
 from meshwright.input import Batches, batches, padded_batches
-from meshwright.metrics import Console, Writer, json_number, jsonl, logger, tee, tensorboard
+from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, tee, tensorboard
 from meshwright.sharding import Layout, make_mesh
 from meshwright.train import Evaluator, Step, TrainState, abstract_state, fit, init_state, make_step, nothing
-from meshwright.when import Tick, asked_once, either, every
+from meshwright.when import Tick, When, asked_once, either, every
 
 Scores = dict[str, float]
 
@@ -98,16 +98,8 @@ def _train(
     say(layout.explain({"params": target.params}))
     for found in preflight(experiment, layout, target, data, evaluate.each, step):
         say(f"  ✓ {found}")
-    state = checkpoints.resume(
-        target,
-        data,
-        otherwise=lambda: init_state(experiment.model, experiment.optimizer, experiment.seed, layout),
-    )
+    state = _first_state(experiment, layout, target, data, checkpoints, say)
     first = int(state.step)
-    for warning in checkpoints.passed_over:
-        say(f"  ✗ {warning}")
-    if checkpoints.resumed is not None:
-        say(f"  ↻ continuing after step {first}")
     if first >= experiment.max_step:
         say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
         return Outcome(first, checkpoints.scores(), 0.0, state)
@@ -125,16 +117,7 @@ def _train(
         steps=experiment.max_step,
         # A platform that takes its machine back leaves time to save, and none to evaluate.
         evaluate=lambda tick, state: None if signals.ending else evaluate(tick, state),
-        log=logger(
-            write,
-            # A report before each save: a crash then loses whole reports, which are made again.
-            either(every(experiment.log_every), when_saved),
-            per_second={
-                experiment.input.item: experiment.input.batch_size * experiment.input.items_per_example
-            },
-            waited=lambda: data.wait_seconds,
-            paused=evaluate.seconds,
-        ),
+        log=_log(experiment, write, when_saved, data, paused=evaluate.seconds),
         save=checkpoints.saver(when_saved),
         beat=console.beat if process.is_lead() else nothing,
         stop=lambda tick: signals.stop(tick.step),
@@ -144,6 +127,41 @@ def _train(
     if outcome.step < experiment.max_step and not signals.ending:
         say(f"  the data ended after {outcome.step} of {experiment.max_step} steps")
     return outcome
+
+
+def _first_state(
+    experiment: Experiment,
+    layout: Layout,
+    target: TrainState,
+    data: Batches,
+    checkpoints: Checkpoints,
+    say: Callable[[str], None],
+) -> TrainState:
+    """Return the state to go on from, restored or fresh, and tell which."""
+    state = checkpoints.resume(
+        target,
+        data,
+        otherwise=lambda: init_state(experiment.model, experiment.optimizer, experiment.seed, layout),
+    )
+    for warning in checkpoints.passed_over:
+        say(f"  ✗ {warning}")
+    if checkpoints.resumed is not None:
+        say(f"  ↻ continuing after step {checkpoints.resumed}")
+    return state
+
+
+def _log(
+    experiment: Experiment, write: Writer, when_saved: When, data: Batches, *, paused: Callable[[], float]
+) -> Log:
+    given = experiment.input
+    return logger(
+        write,
+        # A report before each save: a crash then loses whole reports, which are made again.
+        either(every(experiment.log_every), when_saved),
+        per_second={given.item: given.batch_size * given.items_per_example},
+        waited=lambda: data.wait_seconds,
+        paused=paused,
+    )
 
 
 def _checkpoints(experiment: Experiment, directory: Path) -> Checkpoints:
