@@ -140,6 +140,9 @@ class InMemory:
         self.reads.append((name, index))
         return self._arrays[name][index]
 
+    def read_parts(self, name, indices):
+        return [self.read(name, index) for index in indices]
+
 
 def test_a_part_that_several_devices_hold_is_read_once(mesh):
     source = InMemory({"x": np.arange(8.0, dtype=np.float32)})

@@ -15,7 +15,14 @@ from jax.sharding import NamedSharding
 
 from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
-from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
+from meshwright.checkpoint._format import (
+    HOST_NBYTES,
+    MANIFEST,
+    Manifest,
+    NativeSource,
+    layouts,
+    read_manifest,
+)
 from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._retention import Keep, Scores, last
@@ -37,8 +44,20 @@ class Checkpoints:
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
 
-    def __init__(self, directory: str | Path, *, keep: Keep = last(2)):  # noqa: B008 - a pure function
-        """Take what is in `directory`, where all processes can see it; `keep` says what stays there."""
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep: Keep = last(2),  # noqa: B008 - a pure function
+        host_nbytes: int = HOST_NBYTES,
+    ):
+        """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
+
+        Of a save, each process holds at most `host_nbytes` in copies on the host that are not written
+        yet (or one shard, where that is larger): of a larger state, `save` waits for writing. On CPU
+        nothing is copied but NumPy arrays.
+        """
+        self._host_nbytes = host_nbytes
         self.directory = _directory.local_directory(directory)
         self._keep = keep
         self._scores: dict[int, Scores] = {}
@@ -96,7 +115,13 @@ class Checkpoints:
         if attempt is not None:
             head = Manifest(step, _writer(leaves), copy.deepcopy(dict(extra or {})))
             self._saving = start_saving(
-                self._thread, leaves, arrays, head, self.directory / attempt, lambda: self._remove_old(step)
+                self._thread,
+                leaves,
+                arrays,
+                head,
+                self.directory / attempt,
+                self._host_nbytes,
+                lambda: self._remove_old(step),
             )
 
     def wait(self) -> None:

@@ -1,6 +1,7 @@
 """Source + target -> arrays on the mesh."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from meshwright import tree
 from meshwright.checkpoint._source import Source
 from meshwright.errors import CheckpointError
 
+_NUM_THREADS = 2  # while one copies, the other puts on devices
 _MAX_SUGGESTIONS = 20  # each compares one name with all others
 
 
@@ -24,8 +26,11 @@ def restore(source: Source, target: tree.PyTree) -> tree.PyTree:
       CheckpointError: Names, shapes or dtypes differ, and then all differences are listed; or a
         piece is damaged.
     """
-    _check(source, tree.named_leaves(target))
-    return tree.map_named(lambda name, leaf: _restored(source, name, leaf), target)
+    leaves = tree.named_leaves(target)
+    _check(source, leaves)
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        restored = list(threads.map(lambda named: _restored(source, *named), leaves.items()))
+    return jax.tree.unflatten(jax.tree.structure(target), restored)
 
 
 def _restored(source: Source, name: str, leaf: Any) -> Any:
@@ -34,20 +39,22 @@ def _restored(source: Source, name: str, leaf: Any) -> Any:
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
         return source.read(name, (slice(None),) * len(leaf.shape))
-    return jax.make_array_from_callback(leaf.shape, sharding, _read_once(source, name), dtype=leaf.dtype)
+    return _on_devices(source, name, leaf)
 
 
-def _read_once(source: Source, name: str) -> Any:
-    """Return a function that reads a part of one array, and each part once for all devices that hold it."""
-    parts: dict[tuple, np.ndarray] = {}
+def _on_devices(source: Source, name: str, leaf: Any) -> jax.Array:
+    """Read what this process's devices need, each part once for all that hold it, and put it there."""
+    indices = {
+        _key(index): index for index in leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+    }
+    parts = dict(zip(indices, source.read_parts(name, list(indices.values())), strict=True))
+    return jax.make_array_from_callback(
+        leaf.shape, leaf.sharding, lambda index: parts[_key(index)], dtype=leaf.dtype
+    )
 
-    def read(index: tuple[slice, ...]) -> np.ndarray:
-        key = tuple((part.start, part.stop) for part in index)
-        if key not in parts:
-            parts[key] = source.read(name, index)
-        return parts[key]
 
-    return read
+def _key(index: tuple[slice, ...]) -> tuple[tuple[int | None, int | None], ...]:
+    return tuple((part.start, part.stop) for part in index)
 
 
 def _check(source: Source, wanted: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """One opened checkpoint, whatever wrote it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,10 @@ class Source(Protocol):
 
     def read(self, name: str, index: tuple[slice, ...], /) -> np.ndarray:
         """Return a part of one array: as many slices, of step 1, as it has dimensions."""
+        ...
+
+    def read_parts(self, name: str, indices: Sequence[tuple[slice, ...]], /) -> list[np.ndarray]:
+        """Return several parts of one array; what they share in the file is to be read once."""
         ...
 
 

@@ -1,16 +1,20 @@
 """Reading the native format: a `Source` over one step directory."""
 
 import itertools
-import zlib
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
 import numpy as np
 
+from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoint._format._layout import Index, grid, row_major
 from meshwright.checkpoint._format._manifest import Place, SavedArray, read_manifest
+from meshwright.checkpoint._format._memory import empty
 from meshwright.errors import CheckpointError, UsageError
 
 
@@ -25,7 +29,8 @@ class NativeSource:
         """
         self._path = path
         self._manifest = read_manifest(path)
-        self._files: dict[int, np.ndarray] = {}
+        self._files: dict[int, int] = {}
+        self._opening = Lock()
         self._verified: set[tuple[str, int]] = set()
 
     def __str__(self) -> str:
@@ -62,38 +67,60 @@ class NativeSource:
         Raises:
           CheckpointError: A data file is missing, of another size, or its bytes are not those written.
         """
+        return self.read_parts(name, [index])[0]
+
+    def read_parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts of one array, as `read` does; a chunk that has some of many is read once."""
         array = self._manifest.arrays[name]
-        bounds = [_bounds(part, size) for part, size in zip(index, array.shape, strict=True)]
-        out = np.empty([stop - start for start, stop in bounds], np.dtype(array.dtype))
-        for position in _overlapping(bounds, array.chunk_shape):
-            into, within = _overlap(bounds, position, array.chunk_shape)
-            out[into] = self._chunk(name, array, position)[within]
-        return out
+        parts = [
+            [_bounds(part, size) for part, size in zip(index, array.shape, strict=True)] for index in indices
+        ]
+        outs = [empty([stop - start for start, stop in bounds], np.dtype(array.dtype)) for bounds in parts]
+        targets: dict[int, list[Target]] = {}
+        for bounds, out in zip(parts, outs, strict=True):
+            for position in _overlapping(bounds, array.chunk_shape):
+                into, within = _overlap(bounds, position, array.chunk_shape)
+                number = row_major(position, grid(array.shape, array.chunk_shape))
+                targets.setdefault(number, []).append(Target(within, out[into] if into else out))
+        self._read_chunks(name, array, targets)
+        return outs
 
-    def _chunk(self, name: str, array: SavedArray, position: tuple[int, ...]) -> np.ndarray:
-        number = row_major(position, grid(array.shape, array.chunk_shape))
+    def _read_chunks(self, name: str, array: SavedArray, targets: Mapping[int, list[Target]]) -> None:
+        """Fill the targets of each chunk, verifying those chunks that have not been yet."""
+        for seen in (True, False):
+            numbers = [number for number in targets if ((name, number) in self._verified) == seen]
+            chunks = [self._chunk(name, array, number, targets[number]) for number in numbers]
+            for number, crc in zip(numbers, read_chunks(chunks, checksums=not seen), strict=True):
+                self._check(name, array.chunks[number], crc, seen)
+            self._verified.update((name, number) for number in numbers)
+
+    def _chunk(self, name: str, array: SavedArray, number: int, targets: list[Target]) -> Chunk:
         place = array.chunks[number]
-        data = self._file(name, place)[place.offset : place.offset + place.size]
-        if (name, number) not in self._verified:
-            self._verify(name, place, data)
-            self._verified.add((name, number))
-        return data.view(np.dtype(array.dtype)).reshape(array.chunk_shape)
+        file = self._file(name, place)
+        return Chunk(file, place.offset, array.chunk_shape, np.dtype(array.dtype), targets)
 
-    def _file(self, name: str, place: Place) -> np.ndarray:
-        """Return the bytes of a data file, mapped into memory."""
-        if place.file not in self._files:
-            file = self._manifest.files[place.file]
-            path = self._path / file.name
-            if not path.exists():
-                raise self._damaged(name, place, "the file is missing")
-            if (found := path.stat().st_size) != file.nbytes:
-                raise self._damaged(name, place, f"the file has {found} bytes instead of {file.nbytes}")
-            self._files[place.file] = np.asarray(np.memmap(path, np.uint8, "r"))
-        return self._files[place.file]
+    def _check(self, name: str, place: Place, crc: int | None, seen: bool) -> None:
+        if crc is None:
+            raise self._damaged(name, place, "the file ends before")
+        if not seen and crc != place.crc32:
+            raise self._damaged(name, place, f"the CRC-32 is {crc:08x} instead of {place.crc32:08x}")
 
-    def _verify(self, name: str, place: Place, data: np.ndarray) -> None:
-        if (found := zlib.crc32(data.data)) != place.crc32:
-            raise self._damaged(name, place, f"the CRC-32 is {found:08x} instead of {place.crc32:08x}")
+    def _file(self, name: str, place: Place) -> int:
+        """Return the descriptor of a data file, which is closed when nobody has this source any more."""
+        with self._opening:
+            if place.file not in self._files:
+                self._files[place.file] = file = self._opened(name, place)
+                weakref.finalize(self, os.close, file)
+            return self._files[place.file]
+
+    def _opened(self, name: str, place: Place) -> int:
+        expected = self._manifest.files[place.file]
+        path = self._path / expected.name
+        if not path.exists():
+            raise self._damaged(name, place, "the file is missing")
+        if (found := path.stat().st_size) != expected.nbytes:
+            raise self._damaged(name, place, f"the file has {found} bytes instead of {expected.nbytes}")
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _damaged(self, name: str, place: Place, how: str) -> CheckpointError:
         path = self._path / self._manifest.files[place.file].name
