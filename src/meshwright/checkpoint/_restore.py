@@ -53,7 +53,7 @@ def _on_devices(source: Source, name: str, leaf: Any) -> jax.Array:
     )
 
 
-def _key(index: tuple[slice, ...]) -> tuple[tuple[int | None, int | None], ...]:
+def _key(index: Any) -> tuple[tuple[int | None, int | None], ...]:
     return tuple((part.start, part.stop) for part in index)
 
 

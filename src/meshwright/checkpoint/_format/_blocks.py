@@ -7,6 +7,7 @@ A block that is wanted whole and in one place is read right there, others throug
 """
 
 import functools
+import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,7 @@ class _Block(NamedTuple):
 
     @property
     def row_nbytes(self) -> int:
-        return int(np.prod(self.chunk.shape[1:], dtype=np.int64)) * self.chunk.dtype.itemsize
+        return math.prod(self.chunk.shape[1:]) * self.chunk.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +129,7 @@ def _buffer(nbytes: int) -> np.ndarray:
 def _pread(file: int, room: np.ndarray, offset: int) -> bool:
     """Fill `room` from the file; False if that ends before."""
     while len(room):
-        count = os.preadv(file, [room], offset)
+        count = os.preadv(file, [room.data], offset)
         if not count:
             return False
         room, offset = room[count:], offset + count
@@ -136,10 +137,15 @@ def _pread(file: int, room: np.ndarray, offset: int) -> bool:
 
 
 def _joined(crcs: Sequence[int | None], blocks: Sequence[_Block]) -> int | None:
-    if None in crcs:
-        return None
-    pairs = zip(crcs, (block.nbytes for block in blocks), strict=True)
-    return functools.reduce(lambda before, each: joined(before, *each), pairs, 0)
+    """Return the CRC-32 of a chunk, given those of its blocks."""
+    if len(crcs) == 1:
+        return crcs[0]
+    whole = 0
+    for crc, block in zip(crcs, blocks, strict=True):
+        if crc is None:
+            return None
+        whole = joined(whole, crc, block.nbytes)
+    return whole
 
 
 @functools.cache

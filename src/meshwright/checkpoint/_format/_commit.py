@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import (
@@ -49,11 +50,12 @@ def commit(
       PeersError: Some processes did not report.
     """
     parts = _await_parts(temporary, num_processes, abandoned)
-    _check_parts(parts, layouts)
     names = [data_file_name(process, num_processes) for process in range(num_processes)]
     files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
-    manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
-    write_whole(temporary / MANIFEST, manifest_text(manifest))
+    with collector_paused():
+        _check_parts(parts, layouts)
+        text = manifest_text(replace(head, files=files, arrays=_arrays(layouts, parts)))
+    write_whole(temporary / MANIFEST, text)
     for process in range(num_processes):
         (temporary / part_file_name(process)).unlink()
     fsync_directory(temporary)

@@ -10,7 +10,7 @@ from typing import Any
 
 try:
     from isal.isal_zlib import crc32 as _crc
-except ImportError:
+except ImportError:  # it has no wheels for some machines
     _crc = zlib.crc32
 
 _POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x**0

@@ -96,7 +96,7 @@ def row_major(position: Sequence[int], counts: Sequence[int]) -> int:
 
 def _check_dtypes(leaves: Mapping[str, Any]) -> None:
     dtypes = {name: _dtype(leaf) for name, leaf in leaves.items()}
-    unfit = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if dtype.name not in _zarr.DTYPES]
+    unfit = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if _name(dtype) not in _zarr.DTYPES]
     if unfit:
         raise UsageError(
             "cannot save leaves that are not arrays of numbers:\n" + "\n".join(unfit) + "\n"
@@ -108,9 +108,19 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
+@functools.cache  # NumPy puts the name together each time
+def _name(dtype: Any) -> str:
+    return dtype.name
+
+
+@functools.cache
+def _native(dtype: np.dtype) -> np.dtype:
+    return np.dtype(_name(dtype))
+
+
 def _described(name: str, leaf: Any) -> tuple[str, tuple[int, ...], np.dtype, Any]:
     """Return all that a layout depends on."""
-    return name, np.shape(leaf), np.dtype(_dtype(leaf).name), getattr(leaf, "sharding", None)
+    return name, np.shape(leaf), _native(_dtype(leaf)), getattr(leaf, "sharding", None)
 
 
 @functools.lru_cache(maxsize=4)  # a run saves the same tree again and again

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._format._layout import ArrayLayout, chunk_number
 from meshwright.errors import MeshwrightError
 
@@ -42,9 +43,10 @@ class Snapshot:
         host_nbytes: int = HOST_NBYTES,
     ):
         """Find the chunks; nothing is copied before `take`."""
-        self._owned = [
-            chunk for layout in layouts for chunk in _owned(leaves[layout.name], layout, process_index)
-        ]
+        with collector_paused():
+            self._owned = [
+                chunk for layout in layouts for chunk in _owned(leaves[layout.name], layout, process_index)
+            ]
         self._nbytes = [chunk.copied_nbytes for chunk in self._owned]
         self._taken: list[list[Buffer] | None] = [None] * len(self._owned)
         self._num_started = 0
@@ -59,6 +61,12 @@ class Snapshot:
         reaches. At its end, returns False, or waits for chunks to be released. A chunk that is larger
         than the budget waits until no other is there, and passes.
         """
+        if wait:
+            return self._take(wait=True)
+        with collector_paused():
+            return self._take(wait=False)
+
+    def _take(self, *, wait: bool) -> bool:
         under_way: deque[int] = deque()
         while self._num_started < len(self._owned) and not self._abandoned:
             if self._begin(self._num_started):
@@ -147,6 +155,7 @@ def _members(
     indices = sharding.addressable_devices_indices_map(shape)
     starts: dict[tuple[int, int], int] = {}
     for member, index in enumerate(indices.values()):
+        assert index is not None
         first_row = (index[0].start or 0) if index else 0
         starts.setdefault((chunk_number(index, shape, chunk_shape), first_row), member)
     chunks: dict[int, list[int]] = {}
@@ -174,7 +183,7 @@ def _start_copy(piece: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
     return ours
 
 
-def _on_host(piece: jax.Array | np.ndarray) -> Buffer:
+def _on_host(piece: Any) -> Buffer:
     try:
         view = memoryview(piece)  # of a jax.Array in half the time that NumPy takes
     except (BufferError, ValueError):  # of dtypes from ml_dtypes, and of accelerators
