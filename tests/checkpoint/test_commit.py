@@ -11,7 +11,7 @@ import zarr
 
 from meshwright import tree
 from meshwright.checkpoint import open_source, restore
-from meshwright.checkpoint._format import Manifest, commit, layouts, to_host, write_part
+from meshwright.checkpoint._format import Manifest, Snapshot, commit, layouts, write_part
 from meshwright.errors import MeshwrightError
 
 
@@ -33,7 +33,9 @@ class Attempt:
 
     def write(self, process, without=None):
         arrays = [array for array in self.arrays if array.name != without]
-        write_part(self.temporary, arrays, to_host(self.leaves, arrays, process), process, 2)
+        chunks = Snapshot(self.leaves, arrays, process)
+        chunks.take(wait=False)
+        write_part(self.temporary, arrays, chunks, process, 2)
 
     def commit(self):
         do_not_wait = Event()

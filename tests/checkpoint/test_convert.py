@@ -113,4 +113,4 @@ def test_a_conversion_takes_little_memory(save, to):
     convert(source, to)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 40 << 20
+    assert peak < 44 << 20  # two slabs, and the blocks of two threads

@@ -57,8 +57,22 @@ def test_each_byte_is_written_once_however_often_it_is_held(leaf, spec, num_proc
 
 def test_the_holders_of_a_shard_take_turns_writing(leaf):
     # "tensor" is the fastest axis of the mesh: each of 4 processes holds both shards.
-    arrays = layouts({"x": leaf((8,), P("tensor"), 4), "y": leaf((8,), P("tensor"), 4)}, 4)
+    large = leaf((1 << 22,), P("tensor"), 4)
+    arrays = layouts({"x": large, "y": large}, 4)
     assert sorted(writer for array in arrays for writer in array.writers) == [0, 1, 2, 3]
+
+
+def test_small_neighbours_that_one_process_holds_are_one_chunk(leaf):
+    spec = P(("data", "fsdp", "tensor"))
+    of_one, of_two = (layouts({"x": leaf((64, 4), spec, n)}, n)[0] for n in (1, 2))
+    assert (of_one.chunk_shape, of_one.writers) == ((64, 4), (0,))
+    assert (of_two.chunk_shape, of_two.writers) == ((32, 4), (0, 1))
+
+
+def test_chunks_are_joined_up_to_one_mebibyte(leaf):
+    spec = P(("data", "fsdp", "tensor"))
+    assert layouts({"x": leaf((2 << 20,), spec, 1)}, 1)[0].chunk_shape == (1 << 20,)
+    assert layouts({"x": leaf((16 << 20,), spec, 1)}, 1)[0].chunk_shape == (2 << 20,)
 
 
 def test_host_values_are_written_by_one_process():

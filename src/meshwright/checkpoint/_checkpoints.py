@@ -18,7 +18,14 @@ from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._cast import Casts, cast_leaves
-from meshwright.checkpoint._format import MANIFEST, Manifest, NativeSource, layouts, read_manifest
+from meshwright.checkpoint._format import (
+    HOST_NBYTES,
+    MANIFEST,
+    Manifest,
+    NativeSource,
+    layouts,
+    read_manifest,
+)
 from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._object_path import Directory, ObjectPath, local, location
@@ -58,16 +65,22 @@ class Checkpoints:
         *,
         keep: Keep = last(2),  # noqa: B008 - a pure function
         cast: Casts = (),
+        host_nbytes: int = HOST_NBYTES,
     ):
         """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
 
         It may be in an object store: `s3://bucket/run`, `gs://bucket/run`. The newest and those that are
         pinned stay in any case. Arrays are saved as `cast` says, as in `cast`, the function; `resume` casts
         them back.
+
+        Of a save, each process holds at most `host_nbytes` in copies on the host that are not written
+        yet (or one shard, where that is larger): of a larger state, `save` waits for writing. On CPU
+        nothing is copied but NumPy arrays.
         """
         self.directory = location(directory)
         self.keep = keep
         self._cast = cast
+        self._host_nbytes = host_nbytes
         self._scores: dict[int, Scores] = {}
         self._lock: TextIO | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -129,7 +142,13 @@ class Checkpoints:
         if attempt is not None:
             head = Manifest(step, _writer(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
             self._saving = start_saving(
-                self._thread, leaves, arrays, head, self.directory / attempt, lambda: self._remove_old(step)
+                self._thread,
+                leaves,
+                arrays,
+                head,
+                self.directory / attempt,
+                self._host_nbytes,
+                lambda: self._remove_old(step),
             )
 
     def wait(self) -> None:

@@ -29,7 +29,10 @@ class LazyArray:
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[Index], np.ndarray] = field(repr=False)
-    """Returns a part, in memory of its own."""
+    """Returns a part, in memory of its own; `restore` calls it on several threads.
+
+    It may have a method `parts`, which takes a list of indices and reads what they share once.
+    """
     key_impl: str | None = None
     """Of the data of typed PRNG keys, whose last dimension is one key's: the keys' implementation."""
 
@@ -57,6 +60,11 @@ class LazyArray:
         ]
         _, minus_dim, part = max(cuts, default=(0, 0, None))
         return tuple(part if part and dim == -minus_dim else size for dim, size in enumerate(self.shape))
+
+    def read_parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts, as `read` does."""
+        parts = getattr(self.read, "parts", None)
+        return parts(indices) if parts else [self.read(index) for index in indices]
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the array in another dtype, lazily."""

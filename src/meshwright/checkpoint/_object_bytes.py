@@ -14,6 +14,9 @@ BLOCK_BYTES = 1 << 23
 """What is asked for at a time. One request takes about as long as the transfer of this."""
 
 _AHEAD = 8
+AHEAD_BYTES = _AHEAD * BLOCK_BYTES
+"""What is asked for at once, where so much is wanted."""
+
 _KEPT = 32  # 256 MB: small arrays lie side by side, and chunks are asked for by several devices
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from meshwright.checkpoint._format import (
     MANIFEST,
     ArrayLayout,
-    HostChunk,
+    Snapshot,
     data_file_name,
     part_file_name,
     read_manifest,
@@ -36,7 +36,7 @@ def new_attempt(step: ObjectPath) -> ObjectPath:
 def upload_part(
     attempt: ObjectPath,
     layouts: Sequence[ArrayLayout],
-    chunks: Sequence[HostChunk],
+    chunks: Snapshot,
     process_index: int,
     num_processes: int,
 ) -> None:
@@ -48,6 +48,7 @@ def upload_part(
             (attempt / data).put_file(Path(staging) / data)
             (attempt / part).put((Path(staging) / part).read_bytes())
     except BaseException as error:
+        chunks.abandon()
         with contextlib.suppress(Exception):  # the store that failed may not take word of it
             (attempt / part).put(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
         raise

@@ -1,5 +1,6 @@
 """Source + target -> arrays on the mesh."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ from meshwright.checkpoint._keys import is_key
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._match import Assign, Fallback, matched
 from meshwright.checkpoint._source import Source
+
+_NUM_THREADS = 2  # while one copies, the other puts on devices
 
 
 def restore(
@@ -42,7 +45,11 @@ def restore(
     """
     # What a function makes as a fallback is let go of before anything is read, but for what is used.
     found = restore_lazily(source, target, assign=assign, fallback=fallback, ignore=ignore)
-    return jax.tree.map(_loaded, target, found)
+    wanted, structure = jax.tree.flatten(target)
+    values = structure.flatten_up_to(found)
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        read = list(threads.map(_read, wanted, values))
+    return structure.unflatten(map(_finished, wanted, values, read))
 
 
 def restore_lazily(
@@ -63,35 +70,37 @@ def restore_lazily(
     return tree.map_named(lambda name, _: found[name], target)
 
 
-def _loaded(wanted: Any, found: Any) -> Any:
-    """Return an array or a fallback's value in the form and in the place that are wanted."""
+def _read(wanted: Any, found: Any) -> Any:
+    """Return a saved array, read, in the place that is wanted; a fallback's value as it is."""
+    if not isinstance(found, LazyArray):
+        return found
+    sharding = getattr(wanted, "sharding", None)
+    return np.asarray(found) if sharding is None else _on_devices(found, sharding)
+
+
+def _on_devices(found: LazyArray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Read what this process's devices need, each part once for all that hold it, and put it there."""
+    wanted: Any = sharding.addressable_devices_indices_map(found.shape).values()
+    indices = {_key(index): index for index in wanted}
+    parts = dict(zip(indices, found.read_parts(list(indices.values())), strict=True))
+    return jax.make_array_from_callback(
+        found.shape, sharding, lambda index: parts[_key(index)], dtype=found.dtype
+    )
+
+
+def _key(index: Any) -> tuple[tuple[int | None, int | None], ...]:
+    return tuple((part.start, part.stop) for part in index)
+
+
+def _finished(wanted: Any, found: Any, read: Any) -> Any:
+    """Return what was read, or a fallback's value, in the form that is wanted. May be collective."""
     if not isinstance(found, LazyArray):
         return _placed(wanted, found)
     if is_key(wanted):
-        return jax.random.wrap_key_data(_read(wanted, found), impl=found.key_impl)
+        return jax.random.wrap_key_data(read, impl=found.key_impl)
     if not hasattr(wanted, "dtype"):
-        return found.read(()).item()
-    return _read(wanted, found)
-
-
-def _read(wanted: Any, found: LazyArray) -> Any:
-    sharding = getattr(wanted, "sharding", None)
-    if sharding is None:
-        return _as_scalar(wanted, np.asarray(found))
-    return jax.make_array_from_callback(found.shape, sharding, _read_once(found), dtype=found.dtype)
-
-
-def _read_once(found: LazyArray) -> Any:
-    """Return a function that reads a part of an array, and each part once for all devices that hold it."""
-    parts: dict[tuple, np.ndarray] = {}
-
-    def read(index: tuple[slice, ...]) -> np.ndarray:
-        key = tuple((part.start, part.stop) for part in index)
-        if key not in parts:
-            parts[key] = found.read(index)
-        return parts[key]
-
-    return read
+        return read.item()
+    return _as_scalar(wanted, read)
 
 
 def _placed(wanted: Any, value: Any) -> Any:

@@ -10,7 +10,7 @@ import jax
 
 from meshwright import process
 from meshwright.checkpoint._directory import discard, final_path
-from meshwright.checkpoint._format import ArrayLayout, Manifest, commit, to_host, write_part
+from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commit, write_part
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.checkpoint._remote import upload_part
 from meshwright.errors import MeshwrightError
@@ -70,14 +70,17 @@ def start_saving(
     arrays: Sequence[ArrayLayout],
     head: Manifest,
     temporary: Directory,
+    host_nbytes: int,
     then: Callable[[], None],
 ) -> Saving:
     """Copy this process's shards to the host and let `thread` do the rest; the leaves may then be donated.
 
+    What is copied and not yet written is at most `host_nbytes`; a larger state is written meanwhile.
     `then` is called on process 0's thread after the commit.
     """
     num_processes, number = jax.process_count(), jax.process_index()
-    chunks = to_host(leaves, arrays, number)
+    chunks = Snapshot(leaves, arrays, number, host_nbytes)
+    complete = chunks.take(wait=False)
     abandoned = Event()
 
     def make_checkpoint() -> None:
@@ -89,7 +92,17 @@ def start_saving(
     else:
         written = thread.submit(write_part, temporary, arrays, chunks, number, num_processes)
     committed = thread.submit(make_checkpoint) if process.is_lead() else None
+    if not complete:
+        _take_rest(chunks)
     return Saving(head.step, temporary, written, committed, abandoned)
+
+
+def _take_rest(chunks: Snapshot) -> None:
+    try:
+        chunks.take(wait=True)
+    except BaseException:
+        chunks.abandon()  # or the thread would wait for what will not come
+        raise
 
 
 def _failure(task: Future[None] | None) -> str | None:

@@ -1,12 +1,11 @@
 """Reading a whole checkpoint to see whether it still is what was written."""
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from meshwright.checkpoint._format import MANIFEST, Manifest, Piece, pieces, read_manifest
+from meshwright.checkpoint._format import MANIFEST, Manifest, Piece, crc32, pieces, read_manifest
 from meshwright.checkpoint._object_path import local
 from meshwright.checkpoint._source import checkpoint_directory
 from meshwright.errors import DamagedError
@@ -112,7 +111,7 @@ def _difference(file: BinaryIO, piece: Piece) -> str | None:
     file.seek(piece.offset)
     crc, left = 0, piece.size
     while left and (block := file.read(min(left, _BLOCK))):
-        crc, left = zlib.crc32(block, crc), left - len(block)
+        crc, left = crc32(block, crc), left - len(block)
     if left:
         return f"the last {left} bytes are not there"
     return None if crc == piece.crc32 else f"the CRC-32 is {crc:08x} instead of {piece.crc32:08x}"

@@ -5,29 +5,34 @@
       data-00000-of-00002.zarr.zip     process 0's shards: a ZIP file           _zip.py
       data-00001-of-00002.zarr.zip     that holds a zarr v3 hierarchy           _zarr.py
 
-A save goes through `_layout.py` (who writes what), `_part.py` (each process writes) and
-`_commit.py` (process 0 makes it a checkpoint); a restore through `_read.py`. `_pieces.py` says what
-every byte must be, and `_stream.py` writes what is in no memory.
+A save goes through `_layout.py` (who writes what), `_snapshot.py` (shards on the host), `_part.py`
+(each process writes `_data_file.py` as `_plan.py` has it) and `_commit.py` (process 0 makes it a
+checkpoint); a restore through `_read.py`. `_pieces.py` says what every byte must be, and `_stream.py`
+writes what is in no memory.
 """
 
 from meshwright.checkpoint._format._commit import commit
+from meshwright.checkpoint._format._crc32 import crc32
 from meshwright.checkpoint._format._layout import ArrayLayout, Index, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
-from meshwright.checkpoint._format._part import HostChunk, data_file_name, part_file_name, to_host, write_part
+from meshwright.checkpoint._format._part import data_file_name, part_file_name, write_part
 from meshwright.checkpoint._format._pieces import Piece, layouts_of, pieces
 from meshwright.checkpoint._format._read import NativeSource
 from meshwright.checkpoint._format._slabs import slabs
+from meshwright.checkpoint._format._snapshot import HOST_NBYTES, Snapshot
 from meshwright.checkpoint._format._stream import write_streamed
 
 __all__ = [
+    "HOST_NBYTES",
     "MANIFEST",
     "ArrayLayout",
-    "HostChunk",
     "Index",
     "Manifest",
     "NativeSource",
     "Piece",
+    "Snapshot",
     "commit",
+    "crc32",
     "data_file_name",
     "layouts",
     "layouts_of",
@@ -35,7 +40,6 @@ __all__ = [
     "pieces",
     "read_manifest",
     "slabs",
-    "to_host",
     "write_part",
     "write_streamed",
 ]

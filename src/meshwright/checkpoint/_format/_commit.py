@@ -13,6 +13,7 @@ from dataclasses import replace
 from threading import Event
 from typing import Any
 
+from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, SavedArray
 from meshwright.checkpoint._format._part import data_file_name, part_file_name
@@ -43,13 +44,14 @@ def commit(
       PeersError: Some processes did not report.
     """
     parts = _await_parts(temporary, num_processes, abandoned)
-    _check_parts(parts, layouts)
     names = [
         name_in_checkpoint(temporary, data_file_name(process, num_processes))
         for process in range(num_processes)
     ]
     files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
-    manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
+    with collector_paused():
+        _check_parts(parts, layouts)
+        manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
     publish(temporary, final, manifest)
 
 

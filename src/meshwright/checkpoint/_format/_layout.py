@@ -1,7 +1,9 @@
 """Who writes what: the chunks of each array, and for each chunk the one process that writes it.
 
-A chunk is the shard that one device holds. A shard held by several processes is written by one of
-them, chosen by a rule that each process works out for itself and all answer alike.
+A chunk is the shard that one device holds, or where shards are small, neighbours that one process
+holds, which is what keeps a state of thousands of small arrays cheap. A chunk held by several
+processes is written by one of them, chosen by a rule that each process works out for itself and all
+answer alike.
 """
 
 import functools
@@ -9,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +21,9 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.errors import UsageError
 
 Index = tuple[slice, ...]
+Holders = tuple[frozenset[int], ...]
+
+SMALL = 1 << 20  # bytes; larger chunks gain nothing from being fewer
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class ArrayLayout:
             yield tuple(slice(place * size, (place + 1) * size) for place, size in places)
 
 
-def layouts(leaves: Mapping[str, Any], num_processes: int) -> list[ArrayLayout]:
+def layouts(leaves: Mapping[str, Any], num_processes: int) -> tuple[ArrayLayout, ...]:
     """Lay out named leaves: arrays, numbers, or anything with a shape, a dtype and a sharding.
 
     What is not sharded over several processes (numbers, NumPy arrays, arrays on this process's
@@ -58,11 +63,7 @@ def layouts(leaves: Mapping[str, Any], num_processes: int) -> list[ArrayLayout]:
       UsageError: A leaf is of a kind that the format has no bytes for. All such are listed.
     """
     _check_dtypes(leaves)
-    arrays = [_unassigned(name, leaf) for name, leaf in leaves.items()]
-    holders = [_holders(leaves[array.name], array, num_processes) for array in arrays]
-    held = list(zip(arrays, holders, strict=True))
-    writers = iter(balance([(array.chunk_nbytes, held_by) for array, each in held for held_by in each]))
-    return [replace(array, writers=tuple(itertools.islice(writers, len(each)))) for array, each in held]
+    return _layouts(tuple(_described(name, leaf) for name, leaf in leaves.items()), num_processes)
 
 
 def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
@@ -102,7 +103,7 @@ def row_major(position: Sequence[int], counts: Sequence[int]) -> int:
 
 def _check_dtypes(leaves: Mapping[str, Any]) -> None:
     dtypes = {name: _dtype(leaf) for name, leaf in leaves.items()}
-    unfit = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if dtype.name not in _zarr.DTYPES]
+    unfit = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if _name(dtype) not in _zarr.DTYPES]
     if unfit:
         raise UsageError(
             "cannot save leaves that are not arrays of numbers:\n" + "\n".join(unfit) + "\n"
@@ -114,29 +115,84 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
-def _unassigned(name: str, leaf: Any) -> ArrayLayout:
+@functools.cache  # NumPy puts the name together each time
+def _name(dtype: Any) -> str:
+    return dtype.name
+
+
+@functools.cache
+def _native(dtype: np.dtype) -> np.dtype:
+    return np.dtype(_name(dtype))
+
+
+class _Described(NamedTuple):
+    """All that the layout of a leaf depends on."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: Any
+    piece_shape: tuple[int, ...]
+    """What is written in one piece where nothing is sharded."""
+
+
+def _described(name: str, leaf: Any) -> _Described:
     shape, sharding = np.shape(leaf), getattr(leaf, "sharding", None)
-    whole = leaf.chunk_shape if isinstance(leaf, LazyArray) else shape
-    shard_shape = sharding.shard_shape(shape) if sharding is not None else whole
-    # Zarr has no chunks of size 0, and of an array without elements none are written.
-    chunk_shape = tuple(max(1, size) for size in shard_shape)
-    native = np.dtype(_dtype(leaf).name)
-    return ArrayLayout(name, shape, native, chunk_shape, writers=())
+    piece_shape = leaf.chunk_shape if isinstance(leaf, LazyArray) else shape
+    return _Described(name, shape, _native(_dtype(leaf)), sharding, piece_shape)
 
 
-def _holders(leaf: Any, array: ArrayLayout, num_processes: int) -> tuple[frozenset[int], ...]:
-    """Return for each chunk of `array` the processes that hold it."""
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None or sharding.is_fully_addressable:
-        return (frozenset(range(num_processes)),) * math.prod(grid(array.shape, array.chunk_shape))
-    return _holders_of_shards(sharding, array.shape, array.chunk_shape)
+@functools.lru_cache(maxsize=4)  # a run saves the same tree again and again
+def _layouts(leaves: tuple[_Described, ...], num_processes: int) -> tuple[ArrayLayout, ...]:
+    cuts = [_cut(*leaf[1:], num_processes) for leaf in leaves]
+    arrays = [
+        ArrayLayout(leaf.name, leaf.shape, leaf.dtype, chunk_shape, writers=())
+        for leaf, (chunk_shape, _) in zip(leaves, cuts, strict=True)
+    ]
+    held = [(array, holders) for array, (_, holders) in zip(arrays, cuts, strict=True)]
+    writers = iter(balance([(array.chunk_nbytes, each) for array, holders in held for each in holders]))
+    return tuple(
+        replace(array, writers=tuple(itertools.islice(writers, len(holders)))) for array, holders in held
+    )
 
 
 @functools.lru_cache(maxsize=4096)  # a large model has thousands of leaves, but few shapes and shardings
+def _cut(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: Any,
+    piece_shape: tuple[int, ...],
+    num_processes: int,
+) -> tuple[tuple[int, ...], Holders]:
+    """Return the shape of the chunks of an array, and for each chunk the processes that hold it."""
+    shard_shape = sharding.shard_shape(shape) if sharding is not None else piece_shape
+    # Zarr has no chunks of size 0, and of an array without elements none are written.
+    chunk_shape = tuple(max(1, size) for size in shard_shape)
+    if sharding is None or sharding.is_fully_addressable:
+        holders = (frozenset(range(num_processes)),) * math.prod(grid(shape, chunk_shape))
+    else:
+        holders = _holders_of_shards(sharding, shape, chunk_shape)
+    return _merged(shape, chunk_shape, holders, dtype.itemsize)
+
+
 def _holders_of_shards(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...], chunk_shape: tuple[int, ...]
-) -> tuple[frozenset[int], ...]:
+) -> Holders:
     holders: list[set[int]] = [set() for _ in range(math.prod(grid(shape, chunk_shape)))]
     for device, index in sharding.devices_indices_map(shape).items() if holders else ():
         holders[chunk_number(index, shape, chunk_shape)].add(device.process_index)
     return tuple(map(frozenset, holders))
+
+
+def _merged(
+    shape: tuple[int, ...], shard_shape: tuple[int, ...], holders: Holders, itemsize: int
+) -> tuple[tuple[int, ...], Holders]:
+    """Join as many neighbours along the leading axis as one process holds and as are small together."""
+    num_shards, nbytes = len(holders), math.prod(shard_shape) * itemsize
+    if num_shards < 2 or shard_shape[1:] != shape[1:] or num_shards * shard_shape[0] != shape[0]:
+        return shard_shape, holders
+    for size in range(min(num_shards, SMALL // nbytes), 1, -1):
+        groups = [frozenset.intersection(*holders[at : at + size]) for at in range(0, num_shards, size)]
+        if num_shards % size == 0 and all(groups):
+            return (size * shard_shape[0], *shard_shape[1:]), tuple(groups)
+    return shard_shape, holders

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._object_path import Directory
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -74,6 +75,7 @@ class Manifest:
     prng_keys: Mapping[str, str] = field(default_factory=dict)
 
 
+@collector_paused()
 def manifest_text(manifest: Manifest) -> bytes:
     """Return the content of `manifest.json`."""
     head = {

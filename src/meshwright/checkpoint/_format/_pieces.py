@@ -5,16 +5,16 @@ central directory) follows from the manifest by the same functions that wrote it
 checkpoint can change unnoticed, though most of it is never read by a restore.
 """
 
-import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.checkpoint._format import _zarr, _zip
+from meshwright.checkpoint._format import _zip
+from meshwright.checkpoint._format._crc32 import crc32 as crc32_of
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import Manifest
-from meshwright.checkpoint._format._part import metadata_entries
+from meshwright.checkpoint._format._plan import plan
 
 
 class Piece(NamedTuple):
@@ -29,31 +29,17 @@ class Piece(NamedTuple):
 
 def pieces(manifest: Manifest, number: int) -> Iterator[Piece]:
     """Yield all pieces of data file `number`, in the order in which they lie there."""
-    contents = [*_metadata(manifest, number), *_chunks(manifest, number)]
-    entries = _zip.plan((path, size) for path, _, size, _ in contents)
-    for entry, (_, what, size, crc) in zip(entries, contents, strict=True):
-        yield _known(f"the header of {entry.path}", entry.header_offset, _zip.local_header(entry, crc))
-        yield Piece(what, entry.data_offset, size, crc)
-    directory = _zip.directory(entries, [crc for *_, crc in contents])
-    yield _known("the central directory", _zip.end_of(entries), directory)
-
-
-_Content = tuple[str, str, int, int]
-"""Path, what it is, size and CRC-32 of one entry."""
-
-
-def _metadata(manifest: Manifest, number: int) -> list[_Content]:
-    entries = metadata_entries(layouts_of(manifest), number)
-    return [(path, path, len(data), zlib.crc32(data)) for path, data in entries.items()]
-
-
-def _chunks(manifest: Manifest, number: int) -> Iterator[_Content]:
-    for layout in layouts_of(manifest):
-        places = zip(layout.positions(), manifest.arrays[layout.name].chunks, strict=True)
-        for position, place in places:
-            if place.file == number:
-                path = _zarr.chunk_path(_zarr.node_path(layout.name), position)
-                yield path, layout.name, place.size, place.crc32
+    planned = plan(tuple(layouts_of(manifest)), number)
+    for entry, content in planned.metadata_entries:
+        header = _zip.local_header(entry, crc32_of(content))
+        yield _known(f"the header of {entry.path}", entry.header_offset, header)
+        yield _known(entry.path, entry.data_offset, content)
+    for (name, chunk), entry, header in zip(planned.chunks, planned.entries, planned.headers, strict=True):
+        place = manifest.arrays[name].chunks[chunk]
+        yield _known(f"the header of {entry.path}", entry.header_offset, _zip.with_crc(header, place.crc32))
+        yield Piece(name, entry.data_offset, entry.size, place.crc32)
+    crcs = [manifest.arrays[name].chunks[chunk].crc32 for name, chunk in planned.chunks]
+    yield _known("the central directory", planned.end, planned.directory_with(crcs))
 
 
 def layouts_of(manifest: Manifest) -> list[ArrayLayout]:
@@ -71,4 +57,4 @@ def layouts_of(manifest: Manifest) -> list[ArrayLayout]:
 
 
 def _known(what: str, offset: int, content: bytes) -> Piece:
-    return Piece(what, offset, len(content), zlib.crc32(content))
+    return Piece(what, offset, len(content), crc32_of(content))

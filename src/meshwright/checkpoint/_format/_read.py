@@ -1,15 +1,19 @@
 """Reading the native format: a `Source` over one step directory."""
 
 import itertools
-import zlib
-from collections.abc import Mapping
-from functools import partial
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoint._format._layout import Index, grid, row_major
 from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
+from meshwright.checkpoint._format._memory import empty
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_path import Directory, ObjectPath
@@ -29,9 +33,10 @@ class NativeSource:
           DamagedError: The manifest is not what was written.
         """
         self._path = path
-        self._verify_chunks = verify
+        self._verify = verify
         self._manifest = read_manifest(path)
-        self._files: dict[int, np.ndarray | ObjectBytes] = {}
+        self._files: dict[int, int | ObjectBytes] = {}
+        self._opening = Lock()
         self._verified: set[tuple[str, int]] = set()
 
     def __str__(self) -> str:
@@ -62,7 +67,7 @@ class NativeSource:
         """Return every array by name; nothing is read."""
         impls = self._manifest.prng_keys
         return {
-            name: LazyArray(array.shape, np.dtype(array.dtype), partial(self.read, name), impls.get(name))
+            name: LazyArray(array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name))
             for name, array in self._manifest.arrays.items()
         }
 
@@ -74,40 +79,63 @@ class NativeSource:
         Raises:
           DamagedError: A data file is missing, of another size, or its bytes are not those written.
         """
+        return self.read_parts(name, [index])[0]
+
+    def read_parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts of one array, as `read` does; a chunk that has some of many is read once."""
         array = self._manifest.arrays[name]
-        bounds = [_bounds(part, size) for part, size in zip(index, array.shape, strict=True)]
-        out = np.empty([stop - start for start, stop in bounds], np.dtype(array.dtype))
-        for position in _overlapping(bounds, array.chunk_shape):
-            into, within = _overlap(bounds, position, array.chunk_shape)
-            out[into] = self._chunk(name, array, position)[within]
-        return out
+        parts = [
+            [_bounds(part, size) for part, size in zip(index, array.shape, strict=True)] for index in indices
+        ]
+        outs = [empty([stop - start for start, stop in bounds], np.dtype(array.dtype)) for bounds in parts]
+        targets: dict[int, list[Target]] = {}
+        for bounds, out in zip(parts, outs, strict=True):
+            for position in _overlapping(bounds, array.chunk_shape):
+                into, within = _overlap(bounds, position, array.chunk_shape)
+                number = row_major(position, grid(array.shape, array.chunk_shape))
+                targets.setdefault(number, []).append(Target(within, out[into] if into else out))
+        self._read_chunks(name, array, targets)
+        return outs
 
-    def _chunk(self, name: str, array: SavedArray, position: tuple[int, ...]) -> np.ndarray:
-        number = row_major(position, grid(array.shape, array.chunk_shape))
+    def _read_chunks(self, name: str, array: SavedArray, targets: Mapping[int, list[Target]]) -> None:
+        """Fill the targets of each chunk, verifying those chunks that have not been yet."""
+        due = {number for number in targets if self._verify and (name, number) not in self._verified}
+        for numbers, verify in ((targets.keys() - due, False), (due, True)):
+            chunks = [self._chunk(name, array, number, targets[number]) for number in sorted(numbers)]
+            for number, crc in zip(sorted(numbers), read_chunks(chunks, checksums=verify), strict=True):
+                self._check(name, array.chunks[number], crc, verify)
+        self._verified.update((name, number) for number in due)
+
+    def _chunk(self, name: str, array: SavedArray, number: int, targets: list[Target]) -> Chunk:
         place = array.chunks[number]
-        data = self._file(name, place)[place.offset : place.offset + place.size]
-        if self._verify_chunks and (name, number) not in self._verified:
-            self._verify(name, place, data)
-            self._verified.add((name, number))
-        return data.view(np.dtype(array.dtype)).reshape(array.chunk_shape)
+        file = self._file(name, place)
+        return Chunk(file, place.offset, array.chunk_shape, np.dtype(array.dtype), targets)
 
-    def _file(self, name: str, place: Place) -> np.ndarray | ObjectBytes:
-        """Return the bytes of a data file: mapped into memory, or read from an object store when sliced."""
-        if place.file not in self._files:
-            file = self._manifest.files[place.file]
-            path = self._path / file.name
-            if isinstance(path, ObjectPath):
-                return self._files.setdefault(place.file, ObjectBytes(path, file.nbytes))
-            if not path.exists():
-                raise self._damaged(name, place, "the file is missing")
-            if (found := path.stat().st_size) != file.nbytes:
-                raise self._damaged(name, place, f"the file has {found} bytes instead of {file.nbytes}")
-            self._files[place.file] = np.asarray(np.memmap(path, np.uint8, "r"))
-        return self._files[place.file]
+    def _check(self, name: str, place: Place, crc: int | None, verify: bool) -> None:
+        if crc is None:
+            raise self._damaged(name, place, "the file ends before")
+        if verify and crc != place.crc32:
+            raise self._damaged(name, place, f"the CRC-32 is {crc:08x} instead of {place.crc32:08x}")
 
-    def _verify(self, name: str, place: Place, data: np.ndarray) -> None:
-        if (found := zlib.crc32(data.data)) != place.crc32:
-            raise self._damaged(name, place, f"the CRC-32 is {found:08x} instead of {place.crc32:08x}")
+    def _file(self, name: str, place: Place) -> int | ObjectBytes:
+        """Return a data file, opened once: a descriptor, or in an object store what is sliced."""
+        with self._opening:
+            if place.file not in self._files:
+                self._files[place.file] = self._opened(name, place)
+            return self._files[place.file]
+
+    def _opened(self, name: str, place: Place) -> int | ObjectBytes:
+        expected = self._manifest.files[place.file]
+        path = self._path / expected.name
+        if isinstance(path, ObjectPath):
+            return ObjectBytes(path, expected.nbytes)
+        if not path.exists():
+            raise self._damaged(name, place, "the file is missing")
+        if (found := path.stat().st_size) != expected.nbytes:
+            raise self._damaged(name, place, f"the file has {found} bytes instead of {expected.nbytes}")
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, file)  # when nobody has this source any more
+        return file
 
     def _damaged(self, name: str, place: Place, how: str) -> DamagedError:
         path = self._path / self._manifest.files[place.file].name
@@ -115,6 +143,20 @@ class NativeSource:
             f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
             "Copy the file again, or use another checkpoint."
         )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a `LazyArray` reads an array with."""
+
+    source: NativeSource
+    name: str
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self.source.read(self.name, index)
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        return self.source.read_parts(self.name, indices)
 
 
 def _bounds(part: slice, size: int) -> tuple[int, int]:

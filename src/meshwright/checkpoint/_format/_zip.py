@@ -15,10 +15,10 @@ Source: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 (records) and 4.5.3 (ZIP64). T
 extra field 0xD935 of Android's zipalign: the alignment, then zeros.
 """
 
+import itertools
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 ALIGNMENT = 64  # of XLA's CPU buffers, and a cache line
 
@@ -30,12 +30,14 @@ _END = struct.Struct("<4s4H2LH")
 _LOCAL_SIZES = struct.Struct("<2H2Q")  # the ZIP64 extra field of a local header
 _CENTRAL_SIZES = struct.Struct("<2H3Q")  # and of the central directory
 _PADDING = struct.Struct("<3H")
+CRC = struct.Struct("<L")
 
 _VERSION = 45  # the first with ZIP64
 _MADE_ON_UNIX = 3 << 8 | _VERSION
 _UTF8_PATHS = 0x800
 _STORED = 0
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
+LOCAL_CRC, _CENTRAL_CRC = 14, 16  # where the CRC-32 stands in a header
 _ORDINARY_FILE = 0o100644 << 16  # what `unzip` gives the files it makes
 _IN_ZIP64_16, _IN_ZIP64_32 = 0xFFFF, 0xFFFFFFFF
 
@@ -60,40 +62,8 @@ def plan(sizes: Iterable[tuple[str, int]]) -> list[Entry]:
     return entries
 
 
-def write_entry(file: BinaryIO, entry: Entry, data: memoryview | bytes) -> int:
-    """Write one entry where it was planned and return the CRC-32 of its data."""
-    crc = zlib.crc32(data)
-    file.seek(entry.header_offset)
-    file.write(local_header(entry, crc))
-    file.write(data)
-    return crc
-
-
-def write_directory(file: BinaryIO, entries: Sequence[Entry], crcs: Sequence[int]) -> int:
-    """Write the central directory after the last entry and return the size of the whole file."""
-    file.seek(end_of(entries))
-    file.write(directory(entries, crcs))
-    return file.tell()
-
-
-def end_of(entries: Sequence[Entry]) -> int:
-    """Return the offset after the last entry, which is that of the central directory."""
-    return entries[-1].data_offset + entries[-1].size
-
-
-def directory(entries: Sequence[Entry], crcs: Sequence[int]) -> bytes:
-    """Return all that follows the last entry: the central directory and the three end records."""
-    headers = b"".join(_central_header(entry, crc) for entry, crc in zip(entries, crcs, strict=True))
-    start = end_of(entries)
-    return headers + _end_records(len(entries), start, start + len(headers))
-
-
-def _round_up(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
 def local_header(entry: Entry, crc: int) -> bytes:
-    """Return what stands before the data of an entry, padding and all."""
+    """Return what stands from the entry's `header_offset` to its `data_offset`, padding included."""
     path = entry.path.encode()
     extra = _LOCAL_SIZES.pack(1, 16, entry.size, entry.size)
     room = entry.data_offset - entry.header_offset - _LOCAL.size - len(path) - len(extra)
@@ -101,6 +71,27 @@ def local_header(entry: Entry, crc: int) -> bytes:
     common = (_VERSION, _UTF8_PATHS, _STORED, _MIDNIGHT, _NEW_YEAR_1980)
     sizes = (_IN_ZIP64_32, _IN_ZIP64_32)
     return _LOCAL.pack(b"PK\3\4", *common, crc, *sizes, len(path), len(extra)) + path + extra
+
+
+def with_crc(header: bytes, crc: int) -> bytes:
+    """Return a local header with another CRC-32."""
+    return header[:LOCAL_CRC] + crc.to_bytes(4, "little") + header[LOCAL_CRC + 4 :]
+
+
+def directory(entries: Sequence[Entry], crcs: Sequence[int]) -> tuple[bytes, list[int]]:
+    """Return what stands after the last entry, and where in it the CRC-32 of each entry stands.
+
+    It is the central directory, and the records that close the file.
+    """
+    start = entries[-1].data_offset + entries[-1].size
+    headers = list(map(_central_header, entries, crcs))
+    ends = list(itertools.accumulate(map(len, headers), initial=0))
+    end_records = _end_records(len(entries), start, start + ends[-1])
+    return b"".join([*headers, end_records]), [end + _CENTRAL_CRC for end in ends[:-1]]
+
+
+def _round_up(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _central_header(entry: Entry, crc: int) -> bytes:

@@ -1,0 +1,48 @@
+"""CRC-32 as ZIP has it, also of data that several threads went through in parts.
+
+Source of `joined`: appending n zero bits to a message multiplies its remainder by x**n modulo the
+polynomial, as in zlib's crc32_combine.
+"""
+
+import functools
+import zlib
+from typing import Any
+
+try:
+    from isal.isal_zlib import crc32 as _crc
+except ImportError:  # it has no wheels for some machines
+    _crc = zlib.crc32
+
+_POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x**0
+_ONE, _X = 1 << 31, 1 << 30
+
+
+def crc32(data: Any, before: int = 0) -> int:
+    """Return the CRC-32 of a buffer, or of what has the CRC-32 `before` and then the buffer."""
+    return _crc(data, before)
+
+
+def joined(first: int, second: int, second_nbytes: int) -> int:
+    """Return the CRC-32 of two pieces one after the other, given that of each."""
+    return _times(_x_to_the(8 * second_nbytes), first) ^ second
+
+
+@functools.lru_cache(maxsize=256)  # the pieces of large data are mostly of one size
+def _x_to_the(exponent: int) -> int:
+    power, square = _ONE, _X
+    while exponent:
+        if exponent & 1:
+            power = _times(power, square)
+        square, exponent = _times(square, square), exponent >> 1
+    return power
+
+
+def _times(a: int, b: int) -> int:
+    """Return the product of two polynomials, modulo the polynomial."""
+    product = 0
+    while a:
+        if a & _ONE:
+            product ^= b
+        a = a << 1 & 0xFFFFFFFF
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product

@@ -1,0 +1,103 @@
+"""The byte budget of a save's host copies, and the files that come of it."""
+
+import os
+import threading
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.checkpoint import Checkpoints, open_source, restore
+from meshwright.checkpoint._format import Snapshot, layouts
+from meshwright.checkpoint._format._crc32 import crc32, joined
+from meshwright.errors import MeshwrightError
+
+NBYTES = 800
+
+
+def host_arrays(num_arrays):
+    return {f"x{number}": np.full(100, float(number)) for number in range(num_arrays)}
+
+
+def snapshot(leaves, host_nbytes):
+    return Snapshot(leaves, layouts(leaves, 1), 0, host_nbytes)
+
+
+def test_no_more_is_copied_than_the_budget_allows():
+    chunks = snapshot(host_arrays(5), 2 * NBYTES)
+    assert not chunks.take(wait=False)
+    chunks.release(0)
+    assert not chunks.take(wait=False)
+    chunks.release(1)
+    chunks.release(2)
+    assert chunks.take(wait=False)
+
+
+def test_a_chunk_larger_than_the_budget_passes_alone():
+    chunks = snapshot(host_arrays(2), NBYTES // 2)
+    assert not chunks.take(wait=False)
+    assert np.frombuffer(chunks.get(0)[0])[0] == 0
+    chunks.release(0)
+    assert chunks.take(wait=False)
+
+
+def test_taking_waits_for_room_and_the_writer_for_chunks():
+    chunks, seen = snapshot(host_arrays(20), NBYTES), []
+
+    def write():
+        for number in range(20):
+            seen.append(np.frombuffer(chunks.get(number)[0])[0])
+            chunks.release(number)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert chunks.take(wait=True)
+    writer.join()
+    assert seen == list(range(20))
+
+
+def test_nobody_waits_for_a_save_that_was_given_up():
+    chunks = snapshot(host_arrays(3), NBYTES)
+    chunks.take(wait=False)
+    chunks.abandon()
+    chunks.take(wait=True)
+    with pytest.raises(MeshwrightError, match="given up"):
+        chunks.get(2)
+
+
+def test_views_of_arrays_on_cpu_cost_nothing(state):
+    leaves = {"w": state["params"]["w"]}
+    assert snapshot(leaves, 0).take(wait=False)
+
+
+def test_a_state_far_larger_than_the_budget_is_saved(tmp_path, same_bytes):
+    state = {f"x{number}": np.random.default_rng(number).standard_normal(1 << 18) for number in range(20)}
+    with Checkpoints(tmp_path, host_nbytes=3 << 20) as checkpoints:
+        checkpoints.save(1, state)
+    assert same_bytes(restore(open_source(tmp_path), state), state)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_chunks_that_span_windows_come_back_bit_for_bit(mesh, tmp_path, monkeypatch, same_bytes, direct):
+    if not direct:
+        monkeypatch.setattr(os, "O_DIRECT", -1)  # cannot be opened so, as on tmpfs
+    random, sharding = np.random.default_rng(0), NamedSharding(mesh, P("fsdp"))
+    state = {  # 50 MB: chunks that end in the window they begin in, and that span two or three
+        "long": jax.device_put(random.standard_normal((10, 1000_003), np.float32), sharding),
+        **{f"x{number}": random.standard_normal(4000) for number in range(300)},
+        "last": random.standard_normal(7),
+    }
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+    assert same_bytes(restore(open_source(tmp_path), state), state)
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_the_checksum_of_two_pieces_is_that_of_both_together(data, at):
+    first, second = data[:at], data[at:]
+    assert joined(crc32(first), crc32(second), len(second)) == zlib.crc32(data)
