@@ -7,6 +7,7 @@ faster, with fsync; and read by `pread` with two threads from the page cache.
 """
 
 import argparse
+import gc
 import json
 import math
 import multiprocessing
@@ -125,6 +126,7 @@ def bounds(directory: Path, nbytes: int, source: np.ndarray) -> dict[str, float]
     copied, started = np.ones(nbytes, np.uint8), time.perf_counter()
     np.copyto(copied, into)
     memcpy = time.perf_counter() - started
+    settle(nbytes)
     fresh = read_bound(path, np.empty(nbytes, np.uint8))
     return {
         "write": min(found),
@@ -150,7 +152,18 @@ class Peak:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
+def settle(nbytes: int) -> None:
+    """Let go of what is left from before, and touch as much memory as what follows will need.
+
+    JAX lets go of host memory when the collector runs. And a virtual machine gets memory that it has not
+    used for a while from its host when it is touched, at under 1 GB/s: it would be most of what is measured.
+    """
+    gc.collect()
+    np.ones(nbytes, np.uint8)
+
+
 def measure_save(peer: Peer, state: Tree, directory: Path) -> dict[str, float]:
+    settle(2 * tree.nbytes(state))
     with Peak() as peak:
         started = time.perf_counter()
         wait = peer.save(state, directory)
@@ -175,6 +188,7 @@ def measure_restores(peer: Peer, state: Tree, directory: Path) -> dict[str, floa
     found = {}
     for layout in LAYOUTS:
         wanted = target(state, layout)
+        settle(2 * tree.nbytes(state))
         with Peak() as peak:
             started = time.perf_counter()
             restored = jax.block_until_ready(peer.restore(directory, wanted))
@@ -182,6 +196,7 @@ def measure_restores(peer: Peer, state: Tree, directory: Path) -> dict[str, floa
         found[f"{layout} peak"] = peak.nbytes
         same = jax.tree.map(np.array_equal, *(list(map(jax.tree.leaves, (restored, state)))))
         assert all(same), f"{layout}: not what was saved"
+        del restored
     return found
 
 
@@ -189,8 +204,8 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Seconds]:
     """Return what was measured of each peer, and of the bounds."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
-    state, found = make_state(case.shapes), {}
-    nbytes, source = tree.nbytes(state), aligned(BLOCK)
+    state, found, source = make_state(case.shapes), {}, aligned(BLOCK)
+    nbytes = tree.nbytes(state)
     for turn in range(options.rounds + 1):  # the first is for warming up
         for name in ["bound", *options.peers] if turn % 2 else reversed(["bound", *options.peers]):
             if name == "t5x" and turn != 1:
