@@ -4,7 +4,7 @@ from meshwright.train._evaluate import Evaluator, Measure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics
 from meshwright.train._state import Init, TrainState, abstract_state, init_state
-from meshwright.train._step import Step, make_step
+from meshwright.train._step import Step, StepFunction, make_step
 
 __all__ = [
     "RUN_AHEAD",
@@ -14,6 +14,7 @@ __all__ = [
     "Measure",
     "Metrics",
     "Step",
+    "StepFunction",
     "TrainState",
     "abstract_state",
     "at_most_ahead",

@@ -12,7 +12,9 @@ from meshwright.metrics import Mean
 
 PyTree = Any
 Metrics = Mapping[str, Mean]
-RESERVED = ("loss", "grad_norm", "step", "time")
+REPORTED = ("step", "time")
+"""What a report holds besides metrics."""
+RESERVED = ("loss", "grad_norm", *REPORTED)
 """What a report holds besides the loss's own metrics."""
 
 Loss = Callable[[PyTree, PyTree, jax.Array], Any]
@@ -32,9 +34,9 @@ def total_loss(loss: Loss, params: PyTree, batch: PyTree, key: jax.Array) -> tup
     """
     value, metrics = _split(loss(params, batch, key))
     _check_names(metrics)
-    mean = _as_mean("loss", value)
+    mean = as_mean("loss", value)
     return jnp.asarray(mean.total), {"loss": mean} | {
-        name: _as_mean(name, metric) for name, metric in metrics.items()
+        name: as_mean(name, metric) for name, metric in metrics.items()
     }
 
 
@@ -105,7 +107,12 @@ def _check_names(metrics: Mapping[str, Any]) -> None:
         )
 
 
-def _as_mean(name: str, value: Any) -> Mean:
+def as_mean(name: str, value: Any) -> Mean:
+    """Return a scalar as a `Mean` that weighs 1, and a `Mean` as it is.
+
+    Raises:
+      UsageError: it is neither.
+    """
     remedy = "Return losses.mean(), or mw.Mean.of(losses, weights) to weigh examples or tokens."
     if not isinstance(value, Mean | jax.Array | np.ndarray | np.generic | float | int):
         found = "None: does it end without `return`?" if value is None else f"a {type(value).__name__}."
