@@ -11,11 +11,23 @@ import optax
 
 from meshwright import tree
 from meshwright.errors import UsageError
-from meshwright.sharding import Layout, beside_params, place
+from meshwright.sharding import Layout, beside_params, copy_to, place
+from meshwright.tree import PyTree
 
-PyTree = Any
-Init = Callable[[jax.Array], PyTree]
-"""Makes the parameters from a PRNG key."""
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Variables:
+    """The arrays of a model that has a state besides its parameters."""
+
+    params: PyTree
+    """What an optimizer moves."""
+    model_state: PyTree
+    """What the loss is given and returns anew, such as batch statistics. It is not differentiated."""
+
+
+Init = Callable[[jax.Array], PyTree | Variables]
+"""Makes the parameters from a PRNG key, or `Variables` where the model has a state."""
 
 
 @jax.tree_util.register_dataclass
@@ -31,6 +43,8 @@ class TrainState:
     """The optimizer's memory."""
     seed: jax.Array
     """uint32[]: step i draws from `fold_in(key(seed), i)`. A plain number outlives key formats."""
+    model_state: PyTree = None
+    """What the loss replaces; None, which is no leaf, where the model has no state."""
 
 
 def init_state(init: Init, tx: optax.GradientTransformation, seed: int, layout: Layout) -> TrainState:
@@ -40,12 +54,36 @@ def init_state(init: Init, tx: optax.GradientTransformation, seed: int, layout: 
 
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
-      UsageError: a parameter is not of a floating or complex type.
+      UsageError: a parameter is not of a floating or complex type, or there is none.
     """
-    target = abstract_state(init, tx, layout)
-    shardings = jax.tree.map(lambda x: x.sharding, target)
+    shardings = _shardings(abstract_state(init, tx, layout))
     with jax.set_mesh(layout.mesh):
         return jax.jit(_make(init, tx), out_shardings=shardings)(np.uint32(seed))
+
+
+def state_from(
+    made: PyTree | Variables, tx: optax.GradientTransformation, seed: int, layout: Layout
+) -> TrainState:
+    """Return a fresh state around parameters that are there already: restored, pretrained, made by hand.
+
+    They are copied to where `layout` puts them, so that training leaves the caller's arrays alone.
+    Collective; see `copy_to` for what the arrays may be.
+
+    Raises: as `init_state`.
+    """
+    target = _placed(jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made), layout)
+    shardings = _shardings(target)
+    given = _variables(made)
+    params = copy_to(given.params, shardings.params)
+    with jax.set_mesh(layout.mesh):
+        opt_state = jax.jit(tx.init, out_shardings=shardings.opt_state)(params)
+    return TrainState(
+        step=copy_to(np.int32(0), shardings.step),
+        params=params,
+        opt_state=opt_state,
+        seed=copy_to(np.uint32(seed), shardings.seed),
+        model_state=copy_to(given.model_state, shardings.model_state),
+    )
 
 
 def abstract_state(init: Init, tx: optax.GradientTransformation, layout: Layout) -> TrainState:
@@ -55,21 +93,32 @@ def abstract_state(init: Init, tx: optax.GradientTransformation, layout: Layout)
     """
     with jax.set_mesh(layout.mesh):
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
-    _check_params(state.params)
-    params = layout.shardings({"params": state.params})["params"]
-    opt_state = beside_params(state.opt_state, state.params, params)
-    shardings = replace(
-        state, step=layout.replicated, params=params, opt_state=opt_state, seed=layout.replicated
-    )
-    return place(state, shardings)
+    return _placed(state, layout)
 
 
 def _make(init: Init, tx: optax.GradientTransformation) -> Callable[[jax.Array], TrainState]:
-    def make(seed: jax.Array) -> TrainState:
-        params = init(jax.random.key(seed))
-        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), seed)
+    return lambda seed: _fresh(init(jax.random.key(seed)), tx, seed)
 
-    return make
+
+def _fresh(made: PyTree | Variables, tx: optax.GradientTransformation, seed: jax.Array) -> TrainState:
+    given = _variables(made)
+    _check_params(given.params)
+    return TrainState(jnp.zeros((), jnp.int32), given.params, tx.init(given.params), seed, given.model_state)
+
+
+def _variables(made: PyTree | Variables) -> Variables:
+    return made if isinstance(made, Variables) else Variables(made, None)
+
+
+def _placed(state: TrainState, layout: Layout) -> TrainState:
+    model = layout.shardings({"params": state.params, "model_state": state.model_state})
+    opt_state = beside_params(state.opt_state, state.params, model["params"])
+    whole: Any = layout.replicated
+    return place(state, replace(state, step=whole, seed=whole, opt_state=opt_state, **model))
+
+
+def _shardings(target: TrainState) -> Any:
+    return jax.tree.map(lambda x: x.sharding, target)
 
 
 def _check_params(params: PyTree) -> None:

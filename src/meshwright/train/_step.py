@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,8 +18,10 @@ from meshwright.train._loss import (
     REPORTED,
     Loss,
     Metrics,
+    StatefulLoss,
     as_mean,
     mean_gradients,
+    objective,
 )
 from meshwright.train._state import TrainState
 from meshwright.tree import PyTree
@@ -129,25 +132,36 @@ class Step:
         return tree.map_named(one, tree.abstract(batch))
 
 
-def make_step(loss: Loss, tx: optax.GradientTransformation, layout: Layout, *, microbatches: int = 1) -> Step:
-    """Return the step that minimises `loss` with the optax transformation `tx`.
+def make_step(
+    loss: Loss | StatefulLoss,
+    tx: optax.GradientTransformation,
+    layout: Layout,
+    *,
+    microbatches: int = 1,
+) -> Step:
+    """Return the step that minimises `loss` with `tx`.
 
     Args:
-      loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure.
+      loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure. Of a model with a state
+        `(params, batch, key, model_state) -> (loss, metrics, model_state)`, see `StatefulLoss`.
       microbatches: how many pieces each batch is computed in, one after the other, before the one
-        update. For a loss that uses no randomness the number does not change the update.
+        update. For a loss that uses no randomness and no state the number does not change the update.
 
     Returns:
-      A `Step`. Its metrics are the loss's, `loss` itself and `grad_norm`, as `Mean`s on the device.
+      A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, as `Mean`s on the
+      device.
     """
+    minimised = objective(loss)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-        grads, metrics = mean_gradients(loss, state.params, batch, key, microbatches)
+        grads, metrics, model_state = mean_gradients(
+            minimised, state.params, state.model_state, batch, key, microbatches
+        )
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
-        new = TrainState(state.step + 1, params, opt_state, state.seed)
+        new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, {**metrics, "grad_norm": norm}
 
     return Step(step, layout, microbatches=microbatches)
