@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from meshwright.sharding import Layout, explain, fsdp, make_mesh, match
     from meshwright.train import (
         Evaluator,
+        Only,
         Step,
         TrainState,
         Variables,
@@ -65,6 +66,7 @@ _NAMES = {
     "sharding": ("Layout", "explain", "fsdp", "make_mesh", "match"),
     "train": (
         "Evaluator",
+        "Only",
         "Step",
         "TrainState",
         "Variables",

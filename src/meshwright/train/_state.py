@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from meshwright import tree
-from meshwright.errors import UsageError
 from meshwright.sharding import Layout, beside_params, copy_to, place
+from meshwright.train._trainable import Tx, as_only
 from meshwright.tree import PyTree
 
 
@@ -38,7 +37,7 @@ class TrainState:
     step: jax.Array
     """int32[]: updates made so far."""
     params: PyTree
-    """What the optimizer moves."""
+    """What the optimizer moves, and what is frozen."""
     opt_state: optax.OptState
     """The optimizer's memory."""
     seed: jax.Array
@@ -47,23 +46,21 @@ class TrainState:
     """What the loss replaces; None, which is no leaf, where the model has no state."""
 
 
-def init_state(init: Init, tx: optax.GradientTransformation, seed: int, layout: Layout) -> TrainState:
+def init_state(init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a fresh state, each array born on the devices where `layout` puts it.
 
     The values depend on `seed` alone; another mesh may round the last bit of some differently.
 
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
-      UsageError: a parameter is not of a floating or complex type, or there is none.
+      UsageError: a parameter that is trained is not of a floating or complex type, or none is trained.
     """
     shardings = _shardings(abstract_state(init, tx, layout))
     with jax.set_mesh(layout.mesh):
         return jax.jit(_make(init, tx), out_shardings=shardings)(np.uint32(seed))
 
 
-def state_from(
-    made: PyTree | Variables, tx: optax.GradientTransformation, seed: int, layout: Layout
-) -> TrainState:
+def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a fresh state around parameters that are there already: restored, pretrained, made by hand.
 
     They are copied to where `layout` puts them, so that training leaves the caller's arrays alone.
@@ -76,7 +73,7 @@ def state_from(
     given = _variables(made)
     params = copy_to(given.params, shardings.params)
     with jax.set_mesh(layout.mesh):
-        opt_state = jax.jit(tx.init, out_shardings=shardings.opt_state)(params)
+        opt_state = jax.jit(_opt_init(tx), out_shardings=shardings.opt_state)(params)
     return TrainState(
         step=copy_to(np.int32(0), shardings.step),
         params=params,
@@ -86,7 +83,7 @@ def state_from(
     )
 
 
-def abstract_state(init: Init, tx: optax.GradientTransformation, layout: Layout) -> TrainState:
+def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
     Raises: as `init_state`.
@@ -96,18 +93,24 @@ def abstract_state(init: Init, tx: optax.GradientTransformation, layout: Layout)
     return _placed(state, layout)
 
 
-def _make(init: Init, tx: optax.GradientTransformation) -> Callable[[jax.Array], TrainState]:
+def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
     return lambda seed: _fresh(init(jax.random.key(seed)), tx, seed)
 
 
-def _fresh(made: PyTree | Variables, tx: optax.GradientTransformation, seed: jax.Array) -> TrainState:
+def _fresh(made: PyTree | Variables, tx: Tx, seed: jax.Array) -> TrainState:
     given = _variables(made)
-    _check_params(given.params)
-    return TrainState(jnp.zeros((), jnp.int32), given.params, tx.init(given.params), seed, given.model_state)
+    return TrainState(
+        jnp.zeros((), jnp.int32), given.params, _opt_init(tx)(given.params), seed, given.model_state
+    )
 
 
 def _variables(made: PyTree | Variables) -> Variables:
     return made if isinstance(made, Variables) else Variables(made, None)
+
+
+def _opt_init(tx: Tx) -> Callable[[PyTree], optax.OptState]:
+    only = as_only(tx)
+    return lambda params: only.tx.init(only.split(params)[0])
 
 
 def _placed(state: TrainState, layout: Layout) -> TrainState:
@@ -119,18 +122,3 @@ def _placed(state: TrainState, layout: Layout) -> TrainState:
 
 def _shardings(target: TrainState) -> Any:
     return jax.tree.map(lambda x: x.sharding, target)
-
-
-def _check_params(params: PyTree) -> None:
-    if not jax.tree.leaves(params):
-        raise UsageError("the model has no parameters: it returned a tree without arrays.")
-    fixed = [
-        f"params/{name} is {x.dtype}"
-        for name, x in tree.named_leaves(params).items()
-        if not jnp.issubdtype(x.dtype, jnp.inexact)
-    ]
-    if fixed:
-        raise UsageError(
-            f"parameters must be floating, but {', '.join(fixed)}.\n"
-            "  Keep constants out of the parameters: close the loss over them, or put them in the batch."
-        )

@@ -24,6 +24,7 @@ from meshwright.train._loss import (
     objective,
 )
 from meshwright.train._state import TrainState
+from meshwright.train._trainable import Tx, as_only, joined
 from meshwright.tree import PyTree
 
 StepFunction = Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
@@ -134,7 +135,7 @@ class Step:
 
 def make_step(
     loss: Loss | StatefulLoss,
-    tx: optax.GradientTransformation,
+    tx: Tx,
     layout: Layout,
     *,
     microbatches: int = 1,
@@ -144,22 +145,28 @@ def make_step(
     Args:
       loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure. Of a model with a state
         `(params, batch, key, model_state) -> (loss, metrics, model_state)`, see `StatefulLoss`.
+      tx: an optax transformation, for all parameters, or an `Only`, for some.
       microbatches: how many pieces each batch is computed in, one after the other, before the one
         update. For a loss that uses no randomness and no state the number does not change the update.
 
     Returns:
-      A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, as `Mean`s on the
-      device.
+      A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
+      parameters that are trained, as `Mean`s on the device.
     """
-    minimised = objective(loss)
+    only, minimised = as_only(tx), objective(loss)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+        trained, frozen = only.split(state.params)
+
+        def of_trained(trained: PyTree, *rest: Any) -> Any:
+            return minimised(joined(trained, frozen), *rest)
+
         grads, metrics, model_state = mean_gradients(
-            minimised, state.params, state.model_state, batch, key, microbatches
+            of_trained, trained, state.model_state, batch, key, microbatches
         )
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = only.tx.update(grads, state.opt_state, trained)
+        params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, {**metrics, "grad_norm": norm}
