@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
+from meshwright.train._precision import floating, narrowed
 from meshwright.tree import PyTree
 from meshwright.when import Due, Tick, When
 
@@ -32,9 +34,11 @@ class Evaluator:
         `(params, batch, model_state) -> {name: values}`.
       data: called for each evaluation; yields batches of one shape and the weights of their examples.
       when: due at these steps, and after the last update.
+      compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
 
-    Raises (when called):
-      UsageError: `measure` returns something that has no value for each example.
+    Raises:
+      UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
+        has no value for each example.
     """
 
     def __init__(
@@ -43,8 +47,11 @@ class Evaluator:
         data: Callable[[], Iterable[WeightedBatch]],
         layout: Layout,
         when: When,
+        *,
+        compute_dtype: DTypeLike | None = None,
     ):
         self._measure, self._data, self._mesh, self._due = measure, data, layout.mesh, Due(when)
+        self._compute_dtype = floating(compute_dtype)
         split = layout.batch_sharding
         self._score = jax.jit(
             self._weighed, in_shardings=(None, None, split, split), out_shardings=layout.replicated
@@ -83,6 +90,7 @@ class Evaluator:
     def _weighed(
         self, params: PyTree, model_state: PyTree, batch: PyTree, weights: jax.Array
     ) -> dict[str, Mean]:
+        params = narrowed(params, self._compute_dtype)
         if model_state is None:
             values = self._measure(params, batch)  # type: ignore[call-arg]
         else:
