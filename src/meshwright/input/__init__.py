@@ -1,6 +1,7 @@
 """Batches of examples, in an order that is a pure function of a counter."""
 
 from meshwright.input._batches import Batches, batches
+from meshwright.input._collate import Collate
 from meshwright.input._device import as_global, local_rows
 from meshwright.input._order import record_ids
 from meshwright.input._padded import padded_batches
@@ -10,6 +11,7 @@ from meshwright.input._source import Arrays, as_source, read_rows
 __all__ = [
     "Arrays",
     "Batches",
+    "Collate",
     "DataIterator",
     "Source",
     "as_global",
