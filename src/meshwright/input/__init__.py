@@ -4,7 +4,7 @@ from meshwright.input._batches import Batches, batches
 from meshwright.input._collate import Collate
 from meshwright.input._device import as_global, local_rows
 from meshwright.input._order import record_ids
-from meshwright.input._padded import padded_batches
+from meshwright.input._padded import numbered_batches, padded_batches
 from meshwright.input._protocol import DataIterator, Source
 from meshwright.input._source import Arrays, as_source, read_rows
 
@@ -18,6 +18,7 @@ __all__ = [
     "as_source",
     "batches",
     "local_rows",
+    "numbered_batches",
     "padded_batches",
     "read_rows",
     "record_ids",
