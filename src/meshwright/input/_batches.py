@@ -10,14 +10,13 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Self
 
-import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.errors import InputError, UsageError
 from meshwright.input._ahead import read_ahead
 from meshwright.input._collate import Collate
-from meshwright.input._device import as_global, local_rows
+from meshwright.input._device import local_rows, placing
 from meshwright.input._samples import Position, samples_of, shares
 from meshwright.input._source import num_threads_for, read
 from meshwright.tree import PyTree
@@ -168,12 +167,11 @@ def batches(
       LayoutError: `batch_size` does not divide over the devices.
       ExamplesError: there are no examples.
     """
-    place = as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch
     return Batches(
         examples,
         batch_size,
         rows=local_rows(batch_size, sharding),
-        place=place,
+        place=placing(batch_size, sharding),
         collate=collate,
         seed=seed,
         epochs=epochs,

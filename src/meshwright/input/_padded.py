@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from meshwright.errors import ExamplesError
 from meshwright.input._ahead import read_ahead
 from meshwright.input._collate import Collate
-from meshwright.input._device import as_global, local_rows
+from meshwright.input._device import local_rows, placing
 from meshwright.input._protocol import Source
 from meshwright.input._samples import by_epoch, iterated
 from meshwright.input._source import as_source, is_indexed, num_threads_for, read
@@ -35,7 +35,7 @@ def padded_batches(
     Yields:
       A global batch, and float32[batch_size]: 1 for an example that counts, 0 for a filler.
     """
-    rows, place = local_rows(batch_size, sharding), _placing(batch_size, sharding)
+    rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     numbered = numbered_batches(examples, batch_size, sharding, collate=collate, num_threads=num_threads)
     for batch, ids in numbered:
         yield batch, place((rows < len(ids)).astype(np.float32))
@@ -62,7 +62,7 @@ def numbered_batches(
       A global batch, and the numbers of its examples, which come first in it: of what is computed of the
       batch, the first `len(ids)` rows are theirs.
     """
-    rows, place = local_rows(batch_size, sharding), _placing(batch_size, sharding)
+    rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
     tasks = (
         (partial(read, [(source, first + np.minimum(rows, len(ids) - 1))], collate), ids)
@@ -91,7 +91,3 @@ def _pulled(examples: Iterator[Any], batch_size: int) -> Iterator[tuple[Source, 
         start += len(pulled)
     if not start:
         raise ExamplesError("there are no examples: the iterable that the function returned is empty.")
-
-
-def _placing(batch_size: int, sharding: NamedSharding) -> Any:
-    return as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch

@@ -18,6 +18,8 @@ from meshwright.input._order import Order
 from meshwright.input._protocol import Source
 from meshwright.input._source import Part, as_source, is_indexed
 
+_GATHERING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 class Position(NamedTuple):
     """Where a run stands: so many samples into a stretch."""
@@ -93,9 +95,6 @@ def iterated(examples: Any) -> Iterator[Any]:
     return iter(examples)
 
 
-_GATHERING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 def shares(
     samples: Samples, position: Position, batch_size: int, rows: np.ndarray
 ) -> Iterator[tuple[list[Part], Position]]:
@@ -107,26 +106,29 @@ def shares(
     Raises:
       ExamplesError: an epoch has no examples.
     """
-    parts, filled = [], 0
-    while (stretch := samples.open(position)) is not None:
-        while True:
-            wanted = rows[rows >= filled] - filled if filled else rows
-            count, part = stretch.take(batch_size - filled, wanted)
-            if not count:
-                break
-            if part[1].size:
-                parts.append(part)
-            filled += count
-            position = Position(position.stretch, position.samples + count)
-            if filled == batch_size:
-                yield parts, position
-                parts, filled = [], 0
-        if not position.samples:
-            raise ExamplesError(
-                f"epoch {position.stretch} has no examples.\n"
-                "  A function that gives examples must return a new iterable each time it is called."
-            )
-        position = Position(position.stretch + 1, 0)
+    stretch, parts, filled = samples.open(position), [], 0
+    while stretch is not None:
+        count, part = stretch.take(batch_size - filled, rows[rows >= filled] - filled if filled else rows)
+        if part[1].size:
+            parts.append(part)
+        filled += count
+        position = Position(position.stretch, position.samples + count)
+        if filled == batch_size:
+            yield parts, position
+            parts, filled = [], 0
+        elif not count:
+            position = _next_epoch(position)
+            stretch = samples.open(position)
+
+
+def _next_epoch(position: Position) -> Position:
+    epoch, samples = position
+    if not samples:
+        raise ExamplesError(
+            f"epoch {epoch} has no examples.\n"
+            "  A function that gives examples must return a new iterable each time it is called."
+        )
+    return Position(epoch + 1, 0)
 
 
 class _Fixed:
