@@ -6,6 +6,7 @@ a name and a name can always be taken apart again.
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,14 +25,26 @@ def leaf_names(tree: PyTree) -> list[str]:
     return [_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return `{name: leaf}` in JAX's order."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Return `{name: leaf}` in JAX's order; `is_leaf` as in `jax.tree.map`."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]}
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
     """Return `tree` with each leaf replaced by `function(name, leaf, *leaves_of_rest)`."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(_name(path), *leaves), tree, *rest)
+
+
+def ends_in(pattern: str) -> Callable[[str], bool]:
+    """Return whether a name is matched, whole or in its last components, by a regular expression.
+
+    So `q|k|v` matches the leaves called q, k or v, and not `freq`; `decoder/.*/q` those below `decoder`.
+
+    Raises:
+      re.error: `pattern` is not a regular expression.
+    """
+    whole = re.compile(rf"(?:.*/)?(?:{pattern})")
+    return lambda name: whole.fullmatch(name) is not None
 
 
 def abstract(tree: PyTree) -> PyTree:
@@ -44,9 +57,28 @@ def abstract(tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree)
 
 
+def differences(then: PyTree, now: PyTree) -> str:
+    """Return which leaves differ in shape or dtype, as `x was float32[2], is int32[2]; …`; "" where none do.
+
+    Dtypes are compared as JAX makes them: NumPy's float64 and int64 become 32 bits wide.
+    """
+    before, after = named_leaves(abstract(then)), named_leaves(abstract(now))
+    described = {
+        name: (_described(before.get(name)), _described(after.get(name)))
+        for name in before.keys() | after.keys()
+    }
+    return "; ".join(
+        f"{name or 'the array'} was {a}, is {b}" for name, (a, b) in sorted(described.items()) if a != b
+    )
+
+
 def nbytes(tree: PyTree) -> int:
     """Return the bytes of all leaves of `tree` (arrays or `ShapeDtypeStruct`s), sharding not counted."""
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _described(x: jax.ShapeDtypeStruct | None) -> str:
+    return "missing" if x is None else f"{jax.dtypes.canonicalize_dtype(x.dtype)}{list(x.shape)}"
 
 
 def _name(path: tuple[Any, ...]) -> str:

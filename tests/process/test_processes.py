@@ -1,13 +1,17 @@
-"""Two real processes: what they agree on, how they stop together, and how one leaves alone."""
+"""Two real processes: what they agree on and train, how they stop together, and how one leaves alone."""
 
 import json
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
 from meshwright.cli._launch import launch_local
+from process.training import trained
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -23,6 +27,10 @@ said = {
 }
 if then == "fail" and me == 1:
     raise ValueError("this one process fails")
+if then == "before":
+    sys.path.insert(0, sys.argv[4])
+    from process.training import trained
+    said["trained"] = trained()
 if then == "before" and me == 1:
     os.kill(os.getpid(), number)
     time.sleep(1.5)  # JAX looks once a second
@@ -39,8 +47,11 @@ sys.exit(signals.interruption.exit_code if signals.interruption else 0)
 """
 
 
+TESTS = str(Path(__file__).parent.parent)
+
+
 def run(where, number, then):
-    command = [sys.executable, "-c", PROGRAM, str(where), str(int(number)), then]
+    command = [sys.executable, "-c", PROGRAM, str(where), str(int(number)), then, TESTS]
     exit_code = launch_local(command, 2, grace_seconds=20)
     said = [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))]
     return SimpleNamespace(exit_code=exit_code, said=said)
@@ -48,7 +59,7 @@ def run(where, number, then):
 
 @pytest.fixture(scope="module")
 def terminated(tmp_path_factory):
-    """Two processes that resume at step 1000; the second gets SIGTERM before its first step."""
+    """Two processes that train a little and resume at step 1000; the second gets SIGTERM before that."""
     return run(tmp_path_factory.mktemp("terminated"), signal.SIGTERM, "before")
 
 
@@ -74,6 +85,15 @@ def test_sigterm_before_the_first_step_is_not_lost(terminated):
     steps = [said.get("step") for said in terminated.said]
     assert steps == [steps[0]] * 2
     assert terminated.exit_code == 75
+
+
+def test_a_model_with_state_and_frozen_parameters_trains_on_two_as_on_one(terminated):
+    expected = trained()
+    for said in terminated.said:
+        for found, value in zip(jax.tree.leaves(said["trained"]), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(found, value, rtol=2e-5)
+    assert expected["is_frozen"]
+    assert expected["losses"][-1] < expected["losses"][0]
 
 
 def test_ctrl_c_to_one_stops_both_after_one_step(ctrl_c):

@@ -71,3 +71,14 @@ def test_each_device_computes_its_own_examples_only():
 def test_a_measure_that_has_averaged_already_is_refused():
     with pytest.raises(UsageError, match=r"x has shape \(\), the batch 8 examples"):
         scores(lambda params, batch: {"x": batch["x"].mean()})
+
+
+def test_a_model_with_state_is_measured_with_it_and_does_not_change():
+    layout = mw.Layout(mw.make_mesh("data=8"))
+    init = lambda key: mw.Variables({"w": jnp.ones(4)}, {"mean": jnp.full(4, 2.0)})
+    state = mw.init_state(init, optax.sgd(1.0), 0, layout)
+    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
+    measure = lambda params, batch, model_state: {"centred": (batch["x"] - model_state["mean"]).sum(-1)}
+    found = mw.Evaluator(measure, data, layout, mw.never)(mw.Tick(1, last=True), state)
+    np.testing.assert_allclose(found["centred"], (X.astype(np.float64) - 2).sum(1).mean(), rtol=1e-5)
+    np.testing.assert_array_equal(state.model_state["mean"], np.full(4, 2.0))

@@ -38,7 +38,7 @@ def preflight(
     batch = _global(data.peek(), experiment.input.batch_size)
     yield f"one batch read: {_shapes(batch)}"
     for name, evaler in experiment.evalers.items():
-        evaluators[name].check(target.params, _first_batch(evaler, layout))
+        evaluators[name].check(target, _first_batch(evaler, layout))
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
     compiled = step.compile(target, batch)
     yield f"step compiled in {step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"

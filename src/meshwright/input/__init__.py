@@ -1,21 +1,24 @@
 """Batches of examples, in an order that is a pure function of a counter."""
 
 from meshwright.input._batches import Batches, batches
+from meshwright.input._collate import Collate
 from meshwright.input._device import as_global, local_rows
 from meshwright.input._order import record_ids
-from meshwright.input._padded import padded_batches
+from meshwright.input._padded import numbered_batches, padded_batches
 from meshwright.input._protocol import DataIterator, Source
 from meshwright.input._source import Arrays, as_source, read_rows
 
 __all__ = [
     "Arrays",
     "Batches",
+    "Collate",
     "DataIterator",
     "Source",
     "as_global",
     "as_source",
     "batches",
     "local_rows",
+    "numbered_batches",
     "padded_batches",
     "read_rows",
     "record_ids",

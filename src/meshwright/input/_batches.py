@@ -1,4 +1,4 @@
-"""Global batches from examples, in an order that one integer describes.
+"""Global batches from examples, in an order that a number or two describe.
 
 Each process reads only the rows of the batch that its own devices hold; threads read ahead. What
 was read ahead is no part of the state: the state is the number of samples *returned*, so it is
@@ -6,23 +6,20 @@ true at every moment, and means the same on any number of processes and with any
 """
 
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Self
 
-import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.errors import InputError, UsageError
-from meshwright.input._device import as_global, local_rows
-from meshwright.input._order import Order
-from meshwright.input._source import Arrays, as_source, read_rows
-
-PyTree = Any
-
-READ_AHEAD = 3  # batches: the one asked for and two more
+from meshwright.input._ahead import read_ahead
+from meshwright.input._collate import Collate
+from meshwright.input._device import local_rows, placing
+from meshwright.input._samples import Position, samples_of, shares
+from meshwright.input._source import num_threads_for, read
+from meshwright.tree import PyTree
 
 
 class Batches:
@@ -38,19 +35,17 @@ class Batches:
         *,
         rows: np.ndarray,
         place: Callable[[PyTree], PyTree],
+        collate: Collate | None = None,
         seed: int | None,
         epochs: int | None,
         num_threads: int | None,
     ):
-        self._source = as_source(examples)
-        self._order = Order(len(self._source), seed)
-        self._batch_size, self._rows, self._place, self._seed = batch_size, rows, place, seed
-        self._end = None if epochs is None else epochs * len(self._source)
-        self._returned = 0  # samples, over all processes: the whole state
-        self._ahead: deque[Future[PyTree]] = deque()
-        self._submitted = 0  # samples asked of the threads
-        num_threads = _threads_for(self._source) if num_threads is None else num_threads
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="input") if num_threads else None
+        self._samples = samples_of(examples, seed, epochs)
+        self._batch_size, self._rows, self._place, self._collate = batch_size, rows, place, collate
+        self._num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
+        self._position = Position(0, 0)  # after the batch last returned: the whole state
+        self._ahead: Generator[tuple[PyTree, Position], None, None] | None = None
+        self._peeked: tuple[PyTree, Position] | None = None
         self.wait_seconds = 0.0
         """How long `__next__` has waited for examples, in all."""
 
@@ -62,13 +57,11 @@ class Batches:
 
         Raises:
           StopIteration: fewer than a whole batch are left of the last epoch.
-          ExamplesError: the examples do not stack.
+          ExamplesError: the examples do not stack, or `collate` did not return a batch.
         """
-        if self._is_past_end(self._returned):
-            raise StopIteration
         started = time.perf_counter()
-        batch = self._read(self._returned) if self._threads is None else self._read_ahead(self._threads)
-        self._returned += self._batch_size
+        batch, self._position = self._peeked or self._read()
+        self._peeked = None
         self.wait_seconds += time.perf_counter() - started
         return self._place(batch)
 
@@ -78,19 +71,21 @@ class Batches:
         Raises:
           UsageError: there is not one whole batch.
         """
-        if self._is_past_end(self._returned):
+        try:
+            self._peeked = self._peeked or self._read()
+        except StopIteration:
             raise UsageError(
-                f"{len(self._source)} examples do not fill one batch of {self._batch_size}; "
+                f"the examples that are left do not fill one batch of {self._batch_size}; "
                 "make the batch smaller or the epochs more."
-            )
-        return self._read(self._returned)
+            ) from None
+        return self._peeked[0]
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch last returned, and what it holds good for."""
-        return {"samples": self._returned, "seed": self._seed, "num_examples": len(self._source)}
+        return self._samples.state(self._position)
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue after `state["samples"]` samples.
+        """Continue from `state`, which `get_state` gave.
 
         Raises:
           InputError: the state is of another seed or another number of examples, so that going on
@@ -105,37 +100,34 @@ class Batches:
                 + ".\n  Continuing would repeat some examples and leave out others. "
                 "Give back the same data and seed, or start a new run."
             )
-        self._returned = int(state["samples"])
+        self._position = Position(int(state.get("epoch", 0)), int(state["samples"]))
         self._forget_ahead()
 
     def close(self) -> None:
         """Stop the threads. What was read ahead is dropped."""
         self._forget_ahead()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _read_ahead(self, threads: ThreadPoolExecutor) -> PyTree:
-        for start in range(self._returned, self._returned + READ_AHEAD * self._batch_size, self._batch_size):
-            if not self._is_past_end(start) and start >= self._submitted:
-                self._ahead.append(threads.submit(self._read, start))
-                self._submitted = start + self._batch_size
+    def _read(self) -> tuple[PyTree, Position]:
+        if self._ahead is None:
+            self._ahead = self._from(self._position)
         try:
-            return self._ahead.popleft().result()
+            return next(self._ahead)
+        except StopIteration:
+            raise
         except BaseException:
             self._forget_ahead()  # so that trying again reads again
             raise
 
+    def _from(self, position: Position) -> Generator[tuple[PyTree, Position], None, None]:
+        """Read one batch after the other from `position` on."""
+        collate, num_threads = self._collate, self._num_threads  # the generator must not keep `self` alive
+        each = shares(self._samples, position, self._batch_size, self._rows)
+        return read_ahead(((partial(read, parts, collate), after) for parts, after in each), num_threads)
+
     def _forget_ahead(self) -> None:
-        for future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
-        self._submitted = self._returned
-
-    def _read(self, start: int) -> PyTree:
-        return read_rows(self._source, self._order.ids(start, self._rows))
-
-    def _is_past_end(self, start: int) -> bool:
-        return self._end is not None and start + self._batch_size > self._end
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = self._peeked = None
 
 
 def batches(
@@ -143,6 +135,7 @@ def batches(
     batch_size: int,
     sharding: NamedSharding,
     *,
+    collate: Collate | None = None,
     seed: int | None = 0,
     epochs: int | None = None,
     num_threads: int | None = None,
@@ -153,24 +146,34 @@ def batches(
     and the start of the next. What does not fill a batch at the end of the last epoch is left out.
 
     Args:
-      examples: a mapping of arrays, or anything with `__len__` and `__getitem__`.
+      examples: one of
+
+        - a mapping of arrays, or anything with `__len__` and `__getitem__`;
+        - a function of the epoch, `epoch -> examples`, counted from 0 and called again where a run
+          continues: the same epoch must give the same examples;
+        - a function without required arguments that returns a new iterable each time, `() -> iterable`.
+          Its order is its own, whatever `seed`; to continue in the middle of an epoch, what was read of
+          it is read again and skipped; and each of several processes reads all of it, of which it keeps
+          its share of each batch. Threads take from it in turn, one at a time.
       batch_size: over all processes.
       sharding: of each leaf's first dimension, as `Layout.batch_sharding`.
+      collate: makes a batch of a list of examples, see `Collate`; without it they are stacked.
       seed: of the order; None reads the examples in their own order.
       epochs: how often to read all of them; None for ever.
-      num_threads: that read ahead; 0 reads when asked. By default 0 for arrays in memory, where handing
-        over to a thread costs more than the reading, and 2 for everything else.
+      num_threads: that read and collate ahead; 0 does it when asked. By default 0 for arrays in memory
+        without `collate`, where handing over to a thread costs more than the reading, and 2 for all else.
 
     Raises:
       LayoutError: `batch_size` does not divide over the devices.
       ExamplesError: there are no examples.
     """
-    place = as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch
-    rows = local_rows(batch_size, sharding)
     return Batches(
-        examples, batch_size, rows=rows, place=place, seed=seed, epochs=epochs, num_threads=num_threads
+        examples,
+        batch_size,
+        rows=local_rows(batch_size, sharding),
+        place=placing(batch_size, sharding),
+        collate=collate,
+        seed=seed,
+        epochs=epochs,
+        num_threads=num_threads,
     )
-
-
-def _threads_for(source: Any) -> int:
-    return 0 if isinstance(source, Arrays) and source.in_memory else 2

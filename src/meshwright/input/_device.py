@@ -29,6 +29,14 @@ def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
     return np.unique(np.concatenate(held))
 
 
+def placing(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
+    """Return `as_global`'s function; in one process one that leaves the arrays to the step: that is faster.
+
+    Raises: as `local_rows`.
+    """
+    return as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch
+
+
 def as_global(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
     """Return a function that makes this process's rows of a batch into global arrays."""
     rows = local_rows(batch_size, sharding)

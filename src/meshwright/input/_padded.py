@@ -1,34 +1,93 @@
-"""Every example once, in order, in batches of one shape: for evaluation."""
+"""Every example once, in order, in batches of one shape: for evaluation and prediction."""
 
+import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from meshwright.input._device import as_global, local_rows
-from meshwright.input._source import as_source, read_rows
-
-PyTree = Any
+from meshwright.errors import ExamplesError
+from meshwright.input._ahead import read_ahead
+from meshwright.input._collate import Collate
+from meshwright.input._device import local_rows, placing
+from meshwright.input._protocol import Source
+from meshwright.input._samples import by_epoch, iterated
+from meshwright.input._source import as_source, is_indexed, num_threads_for, read
+from meshwright.tree import PyTree
 
 
 def padded_batches(
-    examples: Any, batch_size: int, sharding: NamedSharding
+    examples: Any,
+    batch_size: int,
+    sharding: NamedSharding,
+    *,
+    collate: Collate | None = None,
+    num_threads: int | None = None,
 ) -> Iterator[tuple[PyTree, np.ndarray | jax.Array]]:
-    """Yield `(batch, weights)` over all `examples`, once and in order.
+    """Yield `(batch, weights)` over all `examples`, once and in order: what an `Evaluator` takes.
 
-    The last batch is filled up with copies of the last example, whose weights are 0.
-
-    Args: as `batches`.
+    Arguments and what is raised: as `numbered_batches`. The last batch is filled up with copies of the last
+    example.
 
     Yields:
       A global batch, and float32[batch_size]: 1 for an example that counts, 0 for a filler.
     """
+    rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
+    numbered = numbered_batches(examples, batch_size, sharding, collate=collate, num_threads=num_threads)
+    for batch, ids in numbered:
+        yield batch, place((rows < len(ids)).astype(np.float32))
+
+
+def numbered_batches(
+    examples: Any,
+    batch_size: int,
+    sharding: NamedSharding,
+    *,
+    collate: Collate | None = None,
+    num_threads: int | None = None,
+) -> Iterator[tuple[PyTree, range]]:
+    """Yield `(batch, ids)` over all `examples`, once and in order: for prediction.
+
+    The last batch is filled up with copies of the last example.
+
+    Args:
+      examples: as `batches` takes; a function of the epoch is asked for epoch 0.
+
+    The other arguments and what is raised: as `batches`.
+
+    Yields:
+      A global batch, and the numbers of its examples, which come first in it: of what is computed of the
+      batch, the first `len(ids)` rows are theirs.
+    """
+    rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
+    num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
+    tasks = (
+        (partial(read, [(source, first + np.minimum(rows, len(ids) - 1))], collate), ids)
+        for source, first, ids in _stretches(examples, batch_size)
+    )
+    for batch, ids in read_ahead(tasks, num_threads):
+        yield place(batch), ids
+
+
+def _stretches(examples: Any, batch_size: int) -> Iterator[tuple[Source, int, range]]:
+    """Yield a source, where in it a batch begins, and the numbers of the batch's examples."""
+    if callable(examples) and not is_indexed(examples):
+        examples = by_epoch(examples)(0)
+        if not is_indexed(examples):
+            yield from _pulled(iterated(examples), batch_size)
+            return
     source = as_source(examples)
-    rows = local_rows(batch_size, sharding)
-    place = as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch
     for start in range(0, len(source), batch_size):
-        ids = start + rows
-        counted = (ids < len(source)).astype(np.float32)
-        yield place((read_rows(source, np.minimum(ids, len(source) - 1)), counted))
+        yield source, start, range(start, min(start + batch_size, len(source)))
+
+
+def _pulled(examples: Iterator[Any], batch_size: int) -> Iterator[tuple[Source, int, range]]:
+    start = 0
+    while pulled := list(itertools.islice(examples, batch_size)):
+        yield pulled, 0, range(start, start + len(pulled))
+        start += len(pulled)
+    if not start:
+        raise ExamplesError("there are no examples: the iterable that the function returned is empty.")

@@ -8,9 +8,9 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.errors import ExamplesError
+from meshwright.input._collate import Collate, check_numbers, collated, stack
 from meshwright.input._protocol import Source, VectorSource
-
-PyTree = Any
+from meshwright.tree import PyTree
 
 
 class Arrays:
@@ -53,6 +53,11 @@ class Arrays:
         return jax.tree.map(lambda x: np.asarray(x[ids]), self._arrays)
 
 
+def is_indexed(examples: Any) -> bool:
+    """Return whether `examples` can be read in any order: they have a length and are indexed."""
+    return hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+
+
 def as_source(examples: Any) -> Source:
     """Return `examples` as a `Source`: a mapping of arrays is read by rows, the rest as it is.
 
@@ -65,46 +70,65 @@ def as_source(examples: Any) -> Source:
             "a tuple of arrays is no set of examples.\n"
             "  Give the arrays names, as in {'image': images, 'label': labels}, or wrap it in mw.Arrays."
         )
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+    if not is_indexed(source):
         raise ExamplesError(
             f"examples must have __len__ and __getitem__; {type(examples).__name__} has not.\n"
-            "  Make a list of them, or give `fit` an iterator of your own with get_state and set_state."
+            "  Make a list of them, give a function that returns a new iterable for each epoch, or give "
+            "`fit` an iterator of your own with get_state and set_state."
         )
     if len(source) == 0:
         raise ExamplesError("there are no examples: the source's length is 0.")
     return source
 
 
+def num_threads_for(examples: Any, collate: Collate | None) -> int:
+    """Return how many threads read ahead by default: none where handing over costs more than the reading."""
+    source = Arrays(examples) if isinstance(examples, Mapping) else examples
+    return 0 if isinstance(source, Arrays) and source.in_memory and collate is None else 2
+
+
+Part = tuple[Source, np.ndarray]
+"""Some examples of a source: int64[k], their ids."""
+
+
+def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
+    """Return the examples of all `parts` in one batch: a pytree of arrays, made by `collate` if there is one.
+
+    Raises:
+      ExamplesError: the examples do not stack, or `collate` did not return arrays of as many rows.
+    """
+    if collate is not None:
+        return collated(collate, [example for part in parts for example in _rows(*part)])
+    pieces = [read_rows(*part) for part in parts]
+    return pieces[0] if len(pieces) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *pieces)
+
+
 def read_rows(source: Source, ids: np.ndarray) -> PyTree:
     """Return the examples `ids` (int64[k]) as a batch: a pytree of arrays of shape [k, ...].
 
     Raises:
-      ExamplesError: the examples differ in structure or shape.
+      ExamplesError: the examples differ in structure or shape, or are not of numbers.
     """
+    fetched = _fetched(source, ids)
+    batch = stack(fetched, ids) if isinstance(fetched, list) else fetched
+    check_numbers(batch)
+    return batch
+
+
+def _rows(source: Source, ids: np.ndarray) -> list[PyTree]:
+    """Return the examples `ids` one by one, also where the source gives them as a batch."""
+    fetched = _fetched(source, ids)
+    if isinstance(fetched, list):
+        return fetched
+    return [jax.tree.map(lambda x, i=i: x[i], fetched) for i in range(len(ids))]
+
+
+def _fetched(source: Source, ids: np.ndarray) -> PyTree:
+    """Return a list of examples, or what a source that fetches many at once makes of them."""
     if isinstance(source, Arrays):
         return source.rows(ids)  # a list of them would cost more than the rows
     wanted = ids.tolist()
-    fetched = source.__getitems__(wanted) if isinstance(source, VectorSource) else [source[i] for i in wanted]
-    return stack(fetched, ids) if isinstance(fetched, list) else fetched
-
-
-def stack(examples: list[PyTree], ids: np.ndarray) -> PyTree:
-    """Return `examples` as one pytree of arrays. `ids` are only for the error message."""
-    first = tree.named_leaves(examples[0])
-    for i, example in zip(ids, examples, strict=True):
-        _check_alike(int(ids[0]), first, int(i), tree.named_leaves(example))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
-
-
-def _check_alike(a: int, first: dict[str, Any], b: int, other: dict[str, Any]) -> None:
-    if first.keys() != other.keys():
-        raise ExamplesError(
-            f"examples {a} and {b} differ: one has {sorted(first)}, the other {sorted(other)}."
-        )
-    for name, x in first.items():
-        if np.shape(x) != np.shape(other[name]):
-            raise ExamplesError(
-                f"examples {a} and {b} differ: {name or 'the array'} has shape {np.shape(x)} in one, "
-                f"{np.shape(other[name])} in the other.\n"
-                "  Pad or cut them to one shape in the source's __getitem__."
-            )
+    if not isinstance(source, VectorSource):
+        return [source[i] for i in wanted]
+    fetched = source.__getitems__(wanted)
+    return fetched if isinstance(fetched, list) else jax.tree.map(np.asarray, fetched)

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from meshwright import tree
 from meshwright.errors import LayoutError
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
@@ -27,11 +28,11 @@ def match(pattern: str, *spec: AxisEntry) -> Rule:
       LayoutError: `pattern` is not a regular expression.
     """
     try:
-        whole = re.compile(rf"(?:.*/)?(?:{pattern})")
+        matches = tree.ends_in(pattern)
     except re.error as error:
         raise LayoutError(f"rule {pattern!r} is not a regular expression: {error}.") from None
     chosen = P(*spec)
-    return lambda name, x, mesh: chosen if whole.fullmatch(name) else None
+    return lambda name, x, mesh: chosen if matches(name) else None
 
 
 def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:

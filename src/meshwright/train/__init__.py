@@ -1,10 +1,11 @@
 """Training: the state, one step, the loop, and evaluation."""
 
-from meshwright.train._evaluate import Evaluator, Measure
+from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
-from meshwright.train._loss import Loss, Metrics
-from meshwright.train._state import Init, TrainState, abstract_state, init_state
-from meshwright.train._step import Step, make_step
+from meshwright.train._loss import Loss, Metrics, StatefulLoss
+from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
+from meshwright.train._step import Step, StepFunction, make_step
+from meshwright.train._trainable import Only, Trainable, Tx
 
 __all__ = [
     "RUN_AHEAD",
@@ -13,12 +14,20 @@ __all__ = [
     "Loss",
     "Measure",
     "Metrics",
+    "Only",
+    "StatefulLoss",
+    "StatefulMeasure",
     "Step",
+    "StepFunction",
     "TrainState",
+    "Trainable",
+    "Tx",
+    "Variables",
     "abstract_state",
     "at_most_ahead",
     "fit",
     "init_state",
     "make_step",
     "nothing",
+    "state_from",
 ]

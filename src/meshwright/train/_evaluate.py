@@ -6,16 +6,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
+from meshwright.train._precision import floating, narrowed
+from meshwright.tree import PyTree
 from meshwright.when import Due, Tick, When
 
-PyTree = Any
 Measure = Callable[[PyTree, PyTree], Mapping[str, jax.Array]]
 """`(params, batch) -> {name: values}` with a value, or an array of them, for each example: [batch, ...]."""
+
+StatefulMeasure = Callable[[PyTree, PyTree, PyTree], Mapping[str, jax.Array]]
+"""`(params, batch, model_state) -> {name: values}`, of a model that has a state, which it does not change."""
 
 WeightedBatch = tuple[PyTree, Any]
 """A batch and float32[batch]: 1 for an example that counts, 0 for one that only fills the batch."""
@@ -25,21 +30,31 @@ class Evaluator:
     """The loop's `evaluate`: when due, the mean of each of `measure`'s values over all of `data`.
 
     Args:
-      measure: `(params, batch) -> {name: values}`, with a value for each example.
+      measure: `(params, batch) -> {name: values}`, with a value for each example. Of a model with a state
+        `(params, batch, model_state) -> {name: values}`.
       data: called for each evaluation; yields batches of one shape and the weights of their examples.
       when: due at these steps, and after the last update.
+      compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
 
-    Raises (when called):
-      UsageError: `measure` returns something that has no value for each example.
+    Raises:
+      UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
+        has no value for each example.
     """
 
     def __init__(
-        self, measure: Measure, data: Callable[[], Iterable[WeightedBatch]], layout: Layout, when: When
+        self,
+        measure: Measure | StatefulMeasure,
+        data: Callable[[], Iterable[WeightedBatch]],
+        layout: Layout,
+        when: When,
+        *,
+        compute_dtype: DTypeLike | None = None,
     ):
         self._measure, self._data, self._mesh, self._due = measure, data, layout.mesh, Due(when)
+        self._compute_dtype = floating(compute_dtype)
         split = layout.batch_sharding
         self._score = jax.jit(
-            self._weighed, in_shardings=(None, split, split), out_shardings=layout.replicated
+            self._weighed, in_shardings=(None, None, split, split), out_shardings=layout.replicated
         )
         self.seconds = 0.0
         """How long all evaluations took, not counting the training steps that they waited for."""
@@ -50,30 +65,42 @@ class Evaluator:
             return None
         jax.block_until_ready(state)
         started = time.perf_counter()
-        scores = self._scores(state.params)
+        scores = self._scores(*_model(state))
         self.seconds += time.perf_counter() - started
         return scores
 
-    def check(self, params: PyTree, batch: PyTree) -> None:
-        """Try `measure` on structs of the parameters and of one batch, without compiling.
+    def check(self, state: Any, batch: PyTree) -> None:
+        """Try `measure` on structs of the state and of one batch, without compiling.
 
         Raises:
           UsageError: it returns something that has no value for each example.
         """
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with jax.set_mesh(self._mesh):
-            jax.eval_shape(self._weighed, params, batch, weights)
+            jax.eval_shape(self._weighed, *_model(state), batch, weights)
 
-    def _scores(self, params: PyTree) -> dict[str, float]:
+    def _scores(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
         parts, wait = [], at_most_ahead(RUN_AHEAD)
         with jax.set_mesh(self._mesh):
             for batch, weights in self._data():
-                parts.append(self._score(params, batch, weights))
+                parts.append(self._score(params, model_state, batch, weights))
                 wait(parts[-1])
         return merge(jax.device_get(parts))
 
-    def _weighed(self, params: PyTree, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
-        return _weighed(self._measure(params, batch), weights)
+    def _weighed(
+        self, params: PyTree, model_state: PyTree, batch: PyTree, weights: jax.Array
+    ) -> dict[str, Mean]:
+        params = narrowed(params, self._compute_dtype)
+        if model_state is None:
+            values = self._measure(params, batch)  # type: ignore[call-arg]
+        else:
+            values = self._measure(params, batch, model_state)  # type: ignore[call-arg]
+        return _weighed(values, weights)
+
+
+def _model(state: Any) -> tuple[PyTree, PyTree]:
+    """Return the parameters and the model state, which users' own states need not have."""
+    return state.params, getattr(state, "model_state", None)
 
 
 def _weighed(values: Mapping[str, jax.Array], weights: jax.Array) -> dict[str, Mean]:

@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshwright import tree
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean
+from meshwright.tree import PyTree
 
-PyTree = Any
 Metrics = Mapping[str, Mean]
-RESERVED = ("loss", "grad_norm", "step", "time")
+REPORTED = ("step", "time")
+"""What a report holds besides metrics."""
+RESERVED = ("loss", "grad_norm", *REPORTED)
 """What a report holds besides the loss's own metrics."""
 
 Loss = Callable[[PyTree, PyTree, jax.Array], Any]
@@ -23,58 +26,92 @@ microbatches before they are divided, so that padding and masks weigh what they 
 `{name: Mean or scalar}`.
 """
 
+StatefulLoss = Callable[[PyTree, PyTree, jax.Array, PyTree], tuple[Any, Mapping[str, Any], PyTree]]
+"""`(params, batch, key, model_state) -> (loss, metrics, new model_state)`, of a model that has a state.
 
-def total_loss(loss: Loss, params: PyTree, batch: PyTree, key: jax.Array) -> tuple[jax.Array, Metrics]:
-    """Return the loss's total and all metrics as `Mean`s, the loss among them.
+The state is not differentiated. The new one is of the old one's structure, shapes and dtypes.
+"""
 
-    Raises:
-      UsageError: the loss is not a scalar or a `Mean` of scalars.
+Objective = Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[jax.Array, tuple[Metrics, PyTree]]]
+"""`(params, model_state, batch, key) -> (total, (metrics, model_state))`: either kind of loss, as its total.
+
+The state of a model that has none is None, before and after.
+"""
+
+
+def objective(loss: Loss | StatefulLoss) -> Objective:
+    """Return a function to differentiate. The metrics that it returns hold the loss, too.
+
+    Raises (when called):
+      UsageError: the loss returned something else than it should.
     """
-    value, metrics = _split(loss(params, batch, key))
-    _check_names(metrics)
-    mean = _as_mean("loss", value)
-    return jnp.asarray(mean.total), {"loss": mean} | {
-        name: _as_mean(name, metric) for name, metric in metrics.items()
-    }
+
+    def total(
+        params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
+        if model_state is None:
+            value, metrics = _split(loss(params, batch, key))  # type: ignore[call-arg]
+        else:
+            value, metrics, new = _split_three(loss(params, batch, key, model_state))  # type: ignore[call-arg]
+            model_state = _like(model_state, new)
+        _check_metrics(metrics)
+        mean = as_mean("loss", value)
+        means = {"loss": mean} | {name: as_mean(name, metric) for name, metric in metrics.items()}
+        return jnp.asarray(mean.total), (means, model_state)
+
+    return total
 
 
 def mean_gradients(
-    loss: Loss, params: PyTree, batch: PyTree, key: jax.Array, microbatches: int
-) -> tuple[PyTree, Metrics]:
-    """Return the gradients of the loss over the whole batch, in the parameters' dtypes, and the metrics.
-
-    With several microbatches one after the other is computed, so that the memory of one is enough;
-    totals, counts and gradients are added in at least float32 and divided once, at the end.
-    """
-    differentiate = jax.grad(lambda p, b, k: total_loss(loss, p, b, k), has_aux=True)
-    if microbatches == 1:
-        grads, metrics = differentiate(params, batch, jax.random.fold_in(key, 0))
-    else:
-        grads, metrics = _accumulated(differentiate, params, batch, key, microbatches)
-    count = jnp.asarray(metrics["loss"].count)
-    scale = jnp.where(count > 0, 1 / jnp.where(count > 0, count, 1), 0)
-    return jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), grads, params), metrics
-
-
-def _accumulated(
-    differentiate: Callable[..., tuple[PyTree, Metrics]],
+    objective: Objective,
     params: PyTree,
+    model_state: PyTree,
     batch: PyTree,
     key: jax.Array,
     microbatches: int,
-) -> tuple[PyTree, Metrics]:
+) -> tuple[PyTree, Metrics, PyTree]:
+    """Return the gradients over the whole batch, in the parameters' dtypes, the metrics and the model state.
+
+    With several microbatches one after the other is computed, so that the memory of one is enough;
+    totals, counts and gradients are added in at least float32 and divided once, at the end. Each
+    microbatch is given the model state that the one before it returned.
+    """
+    differentiate = jax.grad(objective, has_aux=True)
+    if microbatches == 1:
+        first = jax.random.fold_in(key, 0)
+        grads, (metrics, model_state) = differentiate(params, model_state, batch, first)
+    else:
+        (grads, metrics), model_state = _accumulated(
+            differentiate, params, model_state, batch, key, microbatches
+        )
+    count = jnp.asarray(metrics["loss"].count)
+    scale = jnp.where(count > 0, 1 / jnp.where(count > 0, count, 1), 0)
+    grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), grads, params)
+    return grads, metrics, model_state
+
+
+def _accumulated(
+    differentiate: Callable[..., tuple[PyTree, tuple[Metrics, PyTree]]],
+    params: PyTree,
+    model_state: PyTree,
+    batch: PyTree,
+    key: jax.Array,
+    microbatches: int,
+) -> tuple[tuple[PyTree, Metrics], PyTree]:
     pieces = jax.tree.map(lambda x: _striped(x, microbatches), batch)
 
-    def one(i: jax.Array | int, piece: PyTree) -> tuple[PyTree, Metrics]:
-        return jax.tree.map(_widened, differentiate(params, piece, jax.random.fold_in(key, i)))
+    def one(model_state: PyTree, i: jax.Array | int, piece: PyTree) -> tuple[PyTree, PyTree]:
+        grads, (metrics, model_state) = differentiate(params, model_state, piece, jax.random.fold_in(key, i))
+        return jax.tree.map(_widened, (grads, metrics)), model_state
 
-    def add(total: PyTree, numbered: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
-        return jax.tree.map(jnp.add, total, one(*numbered)), None
+    def add(carry: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
+        sums, model_state = carry
+        found, model_state = one(model_state, *numbered)
+        return (jax.tree.map(jnp.add, sums, found), model_state), None
 
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0, jax.tree.map(lambda x: x[0], pieces))
-    )
-    return jax.lax.scan(add, zeros, (jnp.arange(microbatches), pieces))[0]
+    shapes, _ = jax.eval_shape(one, model_state, 0, jax.tree.map(lambda x: x[0], pieces))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add, (zeros, model_state), (jnp.arange(microbatches), pieces))[0]
 
 
 def _striped(x: jax.Array, n: int) -> jax.Array:
@@ -96,7 +133,33 @@ def _split(returned: Any) -> tuple[Any, Mapping[str, Any]]:
     return value, metrics
 
 
-def _check_names(metrics: Mapping[str, Any]) -> None:
+def _split_three(returned: Any) -> tuple[Any, Mapping[str, Any], PyTree]:
+    if isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[1], Mapping):
+        return returned
+    raise UsageError(
+        f"the loss of a model with a state must return three values; it returned {_outline(returned)}.\n"
+        "  Return (loss, {'name': scalar or Mean}, new model_state); {} for no metrics."
+    )
+
+
+def _outline(returned: Any) -> str:
+    if not isinstance(returned, tuple):
+        return f"a {type(returned).__name__}"
+    return f"({', '.join(type(part).__name__ for part in returned)})"
+
+
+def _like(model_state: PyTree, new: PyTree) -> PyTree:
+    """Return `new`, whose leaves must be as those of `model_state`: the next step is compiled for them."""
+    changes = tree.differences({"model_state": model_state}, {"model_state": new})
+    if changes:
+        raise UsageError(
+            f"the loss returned another model state than it was given: {changes}.\n"
+            "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
+        )
+    return jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), model_state, new)
+
+
+def _check_metrics(metrics: Mapping[str, Any]) -> None:
     taken = [name for name in metrics if name in RESERVED]
     if taken:
         raise UsageError(
@@ -105,7 +168,12 @@ def _check_names(metrics: Mapping[str, Any]) -> None:
         )
 
 
-def _as_mean(name: str, value: Any) -> Mean:
+def as_mean(name: str, value: Any) -> Mean:
+    """Return a scalar as a `Mean` that weighs 1, and a `Mean` as it is.
+
+    Raises:
+      UsageError: it is neither.
+    """
     remedy = "Return losses.mean(), or mw.Mean.of(losses, weights) to weigh examples or tokens."
     if not isinstance(value, Mean | jax.Array | np.ndarray | np.generic | float | int):
         found = "None: does it end without `return`?" if value is None else f"a {type(value).__name__}."

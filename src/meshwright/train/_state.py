@@ -9,13 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from meshwright import tree
-from meshwright.errors import UsageError
-from meshwright.sharding import Layout, beside_params, place
+from meshwright.sharding import Layout, beside_params, copy_to, place
+from meshwright.train._trainable import Tx, as_only
+from meshwright.tree import PyTree
 
-PyTree = Any
-Init = Callable[[jax.Array], PyTree]
-"""Makes the parameters from a PRNG key."""
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Variables:
+    """The arrays of a model that has a state besides its parameters."""
+
+    params: PyTree
+    """What an optimizer moves."""
+    model_state: PyTree
+    """What the loss is given and returns anew, such as batch statistics. It is not differentiated."""
+
+
+Init = Callable[[jax.Array], PyTree | Variables]
+"""Makes the parameters from a PRNG key, or `Variables` where the model has a state."""
 
 
 @jax.tree_util.register_dataclass
@@ -26,62 +37,88 @@ class TrainState:
     step: jax.Array
     """int32[]: updates made so far."""
     params: PyTree
-    """What the optimizer moves."""
+    """What the optimizer moves, and what is frozen."""
     opt_state: optax.OptState
     """The optimizer's memory."""
     seed: jax.Array
     """uint32[]: step i draws from `fold_in(key(seed), i)`. A plain number outlives key formats."""
+    model_state: PyTree = None
+    """What the loss replaces; None, which is no leaf, where the model has no state."""
 
 
-def init_state(init: Init, tx: optax.GradientTransformation, seed: int, layout: Layout) -> TrainState:
+def init_state(init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a fresh state, each array born on the devices where `layout` puts it.
 
     The values depend on `seed` alone; another mesh may round the last bit of some differently.
 
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
-      UsageError: a parameter is not of a floating or complex type.
+      UsageError: a parameter that is trained is not of a floating or complex type, or none is trained.
     """
-    target = abstract_state(init, tx, layout)
-    shardings = jax.tree.map(lambda x: x.sharding, target)
+    shardings = _shardings(abstract_state(init, tx, layout))
     with jax.set_mesh(layout.mesh):
         return jax.jit(_make(init, tx), out_shardings=shardings)(np.uint32(seed))
 
 
-def abstract_state(init: Init, tx: optax.GradientTransformation, layout: Layout) -> TrainState:
+def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> TrainState:
+    """Return a fresh state around parameters that are there already: restored, pretrained, made by hand.
+
+    They are copied to where `layout` puts them, so that training leaves the caller's arrays alone.
+    Collective; see `copy_to` for what the arrays may be.
+
+    Raises: as `init_state`.
+    """
+    target = _placed(jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made), layout)
+    shardings = _shardings(target)
+    given = _variables(made)
+    params = copy_to(given.params, shardings.params)
+    with jax.set_mesh(layout.mesh):
+        opt_state = jax.jit(_opt_init(tx), out_shardings=shardings.opt_state)(params)
+    return TrainState(
+        step=copy_to(np.int32(0), shardings.step),
+        params=params,
+        opt_state=opt_state,
+        seed=copy_to(np.uint32(seed), shardings.seed),
+        model_state=copy_to(given.model_state, shardings.model_state),
+    )
+
+
+def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
     Raises: as `init_state`.
     """
     with jax.set_mesh(layout.mesh):
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
-    _check_params(state.params)
-    params = layout.shardings({"params": state.params})["params"]
-    opt_state = beside_params(state.opt_state, state.params, params)
-    shardings = replace(
-        state, step=layout.replicated, params=params, opt_state=opt_state, seed=layout.replicated
+    return _placed(state, layout)
+
+
+def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
+    return lambda seed: _fresh(init(jax.random.key(seed)), tx, seed)
+
+
+def _fresh(made: PyTree | Variables, tx: Tx, seed: jax.Array) -> TrainState:
+    given = _variables(made)
+    return TrainState(
+        jnp.zeros((), jnp.int32), given.params, _opt_init(tx)(given.params), seed, given.model_state
     )
-    return place(state, shardings)
 
 
-def _make(init: Init, tx: optax.GradientTransformation) -> Callable[[jax.Array], TrainState]:
-    def make(seed: jax.Array) -> TrainState:
-        params = init(jax.random.key(seed))
-        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), seed)
-
-    return make
+def _variables(made: PyTree | Variables) -> Variables:
+    return made if isinstance(made, Variables) else Variables(made, None)
 
 
-def _check_params(params: PyTree) -> None:
-    if not jax.tree.leaves(params):
-        raise UsageError("the model has no parameters: it returned a tree without arrays.")
-    fixed = [
-        f"params/{name} is {x.dtype}"
-        for name, x in tree.named_leaves(params).items()
-        if not jnp.issubdtype(x.dtype, jnp.inexact)
-    ]
-    if fixed:
-        raise UsageError(
-            f"parameters must be floating, but {', '.join(fixed)}.\n"
-            "  Keep constants out of the parameters: close the loss over them, or put them in the batch."
-        )
+def _opt_init(tx: Tx) -> Callable[[PyTree], optax.OptState]:
+    only = as_only(tx)
+    return lambda params: only.tx.init(only.split(params)[0])
+
+
+def _placed(state: TrainState, layout: Layout) -> TrainState:
+    model = layout.shardings({"params": state.params, "model_state": state.model_state})
+    opt_state = beside_params(state.opt_state, state.params, model["params"])
+    whole: Any = layout.replicated
+    return place(state, replace(state, step=whole, seed=whole, opt_state=opt_state, **model))
+
+
+def _shardings(target: TrainState) -> Any:
+    return jax.tree.map(lambda x: x.sharding, target)

@@ -1,29 +1,55 @@
 """One training step: a pure function, compiled once, ahead of the run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout
-from meshwright.train._loss import Loss, Metrics, mean_gradients
+from meshwright.train._loss import (
+    REPORTED,
+    Loss,
+    Metrics,
+    StatefulLoss,
+    as_mean,
+    mean_gradients,
+    objective,
+)
+from meshwright.train._precision import floating, narrowed
 from meshwright.train._state import TrainState
+from meshwright.train._trainable import Tx, as_only, joined
+from meshwright.tree import PyTree
 
-PyTree = Any
-StepFunction = Callable[[TrainState, PyTree], tuple[TrainState, Metrics]]
+StepFunction = Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
+"""One whole update, `(state, batch) -> (state, metrics)`: pure, of `{name: scalar or Mean}`."""
 
 
 class Step:
     """A compiled training step: `state, metrics = step(state, batch)`. The state given is donated.
 
+    `make_step` makes the usual one. For an update that is not one loss under one optimizer (two networks
+    against each other, a loss over two batches, noised gradients) write the function yourself:
+    `Step(function, layout)`.
+
     It is compiled for the first arguments it meets, or by `compile`; arguments of other shapes are
     an error that names them, never a second compilation in the middle of a run.
+
+    Args:
+      function: the update. Its state is any pytree of arrays that are on the mesh of `layout`, and comes
+        back with the same structure, shapes and dtypes; `fit` needs it to have `.step`, an integer that
+        counts the updates. There is at least one metric: `fit` waits for them, so as not to run too
+        far ahead.
+      layout: where batches are split; the state stays where it is.
+      microbatches: by how much, besides, the size of a batch must divide.
     """
 
     def __init__(self, function: StepFunction, layout: Layout, *, microbatches: int = 1):
@@ -33,7 +59,7 @@ class Step:
         self.compile_seconds = 0.0
         """How long tracing and compiling took."""
 
-    def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         """Return the new state and the metrics, which stay on the devices.
 
         Raises:
@@ -46,22 +72,50 @@ class Step:
         except TypeError as error:
             raise _changed(self._batch, batch) or error from None
 
-    def compile(self, state: TrainState, batch: PyTree) -> jax.stages.Compiled:
+    def compile(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile for `state` (structs with shardings) and `batch` (arrays or structs of global shape).
 
         Raises:
-          UsageError: the loss is not a scalar, found before anything compiles.
-          LayoutError: the batch does not divide over the devices and microbatches.
+          UsageError: the loss is not a scalar, or the function returns not what it should; found before
+            anything compiles.
+          LayoutError: the batch does not divide over the devices and microbatches, or the state is
+            not on the mesh.
         """
         started = time.perf_counter()
-        batch = self._placed(batch)
-        shardings = jax.tree.map(lambda x: x.sharding, state)
-        step = jax.jit(self._function, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
+        batch, shardings = self._placed(batch), self._shardings(state)
+        step = jax.jit(self._checked, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         with jax.set_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
             self._compiled = step.lower(state, batch).compile()
         self._batch = batch
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
+
+    def _checked(self, state: Any, batch: PyTree) -> tuple[Any, Packed]:
+        returned = self._function(state, batch)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+            raise UsageError("a step must return (state, metrics), with {'name': scalar or Mean} as metrics.")
+        new, metrics = returned
+        changes = tree.differences(state, new)
+        if changes:
+            raise UsageError(
+                f"the step returned another state than it was given: {changes}.\n"
+                "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
+            )
+        _check_names(metrics)
+        return new, Packed.of({name: as_mean(name, metric) for name, metric in metrics.items()})
+
+    def _shardings(self, state: PyTree) -> PyTree:
+        def one(name: str, x: Any) -> NamedSharding:
+            sharding = getattr(x, "sharding", None)
+            if not (isinstance(sharding, NamedSharding) and sharding.mesh == self._layout.mesh):
+                raise LayoutError(
+                    f"state leaf {name!r} is not on the mesh {dict(self._layout.mesh.shape)}; "
+                    f"its sharding is {sharding}.\n  Place the state first: "
+                    "`mw.sharding.copy_to(state, layout.shardings(state))`."
+                )
+            return sharding
+
+        return tree.map_named(one, state)
 
     def _placed(self, batch: PyTree) -> PyTree:
         ways = self._layout.batch_ways * self._microbatches
@@ -81,45 +135,68 @@ class Step:
         return tree.map_named(one, tree.abstract(batch))
 
 
-def make_step(loss: Loss, tx: optax.GradientTransformation, layout: Layout, *, microbatches: int = 1) -> Step:
-    """Return the step that minimises `loss` with the optax transformation `tx`.
+def make_step(
+    loss: Loss | StatefulLoss,
+    tx: Tx,
+    layout: Layout,
+    *,
+    microbatches: int = 1,
+    compute_dtype: DTypeLike | None = None,
+) -> Step:
+    """Return the step that minimises `loss` with `tx`.
 
     Args:
-      loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure.
+      loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure. Of a model with a state
+        `(params, batch, key, model_state) -> (loss, metrics, model_state)`, see `StatefulLoss`.
+      tx: an optax transformation, for all parameters, or an `Only`, for some.
       microbatches: how many pieces each batch is computed in, one after the other, before the one
-        update. For a loss that uses no randomness the number does not change the update.
+        update. For a loss that uses no randomness and no state the number does not change the update.
+      compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
+        "bfloat16", say. All else is as it is: integers and narrower parameters, the model state, the
+        batch (float32 examples times bfloat16 weights are computed in float32: cast them in the loss),
+        and the parameters that are kept, their gradients, the updates and the optimizer's state.
 
     Returns:
-      A `Step`. Its metrics are the loss's, `loss` itself and `grad_norm`, as `Mean`s on the device.
+      A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
+      parameters that are trained, as `Mean`s on the device.
+
+    Raises:
+      UsageError: `compute_dtype` is not a floating dtype.
     """
+    only, dtype, minimised = as_only(tx), floating(compute_dtype), objective(loss)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-        grads, metrics = mean_gradients(loss, state.params, batch, key, microbatches)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        trained, frozen = only.split(state.params)
+
+        def of_trained(trained: PyTree, *rest: Any) -> Any:
+            return minimised(narrowed(joined(trained, frozen), dtype), *rest)
+
+        grads, metrics, model_state = mean_gradients(
+            of_trained, trained, state.model_state, batch, key, microbatches
+        )
+        updates, opt_state = only.tx.update(grads, state.opt_state, trained)
+        params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
-        metrics = Packed.of({**metrics, "grad_norm": norm})
-        return TrainState(state.step + 1, params, opt_state, state.seed), metrics
+        new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
+        return new, {**metrics, "grad_norm": norm}
 
     return Step(step, layout, microbatches=microbatches)
 
 
+def _check_names(metrics: Mapping[str, Any]) -> None:
+    taken = [name for name in metrics if name in REPORTED]
+    if taken or not metrics:
+        found = f"a metric called {taken[0]!r}, which a report has already" if taken else "no metric"
+        raise UsageError(f"the step returned {found}.\n  Return at least one, such as 'loss'.")
+
+
 def _changed(expected: PyTree, batch: PyTree) -> UsageError | None:
     """Return an error that names what of the batch is not as the step was compiled for, if anything."""
-    then, now = tree.named_leaves(expected), tree.named_leaves(tree.abstract(batch))
-    changes = [
-        f"{name or 'batch'} was {_described(then.get(name))}, is {_described(now.get(name))}"
-        for name in then.keys() | now.keys()
-        if _described(then.get(name)) != _described(now.get(name))
-    ]
+    changes = tree.differences(expected, batch)
     if not changes:
         return None
     return UsageError(
-        "the batch changed since the step was compiled: " + "; ".join(sorted(changes)) + ".\n"
+        f"the batch changed since the step was compiled: {changes}.\n"
         "  Give every batch one shape (pad the last), or make another step for the other shape."
     )
-
-
-def _described(x: Any) -> str:
-    return "missing" if x is None else f"{jax.dtypes.canonicalize_dtype(x.dtype)}{list(x.shape)}"

@@ -1,0 +1,49 @@
+"""Reading ahead in threads, in an order that threads have no say in."""
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TypeVar
+
+READ_AHEAD = 3  # results: the one asked for and two more
+
+T = TypeVar("T")
+Label = TypeVar("Label")
+
+
+def read_ahead(
+    tasks: Iterator[tuple[Callable[[], T], Label]], num_threads: int
+) -> Generator[tuple[T, Label], None, None]:
+    """Yield what each of `tasks` returns, with its label, in their order; up to two more are read ahead.
+
+    One thread at a time takes the next of `tasks`, so that they may come from a generator that reads, too;
+    then it does what it took while others take theirs. Without threads all happens when asked for.
+    """
+    return _in_threads(tasks, num_threads) if num_threads else ((task(), label) for task, label in tasks)
+
+
+def _in_threads(
+    tasks: Iterator[tuple[Callable[[], T], Label]], num_threads: int
+) -> Generator[tuple[T, Label], None, None]:
+    taking, results = threading.Lock(), SimpleQueue[Future[tuple[T, Label] | None]]()
+
+    def work() -> None:
+        result: Future[tuple[T, Label] | None] = Future()
+        try:
+            with taking:
+                results.put(result)  # in the order of the tasks
+                task = next(tasks, None)
+            result.set_result(task and (task[0](), task[1]))
+        except BaseException as error:  # raised where the result is asked for
+            result.set_exception(error)
+
+    threads = ThreadPoolExecutor(num_threads, thread_name_prefix="input")
+    try:
+        for _ in range(READ_AHEAD):
+            threads.submit(work)
+        while (done := results.get().result()) is not None:
+            threads.submit(work)
+            yield done
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

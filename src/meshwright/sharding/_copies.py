@@ -1,0 +1,37 @@
+"""Arrays, from wherever they are, copied to where a layout puts them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+PyTree = Any
+
+
+def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
+    """Return copies of `arrays` on the devices that `shardings` name, which share no memory with them.
+
+    So the copies may be donated and the originals stay. (What `jax.device_put` returns may share some, and
+    a step that is given it deletes the caller's arrays. Its `may_alias=False` does not help where an array
+    of one device is replicated, in JAX 0.10 and 0.12.) The memory of one array is needed besides.
+
+    Collective. Arrays may be NumPy's, or JAX's of any sharding; those that are not of all processes must be
+    the same on each.
+    """
+    return jax.tree.map(_copied, arrays, shardings)
+
+
+def _copied(x: Any, sharding: Sharding) -> jax.Array:
+    return jax.jit(jnp.copy, out_shardings=sharding)(_moved(x, sharding))
+
+
+def _moved(x: Any, sharding: Sharding) -> jax.Array:
+    """Return `x` with `sharding`, perhaps in the same memory."""
+    if isinstance(x, jax.Array) and (sharding.is_fully_addressable or not x.is_fully_addressable):
+        return jax.device_put(x, sharding)
+    # Of NumPy's arrays `device_put` would compare all bytes with those of the other processes.
+    x = np.asarray(x)
+    x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])

@@ -1,0 +1,58 @@
+"""A small run that uses much of the core at once: the same numbers on any number of processes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import meshwright as mw
+
+ROWS = [np.random.default_rng(i).normal(size=8).astype(np.float32) for i in range(50)]
+
+
+def collate(examples):
+    x = np.stack(examples)
+    return {"x": x, "y": x[:, :4].sum(1)}
+
+
+def error(params, batch, mean):
+    """[B]: of a trained layer on a frozen one of eight-bit weights."""
+    hidden = jnp.tanh((batch["x"] - mean) @ (params["backbone"] / jnp.float32(100)))
+    return (hidden @ params["head"] - batch["y"]) ** 2
+
+
+def loss(params, batch, key, model_state):
+    mean = (model_state["mean"] + batch["x"].mean(0)) / 2
+    return error(params, batch, mean).mean(), {}, {"mean": mean}
+
+
+def measure(params, batch, model_state):
+    return {"error": error(params, batch, model_state["mean"])}
+
+
+def trained():
+    """Train from ready parameters, over an iterator's batches; return what came out, as JSON's values."""
+    layout = mw.Layout(mw.make_mesh("data=-1,tensor=2"), (mw.match("backbone", "tensor"),))
+    params = {"backbone": np.arange(128, dtype=np.int8).reshape(8, 16), "head": jnp.ones(16)}
+    model = mw.Variables(params, {"mean": np.zeros(8, np.float32)})
+    tx = mw.Only("head", optax.adam(0.05))
+    batches = mw.batches(lambda: iter(ROWS), 16, layout.batch_sharding, collate=collate)
+    losses = []
+    state = mw.fit(
+        mw.make_step(loss, tx, layout, microbatches=2),
+        mw.state_from(model, tx, 0, layout),
+        batches,
+        steps=4,
+        log=mw.logger(lambda step, values: losses.append(values["loss"]), mw.every(1)),
+    )
+    batches.close()
+    held_out = lambda: mw.padded_batches(ROWS[:21], 16, layout.batch_sharding, collate=collate)
+    return {
+        "losses": losses,
+        "head": np.asarray(state.params["head"]).tolist(),
+        "mean": np.asarray(state.model_state["mean"]).tolist(),
+        "scores": mw.Evaluator(measure, held_out, layout, mw.never)(mw.Tick(4, last=True), state),
+        "is_frozen": bool(jax.jit(lambda x: (x == params["backbone"]).all())(state.params["backbone"])),
+        "given": [float(x.sum()) for x in jax.tree.leaves(model)],
+        "data": batches.get_state(),
+    }

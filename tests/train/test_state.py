@@ -1,0 +1,106 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright.errors import UsageError
+
+X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+LAYOUT = mw.Layout(mw.make_mesh("data=4,tensor=2"), (mw.match("w|mean", "tensor"),))
+
+
+def init(key):
+    params = {"w": jax.random.normal(key, (4,))}
+    return mw.Variables(params, {"mean": jnp.zeros(4), "steps": jnp.int32(0)})
+
+
+def loss(params, batch, key, model_state):
+    """Remembers half of what it knew of the mean, and half of the new batch's."""
+    mean = (model_state["mean"] + batch["x"].mean(0)) / 2
+    new = {"mean": mean, "steps": model_state["steps"] + 1}
+    return (((batch["x"] - mean) @ params["w"]) ** 2).mean(), {"mean": mean.mean()}, new
+
+
+def trained(loss=loss, **more):
+    tx = optax.sgd(0.1)
+    state, step = mw.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, **more)
+    for _ in range(2):
+        state, _ = step(state, {"x": X})
+    return state
+
+
+def test_the_loss_replaces_the_model_state():
+    state = trained()
+    np.testing.assert_allclose(state.model_state["mean"], X.mean(0) * 0.75, rtol=1e-5)
+    assert int(state.model_state["steps"]) == 2
+
+
+def test_microbatches_pass_the_model_state_on_in_their_order():
+    expected = np.zeros(4)
+    for _ in range(2):
+        for i in range(4):
+            expected = (expected + X[i::4].mean(0)) / 2
+    np.testing.assert_allclose(trained(microbatches=4).model_state["mean"], expected, rtol=1e-5)
+
+
+def test_the_model_state_is_placed_by_the_rules_and_stays_there():
+    state = trained()
+    assert state.model_state["mean"].sharding.spec == P("tensor")
+    assert mw.abstract_state(init, optax.sgd(0.1), LAYOUT).model_state["mean"].sharding.spec == P("tensor")
+
+
+def test_without_a_model_state_there_is_no_leaf_for_it():
+    state = mw.abstract_state(lambda key: init(key).params, optax.sgd(0.1), LAYOUT)
+    assert mw.tree.leaf_names(state) == ["step", "params/w", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (lambda state: 1.0, "must return three values; it returned a float"),
+        (lambda state: (1.0, state), r"three values; it returned \(float, dict\)"),
+        (lambda state: (1.0, {}, {"mean": state["mean"]}), r"model_state/steps was int32\[\], is missing"),
+        (
+            lambda state: (1.0, {}, state | {"mean": state["mean"].astype(jnp.bfloat16)}),
+            r"model_state/mean was float32\[4\], is bfloat16\[4\]",
+        ),
+    ],
+)
+def test_what_a_loss_with_state_may_not_return_is_told(returned, says):
+    with pytest.raises(UsageError, match=says):
+        trained(lambda params, batch, key, state: returned(state))
+
+
+def states_of_all_kinds():
+    """Parameters as callers hold them: NumPy's, on one device, replicated, split over another mesh."""
+    other = mw.Layout(mw.make_mesh("data=2,fsdp=4"))
+    return {
+        "numpy": np.ones((8, 4), np.float64),
+        "device": jnp.ones((8, 4)),
+        "replicated": jax.device_put(np.ones(4, np.float32), LAYOUT.replicated),
+        "in place": jax.device_put(np.ones(8, np.float32), jax.NamedSharding(LAYOUT.mesh, P("tensor"))),
+        "elsewhere": jax.device_put(np.ones((8, 4), np.float32), other.batch_sharding),
+    }
+
+
+def test_training_leaves_the_arrays_it_started_from_alone():
+    params, tx = states_of_all_kinds(), optax.adam(0.1)
+    layout = mw.Layout(LAYOUT.mesh, (mw.match("in place|device", "tensor"),))
+    step = mw.make_step(lambda params, batch, key: sum(map(jnp.sum, jax.tree.leaves(params))), tx, layout)
+    state = mw.state_from(params, tx, 0, layout)
+    for _ in range(2):
+        state, _ = step(state, {"x": X})
+    assert all(float(x.sum()) < x.size for x in jax.tree.leaves(state.params))
+    assert all(np.all(np.asarray(x) == 1) for x in jax.tree.leaves(params))
+
+
+def test_a_state_from_parameters_is_the_state_that_init_makes():
+    tx, made = optax.contrib.schedule_free(optax.sgd(0.1), 0.1), init(jax.random.key(3))
+    built, born = mw.state_from(made, tx, 3, LAYOUT), mw.init_state(lambda key: init(key), tx, 3, LAYOUT)
+    assert jax.tree.map(lambda x: (x.dtype, x.sharding), built) == jax.tree.map(
+        lambda x: (x.dtype, x.sharding), born
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), built, born)
