@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
     from meshwright.sharding import Layout, explain, fsdp, make_mesh, match
-    from meshwright.train import Evaluator, TrainState, abstract_state, fit, init_state, make_step
+    from meshwright.train import Evaluator, TrainState, abstract_state, fit, init_state, make_step, schedule
     from meshwright.when import Tick, at, either, every, every_minutes, never
 
 _ROOMS = (
@@ -53,7 +53,7 @@ _NAMES = {
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": ("Layout", "explain", "fsdp", "make_mesh", "match"),
-    "train": ("Evaluator", "TrainState", "abstract_state", "fit", "init_state", "make_step"),
+    "train": ("Evaluator", "TrainState", "abstract_state", "fit", "init_state", "make_step", "schedule"),
     "when": ("Tick", "at", "either", "every", "every_minutes", "never"),
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}

@@ -1,8 +1,9 @@
-"""Training: the state, one step, the loop, and evaluation."""
+"""Training: the state, one step, the loop, evaluation, and learning rates."""
 
 from meshwright.train._evaluate import Evaluator, Measure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics
+from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, abstract_state, init_state
 from meshwright.train._step import Step, make_step
 
@@ -21,4 +22,5 @@ __all__ = [
     "init_state",
     "make_step",
     "nothing",
+    "schedule",
 ]
