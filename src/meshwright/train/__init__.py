@@ -4,7 +4,7 @@ from meshwright.train._evaluate import Evaluator, Measure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics
 from meshwright.train._schedules import schedule
-from meshwright.train._state import Init, TrainState, abstract_state, init_state
+from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state
 from meshwright.train._step import Step, make_step
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Metrics",
     "Step",
     "TrainState",
+    "Variables",
     "abstract_state",
     "at_most_ahead",
     "fit",
