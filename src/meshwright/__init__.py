@@ -11,6 +11,7 @@ from meshwright._version import __version__
 
 if TYPE_CHECKING:
     from meshwright import (
+        arguments,
         checkpoint,
         errors,
         events,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from meshwright.when import Tick, at, either, every, every_minutes, never
 
 _ROOMS = (
+    "arguments",
     "checkpoint",
     "errors",
     "events",
