@@ -17,6 +17,7 @@ FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},
     {"train"},
+    {"adapters"},
     {"experiment"},
     {"demo"},
     {"cli"},

@@ -11,6 +11,7 @@ from meshwright._version import __version__
 
 if TYPE_CHECKING:
     from meshwright import (
+        adapters,
         arguments,
         checkpoint,
         errors,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         tree,
         when,
     )
+    from meshwright.adapters import functional
     from meshwright.checkpoint import Checkpoints, open_source, restore
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import Evaler, Experiment, Input, Save, run
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from meshwright.when import Tick, at, either, every, every_minutes, never
 
 _ROOMS = (
+    "adapters",
     "arguments",
     "checkpoint",
     "errors",
@@ -49,6 +52,7 @@ _ROOMS = (
 )
 
 _NAMES = {
+    "adapters": ("functional",),
     "checkpoint": ("Checkpoints", "open_source", "restore"),
     "errors": ("MeshwrightError",),
     "experiment": ("Evaler", "Experiment", "Input", "Save", "run"),
