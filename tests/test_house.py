@@ -12,11 +12,12 @@ import meshwright as mw
 PACKAGE = Path(mw.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 VERSION = {"_version", "__version__"}
-GROUND = {"errors", "events", "tree", "process", "when"} | VERSION
+GROUND = {"arguments", "errors", "events", "tree", "process", "when"} | VERSION
 FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},
     {"train"},
+    {"adapters"},
     {"experiment"},
     {"demo"},
     {"cli"},

@@ -23,13 +23,18 @@ def test_a_tree_that_is_a_leaf_has_the_empty_name():
     assert tree.leaf_names(7) == [""]
 
 
-@given(
-    st.recursive(
-        st.integers(), lambda part: st.dictionaries(st.text(max_size=3), part, min_size=1, max_size=3)
-    )
-)
+def dictionaries(part):
+    return st.dictionaries(st.text(max_size=3), part, min_size=1, max_size=3)
+
+
+@given(st.recursive(st.integers(), dictionaries))
 def test_no_two_leaves_share_a_name(nested):
     assert len(set(tree.leaf_names(nested))) == len(jax.tree.leaves(nested))
+
+
+@given(dictionaries(st.recursive(st.integers(), dictionaries)))
+def test_dictionaries_can_be_put_together_again_from_names(whole):
+    assert tree.nested(tree.named_leaves(whole)) == whole
 
 
 def test_map_named_gives_each_leaf_its_name():

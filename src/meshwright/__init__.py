@@ -11,6 +11,8 @@ from meshwright._version import __version__
 
 if TYPE_CHECKING:
     from meshwright import (
+        adapters,
+        arguments,
         checkpoint,
         errors,
         events,
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
         tree,
         when,
     )
+    from meshwright.adapters import functional
     from meshwright.checkpoint import Checkpoints, open_source, restore
+    from meshwright.deployer import Deployer
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import Evaler, Experiment, Input, Save, run
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
+    from meshwright.predictor import Predictor
     from meshwright.sharding import Layout, explain, fsdp, make_mesh, match
     from meshwright.train import (
         Evaluator,
@@ -39,11 +44,15 @@ if TYPE_CHECKING:
         fit,
         init_state,
         make_step,
+        schedule,
         state_from,
     )
+    from meshwright.trainer import Trainer
     from meshwright.when import Tick, at, either, every, every_minutes, never
 
 _ROOMS = (
+    "adapters",
+    "arguments",
     "checkpoint",
     "errors",
     "events",
@@ -58,6 +67,7 @@ _ROOMS = (
 )
 
 _NAMES = {
+    "adapters": ("functional",),
     "checkpoint": ("Checkpoints", "open_source", "restore"),
     "errors": ("MeshwrightError",),
     "experiment": ("Evaler", "Experiment", "Input", "Save", "run"),
@@ -74,8 +84,12 @@ _NAMES = {
         "fit",
         "init_state",
         "make_step",
+        "schedule",
         "state_from",
     ),
+    "deployer": ("Deployer",),
+    "predictor": ("Predictor",),
+    "trainer": ("Trainer",),
     "when": ("Tick", "at", "either", "every", "every_minutes", "never"),
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}

@@ -7,7 +7,7 @@ a name and a name can always be taken apart again.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -28,6 +28,18 @@ def leaf_names(tree: PyTree) -> list[str]:
 def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Return `{name: leaf}` in JAX's order; `is_leaf` as in `jax.tree.map`."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]}
+
+
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`."""
+    whole: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *above, last = (key.replace("%2F", "/").replace("%25", "%") for key in name.split("/"))
+        inner = whole
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[last] = leaf
+    return whole
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:

@@ -1,8 +1,10 @@
-"""Training: the state, one step, the loop, and evaluation."""
+"""Training: the state, one step, the loop, evaluation, and learning rates."""
 
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
+from meshwright.train._precision import narrowed
+from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
 from meshwright.train._step import Step, StepFunction, make_step
 from meshwright.train._trainable import Only, Trainable, Tx
@@ -28,6 +30,8 @@ __all__ = [
     "fit",
     "init_state",
     "make_step",
+    "narrowed",
     "nothing",
+    "schedule",
     "state_from",
 ]

@@ -1,0 +1,79 @@
+"""Equinox: modules are trees already, of arrays and of anything else."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from meshwright import tree
+from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick
+from meshwright.train import Variables
+
+
+class Equinox:
+    """Floating arrays are parameters, as in `eqx.filter_grad`; other arrays and `StateIndex`es are state.
+
+    Modules are called as they are written, most for one example: `jax.vmap` `apply` over a batch.
+    """
+
+    def __init__(self, make: Callable[[jax.Array], Any]):
+        self._make = make
+        self.axes: Mapping[str, Axes] = {}
+        self._static, self._structs = abstract(self._take_apart)
+        indices = jax.tree.map(lambda x: x if _is_index(x) else None, self._structs, is_leaf=_is_index)
+        indexed, named = set(tree.leaf_names(indices)), tree.named_leaves(self._structs)
+        is_param = {n: jnp.issubdtype(x.dtype, jnp.inexact) and n not in indexed for n, x in named.items()}
+        self._param_names = [name for name in named if is_param[name]]
+        self._state_names = [name for name in named if not is_param[name]]
+        self._indexed = bool(indexed)
+        self.stateful = bool(self._state_names)
+
+    def init(self, key: jax.Array) -> Variables:
+        """Return the arrays of a module made, or of the one there is."""
+        named = tree.named_leaves(self._take_apart(key)[1])
+        return Variables(_nested(named, self._param_names), _nested(named, self._state_names))
+
+    def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> Any:
+        """Return the module, or the pair of it and its `eqx.nn.State`, in training or inference mode."""
+        leaves = dict(zip(self._param_names, pick(params, self._param_names, "params"), strict=True))
+        leaves |= zip(self._state_names, pick(model_state, self._state_names, "model_state"), strict=True)
+        arrays = tree.map_named(lambda name, _: leaves[name], self._structs)
+        model = eqx.nn.inference_mode(eqx.combine(arrays, self._static), not train)
+        return eqx.nn.make_with_state(lambda: model)() if self._indexed else model
+
+    def call(
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> tuple[Any, PyTree]:
+        """Return what the module returns, which is its new state, too, if it has any."""
+        if self._indexed:
+            model, state = model
+            out, state = call(model, args, kwargs, {**told, "state": state})
+            model = _rejoined(model, state)
+        else:
+            out = call(model, args, kwargs, told)
+        return out, _nested(tree.named_leaves(eqx.filter(model, eqx.is_array)), self._state_names)
+
+    def _take_apart(self, key: jax.Array) -> tuple[Any, Any]:
+        """Return the module without its arrays, and its arrays."""
+        model = self._make(key)
+        if isinstance(model, tuple) and len(model) == 2:
+            model = _rejoined(*model)
+        arrays, static = eqx.partition(made(model, eqx.Module, "key"), eqx.is_array)
+        return static, arrays
+
+
+def _rejoined(model: Any, state: Any) -> Any:
+    """Return a module with its state inside, as it was before `make_with_state`."""
+    return jax.tree.map(
+        lambda x: eqx.nn.StateIndex(state.get(x)) if _is_index(x) else x, model, is_leaf=_is_index
+    )
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, eqx.nn.StateIndex)
+
+
+def _nested(named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return tree.nested({name: named[name] for name in names})

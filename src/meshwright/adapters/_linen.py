@@ -1,0 +1,112 @@
+"""Flax Linen: modules are descriptions; their arrays lie in collections, one of which is the parameters."""
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import linen
+from flax.core import unfreeze
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from meshwright import tree
+from meshwright.adapters._library import Axes, PyTree, abstract, arrays, call, mode_and_key, pick, wanted
+from meshwright.errors import UsageError
+from meshwright.train import Variables
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
+class Linen:
+    """The collection `params` are the parameters; the others are merged into one tree, the state."""
+
+    def __init__(self, module: linen.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._module = module
+        self._examples = args, _checked(module, args, kwargs)
+        self.axes, variables = abstract(self._take_apart)
+        leaves = list(_state_leaves(variables))
+        self._collection_of = {path: collection for collection, path, _ in leaves}
+        _check_paths([path for _, path, _ in leaves])
+        first = _variables(variables)
+        self._param_names, self._state_names = map(tree.leaf_names, (first.params, first.model_state))
+        self.stateful = bool(leaves)
+
+    def init(self, key: jax.Array) -> Variables:
+        """Return the arrays that the module is initialised to."""
+        return _variables(self._take_apart(key)[1])
+
+    def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> linen.Module:
+        """Return a bound module, whose state can be changed in training."""
+        pick(params, self._param_names, "params")
+        pick(model_state, self._state_names, "model_state")
+        state = self._collections(model_state)
+        # Streams of other names than these draw from "params".
+        rngs = {} if key is None else dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
+        mutable = list(state) if train else False
+        return self._module.bind({"params": params, **state}, rngs=rngs, mutable=mutable)
+
+    def call(
+        self, model: linen.Module, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> tuple[Any, PyTree]:
+        """Return what the module returns; the call has changed its collections in place."""
+        out = call(model, args, kwargs, told)
+        moved = {path: leaf for _, path, leaf in _state_leaves(model.variables)}
+        return out, unflatten_dict({path: moved[path] for path in self._collection_of})
+
+    def _collections(self, model_state: PyTree) -> dict[str, Any]:
+        collections: dict[str, Any] = {name: {} for name in self._collection_of.values()}
+        for path, leaf in flatten_dict(model_state).items():
+            collections[self._collection_of[path]][path] = leaf
+        return {name: unflatten_dict(leaves) for name, leaves in collections.items()}
+
+    def _take_apart(self, key: jax.Array) -> tuple[dict[str, Axes], dict[str, Any]]:
+        """Return the names of axes by parameter, and all collections, unboxed."""
+        args, kwargs = arrays(self._examples)
+        # Under a mesh, boxes constrain arrays by the names of their axes, which the mesh may not have.
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            boxed = unfreeze(self._module.init(key, *args, **kwargs))
+            return _axes(boxed.get("params", {})), linen.unbox(boxed)
+
+
+def _variables(collections: Mapping[str, Any]) -> Variables:
+    state = {path: leaf for _, path, leaf in _state_leaves(collections)}
+    return Variables(collections.get("params", {}), unflatten_dict(state))
+
+
+def _state_leaves(collections: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """Yield collection, path and value of all arrays but the parameters."""
+    for name, collection in collections.items():
+        if name != "params":
+            leaves = flatten_dict(collection).items()
+            yield from ((name, path, leaf) for path, leaf in leaves if jax.tree.leaves(leaf))
+
+
+def _axes(boxed: PyTree) -> dict[str, Axes]:
+    def is_box(x: Any) -> bool:
+        return isinstance(x, linen.Partitioned)
+
+    specs = jax.tree.map(lambda x: x.get_partition_spec() if is_box(x) else None, boxed, is_leaf=is_box)
+    return {name: tuple(spec) for name, spec in tree.named_leaves(specs).items()}
+
+
+def _check_paths(paths: Sequence[tuple[str, ...]]) -> None:
+    twice = ["/".join(path) for path, times in Counter(paths).items() if times > 1]
+    if twice:
+        raise UsageError(
+            f"two collections of this model have a variable of one name: {', '.join(twice)}.\n"
+            "  All collections but `params` become one tree, the model's state: rename one of the variables."
+        )
+
+
+def _checked(module: linen.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `kwargs` and what else `module` wants to be told when it is initialised."""
+    try:
+        whole = {**wanted(module, mode_and_key(train=False, key=None), len(args)), **kwargs}
+        inspect.signature(module).bind(*args, **whole)
+    except TypeError as error:
+        raise UsageError(
+            f"{type(module).__name__} cannot be initialised with the example inputs given: {error}.\n"
+            "  Give what the model is called with: functional(model, inputs); jax.ShapeDtypeStructs will do."
+        ) from None
+    return whole

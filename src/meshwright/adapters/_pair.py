@@ -1,0 +1,63 @@
+"""A pair of plain functions: `init(key) -> params` and `apply(params, *args) -> out`."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from meshwright.adapters._library import Axes, PyTree, abstract, arrays, mode_and_key, wanted
+from meshwright.errors import UsageError
+from meshwright.train import Variables
+
+
+class Pair:
+    """The user's own functions. Their trees are handed on as they are."""
+
+    def __init__(
+        self,
+        init: Callable[..., PyTree],
+        apply: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ):
+        self._init, self._apply, self._examples = init, apply, (args, kwargs)
+        self.axes: Mapping[str, Axes] = {}
+        _, first = abstract(lambda key: (None, self._made(key)))
+        self.stateful = isinstance(first, Variables)
+        if self.stateful and "model_state" not in wanted(apply, {"model_state": None}):
+            raise UsageError(
+                "init returns Variables(params, model_state), but apply has no parameter `model_state`.\n"
+                "  Let it be apply(params, *args, model_state), and return (out, new_model_state)."
+            )
+
+    def init(self, key: jax.Array) -> Variables:
+        """Return what the user's `init` does."""
+        made = self._made(key)
+        return made if isinstance(made, Variables) else Variables(made, {})
+
+    def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> Any:
+        """Return `apply` with all but the inputs."""
+        told = {"model_state": model_state, **mode_and_key(train, key)}
+        return functools.partial(self._apply, params, **wanted(self._apply, told))
+
+    def call(
+        self,
+        model: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        told: Mapping[str, Any],
+    ) -> tuple[Any, PyTree]:
+        """Return the result and the new state, which are what a stateful `apply` returns."""
+        returned = model(*args, **kwargs)
+        if not self.stateful:
+            return returned, {}
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise UsageError(
+                f"apply must return (out, new_model_state); it returned a {type(returned).__name__}."
+            )
+        return returned
+
+    def _made(self, key: jax.Array) -> PyTree:
+        args, kwargs = arrays(self._examples)
+        return self._init(key, *args, **kwargs)

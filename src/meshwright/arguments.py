@@ -1,0 +1,98 @@
+"""Users' functions declare the arguments that they want, by name, and are given those and no others."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+from itertools import takewhile
+from typing import Any
+
+from meshwright.errors import UsageError, nearest
+
+_BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def by_name(
+    function: Callable[..., Any],
+    available: Sequence[str],
+    what: str = "loss",
+    required: Sequence[str] = ("params", "batch"),
+) -> Callable[..., Any]:
+    """Return a function that is called with all of `available`, as keywords, and passes on what is declared.
+
+    Any callable that tells its signature will do: also methods, partials, compiled functions. What a
+    partial has fixed stays fixed, parameters that are not available keep their defaults, and `**rest`
+    is given all that has no parameter of its own.
+
+    Args:
+      what: what `function` is to the user, for errors.
+      required: those of `available` that it must take.
+
+    Raises:
+      UsageError: it asks for what is not available, does not take what is required, or does not tell.
+    """
+    parameters, fixed = _parameters(function, what), _fixed(function)
+    first = takewhile(lambda p: p.kind is Parameter.POSITIONAL_ONLY and p.name in available, parameters)
+    positional = [parameter.name for parameter in first]
+    named = {
+        p.name for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    }
+    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
+        named |= {*available} - {*positional}
+    keywords = [name for name in available if name in named - fixed]
+    unknown = [p.name for p in parameters if _must_be_given(p) and p.name not in available]
+    missing = [name for name in required if name not in {*positional, *keywords, *fixed}]
+    if unknown or missing:
+        raise _misfit(function, what, available, unknown, missing)
+
+    def call(**everything: Any) -> Any:
+        given = (everything[name] for name in positional)
+        return function(*given, **{name: everything[name] for name in keywords})
+
+    return call
+
+
+def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
+    if not callable(function):
+        raise UsageError(f"the {what} must be a function; found {function!r} ({type(function).__name__}).")
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"the {what} {_title(function)} does not tell which arguments it takes.\n"
+            f"  Wrap it in one that does: lambda params, batch: {_title(function)}(params, batch)."
+        ) from None
+
+
+def _fixed(function: Callable[..., Any]) -> set[str]:
+    """Return the names that a partial has given values; its signature shows them as if they were open."""
+    inner = inspect.unwrap(function)
+    return set(inner.keywords) if isinstance(inner, functools.partial) else set()
+
+
+def _must_be_given(parameter: Parameter) -> bool:
+    several = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return parameter.default is Parameter.empty and not several
+
+
+def _misfit(
+    function: Callable[..., Any],
+    what: str,
+    available: Sequence[str],
+    unknown: Sequence[str],
+    missing: Sequence[str],
+) -> UsageError:
+    lines = [f"the {what} {_title(function)}{inspect.signature(function)} cannot be called:"]
+    for name in unknown:
+        close = nearest(name, available)
+        hint = f" Did you mean {close!r}?" if close else ""
+        lines.append(f"  it asks for {name!r}, which there is not.{hint}")
+    lines += [f"  it does not take {name!r}, without which it is no {what}." for name in missing]
+    return UsageError("\n".join([*lines, f"  There are: {', '.join(available)}."]))
+
+
+def _title(function: Callable[..., Any]) -> str:
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return getattr(inner, "__qualname__", type(inner).__qualname__)

@@ -1,0 +1,60 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen
+
+import meshwright as mw
+from meshwright.adapters import functional
+from meshwright.errors import UsageError
+
+KEY = jax.random.key(0)
+X = jnp.ones((2, 4))
+
+
+@pytest.mark.parametrize("partitioning", [linen.with_partitioning, linen.with_logical_partitioning])
+def test_names_of_axes_are_kept_and_need_not_be_those_of_the_mesh(mesh, partitioning):
+    named = partitioning(linen.initializers.lecun_normal(), ("embed", "mlp"))
+    model = functional(linen.Sequential([linen.Dense(8, kernel_init=named), linen.Dense(4)]), X)
+    assert model.axes == {"layers_0/kernel": ("embed", "mlp")}
+    with jax.set_mesh(mesh):
+        params = jax.jit(model.init)(KEY)
+    assert {type(leaf) for leaf in mw.tree.named_leaves(params).values()} == {type(X)}
+    assert model.apply(params, X).shape == (2, 4)
+
+
+class Counting(linen.Module):
+    names: tuple = ("calls", "sums")
+
+    @linen.compact
+    def __call__(self, x):
+        calls = self.variable("counts", self.names[0], lambda: jnp.zeros(()))
+        sums = self.variable("totals", self.names[1], lambda: (jnp.zeros(()), jnp.zeros(())))
+        if not self.is_initializing():
+            calls.value += 1
+            sums.value = (sums.value[0] + x.sum(), sums.value[1])
+        return x
+
+
+def test_all_collections_become_one_state():
+    model = functional(Counting(), X)
+    variables = model.init(KEY)
+    assert mw.tree.leaf_names(variables.model_state) == ["calls", "sums/0", "sums/1"]
+    _, moved = model.apply(variables.params, X, model_state=variables.model_state, train=True)
+    assert mw.tree.named_leaves(moved) == {"calls": 1, "sums/0": 8, "sums/1": 0}
+
+
+def test_one_name_in_two_collections_is_refused():
+    with pytest.raises(UsageError, match=r"two collections .* one name: same"):
+        functional(Counting(("same", "same")), X)
+
+
+def test_any_stream_draws_from_the_key():
+    class Noise(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return x + jax.random.normal(self.make_rng("noise"), x.shape)
+
+    model = functional(Noise(), X)
+    one, again, other = (model.apply({}, X, key=jax.random.key(i)) for i in (1, 1, 2))
+    assert (one == again).all()
+    assert (one != other).all()
