@@ -52,6 +52,11 @@ def by_name(
     return call
 
 
+def declares(function: Callable[..., Any], name: str) -> bool:
+    """Return whether `function` has a parameter of this name, which is not fixed by a partial."""
+    return name in {p.name for p in _parameters(function, "function")} - _fixed(function)
+
+
 def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
     if not callable(function):
         raise UsageError(f"the {what} must be a function; found {function!r} ({type(function).__name__}).")

@@ -27,7 +27,6 @@ from meshwright.checkpoint._format import (
     read_manifest,
 )
 from meshwright.checkpoint._keys import keys_as_data
-from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._object_path import Directory, ObjectPath, local, location
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._resume import newest_intact
@@ -36,6 +35,7 @@ from meshwright.checkpoint._saving import Saving, start_saving
 from meshwright.checkpoint._transforms import cast_back
 from meshwright.checkpoint._verify import incomplete
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.process import on_lead
 from meshwright.when import Due, Tick, When
 
 log = logging.getLogger("meshwright")

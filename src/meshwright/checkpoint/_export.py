@@ -21,9 +21,9 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint import _safetensors
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
-from meshwright.checkpoint._lead import on_lead
 from meshwright.checkpoint._source import Source
 from meshwright.errors import UsageError
+from meshwright.process import on_lead
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

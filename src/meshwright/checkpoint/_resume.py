@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from meshwright.checkpoint._lead import together
 from meshwright.errors import DamagedError
+from meshwright.process import together
 
 T = TypeVar("T")
 

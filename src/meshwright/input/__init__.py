@@ -6,7 +6,8 @@ from meshwright.input._device import as_global, local_rows
 from meshwright.input._order import record_ids
 from meshwright.input._padded import numbered_batches, padded_batches
 from meshwright.input._protocol import DataIterator, Source
-from meshwright.input._source import Arrays, as_source, read_rows
+from meshwright.input._samples import by_epoch
+from meshwright.input._source import Arrays, as_source, is_indexed, read_rows
 
 __all__ = [
     "Arrays",
@@ -17,6 +18,8 @@ __all__ = [
     "as_global",
     "as_source",
     "batches",
+    "by_epoch",
+    "is_indexed",
     "local_rows",
     "numbered_batches",
     "padded_batches",

@@ -71,14 +71,20 @@ class Batches:
         Raises:
           UsageError: there is not one whole batch.
         """
-        try:
-            self._peeked = self._peeked or self._read()
-        except StopIteration:
+        if self.is_empty() or self._peeked is None:
             raise UsageError(
                 f"the examples that are left do not fill one batch of {self._batch_size}; "
                 "make the batch smaller or the epochs more."
-            ) from None
+            )
         return self._peeked[0]
+
+    def is_empty(self) -> bool:
+        """Are there no whole batches left? What is read to find out is kept for `next`."""
+        try:
+            self._peeked = self._peeked or self._read()
+        except StopIteration:
+            return True
+        return False
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch last returned, and what it holds good for."""

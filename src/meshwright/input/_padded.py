@@ -48,6 +48,7 @@ def numbered_batches(
     *,
     collate: Collate | None = None,
     num_threads: int | None = None,
+    start: int = 0,
 ) -> Iterator[tuple[PyTree, range]]:
     """Yield `(batch, ids)` over all `examples`, once and in order: for prediction.
 
@@ -55,6 +56,7 @@ def numbered_batches(
 
     Args:
       examples: as `batches` takes; a function of the epoch is asked for epoch 0.
+      start: the number of the first example; those before it are left out.
 
     The other arguments and what is raised: as `batches`.
 
@@ -66,26 +68,26 @@ def numbered_batches(
     num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
     tasks = (
         (partial(read, [(source, first + np.minimum(rows, len(ids) - 1))], collate), ids)
-        for source, first, ids in _stretches(examples, batch_size)
+        for source, first, ids in _stretches(examples, batch_size, start)
     )
     for batch, ids in read_ahead(tasks, num_threads):
         yield place(batch), ids
 
 
-def _stretches(examples: Any, batch_size: int) -> Iterator[tuple[Source, int, range]]:
+def _stretches(examples: Any, batch_size: int, first: int) -> Iterator[tuple[Source, int, range]]:
     """Yield a source, where in it a batch begins, and the numbers of the batch's examples."""
     if callable(examples) and not is_indexed(examples):
         examples = by_epoch(examples)(0)
         if not is_indexed(examples):
-            yield from _pulled(iterated(examples), batch_size)
+            yield from _pulled(iterated(examples), batch_size, first)
             return
     source = as_source(examples)
-    for start in range(0, len(source), batch_size):
+    for start in range(first, len(source), batch_size):
         yield source, start, range(start, min(start + batch_size, len(source)))
 
 
-def _pulled(examples: Iterator[Any], batch_size: int) -> Iterator[tuple[Source, int, range]]:
-    start = 0
+def _pulled(examples: Iterator[Any], batch_size: int, first: int) -> Iterator[tuple[Source, int, range]]:
+    start = sum(1 for _ in itertools.islice(examples, first))
     while pulled := list(itertools.islice(examples, batch_size)):
         yield pulled, 0, range(start, start + len(pulled))
         start += len(pulled)

@@ -38,9 +38,17 @@ class Console:
     """
 
     def __init__(
-        self, total_steps: int, *, file: TextIO | None = None, clock: Callable[[], float] = time.time
+        self,
+        total_steps: int | None,
+        *,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
     ):
-        """`file` is stderr if left out; `clock` gives the seconds since 1970."""
+        """Args:
+        total_steps: None where only the data knows.
+        file: stderr if left out.
+        clock: gives the seconds since 1970.
+        """
         self._file = sys.stderr if file is None else file
         self._clock = clock
         self._progress = Progress(total_steps)
@@ -101,7 +109,7 @@ class Console:
 
     def _fields(self, step: int, values: Mapping[str, float], now: float) -> str:
         left = self._progress.seconds_left(now)
-        fields = {"step": f"{step}/{self._progress.total_steps}"}
+        fields = {"step": self._progress.reached(step)}
         fields |= {name: number(value) for name, value in loss_first(values).items()}
         fields |= {} if left is None else {"left": duration(left)}
         return " ".join(f"{name}={text}" for name, text in fields.items())

@@ -55,8 +55,8 @@ def panel(progress: Progress, seconds_left: float | None) -> RenderableType:
     top = Table.grid(padding=(0, 2), expand=True)
     top.add_column(ratio=1)
     top.add_row(
-        ProgressBar(total=max(1, progress.total_steps), completed=progress.step),
-        f"{progress.step}/{progress.total_steps}",
+        ProgressBar(total=progress.total_steps and max(1, progress.total_steps), completed=progress.step),
+        progress.reached(progress.step),
         "" if seconds_left is None else f"{duration(seconds_left)} left",
     )
     rows = [" · ".join(part) for part in (_values(progress), _rates(progress))]

@@ -12,7 +12,7 @@ T = TypeVar("T")
 class Progress:
     """Where a run is, and its newest values."""
 
-    def __init__(self, total_steps: int):
+    def __init__(self, total_steps: int | None):
         self.total_steps = total_steps
         self.step = 0
         self.newest: dict[str, tuple[int, float]] = {}
@@ -32,9 +32,13 @@ class Progress:
         if "loss" in values:
             self.losses.append(values["loss"])
 
+    def reached(self, step: int) -> str:
+        """Return how far `step` is, of how many."""
+        return f"{step}" if self.total_steps is None else f"{step}/{self.total_steps}"
+
     def seconds_left(self, now: float) -> float | None:
         """The time to the last step at the pace so far, evaluations and saves included; None if not known."""
-        if self._first is None or self.step == self._first[0]:
+        if self.total_steps is None or self._first is None or self.step == self._first[0]:
             return None
         step, since = self._first
         return (self.total_steps - self.step) * (now - since) / (self.step - step)

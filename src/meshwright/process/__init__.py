@@ -16,6 +16,7 @@ from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes
 from meshwright.process._start import start
+from meshwright.process._together import on_lead, together
 
 __all__ = [
     "Cluster",
@@ -27,7 +28,9 @@ __all__ = [
     "expand_nodes",
     "gather",
     "is_lead",
+    "on_lead",
     "roll_call",
     "signals",
     "start",
+    "together",
 ]

@@ -1,5 +1,6 @@
 """Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
 
+from meshwright.sharding._auto import auto
 from meshwright.sharding._copies import copy_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._layout import AXES, Layout, idle_axis, place
@@ -11,6 +12,7 @@ __all__ = [
     "AXES",
     "Layout",
     "Rule",
+    "auto",
     "beside_params",
     "copy_to",
     "device_bytes",

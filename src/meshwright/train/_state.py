@@ -31,17 +31,6 @@ Init = Callable[[jax.Array], PyTree | Variables]
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Variables:
-    """What a model that carries more than parameters is made of."""
-
-    params: PyTree
-    """What the optimizer moves."""
-    model_state: PyTree
-    """What the model itself moves: the statistics of batch normalisation, for one."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
 class TrainState:
     """The state of training: data only, so that two runs' states are one type to `jit`."""
 

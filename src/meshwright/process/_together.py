@@ -5,7 +5,8 @@ from typing import TypeVar, cast
 
 import jax
 
-from meshwright import errors, process
+from meshwright import errors
+from meshwright.process._agree import agree, gather, is_lead
 
 T = TypeVar("T")
 
@@ -15,8 +16,8 @@ def on_lead(act: Callable[[], T]) -> T:
 
     Collective: call it on the main thread of all processes.
     """
-    answer, error = _answer(act) if process.is_lead() else (None, None)
-    answer = process.agree(answer)
+    answer, error = _answer(act) if is_lead() else (None, None)
+    answer = agree(answer)
     if "result" in answer:
         return answer["result"]
     raise getattr(errors, answer["kind"])(answer["message"]) from error
@@ -33,7 +34,7 @@ def together(act: Callable[[], T]) -> T:
         result = act()
     except Exception as raised:  # whatever it is, the others must hear of it
         failure, error = _failure(raised), raised
-    failures = {number: said for number, said in enumerate(process.gather(failure)) if said}
+    failures = {number: said for number, said in enumerate(gather(failure)) if said}
     if not failures:
         return cast(T, result)
     number = min(failures, key=lambda number: (failures[number]["kind"] == "DamagedError", number))

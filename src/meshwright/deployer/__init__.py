@@ -1,0 +1,5 @@
+"""The small services of a run, under the names by which RedCoast's users know them."""
+
+from meshwright.deployer._deployer import Deployer
+
+__all__ = ["Deployer"]
