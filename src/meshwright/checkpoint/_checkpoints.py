@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -18,6 +19,7 @@ from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._cast import Casts, cast_leaves
+from meshwright.checkpoint._damage import incomplete
 from meshwright.checkpoint._format import (
     HOST_NBYTES,
     MANIFEST,
@@ -28,13 +30,12 @@ from meshwright.checkpoint._format import (
 )
 from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._lead import on_lead
-from meshwright.checkpoint._object_path import Directory, ObjectPath, local, location
+from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._saving import Saving, start_saving
 from meshwright.checkpoint._transforms import cast_back
-from meshwright.checkpoint._verify import incomplete
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Due, Tick, When
 
@@ -206,15 +207,12 @@ class Checkpoints:
     def _pass_over(self, step: int, what: str) -> str:
         """Set aside a damaged checkpoint, if we may, and return the message about it."""
         said = f"step {step} is damaged; continuing from step {self.resumed} instead. {what}"
-        if self._thread and not isinstance(self.directory, ObjectPath):
-            aside = on_lead(lambda: self._set_aside(step))
+        if self._thread:
+            aside = on_lead(lambda: _directory.set_aside(self.directory, step))
             said += f" It is kept as {aside}."
         if process.is_lead():
             log.error(said)
         return said
-
-    def _set_aside(self, step: int) -> str:
-        return _directory.set_aside(local(str(self.directory)), step).name
 
     def _close(self) -> None:
         if self._thread:
@@ -229,14 +227,12 @@ class Checkpoints:
             raise UsageError(f"cannot save step {step}: steps count from 0.")
         _check_json(extra)
         final = _directory.step_path(self.directory, step)
-        if isinstance(final, ObjectPath):
-            if (final / MANIFEST).is_file():
-                return None
-        elif os.path.lexists(final):  # a broken link, too, is in the way
-            wrong = incomplete(final) if (final / MANIFEST).is_file() else f"there is no {MANIFEST}"
+        there = (final / MANIFEST).is_file()
+        if there or (isinstance(final, Path) and os.path.lexists(final)):  # a broken link, too, is in the way
+            wrong = incomplete(final) if there else f"there is no {MANIFEST}"
             if not wrong:
                 return None
-            aside = self._set_aside(step)
+            aside = _directory.set_aside(self.directory, step)
             log.error(f"{final} is no complete checkpoint: {wrong}. It is kept as {aside}, and saved anew.")
         temporary = _directory.temporary_path(self.directory, step)
         temporary.mkdir()

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -59,18 +60,18 @@ def final_path(temporary: Directory) -> Directory:
 
 def complete_steps(directory: Directory) -> list[int]:
     """Return the steps of which there is a complete checkpoint, in ascending order."""
-    names = {path.name for path in directory.glob("step_*")}
-    steps = sorted({int(match[1]) for name in names if (match := _STEP.fullmatch(name))})
-    paths = {step: step_path(directory, step) for step in steps}
-    return [step for step, path in paths.items() if path.name in names and (path / MANIFEST).is_file()]
+    if isinstance(directory, ObjectPath):
+        complete = [path.parent for path in directory.glob(f"step_*/{MANIFEST}")]  # one request
+    else:
+        complete = [path for path in directory.glob("step_*") if (path / MANIFEST).is_file()]
+    return sorted(step for path in complete if (step := _step_of(path.name)) is not None)
 
 
 def temporaries(directory: Directory) -> Sequence[Directory]:
     """Return the directories of saves and removals that are under way or were killed."""
     if isinstance(directory, ObjectPath):
-        complete = {step_name(step) for step in complete_steps(directory)}
-        steps = [path for path in directory.glob("step_*") if _STEP.fullmatch(path.name)]
-        return [path for path in steps if path.name not in complete]
+        begun = _attempts(directory).keys() - complete_steps(directory)
+        return [step_path(directory, step) for step in sorted(begun)]
     named = (path for path in directory.glob("step_*.tmp-*") if _TEMPORARY.fullmatch(path.name))
     return sorted(path for path in named if path.is_dir())
 
@@ -93,10 +94,20 @@ def discard(temporary: Directory) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def set_aside(directory: Path, step: int) -> Path:
-    """Rename what stands where the checkpoint of `step` belongs, and return what it is called now."""
-    aside = directory / f"{step_name(step)}.damaged-{secrets.token_hex(4)}"
-    return (directory / step_name(step)).rename(aside)
+def set_aside(directory: Directory, step: int) -> str:
+    """Make what stands where the checkpoint of `step` belongs none, and return what it is called now."""
+    path = step_path(directory, step)
+    if isinstance(path, ObjectPath):
+        return f"{path.name}/{_remote.set_aside(path).name}"
+    return path.rename(f"{path}.damaged-{secrets.token_hex(4)}").name
+
+
+def aside(directory: Directory) -> list[str]:
+    """Return what those are called that were damaged and set aside."""
+    if isinstance(directory, ObjectPath):
+        found = directory.glob(f"step_*/{_remote.ASIDE}*")
+        return sorted(f"{path.parent.name}/{path.name}" for path in found)
+    return sorted(path.name for path in directory.glob("step_*.damaged-*"))
 
 
 def remove_step(directory: Directory, step: int) -> None:
@@ -139,11 +150,23 @@ def lock(directory: Directory) -> TextIO:
 
 
 def _remove_overtaken(directory: ObjectPath) -> None:
-    latest = max(complete_steps(directory), default=-1)
-    for path in list(directory.glob("step_*")):
-        if (match := _STEP.fullmatch(path.name)) and int(match[1]) <= latest:
+    complete = complete_steps(directory)
+    for step, number in _attempts(directory).items():
+        if step <= max(complete, default=-1) and number > (step in complete):
             with suppress(CheckpointError):  # what its manifest names is not known: all of it stays
-                _remote.remove_leftovers(path)
+                _remote.remove_leftovers(directory / step_name(step))
+
+
+def _attempts(directory: ObjectPath) -> Counter[int]:
+    """Return how many attempts there are at each step of which there is one."""
+    found = (path for path in directory.glob("step_*/*") if _remote.is_attempt(path))
+    return Counter(step for path in found if (step := _step_of(path.parent.name)) is not None)
+
+
+def _step_of(name: str) -> int | None:
+    """Return the step that a checkpoint of this name is of; None where it is no such name."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match and name == step_name(int(match[1])) else None
 
 
 def _in_use(directory: Path, file: TextIO) -> UsageError:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.checkpoint._kvstore import telling
-from meshwright.checkpoint._object_path import PIECE_BYTES, ObjectPath
-from meshwright.errors import CheckpointError
+from meshwright.checkpoint._object_file import OBJECT_BYTES, Part, parts_of
+from meshwright.checkpoint._object_path import ObjectPath
+from meshwright.errors import DamagedError, MeshwrightError
 
 BLOCK_BYTES = 1 << 23
 """What is asked for at a time. One request takes about as long as the transfer of this."""
@@ -25,7 +25,8 @@ class ObjectBytes:
 
     def __init__(self, path: ObjectPath, nbytes: int):
         """Take a file of `nbytes`, which is not opened yet."""
-        self._path, self._nbytes = path, nbytes
+        self._parts, self._nbytes = parts_of(path, nbytes), nbytes
+        self._ends: list[Any] = [None] * len(self._parts)
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -33,10 +34,11 @@ class ObjectBytes:
         """Return the bytes of `part`, a slice with both ends.
 
         Raises:
-          CheckpointError: They are not there.
+          DamagedError: An object that holds some of them is missing, or of another size.
+          MeshwrightError: The store does not answer.
         """
         out = np.empty(part.stop - part.start, np.uint8)
-        blocks = range(part.start // BLOCK_BYTES, -(-part.stop // BLOCK_BYTES))
+        blocks = _blocks(part)
         for block in blocks:
             for each in blocks[block - blocks.start :][:_AHEAD]:
                 self._request(each)
@@ -46,20 +48,36 @@ class ObjectBytes:
             out[first - part.start : last - part.start] = content[first - start : last - start]
         return out
 
+    def read_on(self, part: slice) -> np.ndarray:
+        """Return the bytes of `part`, and ask for what follows: for one who reads all of the file in order.
+
+        Raises: as slicing does.
+        """
+        for block in _blocks(slice(part.start, min(part.stop + AHEAD_BYTES, self._nbytes))):
+            self._request(block)
+        return self[part]
+
     def _request(self, block: int) -> Any:
         with self._lock:
             if block not in self._blocks:
-                self._blocks[block] = self._read(block)
+                self._blocks[block] = self._asked_for(block)
                 if len(self._blocks) > _KEPT:
                     self._blocks.popitem(last=False)
             self._blocks.move_to_end(block)
             return self._blocks[block]
 
-    def _read(self, block: int) -> Any:
-        start = block * BLOCK_BYTES
-        within = start % PIECE_BYTES if self._nbytes > PIECE_BYTES else start
-        end = within + min(BLOCK_BYTES, self._nbytes - start)
-        return self._path.store.read(self._path.piece(start, self._nbytes), byte_range=slice(within, end))
+    def _asked_for(self, block: int) -> Any:
+        """Ask for a block and, if it is the first of its object, whether that ends where it should."""
+        number, part, first = self._place(block)
+        if self._ends[number] is None:
+            self._ends[number] = part.request_beyond()
+        return part.request(first, min(first + BLOCK_BYTES, part.nbytes))
+
+    def _place(self, block: int) -> tuple[int, Part, int]:
+        """Return the object that holds a block, its number, and where in it the block begins."""
+        number = block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0
+        part = self._parts[number]
+        return number, part, block * BLOCK_BYTES - part.offset
 
     def _content(self, block: int) -> np.ndarray:
         requested = self._request(block)
@@ -72,15 +90,20 @@ class ObjectBytes:
         return content
 
     def _answer(self, block: int, requested: Any) -> bytes:
+        number, part, _ = self._place(block)
         try:
-            with telling(f"read {self._path}"):
-                found = requested.result()
-        except Exception as error:
-            with self._lock:
-                self._blocks.pop(block, None)  # to be asked for again
-            if "OUT_OF_RANGE" in str(error):
-                raise CheckpointError(f"{self._path} is truncated: {error}") from None
+            content = part.answer(requested)
+            part.check_end(self._ends[number])
+        except MeshwrightError as error:
+            with self._lock:  # to be asked for again
+                self._blocks.pop(block, None)
+                self._ends[number] = part.request_beyond()
+            if isinstance(error, DamagedError):
+                raise DamagedError(f"{error}. Copy it again, or use another checkpoint.") from None
             raise
-        if found.state == "missing":
-            raise CheckpointError(f"{self._path} is damaged: the object is missing.")
-        return found.value
+        return content
+
+
+def _blocks(part: slice) -> range:
+    """Return the numbers of the blocks that hold `part`."""
+    return range(part.start // BLOCK_BYTES, -(-part.stop // BLOCK_BYTES))

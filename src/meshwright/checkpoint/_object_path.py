@@ -5,9 +5,8 @@ directories is said of keys that begin with this one and a slash. There is no re
 to appear at one moment is one object, written by `create`.
 """
 
-import mmap
+import re
 import secrets
-from collections import deque
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -15,11 +14,6 @@ from typing import Any, Self
 
 from meshwright.checkpoint._kvstore import SCHEMES, connect, telling
 from meshwright.errors import MeshwrightError, UsageError
-
-PIECE_BYTES = 1 << 28
-"""Longer files are cut into objects of this size: a store takes 5 GB at once, and memory holds it."""
-
-_PIECES_IN_FLIGHT = 4
 
 
 class ObjectPath:
@@ -92,13 +86,14 @@ class ObjectPath:
 
     def iterdir(self) -> Iterator["ObjectPath"]:
         """Yield what is directly below: objects, and common beginnings of keys."""
-        start = len(self._prefix())
-        for name in dict.fromkeys(key[start:].split("/", 1)[0] for key in self.below()):
-            yield self / name
+        return self.glob("*")
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Yield what is directly below and has a name like `pattern`."""
-        return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
+        """Yield what is below, at the depth of `pattern`, and has names like those in it."""
+        start, wanted = len(self._prefix()), pattern.split("/")
+        names = (key[start:].split("/")[: len(wanted)] for key in self.below())
+        fitting = (each for each in names if len(each) == len(wanted) and all(map(fnmatchcase, each, wanted)))
+        return (self / name for name in dict.fromkeys(map("/".join, fitting)))
 
     def read_bytes(self) -> bytes:
         """Return the content of a small object.
@@ -117,32 +112,26 @@ class ObjectPath:
         with telling(f"write {self}"):
             self.store.write(self.key, content).result()
 
-    def put_file(self, file: Path) -> None:
-        """Write a file, as one object or in pieces."""
-        waiting: deque[Any] = deque()
-        with telling(f"write {self}"), file.open("rb") as opened:
-            nbytes = file.stat().st_size
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                for start in range(0, nbytes, PIECE_BYTES):
-                    if len(waiting) == _PIECES_IN_FLIGHT:
-                        waiting.popleft().result()
-                    piece = content[start : start + PIECE_BYTES]
-                    waiting.append(self.store.write(self.piece(start, nbytes), piece))
-            for written in waiting:
-                written.result()
-
-    def piece(self, offset: int, nbytes: int) -> str:
-        """Return the key of the object that holds byte `offset` of a file of `nbytes`."""
-        return self.key if nbytes <= PIECE_BYTES else f"{self.key}.{offset // PIECE_BYTES:05d}"
-
     def create(self, content: bytes) -> bool:
-        """Write an object if there is none, and return whether this one is there now, by this call."""
-        with telling(f"write {self}"):
-            absent = self.store.read(self.key).result()
-            if absent.state == "missing":
-                self.store.write(self.key, content, if_equal=absent.stamp.generation).result()
-        # Asked, not concluded: a write that succeeded and whose answer was lost is refused when retried.
-        return self.read_bytes() == content
+        """Write an object if there is none, and return whether this one is there now, by this call.
+
+        Raises:
+          MeshwrightError: It could not be written, or the store does not say whether it was.
+        """
+        failure = None
+        try:
+            with telling(f"write {self}"):
+                absent = self.store.read(self.key).result()
+                if absent.state == "missing":
+                    self.store.write(self.key, content, if_equal=absent.stamp.generation).result()
+        except MeshwrightError as error:
+            failure = error
+        # Asked, not concluded: a write whose answer was lost has failed, or is refused when it is retried.
+        with telling(f"find out whether {self} was written, so it may be there"):
+            is_there = self.store.read(self.key).result().value == content
+        if failure and not is_there:
+            raise failure
+        return is_there
 
     def unlink(self) -> None:
         """Delete the object."""
@@ -202,19 +191,9 @@ def location(path: str | Path | ObjectPath) -> Directory:
     """
     if isinstance(path, ObjectPath):
         return path
-    address = str(path)
-    if address.startswith("file://"):
-        return Path(address.removeprefix("file://"))
-    return ObjectPath.parse(address) if "://" in address else Path(path).expanduser().absolute()
-
-
-def local(path: str | Path) -> Path:
-    """Return `path` as an absolute path.
-
-    Raises:
-      UsageError: It is in an object store, where what is to be done cannot be done.
-    """
-    found = location(path)
-    if isinstance(found, ObjectPath):
-        raise UsageError(f"{found} is in an object store; copy it to a local directory for this.")
-    return found
+    address = str(path).removeprefix("file://")
+    if mangled := re.match(rf"({'|'.join(SCHEMES)}):/(?!/)", address):
+        raise UsageError(
+            f"{address} was an address before it was made a Path: give it as text, {mangled[1]}://…."
+        )
+    return ObjectPath.parse(address) if "://" in address else Path(address).expanduser().absolute()
