@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from meshwright.errors import UsageError
+from meshwright.errors import InputError, UsageError
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 
@@ -63,6 +63,22 @@ def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
     (directory / "outcome.json").unlink(missing_ok=True)
     if outcome is not None:
         _write_json(directory / "outcome.json", outcome)
+
+
+def checkpoints_of(path: str) -> str:
+    """Return where the checkpoints of the run directory `path` are; `path` itself, where it is none.
+
+    Raises:
+      InputError: a file of the run that says so is damaged.
+    """
+    if "://" in path or not (Path(path) / "experiment.txt").exists():
+        return path
+    file = Path(path) / "environment.json"
+    try:
+        elsewhere = json.loads(file.read_text()).get("checkpoints") if file.exists() else None
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
+    return elsewhere or str(Path(path) / "checkpoints")
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
