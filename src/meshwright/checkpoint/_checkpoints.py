@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
-from meshwright.checkpoint._cast import Casts, cast_leaves
+from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves
 from meshwright.checkpoint._damage import incomplete
 from meshwright.checkpoint._format import (
     HOST_NBYTES,
@@ -29,7 +29,7 @@ from meshwright.checkpoint._format import (
     read_manifest,
 )
 from meshwright.checkpoint._keys import keys_as_data
-from meshwright.checkpoint._lead import on_lead
+from meshwright.checkpoint._lead import on_lead, together
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._resume import newest_intact
@@ -90,11 +90,15 @@ class Checkpoints:
     def __enter__(self) -> Self:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
 
+        All processes first write, read and delete a file (or an object) in it.
+
         Raises:
-          UsageError: Another run has it open, or it is in an object store that cannot be used.
+          UsageError: Another run has it open, or it cannot be used by some process.
         """
         try:
-            on_lead(self._open)
+            on_lead(self._take)
+            together(lambda: _directory.probe(self.directory))
+            on_lead(lambda: _directory.remove_temporaries(self.directory))
         except BaseException:
             self._close()
             raise
@@ -112,6 +116,15 @@ class Checkpoints:
                 error.add_note(f"The save of step {self._saving.step} failed, too: {failure}")
         finally:
             self._close()
+
+    def check(self, target: tree.PyTree) -> None:
+        """Raise now what `save` would say of `cast` for a state like `target`, which may be abstract.
+
+        Raises:
+          UsageError: A pattern casts nothing, or there is no such dtype.
+        """
+        if self._cast:
+            cast_dtypes(tree.named_leaves(target), self._cast)
 
     def latest(self) -> int | None:
         """Return the highest step of which there is a complete checkpoint. Not collective."""
@@ -195,10 +208,8 @@ class Checkpoints:
         self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
         return state
 
-    def _open(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+    def _take(self) -> None:
         self._lock = _directory.lock(self.directory)
-        _directory.remove_temporaries(self.directory)
 
     def _restored(self, step: int, target: tree.PyTree) -> tuple[NativeSource, tree.PyTree]:
         source = NativeSource(_directory.step_path(self.directory, step))

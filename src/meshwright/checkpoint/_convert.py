@@ -60,8 +60,8 @@ def convert(
     dtypes = _dtypes(source, taken) | _new_dtypes(source, taken, patterns)
     arrays = [_rewritten(layout, dtypes) for layout in layouts_of(source.manifest) if layout.name in dtypes]
     directory = location(destination)
-    directory.mkdir(parents=True, exist_ok=True)
     with _directory.lock(directory):
+        _directory.probe(directory)
         return _write(source, arrays, directory)
 
 

@@ -18,8 +18,8 @@ import secrets
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -126,17 +126,18 @@ def remove_step(directory: Directory, step: int) -> None:
 
 
 def lock(directory: Directory) -> TextIO:
-    """Take the directory for this run; closing the returned file, or dying, gives it back.
+    """Make the directory, where it is not, and take it for this run; closing the returned file gives it back.
 
-    Object stores have no locks that end with their holders. There, of two that save one step, one wins.
+    So does dying. Object stores have no locks that end with their holders. There, of two that save one
+    step, one wins.
 
     Raises:
-      UsageError: Another run has it, or it is in an object store and cannot be used.
+      UsageError: Another run has it, or it cannot be made or written.
     """
     if isinstance(directory, ObjectPath):
-        directory.probe()
         return io.StringIO()
-    with ExitStack() as on_failure:
+    with ExitStack() as on_failure, _telling(directory):
+        directory.mkdir(parents=True, exist_ok=True)
         file = on_failure.enter_context((directory / ".lock").open("a+"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,6 +148,33 @@ def lock(directory: Directory) -> TextIO:
         file.flush()
         on_failure.pop_all()
     return file
+
+
+def probe(directory: Directory) -> None:
+    """Write, read and delete a file in the directory, which must be there.
+
+    Raises:
+      UsageError: Something of this cannot be done.
+    """
+    if isinstance(directory, ObjectPath):
+        directory.probe()
+        return
+    with _telling(directory):
+        file = directory / f".probe-{secrets.token_hex(4)}"
+        file.write_text("written")
+        file.read_text()
+        file.unlink()
+
+
+@contextmanager
+def _telling(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be used: {error.strerror} ({error.filename}).\n"
+            "  All processes of the run must see this one directory, and may write, read and delete there."
+        ) from None
 
 
 def _remove_overtaken(directory: ObjectPath) -> None:
