@@ -33,7 +33,7 @@ from meshwright.checkpoint import (
 )
 from meshwright.checkpoint._format import Manifest, Snapshot, commit, layouts, upload_part
 from meshwright.checkpoint._format._manifest import manifest_text
-from meshwright.checkpoint._object_path import location
+from meshwright.checkpoint._object_path import ObjectPath, location
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Tick, every
 
@@ -276,7 +276,7 @@ def test_a_store_that_fails_for_good_fails_the_save_and_leaves_no_checkpoint(gcs
         start = gcs.requests
         monkeypatch.setattr(gcs, "fails", lambda number: number > start + 3 and "before")
         checkpoints.save(2, {"x": 2})
-        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n.*cannot (write|list)"):
+        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n.*cannot (write|list|look)"):
             checkpoints.wait()
         monkeypatch.setattr(gcs, "fails", lambda number: None)
         assert checkpoints.latest() == 1
@@ -304,6 +304,21 @@ def test_a_conversion_that_fails_leaves_nothing_in_the_store(run):
     assert objects(f"{run}-half") == []
 
 
+def test_a_checkpoint_that_is_pinned_while_it_is_being_removed_stays(run, monkeypatch):
+    unlink = ObjectPath.unlink
+
+    def pin_just_before(path):
+        if str(path).endswith("step_00000001/manifest.json"):
+            pin(str(path.parent))
+        unlink(path)
+
+    monkeypatch.setattr(ObjectPath, "unlink", pin_just_before)
+    with Checkpoints(run, keep=last(1)) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"x": step})
+    assert restore(open_source(f"{run}/step_00000001"), {"x": 0}) == {"x": 1}
+
+
 def test_contents_tell_steps_sizes_and_pins(run):
     with Checkpoints(run) as checkpoints:
         for step in (1, 2):
@@ -318,6 +333,10 @@ def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
     with Checkpoints(run) as checkpoints:
         checkpoints.save(1, state)
     assert export_safetensors(open_source(run), tmp_path)[0].exists()
+    with pytest.raises(
+        UsageError, match="is in an object store: export into a directory, and copy the files"
+    ):
+        export_safetensors(open_source(run), f"{run}/exported")
 
 
 @pytest.mark.parametrize(

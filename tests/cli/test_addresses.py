@@ -95,6 +95,6 @@ def test_a_shell_finds_the_store_by_its_environment_and_outlasts_a_connection_th
 def test_a_shell_is_told_what_is_wrong_and_no_secret(saved, s3):
     done = shell("verify", saved.replace("bucket", "bukcet"), AWS_ENDPOINT_URL=s3)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "cannot list s3://bukcet/" in done.stderr
+    assert "cannot look for s3://bukcet/" in done.stderr
     assert "very secret" not in done.stderr
     assert "testing" not in done.stderr

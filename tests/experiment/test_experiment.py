@@ -166,11 +166,12 @@ def test_its_description_is_the_same_text_every_time(tmp_path):
         ({"max_step": 0}, "Experiment.max_step is 0"),
         ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
         ({"log_every": -1}, "Experiment.log_every is -1"),
+        ({"run": "s3://bucket/run"}, "Experiment.run is s3://bucket/run, but a run directory is local"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
     with pytest.raises(UsageError, match=says):
-        experiment("runs/x", **wrong)
+        experiment(**{"run": "runs/x", **wrong})
 
 
 def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_path):

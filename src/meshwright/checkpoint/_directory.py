@@ -88,8 +88,8 @@ def remove_temporaries(directory: Directory) -> None:
 def discard(temporary: Directory) -> None:
     """Remove what a failed save wrote, as far as that can be done."""
     if isinstance(temporary, ObjectPath):
-        with suppress(MeshwrightError):
-            _remote.discard(temporary)
+        with suppress(MeshwrightError):  # what the store keeps is removed by the next run
+            _remote.discard(temporary.impatient())
     else:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -116,7 +116,7 @@ def remove_step(directory: Directory, step: int) -> None:
     if (path / PINNED).is_file():
         return
     if isinstance(path, ObjectPath):
-        _remote.remove_step(path)
+        _remote.remove_step(path, unless=path / PINNED)
         return
     doomed = path.rename(str(temporary_path(directory, step)))
     if (doomed / PINNED).exists():  # in the meantime

@@ -92,7 +92,9 @@ def _context() -> Any:
 
 
 def _told(error: Exception) -> str:
-    text = str(error).split(" [", 1)[0]  # the response follows
+    text, _, response = str(error).partition(" [")
+    if status := re.search(r"http_response_code='(\d+)'", response):
+        text += f" (HTTP {status[1]})"
     for secret in filter(None, map(os.environ.get, _SECRETS)):
         text = text.replace(secret, "***")
     return re.sub(r"//[^/@\s]*@", "//***@", text)

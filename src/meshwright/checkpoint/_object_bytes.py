@@ -2,7 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -17,18 +18,27 @@ _AHEAD = 8
 AHEAD_BYTES = _AHEAD * BLOCK_BYTES
 """What is asked for at once, where so much is wanted."""
 
-_KEPT = 32  # 256 MB: small arrays lie side by side, and chunks are asked for by several devices
+_KEPT, _KEPT_OF_EACH = 32, 4
+"""Blocks that are kept of all files together, 256 MB, but of each of many files at least so many."""
 
 
 class ObjectBytes:
-    """A file that is read in blocks, several at a time, of which the latest are kept."""
+    """A file that is read in blocks, several at a time, of which the latest are kept.
+
+    Small arrays lie side by side, and chunks are asked for by several devices. Who reads two blocks one
+    after the other is taken to read on, and finds the next ones on their way.
+    """
+
+    _all: ClassVar[WeakSet["ObjectBytes"]] = WeakSet()
 
     def __init__(self, path: ObjectPath, nbytes: int):
         """Take a file of `nbytes`, which is not opened yet."""
-        self._parts, self._nbytes = parts_of(path, nbytes), nbytes
+        self._parts = parts_of(path, nbytes)
+        self._num_blocks = _blocks(slice(0, nbytes)).stop
         self._ends: list[Any] = [None] * len(self._parts)
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._all.add(self)
 
     def __getitem__(self, part: slice) -> np.ndarray:
         """Return the bytes of `part`, a slice with both ends.
@@ -38,9 +48,11 @@ class ObjectBytes:
           MeshwrightError: The store does not answer.
         """
         out = np.empty(part.stop - part.start, np.uint8)
-        blocks = _blocks(part)
+        blocks, num_ahead = _blocks(part), min(_AHEAD, self._num_kept() // 2)  # as two may read
+        reads_on = blocks.start - 1 in self._blocks
+        stop = min(blocks.stop + num_ahead * reads_on, self._num_blocks)
         for block in blocks:
-            for each in blocks[block - blocks.start :][:_AHEAD]:
+            for each in range(block, min(block + num_ahead, stop)):
                 self._request(each)
             start = block * BLOCK_BYTES
             first, last = max(part.start, start), min(part.stop, start + BLOCK_BYTES)
@@ -48,20 +60,14 @@ class ObjectBytes:
             out[first - part.start : last - part.start] = content[first - start : last - start]
         return out
 
-    def read_on(self, part: slice) -> np.ndarray:
-        """Return the bytes of `part`, and ask for what follows: for one who reads all of the file in order.
-
-        Raises: as slicing does.
-        """
-        for block in _blocks(slice(part.start, min(part.stop + AHEAD_BYTES, self._nbytes))):
-            self._request(block)
-        return self[part]
+    def _num_kept(self) -> int:
+        return max(_KEPT_OF_EACH, _KEPT // len(self._all))
 
     def _request(self, block: int) -> Any:
         with self._lock:
             if block not in self._blocks:
                 self._blocks[block] = self._asked_for(block)
-                if len(self._blocks) > _KEPT:
+                while len(self._blocks) > self._num_kept():
                     self._blocks.popitem(last=False)
             self._blocks.move_to_end(block)
             return self._blocks[block]

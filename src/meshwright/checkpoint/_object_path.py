@@ -7,7 +7,7 @@ to appear at one moment is one object, written by `create`.
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -69,7 +69,8 @@ class ObjectPath:
 
     def is_file(self) -> bool:
         """Return whether there is an object of this key."""
-        return self.key in self._list(self.key, self.key + "\0")
+        with telling(f"look for {self}"):
+            return self.key in self._list(self.key, self.key + "\0")
 
     def exists(self) -> bool:
         """Return whether there is an object of this key."""
@@ -82,7 +83,8 @@ class ObjectPath:
     def below(self) -> list[str]:
         """Return the keys of all objects below."""
         prefix = self._prefix()
-        return self._list(prefix, prefix[:-1] + "0" if prefix else "")  # "0" is the next after "/"
+        with telling(f"list {self}"):
+            return self._list(prefix, prefix[:-1] + "0" if prefix else "")  # "0" is the next after "/"
 
     def iterdir(self) -> Iterator["ObjectPath"]:
         """Yield what is directly below: objects, and common beginnings of keys."""
@@ -101,8 +103,20 @@ class ObjectPath:
         Raises:
           FileNotFoundError: There is none.
         """
+        return self.answer(self.request())
+
+    def request(self) -> Any:
+        """Ask for the content of a small object; `answer` awaits it."""
+        return self.store.read(self.key)
+
+    def answer(self, requested: Any) -> bytes:
+        """Return the content that was asked for.
+
+        Raises:
+          FileNotFoundError: There is no such object.
+        """
         with telling(f"read {self}"):
-            found = self.store.read(self.key).result()
+            found = requested.result()
         if found.state == "missing":
             raise FileNotFoundError(str(self))
         return found.value
@@ -138,15 +152,21 @@ class ObjectPath:
         with telling(f"delete {self}"):
             self.store.write(self.key, None).result()
 
-    def remove_tree(self) -> None:
-        """Delete all objects below."""
-        keys = self.below()
+    def remove_tree(self, pattern: str = "*") -> None:
+        """Delete all objects below, or those with keys like `pattern` from there on."""
+        start = len(self._prefix())
         with telling(f"delete {self}"):
-            for deleted in [self.store.write(key, None) for key in keys]:
+            doomed = [key for key in self.below() if fnmatchcase(key[start:], pattern)]
+            for deleted in [self.store.write(key, None) for key in doomed]:
                 deleted.result()
 
+    def impatient(self) -> "ObjectPath":
+        """Return the same place, where requests that fail are tried again for no more than a second or so."""
+        store = connect(self._scheme, self._bucket, patient=False)
+        return ObjectPath(self._scheme, self._bucket, self._key, store)
+
     def probe(self) -> None:
-        """Write, read and delete an object, without much patience.
+        """Write, look for, read and delete an object, without much patience.
 
         A typing error in the name of a bucket must be an error, and not look like a directory without
         checkpoints, from which training would begin anew.
@@ -154,12 +174,10 @@ class ObjectPath:
         Raises:
           UsageError: Something of this cannot be done.
         """
-        impatient = ObjectPath(
-            self._scheme, self._bucket, self._key, connect(self._scheme, self._bucket, patient=False)
-        )
-        probe = impatient / f".probe-{secrets.token_hex(4)}"
+        probe = self.impatient() / f".probe-{secrets.token_hex(4)}"
         try:
             probe.put(b"written")
+            probe.is_file()
             probe.read_bytes()
             probe.unlink()
         except (MeshwrightError, FileNotFoundError) as error:
@@ -174,13 +192,25 @@ class ObjectPath:
     def _list(self, first: str, end: str) -> list[str]:
         import tensorstore
 
-        with telling(f"list {self}"):
-            keys = self.store.list(tensorstore.KvStore.KeyRange(first, end)).result()
+        keys = self.store.list(tensorstore.KvStore.KeyRange(first, end)).result()
         return sorted(key.decode() for key in keys)
 
 
 Directory = Path | ObjectPath
 """Where checkpoints are."""
+
+
+def read_each(paths: Sequence[Directory]) -> list[bytes]:
+    """Return the contents of small files: of objects, by as many requests at once as the store takes.
+
+    Raises:
+      FileNotFoundError: One is not there.
+    """
+    asked = [path.request() if isinstance(path, ObjectPath) else None for path in paths]
+    return [
+        path.answer(request) if isinstance(path, ObjectPath) else path.read_bytes()
+        for path, request in zip(paths, asked, strict=True)
+    ]
 
 
 def location(path: str | Path | ObjectPath) -> Directory:

@@ -15,6 +15,7 @@ import secrets
 
 from meshwright.checkpoint._format import MANIFEST, read_manifest
 from meshwright.checkpoint._object_path import ObjectPath
+from meshwright.errors import MeshwrightError
 
 ASIDE = f"{MANIFEST}.damaged-"
 """How the manifests of checkpoints that were set aside begin."""
@@ -39,15 +40,23 @@ def set_aside(step: ObjectPath) -> ObjectPath:
     attempts at it wrote, as a manifest that is damaged may not say which attempt it is of.
     """
     aside = step / f"{ASIDE}{secrets.token_hex(4)}"
-    aside.put((step / MANIFEST).read_bytes())
+    try:
+        aside.put((step / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise MeshwrightError(f"another run has just removed {step}, or set it aside.") from None
     (step / MANIFEST).unlink()
     return aside
 
 
-def remove_step(step: ObjectPath) -> None:
-    """Remove a checkpoint: the manifest first, without which it is none."""
+def remove_step(step: ObjectPath, *, unless: ObjectPath) -> None:
+    """Remove a checkpoint, unless there is a certain object: the manifest first, without which it is none."""
     doomed = [step / attempt for attempt in _used(step)] if _damaged(step) else [step]
-    (step / MANIFEST).unlink()
+    manifest = step / MANIFEST
+    content = manifest.read_bytes()
+    manifest.unlink()
+    if unless.is_file():  # in the meantime
+        manifest.put(content)
+        return
     for path in doomed:
         path.remove_tree()
 

@@ -12,7 +12,7 @@ from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_file import parts_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.checkpoint._source import checkpoints_at
-from meshwright.errors import DamagedError
+from meshwright.errors import CheckpointError, DamagedError
 
 _BLOCK = 1 << 20  # bytes checksummed at a time
 
@@ -52,23 +52,32 @@ def verify(path: str | Directory) -> Report:
 def verify_all(path: str | Directory) -> Iterator[Report]:
     """Yield what `verify` says of each checkpoint in a directory, the oldest first, or of the one at `path`.
 
+    A run may save there meanwhile: what it removes before it is read is left out.
+
     Raises: as `verify`.
     """
-    return map(_report, checkpoints_at(path))
+    for directory in checkpoints_at(path):
+        try:
+            report = _report(directory)
+        except (CheckpointError, FileNotFoundError):
+            if (directory / MANIFEST).is_file():
+                raise
+            continue
+        if not report.damage or (directory / MANIFEST).is_file():
+            yield report
 
 
 def _report(directory: Directory) -> Report:
-    manifest_bytes = len((directory / MANIFEST).read_bytes())
     try:
         manifest = read_manifest(directory)
     except DamagedError as error:
-        damage = Damage(MANIFEST, None, 0, manifest_bytes, str(error))
-        return Report(str(directory), 1, 0, manifest_bytes, (damage,))
+        nbytes = len((directory / MANIFEST).read_bytes())
+        return Report(str(directory), 1, 0, nbytes, (Damage(MANIFEST, None, 0, nbytes, str(error)),))
     return Report(
         str(directory),
         1 + len(manifest.files),
         len(manifest.arrays),
-        manifest_bytes + sum(file.nbytes for file in manifest.files),
+        len((directory / MANIFEST).read_bytes()) + sum(file.nbytes for file in manifest.files),
         tuple(_damage(directory, manifest)),
     )
 
@@ -98,7 +107,7 @@ def _opened(path: Directory, nbytes: int) -> Iterator[Read]:
     """Open a data file to read it from one end to the other."""
     if isinstance(path, ObjectPath):
         stored = ObjectBytes(path, nbytes)
-        yield lambda first, last: stored.read_on(slice(first, last))
+        yield lambda first, last: stored[first:last]
         return
     with path.open("rb") as file:
         yield lambda first, last: os.pread(file.fileno(), last - first, first)

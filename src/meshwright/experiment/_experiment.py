@@ -122,6 +122,11 @@ class Experiment:
 
     def __post_init__(self) -> None:
         _at_least(1, self, "max_step", "microbatches", "log_every")
+        if "://" in self.run:
+            raise UsageError(
+                f"Experiment.run is {self.run}, but a run directory is local. To keep the checkpoints in an "
+                "object store, give checkpoints.directory."
+            )
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.input.batch_size % self.microbatches:

@@ -45,5 +45,4 @@ def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> Non
     if not (final / MANIFEST).create(manifest_text(manifest)):
         raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
     with suppress(MeshwrightError):  # it is saved, and the part files go when it goes
-        for part in list(temporary.glob("part-*.json")):
-            part.unlink()
+        temporary.remove_tree("part-*.json")

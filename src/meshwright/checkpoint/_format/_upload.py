@@ -36,8 +36,9 @@ def upload_part(
         (attempt / part).put(json.dumps(report(planned, objects.crcs)).encode())
     except BaseException as error:
         chunks.abandon()
-        with contextlib.suppress(Exception):  # the store that failed may not take word of it
-            (attempt / part).put(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        word = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+        with contextlib.suppress(Exception):  # the store that failed may not take it
+            (attempt.impatient() / part).put(word)
         raise
 
 
