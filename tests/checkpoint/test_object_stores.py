@@ -171,6 +171,16 @@ def test_an_endpoint_that_does_not_answer_is_told_soon_and_without_secrets(s3_ru
     assert not [secret for secret in ("very secret", "testing", "password") if secret in str(error.value)]
 
 
+def test_connections_that_stand_still_are_given_up_after_a_minute_if_nothing_else_was_said(monkeypatch):
+    name = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
+    for set_before, seconds in ((None, "60"), ("7", "7")):
+        monkeypatch.delenv(name, raising=False)
+        if set_before:
+            monkeypatch.setenv(name, set_before)
+        Checkpoints("memory://tests/run")
+        assert os.environ[name] == seconds
+
+
 def test_opening_leaves_nothing_behind(run):
     with Checkpoints(run):
         pass

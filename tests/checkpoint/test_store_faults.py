@@ -63,7 +63,13 @@ def test_a_fault_that_stays_fails_the_save_and_nothing_is_offered(
 
 
 def test_a_commit_that_took_effect_is_none_that_failed(s3_faults, s3_run, impatient):
-    s3_faults.fault = to("PUT", "/manifest.json", "after drop")  # each time, the retries included
+    seen = []
+
+    def lose_the_answer_and_refuse_to_be_asked_with_head(request):
+        seen.append(request.method if "/manifest.json" in request.path else "")
+        return {"PUT": "after 503", "HEAD": 503 if "PUT" in seen else None}.get(seen[-1])
+
+    s3_faults.fault = lose_the_answer_and_refuse_to_be_asked_with_head
     with Checkpoints(s3_run) as checkpoints:
         checkpoints.save(1, STATE)
     assert open_source(s3_run).step == 1
