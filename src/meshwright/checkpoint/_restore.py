@@ -1,6 +1,7 @@
 """Source + target -> arrays on the mesh."""
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from meshwright.checkpoint._match import Assign, Fallback, matched
 from meshwright.checkpoint._source import Source
 
 _NUM_THREADS = 2  # while one copies, the other puts on devices
+_LARGE = 1 << 20  # bytes
 
 
 def restore(
@@ -47,8 +49,7 @@ def restore(
     found = restore_lazily(source, target, assign=assign, fallback=fallback, ignore=ignore)
     wanted, structure = jax.tree.flatten(target)
     values = structure.flatten_up_to(found)
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        read = list(threads.map(_read, wanted, values))
+    read = _read_all(wanted, values)
     return structure.unflatten(map(_finished, wanted, values, read))
 
 
@@ -68,6 +69,20 @@ def restore_lazily(
     """
     found = matched(source, tree.named_leaves(target), assign, fallback, ignore)
     return tree.map_named(lambda name, _: found[name], target)
+
+
+def _read_all(wanted: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+    """Read what is large on threads, the rest here: threads in Python would only hold each other up."""
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        reading = [
+            threads.submit(_read, *pair) if _is_large(pair[1]) else pair
+            for pair in zip(wanted, found, strict=True)
+        ]
+        return [one.result() if isinstance(one, Future) else _read(*one) for one in reading]
+
+
+def _is_large(found: Any) -> bool:
+    return isinstance(found, LazyArray) and found.nbytes >= _LARGE
 
 
 def _read(wanted: Any, found: Any) -> Any:

@@ -1,6 +1,5 @@
 """Reading the native format: a `Source` over one step directory."""
 
-import itertools
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
-from meshwright.checkpoint._format._layout import Index, grid, row_major
+from meshwright.checkpoint._format._layout import Index
 from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
 from meshwright.checkpoint._format._memory import empty
+from meshwright.checkpoint._format._parts import Bounds, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_path import Directory, ObjectPath
-from meshwright.errors import DamagedError, UsageError
+from meshwright.errors import DamagedError
+
+_SMALL = 1 << 20  # bytes: of less, rows that lie one after the other are read as one
 
 
 class NativeSource:
@@ -84,16 +86,21 @@ class NativeSource:
     def read_parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts of one array, as `read` does; a chunk that has some of many is read once."""
         array = self._manifest.arrays[name]
-        parts = [
-            [_bounds(part, size) for part, size in zip(index, array.shape, strict=True)] for index in indices
-        ]
-        outs = [empty([stop - start for start, stop in bounds], np.dtype(array.dtype)) for bounds in parts]
-        targets: dict[int, list[Target]] = {}
-        for bounds, out in zip(parts, outs, strict=True):
-            for position in _overlapping(bounds, array.chunk_shape):
-                into, within = _overlap(bounds, position, array.chunk_shape)
-                number = row_major(position, grid(array.shape, array.chunk_shape))
-                targets.setdefault(number, []).append(Target(within, out[into] if into else out))
+        parts = tuple(bounds_of(index, array.shape) for index in indices)
+        rows = as_rows(parts) if sum(place.size for place in array.chunks) < _SMALL else None
+        if rows is None:
+            return self._read_parts(name, array, parts)
+        (joint,) = self._read_parts(name, array, (rows,))
+        return [joint[first - rows[0][0] : last - rows[0][0]] for (first, last), *_ in parts]
+
+    def _read_parts(self, name: str, array: SavedArray, parts: tuple[Bounds, ...]) -> list[np.ndarray]:
+        outs = [empty([last - first for first, last in bounds], np.dtype(array.dtype)) for bounds in parts]
+        targets = {
+            number: [
+                Target(within, outs[part][into] if into else outs[part]) for part, into, within in shares
+            ]
+            for number, shares in chunks_of(parts, array.shape, array.chunk_shape)
+        }
         self._read_chunks(name, array, targets)
         return outs
 
@@ -157,28 +164,3 @@ class _Reader:
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         return self.source.read_parts(self.name, indices)
-
-
-def _bounds(part: slice, size: int) -> tuple[int, int]:
-    start, stop, step = part.indices(size)
-    if step != 1:
-        raise UsageError(f"cannot read {part}: slices must have step 1.")
-    return start, max(start, stop)
-
-
-def _overlapping(bounds: list[tuple[int, int]], chunk_shape: tuple[int, ...]) -> itertools.product:
-    """Return the grid positions of the chunks that lie within the bounds, wholly or in part."""
-    dims = zip(bounds, chunk_shape, strict=True)
-    return itertools.product(*(range(start // chunk, -(-stop // chunk)) for (start, stop), chunk in dims))
-
-
-def _overlap(
-    bounds: list[tuple[int, int]], position: tuple[int, ...], chunk_shape: tuple[int, ...]
-) -> tuple[Index, Index]:
-    """Return what a chunk and the bounds share: as an index into the result, and into the chunk."""
-    into, within = [], []
-    for (start, stop), place, chunk in zip(bounds, position, chunk_shape, strict=True):
-        first, last = max(start, place * chunk), min(stop, (place + 1) * chunk)
-        into.append(slice(first - start, last - start))
-        within.append(slice(first - place * chunk, last - place * chunk))
-    return tuple(into), tuple(within)
