@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 import meshwright as mw
+from checkpoint.stores import gcs, gcs_run, run, s3, s3_faults, s3_run  # noqa: F401 - fixtures
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")

@@ -24,7 +24,7 @@ class FakeGcs:
         self.url = "http://{}:{}".format(*self._server.server_address)
 
     def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_):

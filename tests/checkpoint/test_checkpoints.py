@@ -245,3 +245,24 @@ def test_data_is_never_begun_again_unasked(tmp_path, saved, given):
         checkpoints.saver(every(1))(Tick(1), {"x": 1}, saved, None)
         with pytest.raises(CheckpointError, match="where the data stood"):
             checkpoints.resume({"x": 0}, given, otherwise=pytest.fail)
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "closed/below"])
+def test_a_directory_that_cannot_be_used_is_a_setting_that_is_wrong(tmp_path, path):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").symlink_to("/proc/1")  # not even root makes directories there
+    with pytest.raises(UsageError, match=rf"{path} cannot be used: .*\n  All processes of the run must see"):
+        Checkpoints(tmp_path / path).__enter__()
+
+
+def test_opening_leaves_nothing_but_the_lock(tmp_path):
+    with Checkpoints(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_cast_that_does_not_fit_is_told_before_there_is_a_state(tmp_path):
+    checkpoints = Checkpoints(tmp_path, cast=[("params/.*", "bfloat16")])
+    checkpoints.check({"params": {"w": jax.ShapeDtypeStruct((3,), np.float32)}})
+    with pytest.raises(UsageError, match=r"nothing that 'params/\.\*' matches is of the kind of number"):
+        checkpoints.check({"params": {"w": jax.ShapeDtypeStruct((3,), np.int32)}})

@@ -1,14 +1,12 @@
 """Checkpoints in object stores: over HTTP against an S3 server and a fake of Google's, on loopback."""
 
-import itertools
 import json
-import logging
 import os
 import subprocess
 import sys
-import urllib.request
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -18,66 +16,26 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from moto.server import ThreadedMotoServer
 
-from checkpoint.gcs import FakeGcs
+from checkpoint.stores import objects
 from meshwright import tree
-from meshwright.checkpoint import Checkpoints, _kvstore, export_safetensors, last, open_source, restore
-from meshwright.checkpoint._format import Manifest, Snapshot, commit, layouts
+from meshwright.checkpoint import (
+    Checkpoints,
+    _kvstore,
+    contents,
+    convert,
+    export_safetensors,
+    last,
+    open_source,
+    pin,
+    restore,
+    verify,
+)
+from meshwright.checkpoint._format import Manifest, Snapshot, commit, layouts, upload_part
 from meshwright.checkpoint._format._manifest import manifest_text
-from meshwright.checkpoint._object_path import location
-from meshwright.checkpoint._remote import upload_part
+from meshwright.checkpoint._object_path import ObjectPath, location
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Tick, every
-
-numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def s3():
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")).close()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def gcs():
-    with FakeGcs() as server:
-        yield server
-
-
-@pytest.fixture
-def s3_run(s3, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very secret")
-    return f"s3://bucket/run-{next(numbers)}"
-
-
-@pytest.fixture
-def gcs_run(gcs, monkeypatch):
-    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", gcs.url)
-    monkeypatch.setattr(gcs, "fails", lambda number: None)
-    monkeypatch.setattr(gcs, "latency_seconds", 0)
-    return f"gs://bucket/run-{next(numbers)}"
-
-
-@pytest.fixture(params=["s3", "gs", "memory"])
-def run(request):
-    match request.param:
-        case "s3":
-            return request.getfixturevalue("s3_run")
-        case "gs":
-            return request.getfixturevalue("gcs_run")
-    return f"memory://tests/run-{next(numbers)}"
-
-
-def objects(run):
-    return [key.removeprefix(location(run).key + "/") for key in location(run).below()]
 
 
 def taken(leaves, arrays, process):
@@ -185,8 +143,8 @@ def test_a_step_of_which_there_is_only_an_attempt_can_be_saved(run):
 
 def test_a_file_longer_than_an_object_may_be_is_cut_and_read_in_blocks(run, monkeypatch):
     for module, name, nbytes in (
-        ("_object_path", "PIECE_BYTES", 4096),
-        ("_object_bytes", "PIECE_BYTES", 4096),
+        ("_object_file", "OBJECT_BYTES", 4096),
+        ("_object_bytes", "OBJECT_BYTES", 4096),
         ("_object_bytes", "BLOCK_BYTES", 512),
         ("_object_bytes", "_KEPT", 10),
     ):
@@ -197,24 +155,6 @@ def test_a_file_longer_than_an_object_may_be_is_cut_and_read_in_blocks(run, monk
     assert sum("zarr.zip.000" in key for key in objects(run)) > 8
     restored = restore(open_source(run), state)
     assert all((restored[name] == state[name]).all() for name in state)
-
-
-@pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
-def test_damage_is_always_found(run, how):
-    with Checkpoints(run) as checkpoints:
-        checkpoints.save(1, {"x": np.arange(1000)})
-    data = location(f"{run}/{objects(run)[0]}")
-    content = bytearray(data.read_bytes())
-    match how:
-        case "missing":
-            data.unlink()
-        case "truncated":
-            data.put(bytes(content[:3000]))
-        case "flipped":
-            content[3000] ^= 1
-            data.put(bytes(content))
-    with pytest.raises(CheckpointError, match=r"data-00000-of-00001\.zarr\.zip"):
-        restore(open_source(run), {"x": np.zeros(1000, int)})
 
 
 @pytest.mark.parametrize("run", ["s3", "gs"], indirect=True)
@@ -229,6 +169,16 @@ def test_an_endpoint_that_does_not_answer_is_told_soon_and_without_secrets(s3_ru
     with pytest.raises(UsageError, match=r"cannot be used: cannot write .* Could not connect") as error:
         Checkpoints(s3_run).__enter__()
     assert not [secret for secret in ("very secret", "testing", "password") if secret in str(error.value)]
+
+
+def test_connections_that_stand_still_are_given_up_after_a_minute_if_nothing_else_was_said(monkeypatch):
+    name = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
+    for set_before, seconds in ((None, "60"), ("7", "7")):
+        monkeypatch.delenv(name, raising=False)
+        if set_before:
+            monkeypatch.setenv(name, set_before)
+        Checkpoints("memory://tests/run")
+        assert os.environ[name] == seconds
 
 
 def test_opening_leaves_nothing_behind(run):
@@ -336,7 +286,7 @@ def test_a_store_that_fails_for_good_fails_the_save_and_leaves_no_checkpoint(gcs
         start = gcs.requests
         monkeypatch.setattr(gcs, "fails", lambda number: number > start + 3 and "before")
         checkpoints.save(2, {"x": 2})
-        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n.*cannot (write|list)"):
+        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n.*cannot (write|list|look)"):
             checkpoints.wait()
         monkeypatch.setattr(gcs, "fails", lambda number: None)
         assert checkpoints.latest() == 1
@@ -344,10 +294,59 @@ def test_a_store_that_fails_for_good_fails_the_save_and_leaves_no_checkpoint(gcs
     assert restore(open_source(gcs_run), {"x": 0}) == {"x": 2}
 
 
+def test_a_checkpoint_is_converted_from_store_to_store(run, state, same_bytes):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, state, {"scores": {"loss": 0.5}})
+    made = convert(open_source(run), f"{run}-copy", dtype={"opt_state/.*": "float64"}, only="opt_state/.*")
+    assert str(made) == f"{run}-copy/step_00000001"
+    wider = [x.astype(np.float64) for x in map(np.asarray, state["opt_state"])]
+    assert same_bytes(restore(open_source(made), {"opt_state": wider})["opt_state"], wider)
+    assert not verify(made).damage
+    with pytest.raises(UsageError, match="step_00000001 is there already"):
+        convert(open_source(run), f"{run}-copy")
+
+
+def test_a_conversion_that_fails_leaves_nothing_in_the_store(run):
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(1, {"params": {"w": np.float32([1, 1e6])}})
+    with pytest.raises(UsageError, match=r"cannot convert params/w to float16: 1e\+06 does not fit"):
+        convert(open_source(run), f"{run}-half", dtype="float16")
+    assert objects(f"{run}-half") == []
+
+
+def test_a_checkpoint_that_is_pinned_while_it_is_being_removed_stays(run, monkeypatch):
+    unlink = ObjectPath.unlink
+
+    def pin_just_before(path):
+        if str(path).endswith("step_00000001/manifest.json"):
+            pin(str(path.parent))
+        unlink(path)
+
+    monkeypatch.setattr(ObjectPath, "unlink", pin_just_before)
+    with Checkpoints(run, keep=last(1)) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"x": step})
+    assert restore(open_source(f"{run}/step_00000001"), {"x": 0}) == {"x": 1}
+
+
+def test_contents_tell_steps_sizes_and_pins(run):
+    with Checkpoints(run) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"x": step})
+    pin(f"{run}/step_00000001")
+    first, second = contents(run).checkpoints
+    assert (first.step, first.pinned, second.step, second.pinned) == (1, True, 2, False)
+    assert first.nbytes == open_source(first.path).manifest.files[0].nbytes
+
+
 def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
     with Checkpoints(run) as checkpoints:
         checkpoints.save(1, state)
     assert export_safetensors(open_source(run), tmp_path)[0].exists()
+    with pytest.raises(
+        UsageError, match="is in an object store: export into a directory, and copy the files"
+    ):
+        export_safetensors(open_source(run), f"{run}/exported")
 
 
 @pytest.mark.parametrize(
@@ -356,6 +355,7 @@ def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
         ("az://bucket/run", "neither a directory nor the address of an object store"),
         ("s3:///run", "neither a directory nor the address of an object store"),
         ("s3://key:secret@bucket/run", "credentials belong in the environment"),
+        (Path("s3://bucket/run"), "was an address before it was made a Path: give it as text"),
     ],
 )
 def test_what_is_no_address_is_refused(address, said):

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.checkpoint import Checkpoints, open_source, restore
-from meshwright.errors import CheckpointError
+from meshwright.checkpoint import Checkpoints, last, open_source, restore
+from meshwright.errors import CheckpointError, DamagedError
 
 DATA_FILE = "data-00000-of-00001.zarr.zip"
 
@@ -105,6 +105,21 @@ def test_a_directory_of_checkpoints_opens_as_its_newest(tmp_path):
     assert open_source(tmp_path / "step_00000009").read("x", ()) == 9
 
 
+def test_a_damaged_newest_is_an_error_that_tells_which_other_there_is(tmp_path):
+    with Checkpoints(tmp_path, keep=last(3)) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"x": step})
+    (tmp_path / "step_00000002" / DATA_FILE).unlink()
+    flip_a_bit(tmp_path / "step_00000003" / "manifest.json", 30)
+    with pytest.raises(DamagedError) as error:
+        open_source(tmp_path)
+    assert f"{tmp_path}/step_00000003/manifest.json is damaged" in str(error.value)
+    assert f"looks whole is step_00000001: open_source('{tmp_path}/step_00000001')" in str(error.value)
+    (tmp_path / "step_00000001" / DATA_FILE).unlink()
+    with pytest.raises(DamagedError, match="No other in its directory is whole"):
+        open_source(tmp_path)
+
+
 def test_what_is_no_checkpoint_is_told_apart(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "other").mkdir()
@@ -112,11 +127,13 @@ def test_what_is_no_checkpoint_is_told_apart(tmp_path):
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / DATA_FILE).touch()
     (tmp_path / "killed" / "step_00000001.tmp-0123abcd").mkdir(parents=True)
+    (tmp_path / "spoilt" / "step_00000001.damaged-0123abcd").mkdir(parents=True)
     for name, said in {
         "nothing": "does not exist",
         "file": "is not a directory",
         "other": r"is no checkpoint.*It holds notes\.txt",
         "half": r"has data files but no manifest\.json.*or its run was killed",
+        "spoilt": r"only step_00000001\.damaged-0123abcd, which was found damaged and set aside",
         "killed": r"only the unfinished step_00000001\.tmp-0123abcd.*or its run was killed",
     }.items():
         with pytest.raises(CheckpointError, match=said):

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoint.test_commit import Attempt
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
-from meshwright.checkpoint import Checkpoints, open_source, restore, verify
+from meshwright.checkpoint import Checkpoints, last, open_source, restore, verify, verify_all
 from meshwright.errors import CheckpointError, DamagedError
 
 NUM_FLIPS = 2000
@@ -129,8 +129,32 @@ def test_verifying_changes_nothing(state, save):
     }
 
 
-def test_a_directory_of_checkpoints_is_verified_by_its_newest(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        for step in (1, 2):
+@pytest.fixture
+def three(tmp_path):
+    """Return a directory with checkpoints of steps 1 to 3."""
+    with Checkpoints(tmp_path, keep=last(3)) as checkpoints:
+        for step in (1, 2, 3):
             checkpoints.save(step, {"x": step})
-    assert verify(tmp_path).checkpoint == str(tmp_path / "step_00000002")
+    return tmp_path
+
+
+def test_one_of_a_directory_is_its_newest(three):
+    assert verify(three).checkpoint == str(three / "step_00000003")
+
+
+def test_all_of_a_directory_are_verified_the_oldest_first(three):
+    (three / "step_00000002" / DATA_FILE).unlink()
+    reports = list(verify_all(three))
+    assert [(each.checkpoint[-1], bool(each.damage)) for each in reports] == [
+        ("1", False),
+        ("2", True),
+        ("3", False),
+    ]
+    assert list(verify_all(three / "step_00000003")) == reports[2:]
+
+
+def test_what_its_run_removes_meanwhile_is_left_out(three):
+    reports = verify_all(three)
+    assert next(reports).checkpoint.endswith("1")
+    shutil.rmtree(three / "step_00000002")
+    assert [report.checkpoint[-1] for report in reports] == ["3"]

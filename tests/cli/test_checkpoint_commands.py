@@ -1,6 +1,7 @@
 """`verify`, `diff` and `convert` as a shell sees them: what is printed, and the exit code."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -29,17 +30,30 @@ def answer(capsys, *words):
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_verify_says_that_a_runs_newest_checkpoint_is_intact(run, capsys):
+def test_verify_of_a_run_tells_of_each_checkpoint(run, capsys):
     assert main(["verify", str(run)]) == 0
-    assert "step_00000002 is intact: 2 arrays in 2 files" in capsys.readouterr().out
+    first, second, total = capsys.readouterr().out.splitlines()
+    assert "step_00000001 is intact: 2 arrays in 2 files, " in first
+    assert "step_00000002 is intact: " in second
+    assert total == "2 intact, 0 damaged"
+
+
+def test_verify_of_one_checkpoint_reads_no_other(run, capsys):
+    flip_a_bit(step(run, 1) / DATA_FILE, 0)
+    assert main(["verify", str(step(run, 2))]) == 0
+    assert "1 intact, 0 damaged" in capsys.readouterr().out
 
 
 def test_verify_names_the_damage_and_exits_with_3(run, capsys):
-    flip_a_bit(step(run, 2) / DATA_FILE, 0)
+    flip_a_bit(step(run, 1) / DATA_FILE, 0)
     assert main(["verify", str(run)]) == 3
-    assert f"{DATA_FILE}: the header of zarr.json, " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{DATA_FILE}: the header of zarr.json, " in out
+    assert "step_00000002 is intact" in out
     code, found = answer(capsys, "verify", run)
-    assert (code, found["intact"], found["damage"][0]["offset"]) == (3, False, 0)
+    assert (code, found["intact"]) == (3, False)
+    assert [each["intact"] for each in found["checkpoints"]] == [False, True]
+    assert found["checkpoints"][0]["damage"][0]["offset"] == 0
 
 
 def test_verify_of_what_is_no_checkpoint_exits_with_3(tmp_path, capsys):
@@ -78,3 +92,46 @@ def test_convert_writes_a_part_in_another_dtype(run, tmp_path, capsys):
 def test_convert_to_where_the_step_is_exits_with_2(run, capsys):
     assert main(["convert", str(run), str(run / "checkpoints")]) == 2
     assert "step_00000002 is there already" in capsys.readouterr().err
+
+
+def test_pin_keeps_a_step_and_inspect_lists_it(run, capsys):
+    assert main(["pin", str(run), "1", "--note", "for the paper"]) == 0
+    assert (step(run, 1) / "PINNED").read_text() == "for the paper\n"
+    capsys.readouterr()
+    code, found = answer(capsys, "inspect", run)
+    assert (code, [each["pinned"] for each in found["checkpoints"]]) == (0, [True, False])
+    assert main(["inspect", str(run / "checkpoints")]) == 0
+    assert re.search(r"step 1 +[\d.]+ \w+  pinned\n  step 2 +[\d.]+ \w+\n$", capsys.readouterr().out)
+
+
+def test_unpin_takes_it_back_once(run, capsys):
+    main(["pin", str(run), "1"])
+    assert main(["unpin", str(run), "1"]) == 0
+    assert main(["unpin", str(run), "1"]) == 3
+    assert "step_00000001 is not pinned" in capsys.readouterr().err
+
+
+def test_a_step_that_is_not_there_cannot_be_pinned(run, capsys):
+    assert main(["pin", str(run), "7"]) == 3
+    assert "step_00000007 is no complete checkpoint" in capsys.readouterr().err
+
+
+def test_inspect_shows_the_newest_that_can_be_read_and_tells_of_damage(run, capsys):
+    flip_a_bit(step(run, 2) / "manifest.json", 30)
+    (run / "checkpoints" / "step_00000003.damaged-0123abcd").mkdir()
+    assert main(["inspect", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\nstep +1\n", out)
+    assert out.endswith(
+        "step 2              damaged\n  step_00000003.damaged-0123abcd, set aside as damaged\n"
+    )
+
+
+def test_a_run_whose_checkpoints_are_elsewhere_is_found_by_its_directory(run, tmp_path, capsys):
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "environment.json").write_text(json.dumps({"checkpoints": str(tmp_path / "elsewhere")}))
+    code, found = answer(capsys, "verify", run)
+    assert (code, len(found["checkpoints"])) == (0, 2)
+    (run / "environment.json").write_text("{")
+    assert main(["verify", str(run)]) == 3
+    assert "environment.json, which says where the checkpoints are, is damaged" in capsys.readouterr().err

@@ -83,6 +83,9 @@ def train(tmp_path, monkeypatch):
         (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),
         (["seed=-1"], 2, "Experiment.seed is -1"),
         (["mesh=data=4,tensr=2"], 2, "mesh axis 'tensr' splits neither the batch nor any parameter"),
+        (["checkpoints.cast=bfloat61"], 2, "error: checkpoints.cast: there is no dtype 'bfloat61'"),
+        (["checkpoints.directory=az://b/run"], 2, "error: checkpoints.directory: az://b/run is neither"),
+        (["checkpoints.host_nbytes=0"], 2, "Save.host_nbytes is 0; it must be at least 1"),
         (["run=/proc/nowhere"], 2, "the run directory /proc/nowhere cannot be written to"),
     ],
 )
@@ -128,6 +131,14 @@ def test_a_damaged_checkpoint_is_told_on_the_screen_and_the_run_goes_on(train, t
     err = capsys.readouterr().err
     assert "continuing after step 2" in err
     assert "✗ step 4 is damaged; continuing from step 2 instead." in err
+
+
+def test_checkpoints_in_a_store_are_found_by_the_run(train, tmp_path, s3_run, capsys):
+    assert train(f"checkpoints.directory={s3_run}", "checkpoints.cast=bfloat16") == 0
+    assert main(["resume", f"{tmp_path}/run", "max_step=6"]) == 0
+    assert "continuing after step 4" in capsys.readouterr().err
+    assert main(["verify", f"{tmp_path}/run"]) == 0
+    assert f"{s3_run}/step_00000006 is intact" in capsys.readouterr().out
 
 
 def test_json_is_one_document_on_stdout(train, capsys):

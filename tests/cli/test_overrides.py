@@ -67,6 +67,8 @@ def test_the_functions_parameters_come_first_then_the_fields_of_what_it_returns(
         ("1e-4", float, 1e-4),
         ("yes", bool, True),
         ("none", int | None, None),
+        ("none", str | None, None),
+        ("none", str, "none"),
         ("2,4", tuple[int, ...], (2, 4)),
         ("[2, 4]", list[int], [2, 4]),
         ("{a: 1}", dict[str, int], {"a": 1}),

@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import InputError, Interrupted, UsageError
-from meshwright.experiment import describe
+from meshwright.experiment import checkpoints_of, describe
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
 
@@ -166,11 +166,12 @@ def test_its_description_is_the_same_text_every_time(tmp_path):
         ({"max_step": 0}, "Experiment.max_step is 0"),
         ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
         ({"log_every": -1}, "Experiment.log_every is -1"),
+        ({"run": "s3://bucket/run"}, "Experiment.run is s3://bucket/run, but a run directory is local"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
     with pytest.raises(UsageError, match=says):
-        experiment("runs/x", **wrong)
+        experiment(**{"run": "runs/x", **wrong})
 
 
 def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_path):
@@ -185,3 +186,56 @@ def test_parts_refuse_their_own_values_by_name():
         mw.Input(EXAMPLES, batch_size=0)
     with pytest.raises(UsageError, match=r"Save\.keep is 0"):
         mw.Save(keep=0)
+
+
+def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mw.run(experiment("run", max_step=2, checkpoints=mw.Save(directory="elsewhere/run")))
+    assert mw.run(experiment("run", max_step=4, checkpoints=mw.Save(directory="elsewhere/run"))).step == 4
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert mw.checkpoint.open_source(checkpoints_of("run")).step == 4
+    assert checkpoints_of("run") == str(tmp_path / "elsewhere" / "run")
+
+
+def test_checkpoints_may_be_in_an_object_store(tmp_path, s3_run):
+    save = mw.Save(when=4, directory=s3_run)
+    mw.run(experiment(tmp_path / "first", max_step=5, checkpoints=save))
+    continued = mw.run(experiment(tmp_path / "second", checkpoints=save))
+    undisturbed = mw.run(experiment(tmp_path / "undisturbed"))
+    assert np.array_equal(continued.state.params["w"], undisturbed.state.params["w"])
+    assert checkpoints_of(str(tmp_path / "second")) == s3_run
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", [("params/w", jnp.bfloat16)]])
+def test_parameters_are_saved_in_another_dtype_and_cast_back(tmp_path, cast):
+    save = mw.Save(cast=cast)
+    mw.run(experiment(tmp_path, max_step=2, checkpoints=save))
+    assert mw.open_source(tmp_path / "checkpoints").arrays()["params/w"].dtype.name == "bfloat16"
+    assert mw.run(experiment(tmp_path, max_step=3, checkpoints=save)).state.params["w"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("save", "says"),
+    [
+        ({"cast": "bfloat61"}, r"^checkpoints\.cast: there is no dtype 'bfloat61'"),
+        ({"cast": [("parms/.*", "bfloat16")]}, r"^checkpoints\.cast: rule 1, 'parms/\.\*', matches no name"),
+        ({"directory": "az://bucket/run"}, r"^checkpoints\.directory: az://bucket/run is neither"),
+        ({"directory": "file/x"}, r"^checkpoints\.directory: .*/file/x cannot be used: Not a directory"),
+        ({"directory": "s3://bukcet/run"}, r"^checkpoints\.directory: s3://bukcet/run cannot be used: "),
+    ],
+)
+def test_checkpoints_that_cannot_be_are_refused_by_name_before_anything_starts(
+    tmp_path, monkeypatch, s3_run, save, says
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(mw.train.Step, "compile", pytest.fail)
+    with pytest.raises(UsageError, match=says):
+        mw.run(experiment("run", checkpoints=mw.Save(**save)))
+
+
+def test_a_save_refuses_its_own_values_by_name():
+    with pytest.raises(UsageError, match=r"Save\.host_nbytes is 0"):
+        mw.Save(host_nbytes=0)
+    with pytest.raises(UsageError, match=r"Save\.directory is empty"):
+        mw.Save(directory="")

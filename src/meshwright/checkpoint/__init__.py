@@ -1,9 +1,14 @@
 """Checkpoints: saved behind the loop, restored onto any mesh, in an open format that is checked when read."""
 
+from meshwright.checkpoint._cast import Casts
 from meshwright.checkpoint._checkpoints import Checkpoints
+from meshwright.checkpoint._contents import Contents, Listed, contents
 from meshwright.checkpoint._convert import convert
+from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
+from meshwright.checkpoint._directory import step_name
 from meshwright.checkpoint._export import export_safetensors
+from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, stack
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
 from meshwright.checkpoint._restore import restore, restore_lazily
@@ -20,14 +25,18 @@ from meshwright.checkpoint._retention import (
 )
 from meshwright.checkpoint._source import Source, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
-from meshwright.checkpoint._verify import Damage, Report, verify
+from meshwright.checkpoint._verify import Report, verify, verify_all
 
 __all__ = [
+    "HOST_NBYTES",
+    "Casts",
     "Checkpoints",
+    "Contents",
     "Damage",
     "Difference",
     "Keep",
     "LazyArray",
+    "Listed",
     "Report",
     "Scores",
     "Source",
@@ -36,6 +45,7 @@ __all__ = [
     "as_source",
     "best",
     "cast",
+    "contents",
     "convert",
     "diff",
     "everything",
@@ -49,7 +59,9 @@ __all__ = [
     "restore_lazily",
     "spaced",
     "stack",
+    "step_name",
     "subtree",
     "unpin",
     "verify",
+    "verify_all",
 ]

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -17,7 +18,8 @@ from jax.sharding import NamedSharding
 from meshwright import __version__, process, tree
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
-from meshwright.checkpoint._cast import Casts, cast_leaves
+from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves
+from meshwright.checkpoint._damage import incomplete
 from meshwright.checkpoint._format import (
     HOST_NBYTES,
     MANIFEST,
@@ -27,15 +29,14 @@ from meshwright.checkpoint._format import (
     read_manifest,
 )
 from meshwright.checkpoint._keys import keys_as_data
-from meshwright.checkpoint._object_path import Directory, ObjectPath, local, location
+from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._saving import Saving, start_saving
 from meshwright.checkpoint._transforms import cast_back
-from meshwright.checkpoint._verify import incomplete
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
-from meshwright.process import on_lead
+from meshwright.process import on_lead, together
 from meshwright.when import Due, Tick, When
 
 log = logging.getLogger("meshwright")
@@ -89,11 +90,15 @@ class Checkpoints:
     def __enter__(self) -> Self:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
 
+        All processes first write, read and delete a file (or an object) in it.
+
         Raises:
-          UsageError: Another run has it open, or it is in an object store that cannot be used.
+          UsageError: Another run has it open, or it cannot be used by some process.
         """
         try:
-            on_lead(self._open)
+            on_lead(self._take)
+            together(lambda: _directory.probe(self.directory))
+            on_lead(lambda: _directory.remove_temporaries(self.directory))
         except BaseException:
             self._close()
             raise
@@ -111,6 +116,15 @@ class Checkpoints:
                 error.add_note(f"The save of step {self._saving.step} failed, too: {failure}")
         finally:
             self._close()
+
+    def check(self, target: tree.PyTree) -> None:
+        """Raise now what `save` would say of `cast` for a state like `target`, which may be abstract.
+
+        Raises:
+          UsageError: A pattern casts nothing, or there is no such dtype.
+        """
+        if self._cast:
+            cast_dtypes(tree.named_leaves(target), self._cast)
 
     def latest(self) -> int | None:
         """Return the highest step of which there is a complete checkpoint. Not collective."""
@@ -194,10 +208,8 @@ class Checkpoints:
         self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
         return state
 
-    def _open(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+    def _take(self) -> None:
         self._lock = _directory.lock(self.directory)
-        _directory.remove_temporaries(self.directory)
 
     def _restored(self, step: int, target: tree.PyTree) -> tuple[NativeSource, tree.PyTree]:
         source = NativeSource(_directory.step_path(self.directory, step))
@@ -206,15 +218,12 @@ class Checkpoints:
     def _pass_over(self, step: int, what: str) -> str:
         """Set aside a damaged checkpoint, if we may, and return the message about it."""
         said = f"step {step} is damaged; continuing from step {self.resumed} instead. {what}"
-        if self._thread and not isinstance(self.directory, ObjectPath):
-            aside = on_lead(lambda: self._set_aside(step))
+        if self._thread:
+            aside = on_lead(lambda: _directory.set_aside(self.directory, step))
             said += f" It is kept as {aside}."
         if process.is_lead():
             log.error(said)
         return said
-
-    def _set_aside(self, step: int) -> str:
-        return _directory.set_aside(local(str(self.directory)), step).name
 
     def _close(self) -> None:
         if self._thread:
@@ -229,14 +238,12 @@ class Checkpoints:
             raise UsageError(f"cannot save step {step}: steps count from 0.")
         _check_json(extra)
         final = _directory.step_path(self.directory, step)
-        if isinstance(final, ObjectPath):
-            if (final / MANIFEST).is_file():
-                return None
-        elif os.path.lexists(final):  # a broken link, too, is in the way
-            wrong = incomplete(final) if (final / MANIFEST).is_file() else f"there is no {MANIFEST}"
+        there = (final / MANIFEST).is_file()
+        if there or (isinstance(final, Path) and os.path.lexists(final)):  # a broken link, too, is in the way
+            wrong = incomplete(final) if there else f"there is no {MANIFEST}"
             if not wrong:
                 return None
-            aside = self._set_aside(step)
+            aside = _directory.set_aside(self.directory, step)
             log.error(f"{final} is no complete checkpoint: {wrong}. It is kept as {aside}, and saved anew.")
         temporary = _directory.temporary_path(self.directory, step)
         temporary.mkdir()

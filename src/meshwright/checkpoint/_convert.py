@@ -1,10 +1,9 @@
 """One checkpoint made from another: of other dtypes, or of a part of it."""
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from threading import Event
 
 import jax.numpy as jnp
@@ -14,15 +13,19 @@ from jax.typing import DTypeLike
 from meshwright import __version__
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import (
+    MANIFEST,
     ArrayLayout,
     Index,
     Manifest,
     NativeSource,
+    Snapshot,
     commit,
     layouts_of,
+    upload_part,
     write_streamed,
 )
-from meshwright.checkpoint._object_path import local
+from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.errors import UsageError, nearest
 
 PARAMETERS = "params/.*"
@@ -30,18 +33,19 @@ PARAMETERS = "params/.*"
 
 def convert(
     source: NativeSource,
-    destination: str | Path,
+    destination: str | Directory,
     *,
     dtype: DTypeLike | Mapping[str, DTypeLike] | None = None,
     only: str | None = None,
-) -> Path:
-    """Write a checkpoint into the directory of checkpoints `destination`, and return its path.
+) -> Directory:
+    """Write a checkpoint into the directory of checkpoints `destination`, and return where it is.
 
-    In constant memory, without devices; step and extra stay. It is committed as every save is.
+    In constant memory (into an object store, in that of the largest chunk and some more), without
+    devices; step and extra stay. It is committed as every save is.
 
     Args:
       source: an opened checkpoint.
-      destination: made where it is not; no run may have it open.
+      destination: local or not; made where it is not; no run may have it open.
       dtype: of the parameters (`params/.*`), or by patterns: full matches, the first decides. Only
         arrays of floating-point numbers are converted.
       only: a pattern of the arrays to take, as a full match.
@@ -55,33 +59,46 @@ def convert(
     patterns = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {PARAMETERS: dtype}
     dtypes = _dtypes(source, taken) | _new_dtypes(source, taken, patterns)
     arrays = [_rewritten(layout, dtypes) for layout in layouts_of(source.manifest) if layout.name in dtypes]
-    directory = local(destination)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = location(destination)
     with _directory.lock(directory):
+        _directory.probe(directory)
         return _write(source, arrays, directory)
 
 
-def _write(source: NativeSource, arrays: list[ArrayLayout], directory: Path) -> Path:
-    final = directory / _directory.step_name(source.step)
-    if final.exists():
+def _write(source: NativeSource, arrays: list[ArrayLayout], directory: Directory) -> Directory:
+    final = _directory.step_path(directory, source.step)
+    if final.exists() or (final / MANIFEST).is_file():
         raise UsageError(f"{final} is there already; give another destination, or move it away.")
+    writer = {**source.writer, "meshwright": __version__, "processes": 1}
+    names = {array.name for array in arrays}
+    keys = {name: impl for name, impl in source.manifest.prng_keys.items() if name in names}
+    manifest = Manifest(source.step, writer, source.extra, prng_keys=keys)
+    temporary = _directory.temporary_path(directory, source.step)
+    temporary.mkdir()
+    try:
+        _write_data(source, arrays, temporary)
+        commit(temporary, final, manifest, arrays, 1, Event())
+    except BaseException:
+        _directory.discard(temporary)
+        raise
+    return final
+
+
+def _write_data(source: NativeSource, arrays: list[ArrayLayout], temporary: Directory) -> None:
     dtypes = {array.name: array.dtype for array in arrays}
 
     def read(name: str, index: Index) -> np.ndarray:
         return _cast(name, source.read(name, index), dtypes[name])
 
-    temporary = local(str(_directory.temporary_path(directory, source.step)))
-    temporary.mkdir()
-    try:
+    if isinstance(temporary, ObjectPath):
+        leaves = {
+            array.name: LazyArray(array.shape, array.dtype, partial(read, array.name)) for array in arrays
+        }
+        chunks = Snapshot(leaves, arrays, 0)
+        chunks.take(wait=False)
+        upload_part(temporary, arrays, chunks, 0, 1)
+    else:
         write_streamed(temporary, arrays, read)
-        writer = {**source.writer, "meshwright": __version__, "processes": 1}
-        keys = {name: impl for name, impl in source.manifest.prng_keys.items() if name in dtypes}
-        manifest = Manifest(source.step, writer, source.extra, prng_keys=keys)
-        commit(temporary, final, manifest, arrays, 1, Event())
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return final
 
 
 def _dtypes(source: NativeSource, names: list[str]) -> dict[str, np.dtype]:

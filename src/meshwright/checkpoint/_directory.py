@@ -17,8 +17,9 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -59,18 +60,18 @@ def final_path(temporary: Directory) -> Directory:
 
 def complete_steps(directory: Directory) -> list[int]:
     """Return the steps of which there is a complete checkpoint, in ascending order."""
-    names = {path.name for path in directory.glob("step_*")}
-    steps = sorted({int(match[1]) for name in names if (match := _STEP.fullmatch(name))})
-    paths = {step: step_path(directory, step) for step in steps}
-    return [step for step, path in paths.items() if path.name in names and (path / MANIFEST).is_file()]
+    if isinstance(directory, ObjectPath):
+        complete = [path.parent for path in directory.glob(f"step_*/{MANIFEST}")]  # one request
+    else:
+        complete = [path for path in directory.glob("step_*") if (path / MANIFEST).is_file()]
+    return sorted(step for path in complete if (step := _step_of(path.name)) is not None)
 
 
 def temporaries(directory: Directory) -> Sequence[Directory]:
     """Return the directories of saves and removals that are under way or were killed."""
     if isinstance(directory, ObjectPath):
-        complete = {step_name(step) for step in complete_steps(directory)}
-        steps = [path for path in directory.glob("step_*") if _STEP.fullmatch(path.name)]
-        return [path for path in steps if path.name not in complete]
+        begun = _attempts(directory).keys() - complete_steps(directory)
+        return [step_path(directory, step) for step in sorted(begun)]
     named = (path for path in directory.glob("step_*.tmp-*") if _TEMPORARY.fullmatch(path.name))
     return sorted(path for path in named if path.is_dir())
 
@@ -87,16 +88,26 @@ def remove_temporaries(directory: Directory) -> None:
 def discard(temporary: Directory) -> None:
     """Remove what a failed save wrote, as far as that can be done."""
     if isinstance(temporary, ObjectPath):
-        with suppress(MeshwrightError):
-            _remote.discard(temporary)
+        with suppress(MeshwrightError):  # what the store keeps is removed by the next run
+            _remote.discard(temporary.impatient())
     else:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def set_aside(directory: Path, step: int) -> Path:
-    """Rename what stands where the checkpoint of `step` belongs, and return what it is called now."""
-    aside = directory / f"{step_name(step)}.damaged-{secrets.token_hex(4)}"
-    return (directory / step_name(step)).rename(aside)
+def set_aside(directory: Directory, step: int) -> str:
+    """Make what stands where the checkpoint of `step` belongs none, and return what it is called now."""
+    path = step_path(directory, step)
+    if isinstance(path, ObjectPath):
+        return f"{path.name}/{_remote.set_aside(path).name}"
+    return path.rename(f"{path}.damaged-{secrets.token_hex(4)}").name
+
+
+def aside(directory: Directory) -> list[str]:
+    """Return what those are called that were damaged and set aside."""
+    if isinstance(directory, ObjectPath):
+        found = directory.glob(f"step_*/{_remote.ASIDE}*")
+        return sorted(f"{path.parent.name}/{path.name}" for path in found)
+    return sorted(path.name for path in directory.glob("step_*.damaged-*"))
 
 
 def remove_step(directory: Directory, step: int) -> None:
@@ -105,7 +116,7 @@ def remove_step(directory: Directory, step: int) -> None:
     if (path / PINNED).is_file():
         return
     if isinstance(path, ObjectPath):
-        _remote.remove_step(path)
+        _remote.remove_step(path, unless=path / PINNED)
         return
     doomed = path.rename(str(temporary_path(directory, step)))
     if (doomed / PINNED).exists():  # in the meantime
@@ -115,17 +126,18 @@ def remove_step(directory: Directory, step: int) -> None:
 
 
 def lock(directory: Directory) -> TextIO:
-    """Take the directory for this run; closing the returned file, or dying, gives it back.
+    """Make the directory, where it is not, and take it for this run; closing the returned file gives it back.
 
-    Object stores have no locks that end with their holders. There, of two that save one step, one wins.
+    So does dying. Object stores have no locks that end with their holders. There, of two that save one
+    step, one wins.
 
     Raises:
-      UsageError: Another run has it, or it is in an object store and cannot be used.
+      UsageError: Another run has it, or it cannot be made or written.
     """
     if isinstance(directory, ObjectPath):
-        directory.probe()
         return io.StringIO()
-    with ExitStack() as on_failure:
+    with ExitStack() as on_failure, _telling(directory):
+        directory.mkdir(parents=True, exist_ok=True)
         file = on_failure.enter_context((directory / ".lock").open("a+"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,12 +150,51 @@ def lock(directory: Directory) -> TextIO:
     return file
 
 
+def probe(directory: Directory) -> None:
+    """Write, read and delete a file in the directory, which must be there.
+
+    Raises:
+      UsageError: Something of this cannot be done.
+    """
+    if isinstance(directory, ObjectPath):
+        directory.probe()
+        return
+    with _telling(directory):
+        file = directory / f".probe-{secrets.token_hex(4)}"
+        file.write_text("written")
+        file.read_text()
+        file.unlink()
+
+
+@contextmanager
+def _telling(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be used: {error.strerror} ({error.filename}).\n"
+            "  All processes of the run must see this one directory, and may write, read and delete there."
+        ) from None
+
+
 def _remove_overtaken(directory: ObjectPath) -> None:
-    latest = max(complete_steps(directory), default=-1)
-    for path in list(directory.glob("step_*")):
-        if (match := _STEP.fullmatch(path.name)) and int(match[1]) <= latest:
+    complete = complete_steps(directory)
+    for step, number in _attempts(directory).items():
+        if step <= max(complete, default=-1) and number > (step in complete):
             with suppress(CheckpointError):  # what its manifest names is not known: all of it stays
-                _remote.remove_leftovers(path)
+                _remote.remove_leftovers(directory / step_name(step))
+
+
+def _attempts(directory: ObjectPath) -> Counter[int]:
+    """Return how many attempts there are at each step of which there is one."""
+    found = (path for path in directory.glob("step_*/*") if _remote.is_attempt(path))
+    return Counter(step for path in found if (step := _step_of(path.parent.name)) is not None)
+
+
+def _step_of(name: str) -> int | None:
+    """Return the step that a checkpoint of this name is of; None where it is no such name."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match and name == step_name(int(match[1])) else None
 
 
 def _in_use(directory: Path, file: TextIO) -> UsageError:

@@ -21,6 +21,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint import _safetensors
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
+from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
@@ -63,6 +64,7 @@ def export_safetensors(
         one, an array lies on other processes too, or `directory` holds such files already.
       CheckpointError: A piece of the checkpoint is damaged.
     """
+    _refuse_address(directory)
     source = tree_or_source if _is_source(tree_or_source) else _TreeSource(tree_or_source)
     ours, arrays = _plan(source.arrays(), names or _with_dots, _floating(dtype))
     head = _checked_metadata(metadata or {})
@@ -93,6 +95,11 @@ class _TreeSource:
         if self._whole is None or self._whole[0] != name:
             self._whole = name, _on_host(self._leaves[name])
         return self._whole[1][index]
+
+
+def _refuse_address(directory: str | Path) -> None:
+    if not isinstance(location(directory), Path):
+        raise UsageError(f"{directory} is in an object store: export into a directory, and copy the files.")
 
 
 def _is_source(given: Any) -> bool:

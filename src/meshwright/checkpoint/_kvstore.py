@@ -16,6 +16,12 @@ SCHEMES = ("s3", "gs", "memory")
 
 _RETRIES = {"max_retries": 12, "initial_delay": "100ms", "max_delay": "16s"}  # about two minutes
 _FEW_RETRIES = {"max_retries": 3, "initial_delay": "50ms", "max_delay": "500ms"}
+_STALLED = {
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "256",
+}
+"""When a connection that moves too few bytes a second is given up. TensorStore itself waits for ever."""
+
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
@@ -33,6 +39,8 @@ def connect(scheme: str, bucket: str, *, patient: bool = True) -> Any:
         raise UsageError(
             f"{scheme}://{bucket} needs TensorStore. Install it: pip install 'meshwright[remote]'."
         ) from None
+    for name, value in _STALLED.items():  # read when the first request is made, as others' settings are
+        os.environ.setdefault(name, value)
     with telling(f"open {scheme}://{bucket}"):
         spec = _spec(scheme, bucket, _RETRIES if patient else _FEW_RETRIES)
         return tensorstore.KvStore.open(spec, context=_context()).result()
@@ -84,7 +92,9 @@ def _context() -> Any:
 
 
 def _told(error: Exception) -> str:
-    text = str(error).split(" [", 1)[0]  # the response follows
+    text, _, response = str(error).partition(" [")
+    if status := re.search(r"http_response_code='(\d+)'", response):
+        text += f" (HTTP {status[1]})"
     for secret in filter(None, map(os.environ.get, _SECRETS)):
         text = text.replace(secret, "***")
     return re.sub(r"//[^/@\s]*@", "//***@", text)

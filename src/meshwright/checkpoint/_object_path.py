@@ -5,21 +5,15 @@ directories is said of keys that begin with this one and a slash. There is no re
 to appear at one moment is one object, written by `create`.
 """
 
-import mmap
+import re
 import secrets
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from meshwright.checkpoint._kvstore import SCHEMES, connect, telling
 from meshwright.errors import MeshwrightError, UsageError
-
-PIECE_BYTES = 1 << 28
-"""Longer files are cut into objects of this size: a store takes 5 GB at once, and memory holds it."""
-
-_PIECES_IN_FLIGHT = 4
 
 
 class ObjectPath:
@@ -75,7 +69,8 @@ class ObjectPath:
 
     def is_file(self) -> bool:
         """Return whether there is an object of this key."""
-        return self.key in self._list(self.key, self.key + "\0")
+        with telling(f"look for {self}"):
+            return self.key in self._list(self.key, self.key + "\0")
 
     def exists(self) -> bool:
         """Return whether there is an object of this key."""
@@ -88,17 +83,19 @@ class ObjectPath:
     def below(self) -> list[str]:
         """Return the keys of all objects below."""
         prefix = self._prefix()
-        return self._list(prefix, prefix[:-1] + "0" if prefix else "")  # "0" is the next after "/"
+        with telling(f"list {self}"):
+            return self._list(prefix, prefix[:-1] + "0" if prefix else "")  # "0" is the next after "/"
 
     def iterdir(self) -> Iterator["ObjectPath"]:
         """Yield what is directly below: objects, and common beginnings of keys."""
-        start = len(self._prefix())
-        for name in dict.fromkeys(key[start:].split("/", 1)[0] for key in self.below()):
-            yield self / name
+        return self.glob("*")
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Yield what is directly below and has a name like `pattern`."""
-        return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
+        """Yield what is below, at the depth of `pattern`, and has names like those in it."""
+        start, wanted = len(self._prefix()), pattern.split("/")
+        names = (key[start:].split("/")[: len(wanted)] for key in self.below())
+        fitting = (each for each in names if len(each) == len(wanted) and all(map(fnmatchcase, each, wanted)))
+        return (self / name for name in dict.fromkeys(map("/".join, fitting)))
 
     def read_bytes(self) -> bytes:
         """Return the content of a small object.
@@ -106,8 +103,20 @@ class ObjectPath:
         Raises:
           FileNotFoundError: There is none.
         """
+        return self.answer(self.request())
+
+    def request(self) -> Any:
+        """Ask for the content of a small object; `answer` awaits it."""
+        return self.store.read(self.key)
+
+    def answer(self, requested: Any) -> bytes:
+        """Return the content that was asked for.
+
+        Raises:
+          FileNotFoundError: There is no such object.
+        """
         with telling(f"read {self}"):
-            found = self.store.read(self.key).result()
+            found = requested.result()
         if found.state == "missing":
             raise FileNotFoundError(str(self))
         return found.value
@@ -117,47 +126,47 @@ class ObjectPath:
         with telling(f"write {self}"):
             self.store.write(self.key, content).result()
 
-    def put_file(self, file: Path) -> None:
-        """Write a file, as one object or in pieces."""
-        waiting: deque[Any] = deque()
-        with telling(f"write {self}"), file.open("rb") as opened:
-            nbytes = file.stat().st_size
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                for start in range(0, nbytes, PIECE_BYTES):
-                    if len(waiting) == _PIECES_IN_FLIGHT:
-                        waiting.popleft().result()
-                    piece = content[start : start + PIECE_BYTES]
-                    waiting.append(self.store.write(self.piece(start, nbytes), piece))
-            for written in waiting:
-                written.result()
-
-    def piece(self, offset: int, nbytes: int) -> str:
-        """Return the key of the object that holds byte `offset` of a file of `nbytes`."""
-        return self.key if nbytes <= PIECE_BYTES else f"{self.key}.{offset // PIECE_BYTES:05d}"
-
     def create(self, content: bytes) -> bool:
-        """Write an object if there is none, and return whether this one is there now, by this call."""
-        with telling(f"write {self}"):
-            absent = self.store.read(self.key).result()
-            if absent.state == "missing":
-                self.store.write(self.key, content, if_equal=absent.stamp.generation).result()
-        # Asked, not concluded: a write that succeeded and whose answer was lost is refused when retried.
-        return self.read_bytes() == content
+        """Write an object if there is none, and return whether this one is there now, by this call.
+
+        Raises:
+          MeshwrightError: It could not be written, or the store does not say whether it was.
+        """
+        failure = None
+        try:
+            with telling(f"write {self}"):
+                absent = self.store.read(self.key).result()
+                if absent.state == "missing":
+                    self.store.write(self.key, content, if_equal=absent.stamp.generation).result()
+        except MeshwrightError as error:
+            failure = error
+        # Asked, not concluded: a write whose answer was lost has failed, or is refused when it is retried.
+        with telling(f"find out whether {self} was written, so it may be there"):
+            is_there = self.store.read(self.key).result().value == content
+        if failure and not is_there:
+            raise failure
+        return is_there
 
     def unlink(self) -> None:
         """Delete the object."""
         with telling(f"delete {self}"):
             self.store.write(self.key, None).result()
 
-    def remove_tree(self) -> None:
-        """Delete all objects below."""
-        keys = self.below()
+    def remove_tree(self, pattern: str = "*") -> None:
+        """Delete all objects below, or those with keys like `pattern` from there on."""
+        start = len(self._prefix())
         with telling(f"delete {self}"):
-            for deleted in [self.store.write(key, None) for key in keys]:
+            doomed = [key for key in self.below() if fnmatchcase(key[start:], pattern)]
+            for deleted in [self.store.write(key, None) for key in doomed]:
                 deleted.result()
 
+    def impatient(self) -> "ObjectPath":
+        """Return the same place, where requests that fail are tried again for no more than a second or so."""
+        store = connect(self._scheme, self._bucket, patient=False)
+        return ObjectPath(self._scheme, self._bucket, self._key, store)
+
     def probe(self) -> None:
-        """Write, read and delete an object, without much patience.
+        """Write, look for, read and delete an object, without much patience.
 
         A typing error in the name of a bucket must be an error, and not look like a directory without
         checkpoints, from which training would begin anew.
@@ -165,12 +174,10 @@ class ObjectPath:
         Raises:
           UsageError: Something of this cannot be done.
         """
-        impatient = ObjectPath(
-            self._scheme, self._bucket, self._key, connect(self._scheme, self._bucket, patient=False)
-        )
-        probe = impatient / f".probe-{secrets.token_hex(4)}"
+        probe = self.impatient() / f".probe-{secrets.token_hex(4)}"
         try:
             probe.put(b"written")
+            probe.is_file()
             probe.read_bytes()
             probe.unlink()
         except (MeshwrightError, FileNotFoundError) as error:
@@ -185,13 +192,25 @@ class ObjectPath:
     def _list(self, first: str, end: str) -> list[str]:
         import tensorstore
 
-        with telling(f"list {self}"):
-            keys = self.store.list(tensorstore.KvStore.KeyRange(first, end)).result()
+        keys = self.store.list(tensorstore.KvStore.KeyRange(first, end)).result()
         return sorted(key.decode() for key in keys)
 
 
 Directory = Path | ObjectPath
 """Where checkpoints are."""
+
+
+def read_each(paths: Sequence[Directory]) -> list[bytes]:
+    """Return the contents of small files: of objects, by as many requests at once as the store takes.
+
+    Raises:
+      FileNotFoundError: One is not there.
+    """
+    asked = [path.request() if isinstance(path, ObjectPath) else None for path in paths]
+    return [
+        path.answer(request) if isinstance(path, ObjectPath) else path.read_bytes()
+        for path, request in zip(paths, asked, strict=True)
+    ]
 
 
 def location(path: str | Path | ObjectPath) -> Directory:
@@ -202,19 +221,9 @@ def location(path: str | Path | ObjectPath) -> Directory:
     """
     if isinstance(path, ObjectPath):
         return path
-    address = str(path)
-    if address.startswith("file://"):
-        return Path(address.removeprefix("file://"))
-    return ObjectPath.parse(address) if "://" in address else Path(path).expanduser().absolute()
-
-
-def local(path: str | Path) -> Path:
-    """Return `path` as an absolute path.
-
-    Raises:
-      UsageError: It is in an object store, where what is to be done cannot be done.
-    """
-    found = location(path)
-    if isinstance(found, ObjectPath):
-        raise UsageError(f"{found} is in an object store; copy it to a local directory for this.")
-    return found
+    address = str(path).removeprefix("file://")
+    if mangled := re.match(rf"({'|'.join(SCHEMES)}):/(?!/)", address):
+        raise UsageError(
+            f"{address} was an address before it was made a Path: give it as text, {mangled[1]}://…."
+        )
+    return ObjectPath.parse(address) if "://" in address else Path(address).expanduser().absolute()

@@ -5,27 +5,22 @@
         manifest.json                                   the commit record, created if there is none
         5e0c1a97/data-00000-of-00002.zarr.zip           the files of the attempt that it names
         91d2b7f0/data-00000-of-00002.zarr.zip           of another attempt: under way, beaten or killed
+        manifest.json.damaged-0b8e55d2                  was the manifest, and what it names is damaged
 
 Every attempt writes below a name of its own; the manifest is the only object that two could write.
 """
 
-import contextlib
-import json
+import re
 import secrets
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 
-from meshwright.checkpoint._format import (
-    MANIFEST,
-    ArrayLayout,
-    Snapshot,
-    data_file_name,
-    part_file_name,
-    read_manifest,
-    write_part,
-)
+from meshwright.checkpoint._format import MANIFEST, read_manifest
 from meshwright.checkpoint._object_path import ObjectPath
+from meshwright.errors import MeshwrightError
+
+ASIDE = f"{MANIFEST}.damaged-"
+"""How the manifests of checkpoints that were set aside begin."""
+
+_ATTEMPT = re.compile(r"[0-9a-f]{8}")
 
 
 def new_attempt(step: ObjectPath) -> ObjectPath:
@@ -33,31 +28,37 @@ def new_attempt(step: ObjectPath) -> ObjectPath:
     return step / secrets.token_hex(4)
 
 
-def upload_part(
-    attempt: ObjectPath,
-    layouts: Sequence[ArrayLayout],
-    chunks: Snapshot,
-    process_index: int,
-    num_processes: int,
-) -> None:
-    """Write this process's files locally, in a temporary directory, and from there to the store."""
-    data, part = data_file_name(process_index, num_processes), part_file_name(process_index)
+def is_attempt(path: ObjectPath) -> bool:
+    """Return whether what lies at `path`, in a step, is an attempt at it."""
+    return _ATTEMPT.fullmatch(path.name) is not None
+
+
+def set_aside(step: ObjectPath) -> ObjectPath:
+    """Make a damaged checkpoint none, but keep all of it; return what its manifest is called now.
+
+    The manifest alone is written anew. From then on nothing of the step is removed but what later
+    attempts at it wrote, as a manifest that is damaged may not say which attempt it is of.
+    """
+    aside = step / f"{ASIDE}{secrets.token_hex(4)}"
     try:
-        with tempfile.TemporaryDirectory(prefix="meshwright-") as staging:
-            write_part(Path(staging), layouts, chunks, process_index, num_processes)
-            (attempt / data).put_file(Path(staging) / data)
-            (attempt / part).put((Path(staging) / part).read_bytes())
-    except BaseException as error:
-        chunks.abandon()
-        with contextlib.suppress(Exception):  # the store that failed may not take word of it
-            (attempt / part).put(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
-        raise
-
-
-def remove_step(step: ObjectPath) -> None:
-    """Remove a checkpoint: the manifest first, without which it is none."""
+        aside.put((step / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise MeshwrightError(f"another run has just removed {step}, or set it aside.") from None
     (step / MANIFEST).unlink()
-    step.remove_tree()
+    return aside
+
+
+def remove_step(step: ObjectPath, *, unless: ObjectPath) -> None:
+    """Remove a checkpoint, unless there is a certain object: the manifest first, without which it is none."""
+    doomed = [step / attempt for attempt in _used(step)] if _damaged(step) else [step]
+    manifest = step / MANIFEST
+    content = manifest.read_bytes()
+    manifest.unlink()
+    if unless.is_file():  # in the meantime
+        manifest.put(content)
+        return
+    for path in doomed:
+        path.remove_tree()
 
 
 def remove_leftovers(step: ObjectPath) -> None:
@@ -66,16 +67,23 @@ def remove_leftovers(step: ObjectPath) -> None:
     As nothing is locked, one may also be another run's and under way. So this is for steps that a later
     one has overtaken, and a commit looks whether its files are still there.
     """
+    if _damaged(step):
+        return
     used = _used(step)
-    for attempt in list(step.iterdir()):
-        if attempt.name not in used | {MANIFEST}:
-            attempt.remove_tree()
+    for path in list(step.iterdir()):
+        if is_attempt(path) and path.name not in used:
+            path.remove_tree()
 
 
 def discard(attempt: ObjectPath) -> None:
     """Remove what a failed save wrote, if the manifest does not name it after all: its answer may be lost."""
     if attempt.name not in _used(attempt.parent):
         attempt.remove_tree()
+
+
+def _damaged(step: ObjectPath) -> bool:
+    """Return whether there is something at this step that was set aside."""
+    return any(step.glob(f"{ASIDE}*"))
 
 
 def _used(step: ObjectPath) -> set[str]:

@@ -10,9 +10,8 @@ import jax
 
 from meshwright import process
 from meshwright.checkpoint._directory import discard, final_path
-from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commit, write_part
+from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commit, upload_part, write_part
 from meshwright.checkpoint._object_path import Directory, ObjectPath
-from meshwright.checkpoint._remote import upload_part
 from meshwright.errors import MeshwrightError
 
 

@@ -1,36 +1,23 @@
-"""Reading a whole checkpoint to see whether it still is what was written."""
+"""Reading whole checkpoints to see whether they still are what was written."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
+from meshwright.checkpoint._damage import Damage, wrong_files
 from meshwright.checkpoint._format import MANIFEST, Manifest, Piece, crc32, pieces, read_manifest
-from meshwright.checkpoint._object_path import local
-from meshwright.checkpoint._source import checkpoint_directory
-from meshwright.errors import DamagedError
+from meshwright.checkpoint._object_bytes import ObjectBytes
+from meshwright.checkpoint._object_file import parts_of
+from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint._source import checkpoints_at
+from meshwright.errors import CheckpointError, DamagedError
 
-_BLOCK = 1 << 20  # bytes read at a time
+_BLOCK = 1 << 20  # bytes checksummed at a time
 
-
-@dataclass(frozen=True)
-class Damage:
-    """One thing that is not what was written."""
-
-    file: str
-    """The file's name in the checkpoint's directory."""
-    piece: str | None
-    """What is damaged: an array's name, `the central directory` …; None for the whole file."""
-    offset: int
-    """Where the piece begins, in bytes."""
-    nbytes: int
-    found: str
-    """What was found instead."""
-
-    def __str__(self) -> str:
-        """Return it as one line."""
-        where = f"{self.piece}, {self.nbytes} bytes at offset {self.offset}: " if self.piece else ""
-        return f"{self.file}: {where}{self.found}"
+Read = Callable[[int, int], Any]
+"""Returns the bytes of a file from one offset up to another, or fewer where it ends before."""
 
 
 @dataclass(frozen=True)
@@ -47,71 +34,94 @@ class Report:
     """All that is wrong; empty where the checkpoint is intact."""
 
 
-def verify(path: str | Path) -> Report:
+def verify(path: str | Directory) -> Report:
     """Compare every byte of a checkpoint with what was written.
 
     Reads all of it, in constant memory; needs no devices and writes nothing.
 
     Args:
-      path: a step directory, or a directory of checkpoints, for the newest in it.
+      path: a step directory, or a directory of checkpoints, for the newest in it; local or not.
 
     Raises:
       CheckpointError: There is no checkpoint, or it is of a newer format than this reader.
+      MeshwrightError: It is in an object store, and that does not answer.
     """
-    directory = local(str(checkpoint_directory(local(path))))
-    manifest_bytes = (directory / MANIFEST).stat().st_size
+    return _report(checkpoints_at(path)[-1])
+
+
+def verify_all(path: str | Directory) -> Iterator[Report]:
+    """Yield what `verify` says of each checkpoint in a directory, the oldest first, or of the one at `path`.
+
+    A run may save there meanwhile: what it removes before it is read is left out.
+
+    Raises: as `verify`.
+    """
+    for directory in checkpoints_at(path):
+        try:
+            report = _report(directory)
+        except (CheckpointError, FileNotFoundError):
+            if (directory / MANIFEST).is_file():
+                raise
+            continue
+        if not report.damage or (directory / MANIFEST).is_file():
+            yield report
+
+
+def _report(directory: Directory) -> Report:
     try:
         manifest = read_manifest(directory)
     except DamagedError as error:
-        damage = Damage(MANIFEST, None, 0, manifest_bytes, str(error))
-        return Report(str(directory), 1, 0, manifest_bytes, (damage,))
+        nbytes = len((directory / MANIFEST).read_bytes())
+        return Report(str(directory), 1, 0, nbytes, (Damage(MANIFEST, None, 0, nbytes, str(error)),))
     return Report(
         str(directory),
         1 + len(manifest.files),
         len(manifest.arrays),
-        manifest_bytes + sum(file.nbytes for file in manifest.files),
+        len((directory / MANIFEST).read_bytes()) + sum(file.nbytes for file in manifest.files),
         tuple(_damage(directory, manifest)),
     )
 
 
-def incomplete(directory: Path) -> str | None:
-    """Return what is plainly wrong with a checkpoint (its manifest, a file's size), or None.
-
-    It costs no more than to read the manifest.
-    """
-    try:
-        manifest = read_manifest(directory)
-    except DamagedError as error:
-        return str(error)
-    return next((str(damage) for damage in _wrong_sizes(directory, manifest)), None)
-
-
-def _damage(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    yield from _wrong_sizes(directory, manifest)
+def _damage(directory: Directory, manifest: Manifest) -> Iterator[Damage]:
+    wrong = list(wrong_files(directory, manifest))
+    yield from wrong
     for number, file in enumerate(manifest.files):
-        if not (directory / file.name).is_file():
+        path = directory / file.name
+        if any(damage.file == file.name for damage in wrong) and _is_gone(path, file.nbytes):
             continue
-        with (directory / file.name).open("rb") as opened:
+        with _opened(path, file.nbytes) as read:
             for piece in pieces(manifest, number):
-                if found := _difference(opened, piece):
+                if found := _difference(read, piece):
                     yield Damage(file.name, piece.what, piece.offset, piece.size, found)
 
 
-def _wrong_sizes(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    for file in manifest.files:
-        path = directory / file.name
-        if not path.is_file():
-            yield Damage(file.name, None, 0, file.nbytes, "the file is missing")
-        elif (found := path.stat().st_size) != file.nbytes:
-            yield Damage(file.name, None, 0, file.nbytes, f"has {found} bytes instead of {file.nbytes}")
+def _is_gone(path: Directory, nbytes: int) -> bool:
+    """Return whether nothing is left of a data file."""
+    if isinstance(path, ObjectPath):
+        return not any(part.path.is_file() for part in parts_of(path, nbytes))
+    return not path.is_file()
 
 
-def _difference(file: BinaryIO, piece: Piece) -> str | None:
+@contextmanager
+def _opened(path: Directory, nbytes: int) -> Iterator[Read]:
+    """Open a data file to read it from one end to the other."""
+    if isinstance(path, ObjectPath):
+        stored = ObjectBytes(path, nbytes)
+        yield lambda first, last: stored[first:last]
+        return
+    with path.open("rb") as file:
+        yield lambda first, last: os.pread(file.fileno(), last - first, first)
+
+
+def _difference(read: Read, piece: Piece) -> str | None:
     """Return how the bytes in the file differ from those of the piece, or None."""
-    file.seek(piece.offset)
-    crc, left = 0, piece.size
-    while left and (block := file.read(min(left, _BLOCK))):
-        crc, left = crc32(block, crc), left - len(block)
-    if left:
-        return f"the last {left} bytes are not there"
+    crc, at, end = 0, piece.offset, piece.offset + piece.size
+    while at < end:
+        try:
+            block = read(at, min(at + _BLOCK, end))
+        except DamagedError as error:
+            return str(error)
+        if not len(block):
+            return f"the last {end - at} bytes are not there"
+        crc, at = crc32(block, crc), at + len(block)
     return None if crc == piece.crc32 else f"the CRC-32 is {crc:08x} instead of {piece.crc32:08x}"

@@ -4,8 +4,8 @@ import argparse
 
 from meshwright.checkpoint import convert as convert_checkpoint
 from meshwright.checkpoint import open_source
-from meshwright.cli._inspect import checkpoints_of
 from meshwright.cli._train import Result
+from meshwright.experiment import checkpoints_of
 
 
 def convert(options: argparse.Namespace) -> Result:

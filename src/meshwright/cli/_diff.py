@@ -6,9 +6,9 @@ from typing import Any
 
 from meshwright.checkpoint import Difference, LazyArray, open_source
 from meshwright.checkpoint import diff as diff_checkpoints
-from meshwright.cli._inspect import checkpoints_of
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE
+from meshwright.experiment import checkpoints_of
 
 EXIT_DIFFERENT = 1
 

@@ -3,11 +3,11 @@
 import argparse
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 from meshwright.checkpoint import export_safetensors, open_source
 from meshwright.cli._train import Result
 from meshwright.errors import UsageError
+from meshwright.experiment import checkpoints_of
 from meshwright.sharding import human_bytes
 
 
@@ -18,8 +18,7 @@ def export(options: argparse.Namespace) -> Result:
       UsageError: a choice fits nothing.
       InputError: there is no checkpoint, or it is damaged.
     """
-    is_run = (Path(options.source) / "experiment.txt").exists()
-    source = open_source(Path(options.source) / "checkpoints" if is_run else options.source)
+    source = open_source(checkpoints_of(options.source))
     names = _only(options.only) if options.only else None
     files = export_safetensors(source, options.directory, dtype=options.dtype, names=names)
     nbytes = sum(file.stat().st_size for file in files)

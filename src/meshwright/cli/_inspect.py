@@ -1,43 +1,46 @@
 """`meshwright inspect`: what a run or a checkpoint holds, read from the files alone."""
 
 import argparse
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint import open_source
+from meshwright.checkpoint import contents, open_source
 from meshwright.cli._train import Result
-from meshwright.errors import InputError
+from meshwright.experiment import checkpoints_of
 from meshwright.metrics import read_jsonl
 from meshwright.sharding import human_bytes
 
 
 def inspect(options: argparse.Namespace) -> Result:
-    """Show the newest checkpoint under a path, and of a run directory also how it fares.
+    """Show the checkpoints under a path and what the newest holds, and of a run also how it fares.
 
     Raises:
       InputError: there is nothing to be shown.
     """
-    path = Path(options.path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist. Give a run directory, or checkpoints.")
-    checkpoints = checkpoints_of(path)
-    if checkpoints == path:
-        found = _checkpoint(path)
-    elif any(checkpoints.glob("step_*/manifest.json")):
-        found = {"run": str(path), "reported": _newest_report(path), **_checkpoint(checkpoints)}
+    place = checkpoints_of(options.path)
+    if place == options.path:
+        found = _checkpoints(place)
     else:
-        found = {"run": str(path), "reported": _newest_report(path), "checkpoint": None}
+        has_some = contents(place).checkpoints
+        newest = _checkpoints(place) if has_some else {"checkpoint": None}
+        found = {"run": options.path, "reported": _newest_report(Path(options.path)), **newest}
     return _text(found), found
 
 
-def checkpoints_of(path: str | Path) -> Path:
-    """Return where the checkpoints of a run directory are; or `path`, where it is none."""
-    is_run = (Path(path) / "experiment.txt").exists()
-    return Path(path) / "checkpoints" if is_run else Path(path)
+def _checkpoints(place: str) -> dict[str, Any]:
+    """Describe a checkpoint, or a directory of them with the newest that can be read."""
+    listed = contents(place)
+    whole = [each.path for each in listed.checkpoints if each.nbytes is not None]
+    found = _checkpoint(whole[-1] if whole else place)
+    if listed.checkpoints:
+        found["checkpoints"] = [dataclasses.asdict(each) for each in listed.checkpoints]
+        found["set_aside"] = list(listed.set_aside)
+    return found
 
 
-def _checkpoint(path: Path) -> dict[str, Any]:
+def _checkpoint(path: str) -> dict[str, Any]:
     source = open_source(path)
     arrays = {
         name: {"shape": list(x.shape), "dtype": x.dtype.name, "bytes": math.prod(x.shape) * x.dtype.itemsize}
@@ -60,18 +63,30 @@ def _newest_report(run: Path) -> dict[str, Any]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    head = {key: value for key, value in found.items() if key not in ("arrays", "bytes")}
-    lines = [f"{key:11} {_flat(value)}" for key, value in head.items()]
+    tables = ("arrays", "bytes", "checkpoints", "set_aside")
+    lines = [f"{key:11} {_flat(value)}" for key, value in found.items() if key not in tables]
     if not found["checkpoint"]:
         return "\n".join(lines)
-    lines += [f"{'bytes':11} {human_bytes(found['bytes'])}"]
+    lines += [f"{'bytes':11} {human_bytes(found['bytes'])}", ""]
     width = max(map(len, found["arrays"]), default=0)
-    rows = [
+    lines += [
         f"  {name:{width}}  {' × '.join(map(str, array['shape'])) or 'scalar':18} {array['dtype']:9} "
         f"{human_bytes(array['bytes']):>9}"
         for name, array in found["arrays"].items()
     ]
-    return "\n".join([*lines, "", *rows])
+    return "\n".join([*lines, *_listed(found)])
+
+
+def _listed(found: dict[str, Any]) -> list[str]:
+    rows = [
+        f"  step {each['step']:<12} {_size(each['nbytes']):>9}{'  pinned' if each['pinned'] else ''}"
+        for each in found.get("checkpoints", ())
+    ]
+    return ["", *rows, *(f"  {name}, set aside as damaged" for name in found["set_aside"])] if rows else []
+
+
+def _size(nbytes: int | None) -> str:
+    return "damaged" if nbytes is None else human_bytes(nbytes)
 
 
 def _flat(value: Any) -> str:

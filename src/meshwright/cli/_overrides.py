@@ -74,7 +74,7 @@ def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
 
 
 def convert(name: str, text: str, wanted: Any) -> Any:
-    """Return `text` as the type `wanted`: as it stands, as YAML, or as a comma-separated list.
+    """Return `text` as the type `wanted`: none, as it stands, as YAML, or as a comma-separated list.
 
     Raises:
       OverrideError: it is none of these.
@@ -87,10 +87,10 @@ def convert(name: str, text: str, wanted: Any) -> Any:
     except pydantic.errors.PydanticUserError:
         raise OverrideError(f"{name} cannot be set on the command line: it is a {wanted}.") from None
     for reading in (
+        lambda: _NONE[text.lower()],
         lambda: text,
         lambda: yaml.safe_load(text),
         lambda: text.split(","),
-        lambda: _NONE[text.lower()],
     ):
         try:
             return adapter.validate_python(reading())

@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--to", choices=("safetensors",), required=True)
     export.add_argument("--dtype", metavar="D", help="convert floating-point arrays to it: bfloat16")
     export.add_argument("--only", metavar="REGEX", help="arrays it matches whole; a group in it renames them")
-    verify = command("verify", "_verify", "Compare every byte of a checkpoint with what was written.")
-    verify.add_argument("path", metavar="PATH", help="a checkpoint, or a run for its newest")
+    verify = command("verify", "_verify", "Compare every byte of checkpoints with what was written.")
+    verify.add_argument("path", metavar="PATH", help="a run or a directory, for all in it, or a checkpoint")
     diff = command("diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1.")
     diff.add_argument("a", metavar="A")
     diff.add_argument("b", metavar="B")
@@ -63,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("destination", metavar="DST", help="a directory of checkpoints, made if need be")
     convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
     convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names it matches")
+    pin = command("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")
+    unpin = command("unpin", "_pin", "Leave the checkpoint of a step to the retention policy again.")
+    for each in (pin, unpin):
+        each.add_argument("directory", metavar="DIRECTORY", help="a run, or its checkpoints")
+        each.add_argument("step", metavar="STEP", type=int)
+    pin.add_argument("--note", metavar="TEXT", default="", help="why, for people")
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )

@@ -1,21 +1,29 @@
-"""`meshwright verify`: whether a checkpoint still is what was written."""
+"""`meshwright verify`: whether checkpoints still are what was written."""
 
 import argparse
 import dataclasses
 
-from meshwright.checkpoint import Report
-from meshwright.checkpoint import verify as verify_checkpoint
-from meshwright.cli._inspect import checkpoints_of
+from meshwright.checkpoint import Report, verify_all
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE, EXIT_INPUT
+from meshwright.experiment import checkpoints_of
 from meshwright.sharding import human_bytes
 
 
 def verify(options: argparse.Namespace) -> Result:
-    """Compare all of a checkpoint with its checksums; damage makes the exit code 3."""
-    report = verify_checkpoint(checkpoints_of(options.path))
-    found = {"intact": not report.damage, **dataclasses.asdict(report)}
-    return _text(report), found, EXIT_INPUT if report.damage else EXIT_DONE
+    """Compare all of each checkpoint with its checksums, and tell of each at once; damage: exit code 3."""
+    reports = []
+    for report in verify_all(checkpoints_of(options.path)):
+        reports.append(report)
+        if not options.json:
+            print(_text(report), flush=True)
+    num_damaged = sum(bool(report.damage) for report in reports)
+    found = {
+        "intact": not num_damaged,
+        "checkpoints": [{"intact": not each.damage, **dataclasses.asdict(each)} for each in reports],
+    }
+    text = f"{len(reports) - num_damaged} intact, {num_damaged} damaged"
+    return text, found, EXIT_INPUT if num_damaged else EXIT_DONE
 
 
 def _text(report: Report) -> str:

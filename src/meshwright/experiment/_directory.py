@@ -2,7 +2,7 @@
 
 experiment.txt            the experiment, one field a line
 experiment.json           how it was started, for `meshwright resume`
-environment.json          versions, devices, mesh, commit, command line
+environment.json          versions, devices, mesh, commit, command line, where checkpoints are if elsewhere
 metrics.jsonl             the run's truth: one line a report
 events.out.tfevents…      the same for TensorBoard
 checkpoints/step_…        see docs/checkpoint-format.md
@@ -23,7 +23,9 @@ from typing import Any
 
 import jax
 
-from meshwright.errors import UsageError
+from meshwright.checkpoint import Checkpoints
+from meshwright.errors import InputError, UsageError
+from meshwright.experiment._experiment import Experiment, describe
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 
@@ -49,13 +51,18 @@ def prepare(directory: Path) -> None:
 
 
 def write_description(
-    directory: Path, text: str, mesh: jax.sharding.Mesh, origin: Mapping[str, Any] | None
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    mesh: jax.sharding.Mesh,
+    origin: Mapping[str, Any] | None,
 ) -> None:
     """Write down what runs, how it was started and where. For one process to call."""
-    (directory / "experiment.txt").write_text(text)
+    directory = Path(experiment.run)
+    (directory / "experiment.txt").write_text(describe(experiment))
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
-    _write_json(directory / "environment.json", environment(mesh))
+    elsewhere = str(checkpoints.directory) if experiment.checkpoints.directory else None
+    _write_json(directory / "environment.json", environment(mesh) | {"checkpoints": elsewhere})
 
 
 def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
@@ -63,6 +70,22 @@ def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
     (directory / "outcome.json").unlink(missing_ok=True)
     if outcome is not None:
         _write_json(directory / "outcome.json", outcome)
+
+
+def checkpoints_of(path: str) -> str:
+    """Return where the checkpoints of the run directory `path` are; `path` itself, where it is none.
+
+    Raises:
+      InputError: a file of the run that says so is damaged.
+    """
+    if "://" in path or not (Path(path) / "experiment.txt").exists():
+        return path
+    file = Path(path) / "environment.json"
+    try:
+        elsewhere = json.loads(file.read_text()).get("checkpoints") if file.exists() else None
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
+    return elsewhere or str(Path(path) / "checkpoints")
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:

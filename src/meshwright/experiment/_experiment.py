@@ -1,13 +1,13 @@
 """A run, described whole, as one frozen value."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import optax
 
-from meshwright.checkpoint import Keep, last
+from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
 from meshwright.sharding import Rule, fsdp
 from meshwright.train import Init, Loss, Measure
@@ -64,15 +64,25 @@ class Evaler:
 
 @dataclass(frozen=True)
 class Save:
-    """When to save, and what to keep."""
+    """When to save, where, in what form, and what to keep."""
 
     when: int | When = 500
     """After these steps (a number: every so many), and always after the last."""
     keep: int | Keep = 2
     """Which checkpoints to keep (a number: the newest so many); `mw.checkpoint.best` and others say more."""
+    directory: str | None = None
+    """Where they are: a directory, or an address in an object store, `s3://bucket/run`; None for the folder
+    `checkpoints` in the run directory. Give each run one of its own."""
+    cast: str | Sequence[tuple[str, Any]] = ()
+    """Dtypes to save in: pairs of a pattern for whole names and a dtype, of which the first that matches
+    decides; a dtype alone is for the parameters. A run that continues casts back."""
+    host_nbytes: int = HOST_NBYTES
+    """What each process may hold in copies on the host that are not written yet."""
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "when", "keep")
+        _at_least(1, self, "when", "keep", "host_nbytes")
+        if self.directory == "":
+            raise UsageError("Save.directory is empty; None stands for the run directory.")
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,11 @@ class Experiment:
 
     def __post_init__(self) -> None:
         _at_least(1, self, "max_step", "microbatches", "log_every")
+        if "://" in self.run:
+            raise UsageError(
+                f"Experiment.run is {self.run}, but a run directory is local. To keep the checkpoints in an "
+                "object store, give checkpoints.directory."
+            )
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.input.batch_size % self.microbatches:
@@ -128,6 +143,11 @@ def as_when(when: int | When) -> When:
 def as_keep(keep: int | Keep) -> Keep:
     """Return a retention policy: a number means the newest so many."""
     return last(keep) if isinstance(keep, int) else keep
+
+
+def as_casts(cast: str | Casts) -> Casts:
+    """Return patterns with dtypes: a dtype alone is for the parameters."""
+    return [("params/.*", cast)] if isinstance(cast, str) else cast
 
 
 def describe(experiment: Experiment) -> str:

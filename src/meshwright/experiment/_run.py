@@ -17,7 +17,8 @@ from meshwright.checkpoint import Checkpoints
 from meshwright.errors import DivergedError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
-from meshwright.experiment._experiment import Evaler, Experiment, as_keep, as_when, describe
+from meshwright.experiment._experiment import Evaler, Experiment, as_when
+from meshwright.experiment._save import checkpoints_for, naming
 from meshwright.input import Batches, batches, padded_batches
 from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, tee, tensorboard
 from meshwright.sharding import Layout, make_mesh
@@ -66,10 +67,12 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
     layout = Layout(make_mesh(experiment.mesh), experiment.rules)
     target = abstract_state(experiment.model, experiment.optimizer, layout)
     directory = Path(experiment.run)
+    checkpoints = checkpoints_for(experiment, target)
     _directory.prepare(directory)
     with contextlib.ExitStack() as opened:
         signals = opened.enter_context(process.signals())
-        checkpoints = opened.enter_context(_checkpoints(experiment, directory))
+        with naming("checkpoints.directory"):
+            opened.enter_context(checkpoints)
         opened.enter_context(_directory.log_file(directory))
         outcome = _train(experiment, origin, layout, target, checkpoints, signals, opened)
     if signals.interruption:
@@ -104,7 +107,7 @@ def _train(
         say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
         return Outcome(first, checkpoints.scores(), 0.0, state)
     if process.is_lead():
-        _directory.write_description(Path(experiment.run), describe(experiment), layout.mesh, origin)
+        _directory.write_description(experiment, checkpoints, layout.mesh, origin)
     write = _writers(opened, experiment, console, checkpoints, step, after=first)
     if process.is_lead():
         opened.enter_context(console)
@@ -162,10 +165,6 @@ def _log(
         waited=lambda: data.wait_seconds,
         paused=paused,
     )
-
-
-def _checkpoints(experiment: Experiment, directory: Path) -> Checkpoints:
-    return Checkpoints(directory / "checkpoints", keep=as_keep(experiment.checkpoints.keep))
 
 
 def _saying(console: Console) -> Callable[[str], None]:

@@ -7,8 +7,8 @@
 
 A save goes through `_layout.py` (who writes what), `_snapshot.py` (shards on the host), `_part.py`
 (each process writes `_data_file.py` as `_plan.py` has it) and `_commit.py` (process 0 makes it a
-checkpoint); a restore through `_read.py`. `_pieces.py` says what every byte must be, and `_stream.py`
-writes what is in no memory.
+checkpoint); a restore through `_read.py`. `_upload.py` writes to object stores, past all disks.
+`_pieces.py` says what every byte must be, and `_stream.py` writes what is in no memory.
 """
 
 from meshwright.checkpoint._format._commit import commit
@@ -21,6 +21,7 @@ from meshwright.checkpoint._format._read import NativeSource
 from meshwright.checkpoint._format._slabs import slabs
 from meshwright.checkpoint._format._snapshot import HOST_NBYTES, Snapshot
 from meshwright.checkpoint._format._stream import write_streamed
+from meshwright.checkpoint._format._upload import upload_part
 
 __all__ = [
     "HOST_NBYTES",
@@ -40,6 +41,7 @@ __all__ = [
     "pieces",
     "read_manifest",
     "slabs",
+    "upload_part",
     "write_part",
     "write_streamed",
 ]

@@ -18,7 +18,7 @@ from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, SavedArray
 from meshwright.checkpoint._format._part import data_file_name, part_file_name
 from meshwright.checkpoint._format._publish import name_in_checkpoint, publish
-from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint._object_path import Directory, ObjectPath, read_each
 from meshwright.errors import MeshwrightError, PeersError
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
@@ -72,11 +72,9 @@ def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> 
 
 def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, Part]:
     there = {path.name for path in temporary.iterdir()}  # one listing, not one question for each process
-    return {
-        process: json.loads((temporary / part_file_name(process)).read_bytes())
-        for process in processes
-        if part_file_name(process) in there
-    }
+    arrived = [process for process in processes if part_file_name(process) in there]
+    contents = read_each([temporary / part_file_name(process) for process in arrived])
+    return {process: json.loads(content) for process, content in zip(arrived, contents, strict=True)}
 
 
 def _raise_failures(parts: dict[int, Part]) -> None:

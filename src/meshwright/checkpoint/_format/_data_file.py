@@ -31,7 +31,7 @@ _IN_CACHE = 1 << 18  # bytes that are copied and then checksummed
 def write_data_file(path: Path, plan: Plan, chunks: Snapshot) -> list[int]:
     """Write the file `path`, durably, and return the CRC-32 of each chunk, which is released when copied."""
     end = plan.end // _PAGE * _PAGE
-    filling = _Filling(plan, chunks)
+    filling = Filling(plan, chunks)
     with _opened(path) as files:
         os.posix_fallocate(files.buffered, 0, plan.nbytes)  # a disk too small is found out here
         _write_windows(filling, end, files)
@@ -54,7 +54,7 @@ class _Part(NamedTuple):
     crc: int
 
 
-class _Filling:
+class Filling:
     """Puts stretches of the file together, each once."""
 
     def __init__(self, plan: Plan, chunks: Snapshot):
@@ -154,7 +154,7 @@ def _opened(path: Path) -> Iterator[_Files]:
         yield _Files(buffered, direct)
 
 
-def _write_windows(filling: _Filling, end: int, files: _Files) -> None:
+def _write_windows(filling: Filling, end: int, files: _Files) -> None:
     """Write the file up to `end`, a multiple of a page, by several threads that take windows in turn."""
     starts, lock, failed = iter(range(0, end, _WINDOW)), Lock(), Event()
 

@@ -1,9 +1,11 @@
 """The moment at which a save becomes a checkpoint: a rename, or the creation of an object."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, manifest_text
+from meshwright.checkpoint._object_file import parts_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import MeshwrightError
 
@@ -37,10 +39,10 @@ def _rename(temporary: Path, final: Path, manifest: Manifest) -> None:
 
 def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> None:
     there = set(final.below())
-    gone = [file.name for file in manifest.files if (final / file.name).piece(0, file.nbytes) not in there]
-    if gone:
+    needed = (part.path for file in manifest.files for part in parts_of(final / file.name, file.nbytes))
+    if gone := [path.name for path in needed if path.key not in there]:
         raise MeshwrightError(f"{', '.join(gone)} in {final} were removed while they were written.")
     if not (final / MANIFEST).create(manifest_text(manifest)):
         raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
-    for part in list(temporary.glob("part-*.json")):
-        part.unlink()
+    with suppress(MeshwrightError):  # it is saved, and the part files go when it goes
+        temporary.remove_tree("part-*.json")

@@ -1,0 +1,32 @@
+"""`meshwright pin` and `unpin`: a checkpoint that no retention policy removes."""
+
+import argparse
+
+from meshwright import checkpoint
+from meshwright.cli._train import Result
+from meshwright.errors import InputError
+from meshwright.experiment import checkpoints_of
+
+
+def pin(options: argparse.Namespace) -> Result:
+    """Keep the checkpoint of a step until it is unpinned."""
+    path = _path(options)
+    checkpoint.pin(path, options.note)
+    return f"{path} is kept until it is unpinned", {"checkpoint": path, "pinned": True}
+
+
+def unpin(options: argparse.Namespace) -> Result:
+    """Leave the checkpoint of a step to the retention policy again.
+
+    Raises:
+      InputError: it is not pinned, or not there.
+    """
+    path = _path(options)
+    if not checkpoint.is_pinned(path):
+        raise InputError(f"{path} is not pinned. `meshwright inspect` of its directory shows what is.")
+    checkpoint.unpin(path)
+    return f"{path} is left to the run's retention policy", {"checkpoint": path, "pinned": False}
+
+
+def _path(options: argparse.Namespace) -> str:
+    return f"{checkpoints_of(options.directory)}/{checkpoint.step_name(options.step)}"

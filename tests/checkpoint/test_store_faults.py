@@ -1,0 +1,96 @@
+"""Saves and restores while requests to an S3 server fail, are slow, or are lost on their way."""
+
+import numpy as np
+import pytest
+
+from checkpoint.stores import objects
+from meshwright.checkpoint import Checkpoints, _kvstore, last, open_source, restore, verify
+from meshwright.errors import DamagedError, MeshwrightError
+
+STATE = {"x": np.arange(10_000), "y": np.float32([1, np.nan, -0.0])}
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setitem(_kvstore._RETRIES, "max_retries", 1)
+
+
+def to(method, fragment, fault):
+    """Return what befalls all requests of a method of which the path contains something."""
+    return lambda request: fault if request.method == method and fragment in request.path else None
+
+
+@pytest.mark.parametrize("fault", [500, 503, "drop", "after 500", "after 503", "after drop"])
+def test_a_fault_that_passes_changes_no_bit(s3_faults, s3_run, same_bytes, fault):
+    s3_faults.fault = lambda request: fault if request.number % 3 == 0 else None
+    with Checkpoints(s3_run, keep=last(1)) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, STATE)
+    assert same_bytes(restore(open_source(s3_run), STATE), STATE)
+    assert not verify(s3_run).damage
+    assert [key.rpartition("/")[2] for key in objects(s3_run)] == [
+        "data-00000-of-00001.zarr.zip",
+        "manifest.json",
+    ]
+
+
+def test_latency_changes_no_bit(s3_faults, s3_run, same_bytes):
+    s3_faults.latency_seconds = 0.02
+    with Checkpoints(s3_run) as checkpoints:
+        checkpoints.save(1, STATE)
+    assert same_bytes(restore(open_source(s3_run), STATE), STATE)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "fault"),
+    [("/data-", 503), ("/data-", "drop"), ("/data-", 403), ("/part-", 503), ("/manifest.json", 503)],
+)
+def test_a_fault_that_stays_fails_the_save_and_nothing_is_offered(
+    s3_faults, s3_run, impatient, fragment, fault
+):
+    with Checkpoints(s3_run) as checkpoints:
+        checkpoints.save(1, STATE)
+        checkpoints.wait()
+        s3_faults.fault = to("PUT", fragment, fault)
+        checkpoints.save(2, STATE)
+        with pytest.raises(MeshwrightError, match=r"the save of step 2 failed:\n.*cannot write s3://bucket/"):
+            checkpoints.wait()
+        s3_faults.fault = lambda request: None
+        assert checkpoints.latest() == 1
+        assert not [key for key in objects(s3_run) if key.startswith("step_00000002")]
+        checkpoints.save(2, STATE)
+    assert open_source(s3_run).step == 2
+
+
+def test_a_commit_that_took_effect_is_none_that_failed(s3_faults, s3_run, impatient):
+    seen = []
+
+    def lose_the_answer_and_refuse_to_be_asked_with_head(request):
+        seen.append(request.method if "/manifest.json" in request.path else "")
+        return {"PUT": "after 503", "HEAD": 503 if "PUT" in seen else None}.get(seen[-1])
+
+    s3_faults.fault = lose_the_answer_and_refuse_to_be_asked_with_head
+    with Checkpoints(s3_run) as checkpoints:
+        checkpoints.save(1, STATE)
+    assert open_source(s3_run).step == 1
+
+
+def test_that_a_part_file_stays_is_no_failed_save(s3_faults, s3_run, impatient):
+    s3_faults.fault = to("DELETE", "/part-", 503)
+    with Checkpoints(s3_run) as checkpoints:
+        checkpoints.save(1, STATE)
+    assert not verify(s3_run).damage
+
+
+def test_a_store_that_does_not_answer_is_not_damaged(s3_faults, s3_run, impatient):
+    with Checkpoints(s3_run) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, STATE)
+        checkpoints.wait()
+        s3_faults.fault = to("GET", "/data-", 503)
+        with pytest.raises(MeshwrightError, match="cannot read s3://bucket/") as error:
+            checkpoints.resume(STATE, None, otherwise=pytest.fail)
+        assert not isinstance(error.value, DamagedError)
+        s3_faults.fault = lambda request: None
+        checkpoints.resume(STATE, None, otherwise=pytest.fail)
+    assert checkpoints.resumed == 2
