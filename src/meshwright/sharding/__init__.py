@@ -1,7 +1,7 @@
 """Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
 
 from meshwright.sharding._auto import auto
-from meshwright.sharding._copies import copy_to
+from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._layout import AXES, Layout, idle_axis, place
 from meshwright.sharding._mesh import make_mesh, mesh_sizes
@@ -23,5 +23,6 @@ __all__ = [
     "make_mesh",
     "match",
     "mesh_sizes",
+    "move_to",
     "place",
 ]

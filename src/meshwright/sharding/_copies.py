@@ -23,15 +23,15 @@ def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
     return jax.tree.map(_copied, arrays, shardings)
 
 
-def _copied(x: Any, sharding: Sharding) -> jax.Array:
-    return jax.jit(jnp.copy, out_shardings=sharding)(_moved(x, sharding))
-
-
-def _moved(x: Any, sharding: Sharding) -> jax.Array:
-    """Return `x` with `sharding`, perhaps in the same memory."""
+def move_to(x: Any, sharding: Sharding) -> jax.Array:
+    """Return `x`, an array of any sort, with `sharding`, perhaps in the same memory. Collective."""
     if isinstance(x, jax.Array) and (sharding.is_fully_addressable or not x.is_fully_addressable):
         return jax.device_put(x, sharding)
     # Of NumPy's arrays `device_put` would compare all bytes with those of the other processes.
     x = np.asarray(x)
     x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def _copied(x: Any, sharding: Sharding) -> jax.Array:
+    return jax.jit(jnp.copy, out_shardings=sharding)(move_to(x, sharding))

@@ -1,6 +1,7 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
+from meshwright.train._given import Given, state_around
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._precision import narrowed
@@ -12,6 +13,7 @@ from meshwright.train._trainable import Only, Trainable, Tx
 __all__ = [
     "RUN_AHEAD",
     "Evaluator",
+    "Given",
     "Init",
     "Loss",
     "Measure",
@@ -33,5 +35,6 @@ __all__ = [
     "narrowed",
     "nothing",
     "schedule",
+    "state_around",
     "state_from",
 ]

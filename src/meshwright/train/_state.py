@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -73,7 +74,7 @@ def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> T
     given = _variables(made)
     params = copy_to(given.params, shardings.params)
     with jax.set_mesh(layout.mesh):
-        opt_state = jax.jit(_opt_init(tx), out_shardings=shardings.opt_state)(params)
+        opt_state = jax.jit(partial(fresh_opt_state, tx), out_shardings=shardings.opt_state)(params)
     return TrainState(
         step=copy_to(np.int32(0), shardings.step),
         params=params,
@@ -97,20 +98,25 @@ def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
     return lambda seed: _fresh(init(jax.random.key(seed)), tx, seed)
 
 
+def fresh_variables(init: Init, seed: jax.Array) -> Variables:
+    """Return what `init` makes for a seed."""
+    return _variables(init(jax.random.key(seed)))
+
+
+def fresh_opt_state(tx: Tx, params: PyTree) -> optax.OptState:
+    """Return the optimizer's first state, of the parameters that it trains."""
+    only = as_only(tx)
+    return only.tx.init(only.split(params)[0])
+
+
 def _fresh(made: PyTree | Variables, tx: Tx, seed: jax.Array) -> TrainState:
     given = _variables(made)
-    return TrainState(
-        jnp.zeros((), jnp.int32), given.params, _opt_init(tx)(given.params), seed, given.model_state
-    )
+    opt_state = fresh_opt_state(tx, given.params)
+    return TrainState(jnp.zeros((), jnp.int32), given.params, opt_state, seed, given.model_state)
 
 
 def _variables(made: PyTree | Variables) -> Variables:
     return made if isinstance(made, Variables) else Variables(made, None)
-
-
-def _opt_init(tx: Tx) -> Callable[[PyTree], optax.OptState]:
-    only = as_only(tx)
-    return lambda params: only.tx.init(only.split(params)[0])
 
 
 def _placed(state: TrainState, layout: Layout) -> TrainState:

@@ -1,0 +1,72 @@
+"""A state of which some arrays are there already, by name, and the rest is initialised."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright import tree
+from meshwright.errors import UsageError, nearest
+from meshwright.sharding import Layout, move_to
+from meshwright.train._state import Init, TrainState, abstract_state, fresh_opt_state, fresh_variables
+from meshwright.train._trainable import Tx
+
+Given = Mapping[str, Any]
+"""Arrays of any sort by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`."""
+
+
+def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
+    """Return a state that has the arrays `given`, and in all else is as `init_state` makes it.
+
+    What is not given has the very values that it has when nothing is: `init` is traced whole, and what
+    nobody needs of it is never computed. The optimizer's state is made for all parameters together.
+    The arrays given are moved, not copied, where that will do: they are the state's from then on.
+    Collective.
+
+    Raises:
+      UsageError: listing all names that the state does not have, and arrays of other shapes or dtypes.
+      LayoutError: as `init_state`.
+    """
+    target = abstract_state(init, tx, layout)
+    wanted = tree.named_leaves(target)
+    _check(given, wanted)
+    plain = {"step": np.int32(0), "seed": np.uint32(seed)}
+    here = {name: move_to(x, wanted[name].sharding) for name, x in (plain | dict(given)).items()}
+
+    def fill(make: Callable[[Any], dict[str, Any]], argument: Any) -> None:
+        """Make what is missing of a part of the state, and nothing else."""
+        missing = [name for name in tree.named_leaves(jax.eval_shape(make, argument)) if name not in here]
+        shardings = {name: wanted[name].sharding for name in missing}
+
+        def made(argument: Any) -> dict[str, jax.Array]:
+            named = tree.named_leaves(make(argument))
+            return {name: named[name] for name in missing}
+
+        with jax.set_mesh(layout.mesh):
+            here.update(jax.jit(made, out_shardings=shardings)(argument))
+
+    fill(lambda seed: vars(fresh_variables(init, seed)), here["seed"])
+    params = tree.map_named(lambda name, _: here[f"params/{name}"], target.params)
+    fill(lambda params: {"opt_state": fresh_opt_state(tx, params)}, params)
+    return tree.map_named(lambda name, _: here[name], target)
+
+
+def _check(given: Given, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    problems = [_unknown(name, wanted) for name in given if name not in wanted]
+    problems += [
+        f"{name}: {np.shape(x)} {_dtype(x)} is given, {wanted[name].shape} {wanted[name].dtype} needed"
+        for name, x in given.items()
+        if name in wanted and (np.shape(x), _dtype(x)) != (wanted[name].shape, wanted[name].dtype)
+    ]
+    if problems:
+        raise UsageError("what is given does not fit the state of training:\n  " + "\n  ".join(problems))
+
+
+def _unknown(name: str, wanted: Mapping[str, Any]) -> str:
+    close = nearest(name, wanted)
+    return f"{name}: there is no such array" + (f"; did you mean {close}?" if close else "")
+
+
+def _dtype(x: Any) -> np.dtype:
+    return x.dtype if hasattr(x, "dtype") else jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)

@@ -1,0 +1,83 @@
+"""States of which something is given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright import tree
+from meshwright.errors import UsageError
+from meshwright.train import Variables, state_around
+
+TX = optax.adam(1e-3)
+
+
+def init(key):
+    keys = jax.random.split(key, 3)
+    names = ("body", "head", "tail")
+    return {name: jax.random.normal(key, (16, 8)) for name, key in zip(names, keys, strict=True)}
+
+
+def with_statistics(key):
+    return Variables(init(key), {"mean": jnp.zeros(8)})
+
+
+@pytest.fixture
+def layout():
+    return mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("body", "fsdp", "tensor"),))
+
+
+def test_what_is_not_given_is_as_if_nothing_were(layout):
+    scratch = mw.init_state(init, TX, 7, layout)
+    state = state_around({"params/head": np.ones((16, 8), np.float32)}, init, TX, 7, layout)
+    assert (np.asarray(state.params["head"]) == 1).all()
+    for name in ("body", "tail"):
+        np.testing.assert_array_equal(state.params[name], scratch.params[name])
+
+
+def test_with_nothing_given_it_is_the_initial_state(layout):
+    scratch, state = mw.init_state(init, TX, 7, layout), state_around({}, init, TX, 7, layout)
+    jax.tree.map(np.testing.assert_array_equal, state, scratch)
+    assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, scratch)
+
+
+def test_the_optimizer_knows_the_union(layout):
+    keeps_params = optax.GradientTransformation(lambda params: params, lambda g, s, p=None: (g, s))
+    state = state_around({"params/head": np.ones((16, 8), np.float32)}, init, keeps_params, 7, layout)
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, state.params)
+
+
+def test_everything_may_be_given_step_and_optimizer_state_too(layout):
+    given = jax.tree.map(lambda x: x + 1, mw.init_state(with_statistics, TX, 7, layout))
+    state = state_around(tree.named_leaves(given), with_statistics, TX, 8, layout)
+    jax.tree.map(np.testing.assert_array_equal, state, given)
+    assert int(state.step) == 1
+
+
+def test_given_arrays_end_where_the_layout_puts_them(layout):
+    state = state_around({"params/body": np.zeros((16, 8), np.float32)}, init, TX, 0, layout)
+    target = mw.abstract_state(init, TX, layout)
+    assert state.params["body"].sharding == target.params["body"].sharding
+
+
+def test_what_nobody_needs_of_init_is_not_computed(layout):
+    def costly(key):
+        return {**init(key), "given": jax.pure_callback(fails, jax.ShapeDtypeStruct((4,), jnp.float32))}
+
+    def fails():
+        raise AssertionError("computed")
+
+    state = state_around({"params/given": np.ones(4, np.float32)}, costly, optax.sgd(1.0), 0, layout)
+    assert (np.asarray(state.params["given"]) == 1).all()
+
+
+def test_foreign_names_shapes_and_dtypes_are_listed_at_once(layout):
+    given = {
+        "params/haed": np.ones(3),
+        "params/tail": np.ones((2, 2), np.float32),
+        "params/body": np.ones((16, 8), np.int8),
+    }
+    with pytest.raises(UsageError, match=r"(?s)haed.*did you mean params/head.*tail.*2, 2.*body.*int8"):
+        state_around(given, init, TX, 0, layout)
