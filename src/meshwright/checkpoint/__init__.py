@@ -10,6 +10,7 @@ from meshwright.checkpoint._directory import step_name
 from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, stack
+from meshwright.checkpoint._match import Assign
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
 from meshwright.checkpoint._restore import restore, restore_lazily
 from meshwright.checkpoint._retention import (
@@ -29,6 +30,7 @@ from meshwright.checkpoint._verify import Report, verify, verify_all
 
 __all__ = [
     "HOST_NBYTES",
+    "Assign",
     "Casts",
     "Checkpoints",
     "Contents",

@@ -1,7 +1,19 @@
 """A run described whole, as one frozen value, and run from Python or from a shell."""
 
+from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._directory import checkpoints_of
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, describe
 from meshwright.experiment._run import Outcome, run
 
-__all__ = ["Evaler", "Experiment", "Input", "Outcome", "Save", "checkpoints_of", "describe", "run"]
+__all__ = [
+    "Evaler",
+    "Experiment",
+    "Input",
+    "Outcome",
+    "Save",
+    "chain",
+    "checkpoints_of",
+    "describe",
+    "from_checkpoint",
+    "run",
+]

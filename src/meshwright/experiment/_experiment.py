@@ -10,7 +10,7 @@ import optax
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
 from meshwright.sharding import Rule, fsdp
-from meshwright.train import Init, Loss, Measure
+from meshwright.train import Builder, Init, Loss, Measure
 from meshwright.when import When, every
 
 
@@ -117,6 +117,9 @@ class Experiment:
     """Evaluations by name; `test` gives scores `test/loss` and so on."""
     checkpoints: Save = Save()
     """When to save, and what to keep."""
+    init_state_builder: Builder | None = None
+    """Where a new run's first state comes from, in whole or in part: `mw.from_checkpoint(path)`. What it does
+    not give is initialised as if it gave nothing. A run that is continued does not call it."""
     log_every: int = 50
     """Steps between reports."""
 

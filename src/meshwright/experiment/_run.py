@@ -14,7 +14,7 @@ import jax
 import meshwright
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import DivergedError
+from meshwright.errors import DivergedError, UsageError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._experiment import Evaler, Experiment, as_when
@@ -22,7 +22,18 @@ from meshwright.experiment._save import checkpoints_for, naming
 from meshwright.input import Batches, batches, padded_batches
 from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, tee, tensorboard
 from meshwright.sharding import Layout, make_mesh
-from meshwright.train import Evaluator, Step, TrainState, abstract_state, fit, init_state, make_step, nothing
+from meshwright.train import (
+    Evaluator,
+    Given,
+    Step,
+    TrainState,
+    abstract_state,
+    check_given,
+    fit,
+    make_step,
+    nothing,
+    state_around,
+)
 from meshwright.when import Tick, When, asked_once, either, every
 
 Scores = dict[str, float]
@@ -99,9 +110,10 @@ def _train(
     step = make_step(experiment.loss, experiment.optimizer, layout, microbatches=experiment.microbatches)
     say(_heading(experiment, layout))
     say(layout.explain({"params": target.params}))
+    given = _given(experiment, target, checkpoints)
     for found in preflight(experiment, layout, target, data, evaluate.each, step):
         say(f"  ✓ {found}")
-    state = _first_state(experiment, layout, target, data, checkpoints, say)
+    state = _first_state(experiment, layout, target, given, data, checkpoints, say)
     first = int(state.step)
     if first >= experiment.max_step:
         say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
@@ -132,19 +144,32 @@ def _train(
     return outcome
 
 
+def _given(experiment: Experiment, target: TrainState, checkpoints: Checkpoints) -> Given:
+    """Return what the builder of a new run gives, checked before anything compiles."""
+    is_new = process.on_lead(checkpoints.latest) is None
+    if experiment.init_state_builder is None or not is_new:
+        return {}
+    given = experiment.init_state_builder(target)
+    try:
+        check_given(given, target)
+    except UsageError as error:
+        raise UsageError(f"Experiment.init_state_builder: {error}") from None
+    return given
+
+
 def _first_state(
     experiment: Experiment,
     layout: Layout,
     target: TrainState,
+    given: Given,
     data: Batches,
     checkpoints: Checkpoints,
     say: Callable[[str], None],
 ) -> TrainState:
     """Return the state to go on from, restored or fresh, and tell which."""
+    tx, seed = experiment.optimizer, experiment.seed
     state = checkpoints.resume(
-        target,
-        data,
-        otherwise=lambda: init_state(experiment.model, experiment.optimizer, experiment.seed, layout),
+        target, data, otherwise=lambda: state_around(given, experiment.model, tx, seed, layout)
     )
     for warning in checkpoints.passed_over:
         say(f"  ✗ {warning}")

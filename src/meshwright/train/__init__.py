@@ -1,7 +1,7 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
-from meshwright.train._given import Given, state_around
+from meshwright.train._given import Builder, Given, check_given, state_around
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._precision import narrowed
@@ -12,6 +12,7 @@ from meshwright.train._trainable import Only, Trainable, Tx
 
 __all__ = [
     "RUN_AHEAD",
+    "Builder",
     "Evaluator",
     "Given",
     "Init",
@@ -29,6 +30,7 @@ __all__ = [
     "Variables",
     "abstract_state",
     "at_most_ahead",
+    "check_given",
     "fit",
     "init_state",
     "make_step",

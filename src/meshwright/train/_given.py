@@ -15,6 +15,9 @@ from meshwright.train._trainable import Tx
 Given = Mapping[str, Any]
 """Arrays of any sort by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`."""
 
+Builder = Callable[[TrainState], Given]
+"""Returns what to start from, given the state as structs with shardings. Called on all processes."""
+
 
 def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a state that has the arrays `given`, and in all else is as `init_state` makes it.
@@ -30,7 +33,7 @@ def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) ->
     """
     target = abstract_state(init, tx, layout)
     wanted = tree.named_leaves(target)
-    _check(given, wanted)
+    check_given(given, target)
     plain = {"step": np.int32(0), "seed": np.uint32(seed)}
     here = {name: move_to(x, wanted[name].sharding) for name, x in (plain | dict(given)).items()}
 
@@ -52,7 +55,13 @@ def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) ->
     return tree.map_named(lambda name, _: here[name], target)
 
 
-def _check(given: Given, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+def check_given(given: Given, target: TrainState) -> None:
+    """Check that all of `given` is something of the state `target`, of which only shapes and dtypes count.
+
+    Raises:
+      UsageError: listing all names that the state does not have, and arrays of other shapes or dtypes.
+    """
+    wanted = tree.named_leaves(target)
     problems = [_unknown(name, wanted) for name in given if name not in wanted]
     problems += [
         f"{name}: {np.shape(x)} {_dtype(x)} is given, {wanted[name].shape} {wanted[name].dtype} needed"
