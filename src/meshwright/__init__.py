@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshwright.checkpoint import Checkpoints, open_source, restore
     from meshwright.deployer import Deployer
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, run
+    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, no_better, run
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
@@ -70,7 +70,7 @@ _NAMES = {
     "adapters": ("functional",),
     "checkpoint": ("Checkpoints", "open_source", "restore"),
     "errors": ("MeshwrightError",),
-    "experiment": ("Evaler", "Experiment", "Input", "Save", "from_checkpoint", "run"),
+    "experiment": ("Evaler", "Experiment", "Input", "Save", "from_checkpoint", "no_better", "run"),
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": ("Layout", "explain", "fsdp", "make_mesh", "match"),

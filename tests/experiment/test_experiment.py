@@ -239,3 +239,40 @@ def test_a_save_refuses_its_own_values_by_name():
         mw.Save(host_nbytes=0)
     with pytest.raises(UsageError, match=r"Save\.directory is empty"):
         mw.Save(directory="")
+
+
+def test_a_run_whose_time_is_over_is_saved_and_can_be_continued(tmp_path, finished):
+    _, outcome, _ = finished
+    with pytest.raises(Interrupted, match="max_seconds") as stopped:
+        mw.run(experiment(tmp_path, max_seconds=0.0))
+    assert stopped.value.exit_code == 75
+    assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 5
+    continued = mw.run(experiment(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, continued.state, outcome.state)
+
+
+def test_a_run_that_gets_no_better_is_done(tmp_path):
+    early = mw.no_better("all/loss", "max", patience=2)  # the loss falls, so by "max" it gets worse
+    evaler = mw.Evaler(measure, EXAMPLES, when=1)
+    described = {"evalers": {"all": evaler}, "max_step": 20, "stop_early": early}
+    assert mw.run(experiment(tmp_path, **described)).step == 3
+    assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 3
+
+
+def test_patience_outlives_a_restart(tmp_path):
+    early = mw.no_better("all/loss", "max", patience=4)
+    described = {"evalers": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop_early": early}
+    mw.run(experiment(tmp_path, **described, max_step=3))
+    assert mw.run(experiment(tmp_path, **described, max_step=20)).step == 5
+
+
+def test_a_run_computes_in_another_dtype_and_keeps_its_own(tmp_path):
+    seen = []
+
+    def recording(params, batch, key):
+        seen.append(params["w"].dtype)
+        return loss(params, batch, key)
+
+    outcome = mw.run(experiment(tmp_path, loss=recording, train_dtype="bfloat16"))
+    assert {str(dtype) for dtype in seen} == {"bfloat16"}
+    assert outcome.state.params["w"].dtype == jnp.float32

@@ -4,6 +4,7 @@ from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._directory import checkpoints_of
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, describe
 from meshwright.experiment._run import Outcome, run
+from meshwright.experiment._stopping import no_better
 
 __all__ = [
     "Evaler",
@@ -15,5 +16,6 @@ __all__ = [
     "checkpoints_of",
     "describe",
     "from_checkpoint",
+    "no_better",
     "run",
 ]

@@ -9,6 +9,7 @@ import optax
 
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
+from meshwright.experiment._stopping import StopEarly
 from meshwright.sharding import Rule, fsdp
 from meshwright.train import Builder, Init, Loss, Measure
 from meshwright.when import When, every
@@ -57,6 +58,8 @@ class Evaler:
     """After these steps (a number: every so many), and always after the last."""
     batch_size: int = 256
     """Examples at a time, over all devices."""
+    dtype: str | None = "train"
+    """What to compute in, as `Experiment.train_dtype`; "train" is that one, None the parameters' own."""
 
     def __post_init__(self) -> None:
         _at_least(1, self, "when", "batch_size")
@@ -109,6 +112,10 @@ class Experiment:
     """Axis sizes, the slowest first; -1 once, for the rest of the devices."""
     rules: tuple[Rule, ...] = (fsdp(),)
     """How parameters are split over the mesh; the first rule that answers decides."""
+    batch_axis_names: tuple[str, ...] | None = None
+    """The mesh axes that split a batch; None means those of data and fsdp that the mesh has."""
+    train_dtype: str | None = None
+    """"bfloat16", say: wider floating parameters are cast to it for the loss; None computes in their own."""
     microbatches: int = 1
     """Pieces in which each batch is computed before its update."""
     seed: int = 0
@@ -117,6 +124,10 @@ class Experiment:
     """Evaluations by name; `test` gives scores `test/loss` and so on."""
     checkpoints: Save = Save()
     """When to save, and what to keep."""
+    max_seconds: float | None = None
+    """How long one process may train: then it saves and ends with exit code 75, to be run again."""
+    stop_early: StopEarly | None = None
+    """When the scores say that more training is of no use: `mw.no_better("test/loss", "min", patience=5)`."""
     init_state_builder: Builder | None = None
     """Where a new run's first state comes from, in whole or in part: `mw.from_checkpoint(path)`. What it does
     not give is initialised as if it gave nothing. A run that is continued does not call it."""

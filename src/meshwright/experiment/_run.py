@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from meshwright.checkpoint import Checkpoints
 from meshwright.errors import DivergedError, UsageError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
-from meshwright.experiment._experiment import Evaler, Experiment, as_when
+from meshwright.experiment._evaluations import Evaluations
+from meshwright.experiment._experiment import Experiment, as_when
 from meshwright.experiment._save import checkpoints_for, naming
-from meshwright.input import Batches, batches, padded_batches
-from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, tee, tensorboard
+from meshwright.experiment._stopping import Stopping
+from meshwright.input import Batches, batches
+from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, read_jsonl, tee, tensorboard
 from meshwright.sharding import Layout, make_mesh
 from meshwright.train import (
-    Evaluator,
     Given,
     Step,
     TrainState,
@@ -34,7 +35,7 @@ from meshwright.train import (
     nothing,
     state_around,
 )
-from meshwright.when import Tick, When, asked_once, either, every
+from meshwright.when import When, asked_once, either, every
 
 Scores = dict[str, float]
 
@@ -75,7 +76,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
       DivergedError: a reported loss is not finite; nothing was saved since.
       Interrupted: told to stop; the state is saved.
     """
-    layout = Layout(make_mesh(experiment.mesh), experiment.rules)
+    layout = Layout(make_mesh(experiment.mesh), experiment.rules, experiment.batch_axis_names)
     target = abstract_state(experiment.model, experiment.optimizer, layout)
     directory = Path(experiment.run)
     checkpoints = checkpoints_for(experiment, target)
@@ -86,8 +87,6 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
             opened.enter_context(checkpoints)
         opened.enter_context(_directory.log_file(directory))
         outcome = _train(experiment, origin, layout, target, checkpoints, signals, opened)
-    if signals.interruption:
-        raise signals.interruption
     if process.is_lead():
         _directory.write_outcome(directory, outcome.summary())
     return outcome
@@ -106,8 +105,8 @@ def _train(
     console = Console(experiment.max_step)
     say = _saying(console)
     data = opened.enter_context(contextlib.closing(_data(experiment, layout)))
-    evaluate = _Evaluations(experiment, layout)
-    step = make_step(experiment.loss, experiment.optimizer, layout, microbatches=experiment.microbatches)
+    evaluate = Evaluations(experiment, layout)
+    step = _step(experiment, layout)
     say(_heading(experiment, layout))
     say(layout.explain({"params": target.params}))
     given = _given(experiment, target, checkpoints)
@@ -124,6 +123,10 @@ def _train(
     if process.is_lead():
         opened.enter_context(console)
     when_saved = asked_once(as_when(experiment.checkpoints.when))
+    evaluate.history |= _history(experiment, before=first)
+    stop = Stopping(
+        signals, experiment.max_seconds, experiment.log_every, experiment.stop_early, evaluate.history
+    )
     started = time.perf_counter()
     state = fit(
         step,
@@ -135,13 +138,38 @@ def _train(
         log=_log(experiment, write, when_saved, data, paused=evaluate.seconds),
         save=checkpoints.saver(when_saved),
         beat=console.beat if process.is_lead() else nothing,
-        stop=lambda tick: signals.stop(tick.step),
+        stop=stop,
     )
     checkpoints.wait()
+    if stop.interruption:
+        raise stop.interruption
     outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
-    if outcome.step < experiment.max_step and not signals.ending:
-        say(f"  the data ended after {outcome.step} of {experiment.max_step} steps")
+    if outcome.step < experiment.max_step:
+        why = "the scores got no better" if stop.is_early else "the data ended"
+        say(f"  {why}: done after {outcome.step} of {experiment.max_step} steps")
     return outcome
+
+
+def _step(experiment: Experiment, layout: Layout) -> Step:
+    return make_step(
+        experiment.loss,
+        experiment.optimizer,
+        layout,
+        microbatches=experiment.microbatches,
+        compute_dtype=experiment.train_dtype,
+    )
+
+
+def _history(experiment: Experiment, *, before: int) -> dict[int, Scores]:
+    """Return what was reported up to a step, by step, as process 0 reads it."""
+    path = Path(experiment.run) / "metrics.jsonl"
+    if experiment.stop_early is None or not before:
+        return {}
+    reports = process.on_lead(lambda: read_jsonl(path) if path.exists() else [])
+    history: dict[int, Scores] = {}
+    for report in reports:
+        history.setdefault(int(report["step"]), {}).update(report)
+    return {step: found for step, found in history.items() if step <= before}
 
 
 def _given(experiment: Experiment, target: TrainState, checkpoints: Checkpoints) -> Given:
@@ -253,30 +281,6 @@ def _halting(checkpoints: Checkpoints) -> Writer:
             )
 
     return write
-
-
-class _Evaluations:
-    """All evaluators of an experiment as the loop's one `evaluate`."""
-
-    def __init__(self, experiment: Experiment, layout: Layout):
-        self.each = {name: _evaluator(evaler, layout) for name, evaler in experiment.evalers.items()}
-        self.newest: Scores = {}
-
-    def __call__(self, tick: Tick, state: Any) -> Scores | None:
-        found = {name: scores for name, one in self.each.items() if (scores := one(tick, state))}
-        flat = {f"{name}/{key}": value for name, scores in found.items() for key, value in scores.items()}
-        self.newest |= flat
-        return flat or None
-
-    def seconds(self) -> float:
-        return sum(one.seconds for one in self.each.values())
-
-
-def _evaluator(evaler: Evaler, layout: Layout) -> Evaluator:
-    def data() -> Iterator[Any]:
-        return padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)
-
-    return Evaluator(evaler.measure, data, layout, as_when(evaler.when))
 
 
 def _heading(experiment: Experiment, layout: Layout) -> str:

@@ -1,0 +1,84 @@
+"""Why a run ends before its last step, if not by an error: told to, out of time, or no better for long."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from meshwright import process
+from meshwright.errors import Interrupted, UsageError
+from meshwright.when import Tick
+
+History = Mapping[int, Mapping[str, float]]
+"""The scores of a run by step, those before a restart included."""
+
+StopEarly = Callable[[History], bool]
+"""Whether to end the run, a pure function of its scores; asked after each evaluation."""
+
+
+def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
+    """Return a policy: end when none of the last `patience` scores beats all before them by more than `by`.
+
+    Raises:
+      UsageError: `mode` is another, or `patience` is below 1.
+    """
+    if mode not in ("min", "max") or patience < 1:
+        raise UsageError(f"no_better({metric!r}, {mode!r}, {patience}): give 'min' or 'max', and at least 1.")
+    sign = 1 if mode == "max" else -1
+
+    def stop(history: History) -> bool:
+        found = [sign * history[step][metric] for step in sorted(history) if metric in history[step]]
+        before, newest = found[:-patience], found[-patience:]
+        return bool(before) and not any(score > max(before) + by for score in newest)
+
+    return stop
+
+
+class Stopping:
+    """The loop's `stop`. All processes get one answer.
+
+    Args:
+      signals: SIGTERM, Ctrl-C, and a platform that takes its machine back.
+      max_seconds: how long this process may run, from here on.
+      every: steps between looks at the clock.
+      history: the scores so far; it grows as the run evaluates.
+    """
+
+    def __init__(
+        self,
+        signals: process.Signals,
+        max_seconds: float | None,
+        every: int,
+        stop_early: StopEarly | None,
+        history: History,
+    ):
+        self._signals, self._every, self._stop_early, self._history = signals, every, stop_early, history
+        self._until = None if max_seconds is None else time.monotonic() + max_seconds
+        self._num_judged = len(history)
+        self.interruption: Interrupted | None = None
+        """What to raise after the run: it is not complete, and can be continued."""
+        self.is_early = False
+        """Whether the scores ended the run, which is complete then."""
+
+    def __call__(self, tick: Tick) -> bool:
+        if self._signals.stop(tick.step):
+            self.interruption = self._signals.interruption
+        elif self._is_out_of_time(tick.step):
+            self.interruption = Interrupted(
+                f"stopped after step {tick.step}: max_seconds is over. "
+                "Run the same command again to continue."
+            )
+        elif self._is_no_better():
+            self.is_early = True
+        return self.is_early or self.interruption is not None
+
+    def _is_out_of_time(self, step: int) -> bool:
+        if self._until is None or step % self._every:
+            return False
+        return process.agree(time.monotonic() >= self._until)
+
+    def _is_no_better(self) -> bool:
+        """Judge each evaluation once: the scores are the same on all processes, and so is the answer."""
+        if self._stop_early is None or len(self._history) == self._num_judged:
+            return False
+        self._num_judged = len(self._history)
+        return self._stop_early(self._history)
