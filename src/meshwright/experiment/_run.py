@@ -145,8 +145,8 @@ def _train(
         raise stop.interruption
     outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
     if outcome.step < experiment.max_step:
-        why = "the scores got no better" if stop.is_early else "the data ended"
-        say(f"  {why}: done after {outcome.step} of {experiment.max_step} steps")
+        why = "the scores got no better: done" if stop.is_early else "the data ended"
+        say(f"  {why} after {outcome.step} of {experiment.max_step} steps")
     return outcome
 
 
