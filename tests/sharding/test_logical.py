@@ -39,6 +39,13 @@ def test_a_table_of_ones_own_may_give_several_mesh_axes():
     assert spec("data=2,tensor=4", rule, "w", 64, 128) == P(None, ("tensor", "data"))
 
 
+def test_metadata_come_before_what_is_inferred():
+    params = {"up": struct(512, 2048), "down": struct(2048, 512)}
+    rules = (mw.logical({"up": ("mlp", "embed")}), mw.auto(params))
+    placed = mw.Layout(mw.make_mesh("tensor=8"), rules).shardings(params)
+    assert (placed["up"].spec, placed["down"].spec) == (P("tensor"), P("tensor"))
+
+
 def test_arrays_of_which_no_axis_is_named_are_left_to_other_rules():
     assert mw.logical(AXES)("norm", struct(64), mw.make_mesh("tensor=8")) is None
     assert mw.logical(AXES)("other", struct(64), mw.make_mesh("tensor=8")) is None

@@ -1,6 +1,6 @@
 """Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
 
-from meshwright.sharding._auto import auto
+from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._copies import copy_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._layout import AXES, Layout, idle_axis, place
@@ -12,6 +12,7 @@ from meshwright.sharding._rules import Rule, fsdp, match
 __all__ = [
     "AXES",
     "LOGICAL_AXES",
+    "Auto",
     "Layout",
     "Rule",
     "auto",
