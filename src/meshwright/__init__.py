@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
-    from meshwright.sharding import Layout, explain, fsdp, make_mesh, match
+    from meshwright.sharding import Layout, auto, explain, fsdp, logical, make_mesh, match
     from meshwright.train import (
         Evaluator,
         Only,
@@ -73,7 +73,7 @@ _NAMES = {
     "experiment": ("Evaler", "Experiment", "Input", "Save", "from_checkpoint", "no_better", "run"),
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
-    "sharding": ("Layout", "explain", "fsdp", "make_mesh", "match"),
+    "sharding": ("Layout", "auto", "explain", "fsdp", "logical", "make_mesh", "match"),
     "train": (
         "Evaluator",
         "Only",

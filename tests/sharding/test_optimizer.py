@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -31,6 +32,52 @@ def test_factored_moments_keep_what_is_left_of_the_spec(mesh):
     assert found["v_row/layer/w"] == P("tensor")
     assert found["v_col/layer/w"] == P("fsdp")
     assert found["v/layer/b"] == P()
+
+
+SQUARES = {"w": jnp.ones((256, 256)), "layers": jnp.ones((3, 256, 256))}
+
+
+def square_specs(mesh, tx):
+    layout = mw.Layout(mesh, (mw.match("w", "fsdp", "tensor"), mw.match("layers", None, "fsdp", "tensor")))
+    state = jax.eval_shape(tx.init, SQUARES)
+    placed = beside_params(state, SQUARES, layout.shardings(SQUARES))
+    return {name: sharding.spec for name, sharding in mw.tree.named_leaves(placed).items()}
+
+
+def test_the_factors_of_a_square_are_told_apart(mesh):
+    found = square_specs(mesh, optax.scale_by_factored_rms())
+    assert (found["v_row/w"], found["v_col/w"]) == (P("fsdp"), P("tensor"))
+    assert (found["v_row/layers"], found["v_col/layers"]) == (P(None, "fsdp"), P(None, "tensor"))
+
+
+def test_stacked_copies_of_a_parameter_are_split_as_it_is(mesh):
+    found = square_specs(mesh, optax.scale_by_lbfgs())
+    assert found["diff_params_memory/w"] == P(None, "fsdp", "tensor")
+    assert found["weights_memory"] == P()
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adamw(1e-3),
+        optax.adafactor(1e-3, momentum=0.9),
+        optax.lion(1e-3),
+        optax.contrib.muon(1e-3),
+        optax.MultiSteps(optax.adamw(1e-3), 2),
+        optax.masked(optax.adamw(1e-3), {"w": True, "layers": False}),
+        optax.multi_transform(
+            {"a": optax.adamw(1e-3), "f": optax.adafactor(1e-3)}, {"w": "a", "layers": "f"}
+        ),
+        optax.contrib.schedule_free_adamw(1e-3),
+    ],
+    ids=["adamw", "adafactor", "lion", "muon", "multi_steps", "masked", "multi_transform", "schedule_free"],
+)
+def test_whatever_an_optimizer_keeps_of_large_arrays_is_split(mesh, tx):
+    state = mw.tree.named_leaves(jax.eval_shape(tx.init, SQUARES))
+    found = square_specs(mesh, tx)
+    large = [name for name, x in state.items() if x.size > 16]
+    assert large
+    assert all(found[name] != P() for name in large)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
 
-from meshwright.sharding._auto import auto
+from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._layout import AXES, Layout, idle_axis, place
+from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import make_mesh, mesh_sizes
 from meshwright.sharding._optimizer import beside_params
 from meshwright.sharding._rules import Rule, fsdp, match
 
 __all__ = [
     "AXES",
+    "LOGICAL_AXES",
+    "Auto",
     "Layout",
     "Rule",
     "auto",
@@ -20,6 +23,7 @@ __all__ = [
     "fsdp",
     "human_bytes",
     "idle_axis",
+    "logical",
     "make_mesh",
     "match",
     "mesh_sizes",

@@ -1,8 +1,134 @@
-"""Placeholder until the merge."""
+"""A rule for any model, inferred: tensor and expert parallelism from its structure, FSDP by size."""
 
-from meshwright.sharding._rules import Rule, fsdp
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from meshwright import tree
+from meshwright.errors import LayoutError
+from meshwright.sharding._shapes import shaped_structure
+from meshwright.sharding._structure import STACKS, Dim, Group, Structure, split_groups
+from meshwright.sharding._traced import traced_structure
+
+PyTree = Any
+Entries = list[tuple[str, ...]]
+"""The mesh axes of each dimension."""
 
 
-def auto(params, function=None, *arguments) -> Rule:
-    """Return a rule."""
-    return fsdp()
+@dataclass(frozen=True, eq=False)
+class Auto:
+    """The rule that `auto` makes. `why` has the reason for each of its choices."""
+
+    structure: Structure
+    split: frozenset[Group]
+    min_size: int
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        dims = self._dims(name, x)
+        if dims is None:
+            return None
+        entries, _ = self._decide(dims, x, mesh)
+        return P(*entries) if any(entries) else None
+
+    def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
+        """Return the reason for the spec of one array, in a few words."""
+        dims = self._dims(name, x)
+        return "" if dims is None else self._decide(dims, x, mesh)[1]
+
+    def _dims(self, name: str, x: jax.ShapeDtypeStruct) -> tuple[Dim, ...] | None:
+        """Return what is known of a parameter, by its own name or as it is called in a `TrainState`."""
+        known = self.structure.dims
+        dims = known.get(name, known.get(name.removeprefix("params/")))
+        return dims if dims is not None and len(dims) == x.ndim else None
+
+    def _decide(self, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Entries, str]:
+        entries: Entries = [()] * x.ndim
+        reasons = [self._tensor(entries, dims, x, mesh), _experts(entries, dims, x, mesh)]
+        reasons.append(_fsdp(entries, dims, x, mesh, self.min_size))
+        return entries, "; ".join(filter(None, reasons))
+
+    def _tensor(self, entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
+        """Split the chosen dimension over the tensor axis, if there is one that divides."""
+        ways = mesh.shape.get("tensor", 1)
+        if ways == 1:
+            return ""
+        chosen = [d for d, dim in enumerate(dims) if dim.group in self.split]
+        if not chosen:
+            return self._whole(dims)
+        d = chosen[0]
+        if dims[d].pieces % ways or x.shape[d] % ways:
+            return f"{dims[d].pieces} {dims[d].kind} do not divide by {ways}"
+        entries[d] = ("tensor",)
+        return f"{dims[d].pieces} {dims[d].kind}"
+
+    def _whole(self, dims: tuple[Dim, ...]) -> str:
+        """Return why none of `dims` is split over the tensor axis."""
+        never = (self.structure.never.get(dim.group, "") for dim in dims)
+        kinds = ("" if dim.kind in STACKS or dim.group is not None else dim.kind for dim in dims)
+        told = ", ".join(dict.fromkeys(filter(None, (*kinds, *never))))
+        joined = any(dim.group is not None for dim in dims)
+        return told or ("joined to what is split" if joined else "")
+
+
+def auto(
+    params: PyTree,
+    function: Callable[..., Any] | None = None,
+    *arguments: PyTree,
+    head_size: int | None = None,
+    min_size: int = 2**16,
+) -> Auto:
+    """Return a rule that splits `params` well over a mesh with any of the axes tensor, expert and fsdp.
+
+    With a function it knows: which dimensions are heads, hidden features or a vocabulary is read off
+    what the function does. Without, it goes by shapes, and in attention by the usual names; what they
+    leave open stays whole over the tensor axis. Names may change and trees be sorted otherwise; the
+    specs stay. `Layout.explain` shows the reasons.
+
+    Args:
+      params: the parameters, or `ShapeDtypeStruct`s for them.
+      function: the loss, or the model, but no gradient of it: called as `function(params, *arguments)`,
+        traced and not run.
+      arguments: the others it takes; structs will do.
+      head_size: features of an attention head, where there is no function and `params` do not tell.
+      min_size: arrays of fewer elements are not split over fsdp.
+
+    Raises:
+      LayoutError: `head_size` is given beside a function, which tells it.
+    """
+    if function is None:
+        structure = shaped_structure(tree.named_leaves(tree.abstract(params)), head_size)
+    elif head_size is None:
+        structure = traced_structure(params, function, *arguments)
+    else:
+        raise LayoutError(f"auto: head_size={head_size} is not needed beside a function, which tells it.")
+    return Auto(structure, split_groups(structure), min_size)
+
+
+def _experts(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
+    """Split stacked experts over the expert axis. A last dimension of experts is a router's choices."""
+    ways = mesh.shape.get("expert", 1)
+    found = [d for d, dim in enumerate(dims[:-1]) if dim.kind == "experts" and x.shape[d] % ways == 0]
+    if ways == 1 or not found:
+        return ""
+    entries[found[0]] = ("expert",)
+    return f"{x.shape[found[0]]} experts"
+
+
+def _fsdp(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh, min_size: int) -> str:
+    """Split the longest dimension that divides over fsdp: one that is whole so far, or else a part."""
+    ways = mesh.shape.get("fsdp", 1)
+    if ways == 1 or x.size < min_size:
+        return ""
+    left = [x.shape[d] // math.prod(mesh.shape[axis] for axis in entries[d]) for d in range(x.ndim)]
+    # A scan takes one layer after the other: split over layers, each would have to be fetched whole.
+    fit = [d for d in range(x.ndim) if left[d] % ways == 0 and dims[d].kind != "layers"]
+    if not fit:
+        return f"nothing divides by fsdp {ways}"
+    d = max(fit, key=lambda d: (not entries[d], left[d]))
+    entries[d] = (*entries[d], "fsdp")
+    return "fsdp"

@@ -2,15 +2,22 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright import tree
 
 PyTree = Any
+
+WHOLE = "replicated"
+LARGE_BYTES = 2**20
+"""What is smaller is never warned of, nor what is less than a twentieth of all."""
 
 
 @dataclass(frozen=True)
@@ -23,38 +30,62 @@ class Row:
     spec: str
     num_params: int
     device_bytes: int
+    reason: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.spec == WHOLE
 
 
-def rows(arrays: PyTree, shardings: PyTree) -> list[Row]:
-    """Return a `Row` for each array, with repeated layers folded: `layers/{0..11}/q`."""
+def rows(arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str]) -> list[Row]:
+    """Return a `Row` for each array, with repeated layers folded: `layers/{12 alike}/q`."""
     placed = tree.named_leaves(shardings)
     folded: dict[tuple[Any, ...], list[tuple[str, Row]]] = {}
     for name, x in tree.named_leaves(arrays).items():
-        row = _row(name, x, placed[name])
-        alike = (re.sub(r"(?<=/)\d+(?=/)|^\d+(?=/)", "#", name, count=1), row.shape, row.dtype, row.spec)
-        folded.setdefault(alike, []).append((name, row))
+        row = _row(name, x, placed[name], reasons.get(name, ""))
+        pattern = re.sub(r"(?<=/)\d+(?=/)|^\d+(?=/)", "#", name, count=1)
+        folded.setdefault((pattern, row.shape, row.dtype, row.spec, row.reason), []).append((name, row))
     return [_fold(pattern[0], [row for _, row in group]) for pattern, group in folded.items()]
 
 
-def explain(arrays: PyTree, shardings: PyTree) -> str:
-    """Return the table as text, with a line of totals.
+def explain(arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the table as text, with a line of totals, and a warning for each large array left whole.
 
     Args:
       arrays: arrays, or `ShapeDtypeStruct`s.
       shardings: a tree of `NamedSharding`s of the same structure.
+      reasons: why an array is placed as it is, by its name.
     """
-    found = rows(arrays, shardings)
+    found = rows(arrays, shardings, reasons)
     total = Row(
         "total", (), "", "", sum(row.num_params for row in found), sum(row.device_bytes for row in found)
     )
-    header = ("name", "shape", "dtype", "spec", "parameters", "per device")
-    cells = [header, *(_cells(row) for row in (*found, total))]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+    header = ("name", "shape", "dtype", "spec", "parameters", "per device", "why")
+    cells = [header[: None if reasons else -1], *(_cells(row, reasons) for row in (*found, total))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(_aligned(cell, width, i) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
         for line in cells
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    warnings = _warnings(found, total) if _splits_parameters(shardings) else []
+    return "\n".join([*(line.rstrip() for line in lines), *warnings])
+
+
+def _splits_parameters(shardings: PyTree) -> bool:
+    """Whether the mesh has an axis to split parameters over."""
+    shapes = (sharding.mesh.shape for sharding in jax.tree.leaves(shardings))
+    return any(shape.get(axis, 1) > 1 for shape in shapes for axis in ("fsdp", "expert", "tensor"))
+
+
+def _warnings(found: list[Row], total: Row) -> list[str]:
+    large = [
+        row for row in found if row.is_whole and row.device_bytes >= max(LARGE_BYTES, total.device_bytes / 20)
+    ]
+    return [
+        f"  whole on every device: {row.name}, {human_bytes(row.device_bytes)}"
+        + (f" ({row.reason})" if row.reason else "")
+        for row in large
+    ]
 
 
 def human_bytes(num_bytes: float) -> str:
@@ -71,7 +102,7 @@ def device_bytes(x: Any, sharding: NamedSharding) -> int:
     return math.prod(sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize
 
 
-def _row(name: str, x: Any, sharding: NamedSharding) -> Row:
+def _row(name: str, x: Any, sharding: NamedSharding, reason: str) -> Row:
     spec = ", ".join(
         "-" if entry is None else entry if isinstance(entry, str) else "+".join(entry)
         for entry in sharding.spec
@@ -80,9 +111,10 @@ def _row(name: str, x: Any, sharding: NamedSharding) -> Row:
         name,
         tuple(x.shape),
         np.dtype(x.dtype).name,
-        spec or "replicated",
+        spec or WHOLE,
         math.prod(x.shape),
         device_bytes(x, sharding),
+        reason,
     )
 
 
@@ -97,13 +129,15 @@ def _fold(pattern: str, alike: list[Row]) -> Row:
         first.spec,
         sum(row.num_params for row in alike),
         sum(row.device_bytes for row in alike),
+        first.reason,
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, reasons: Mapping[str, str]) -> tuple[str, ...]:
     shape = " × ".join(map(str, row.shape)) or ("" if row.name == "total" else "scalar")
-    return (row.name, shape, row.dtype, row.spec, f"{row.num_params:,}", human_bytes(row.device_bytes))
+    cells = (row.name, shape, row.dtype, row.spec, f"{row.num_params:,}", human_bytes(row.device_bytes))
+    return (*cells, row.reason) if reasons else cells
 
 
 def _aligned(cell: str, width: int, column: int) -> str:
-    return cell.rjust(width) if column >= 4 else cell.ljust(width)
+    return cell.rjust(width) if column in (4, 5) else cell.ljust(width)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
 from meshwright.sharding._explain import explain
-from meshwright.sharding._rules import Rule, fsdp
+from meshwright.sharding._rules import Reasoned, Rule, fsdp
 
 PyTree = Any
 
@@ -101,8 +101,17 @@ class Layout:
         return place(arrays, self.shardings(arrays))
 
     def explain(self, arrays: PyTree) -> str:
-        """Return the table of what lies where, as text: shape, dtype, spec, bytes per device."""
-        return explain(arrays, self.shardings(arrays))
+        """Return the table of what lies where, as text: shape, dtype, spec, bytes per device, and why."""
+        reasons = {name: self._reason(name, x) for name, x in tree.named_leaves(arrays).items()}
+        return explain(arrays, self.shardings(arrays), reasons if any(reasons.values()) else {})
+
+    def _reason(self, name: str, x: Any) -> str:
+        """Return the reason of the rule that decides, or of one that leaves the array whole, if they tell."""
+        x = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        deciding = next((rule for rule in self.rules if rule(name, x, self.mesh) is not None), None)
+        asked = self.rules if deciding is None else (deciding,)
+        told = (rule.why(name, x, self.mesh) for rule in asked if isinstance(rule, Reasoned))
+        return next(filter(None, told), "")
 
 
 def place(arrays: PyTree, shardings: PyTree) -> PyTree:

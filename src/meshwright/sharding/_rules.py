@@ -5,6 +5,7 @@ The first rule that answers decides; None means "not mine". Any function of that
 
 import re
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
@@ -14,6 +15,14 @@ from meshwright import tree
 from meshwright.errors import LayoutError
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
+
+
+@runtime_checkable
+class Reasoned(Protocol):
+    """A rule that can say why it decides as it does; `Layout.explain` shows it."""
+
+    def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh, /) -> str: ...
+
 
 AxisEntry = str | tuple[str, ...] | None
 

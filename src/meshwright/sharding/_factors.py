@@ -1,0 +1,91 @@
+"""Dimensions as products of factors that can be cut, and found to be the same.
+
+A projection's 4,096 outputs that are reshaped to 32 heads of 128 *are* the product 32 × 128, also in
+the weight that made them. A factor is a number; dimensions are tuples of factors, the slowest first.
+Finding that two dimensions are one cuts both until their factors pair up.
+"""
+
+Factor = int
+Product = tuple[Factor, ...]
+
+
+class Factors:
+    """A union-find over factors, each of which may also be cut in two."""
+
+    def __init__(self) -> None:
+        self._size: list[int] = []
+        self._parent: list[Factor] = []
+        self._cut: dict[Factor, tuple[Factor, Factor]] = {}
+
+    def new(self, size: int) -> Product:
+        """Return a dimension of `size` of which nothing is known."""
+        return (self._new(size),) if size > 1 else ()
+
+    def size(self, factor: Factor) -> int:
+        """Return the number that `factor` is."""
+        return self._size[factor]
+
+    def flat(self, product: Product) -> list[Factor]:
+        """Return the uncut factors of `product` as they stand now, each by its representative."""
+        flat = []
+        for factor in product:
+            root = self._root(factor)
+            flat.extend(self.flat(self._cut[root]) if root in self._cut else [root])
+        return flat
+
+    def unify(self, one: Product, other: Product) -> None:
+        """Make two dimensions of one size the same, as far as their factors can be paired."""
+        left, right = self.flat(one), self.flat(other)
+        while left and right:
+            a, b = left.pop(0), right.pop(0)
+            size_a, size_b = self._size[a], self._size[b]
+            if size_a == size_b:
+                self._parent[max(a, b)] = min(a, b)
+            elif size_a % size_b == 0:
+                major, minor = self._divide(a, size_b)
+                left, right = [major, minor, *left], [b, *right]
+            elif size_b % size_a == 0:
+                major, minor = self._divide(b, size_a)
+                left, right = [a, *left], [major, minor, *right]
+            else:
+                return
+
+    def reshape(self, dims: tuple[Product, ...], shape: tuple[int, ...]) -> tuple[Product, ...]:
+        """Return the dimensions after a reshape to `shape`: new ones from where factors do not fit."""
+        left = [factor for dim in dims for factor in self.flat(dim)]
+        reshaped: list[Product] = []
+        for size in shape:
+            dim = self._take(left, size)
+            if dim is None:
+                return (*reshaped, *(self.new(rest) for rest in shape[len(reshaped) :]))
+            reshaped.append(dim)
+        return tuple(reshaped)
+
+    def _take(self, left: list[Factor], size: int) -> Product | None:
+        """Take factors of product `size` off the front of `left`, cutting the last; None if none fit."""
+        taken: list[Factor] = []
+        while size > 1 and left:
+            factor = left.pop(0)
+            if size % self._size[factor] and self._size[factor] % size == 0:
+                factor, minor = self._divide(factor, size)
+                left.insert(0, minor)
+            if size % self._size[factor]:
+                return None
+            taken.append(factor)
+            size //= self._size[factor]
+        return tuple(taken) if size == 1 else None
+
+    def _divide(self, factor: Factor, major: int) -> tuple[Factor, Factor]:
+        self._cut[factor] = self._new(major), self._new(self._size[factor] // major)
+        return self._cut[factor]
+
+    def _new(self, size: int) -> Factor:
+        self._size.append(size)
+        self._parent.append(len(self._parent))
+        return len(self._size) - 1
+
+    def _root(self, factor: Factor) -> Factor:
+        while self._parent[factor] != factor:
+            self._parent[factor] = self._parent[self._parent[factor]]
+            factor = self._parent[factor]
+        return factor

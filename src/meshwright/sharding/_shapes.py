@@ -1,0 +1,85 @@
+"""The structure of a model from the shapes of its parameters, and in attention from the usual names.
+
+For when there is no function to trace. Dimensions of one size are taken to be one group. Where that
+cannot tell, as in the square projections of attention, names are asked: q, k, v and their kin, whatever
+they are spelt with. The order of a tree is never asked, since sorting decides that.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.sharding._attention import head_dims
+from meshwright.sharding._names import POSITIONS, WIDENING, Leaf, leaves_of
+from meshwright.sharding._structure import SMALL_TABLE, Dim, Group, Structure
+
+Dims = tuple[Dim, ...]
+
+
+def shaped_structure(arrays: Mapping[str, Any], head_size: int | None) -> Structure:
+    """Return the structure that shapes and names show."""
+    leaves = leaves_of(arrays)
+    weights = [leaf for leaf in leaves if leaf.is_weight]
+    rows_out = _rows_are_outputs(leaves, weights)
+    dims = {leaf.name: _by_size(leaf) for leaf in leaves}
+    for name, heads in head_dims(weights, head_size, rows_out).items():
+        dims[name] = tuple(heads.get(d, dim) for d, dim in enumerate(dims[name]))
+    for bias, weight in _beside(leaves, weights):
+        dims[bias.name] = _bias_dims(bias, weight, dims, rows_out) or dims[bias.name]
+    return Structure(dims, _open_ends(weights, dims, rows_out))
+
+
+def _by_size(leaf: Leaf) -> Dims:
+    """Return dimensions grouped by their size alone."""
+    dims = [Dim(kind=kind) for kind in leaf.stacks] + [Dim()] * (len(leaf.shape) - len(leaf.stacks))
+    for d in leaf.ends if len(leaf.features) > 1 else leaf.features:
+        kind = "rows" if leaf.is_table and d == leaf.features[0] else "features"
+        dims[d] = Dim(("size", leaf.shape[d]), leaf.shape[d], leaf.shape[d], kind)
+        if kind == "rows" and (leaf.shape[d] <= SMALL_TABLE or leaf.words & POSITIONS):
+            dims[d] = Dim(kind="a small table")
+    return tuple(dims)
+
+
+def _beside(leaves: list[Leaf], weights: list[Leaf]) -> list[tuple[Leaf, Leaf]]:
+    """Return the arrays that share a layer with one weight, with that weight: biases, mostly."""
+    number = Counter(leaf.path[:-1] for leaf in weights)
+    only = {leaf.path[:-1]: leaf for leaf in weights if number[leaf.path[:-1]] == 1}
+    pairs = ((leaf, only.get(leaf.path[:-1])) for leaf in leaves)
+    return [(leaf, weight) for leaf, weight in pairs if weight and len(leaf.shape) < len(weight.shape)]
+
+
+def _bias_dims(bias: Leaf, weight: Leaf, dims: Mapping[str, Dims], rows_out: bool) -> Dims | None:
+    """Return for a bias the dimensions of the weight's outputs, or None if it is no bias."""
+    stacks, own = len(bias.stacks), bias.shape[len(bias.stacks) :]
+    last = weight.features[0] + 1 if rows_out and len(own) == 1 else len(weight.shape)
+    outputs = slice(last - len(own), last)
+    fits = own and own == weight.shape[outputs]
+    return (*dims[bias.name][:stacks], *dims[weight.name][outputs]) if fits else None
+
+
+def _rows_are_outputs(leaves: list[Leaf], weights: list[Leaf]) -> bool:
+    """Whether matrices lie as [out, in], as PyTorch's and Equinox's: their biases and names tell."""
+    votes = 0
+    for bias, weight in _beside(leaves, weights):
+        rows, columns = (weight.shape[d] for d in weight.ends)
+        if len(weight.features) == 2 and rows != columns and bias.features:
+            size = bias.shape[bias.features[-1]]
+            votes += (size == rows) - (size == columns)
+    for leaf in weights:
+        if len(leaf.features) == 2 and leaf.words & WIDENING:
+            rows, columns = (leaf.shape[d] for d in leaf.ends)
+            votes += (rows > columns) - (rows < columns)
+    return votes > 0
+
+
+def _open_ends(weights: list[Leaf], dims: Mapping[str, Dims], rows_out: bool) -> frozenset[Group]:
+    """Return the groups that weights only read or only write."""
+    read, written = set(), set()
+    for leaf in weights:
+        inputs, outputs = leaf.ends
+        if rows_out and not leaf.is_table and len(leaf.features) == 2:
+            inputs, outputs = outputs, inputs
+        read.add(dims[leaf.name][inputs].group)
+        written.add(dims[leaf.name][outputs].group)
+    heads = {dim.group for each in dims.values() for dim in each if "heads" in dim.kind}
+    return frozenset(read ^ written) - heads - {None}

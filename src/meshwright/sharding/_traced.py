@@ -1,0 +1,174 @@
+"""The structure of a model from what it does: what the notes of a walk through its jaxpr mean."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
+from typing import Any
+
+import jax
+
+from meshwright import tree
+from meshwright.sharding._factors import Factor, Product
+from meshwright.sharding._structure import SMALL_TABLE, STACKS, Dim, Group, Structure
+from meshwright.sharding._trace import Value, Walk
+
+PyTree = Any
+Dims = tuple[Dim, ...]
+
+
+def traced_structure(params: PyTree, function: Callable[..., Any], *arguments: PyTree) -> Structure:
+    """Return the structure of `params` as `function(params, *arguments)` uses them. All may be abstract."""
+    jaxpr = jax.make_jaxpr(function)(tree.abstract(params), *tree.abstract(arguments)).jaxpr
+    walk = Walk()
+    values = [walk.fresh(var.aval.shape) for var in jaxpr.invars]
+    named = {name: value.dims for name, value in zip(tree.leaf_names(params), values, strict=False)}
+    inputs = values[len(named) :]
+    walk.marked["input"].extend(dim for value in inputs for dim in value.dims)
+    walk.run(jaxpr, [*(Value(dims, name) for name, dims in named.items()), *inputs])
+    return Notes(walk, named).structure()
+
+
+class Notes:
+    """The notes of a walk, read for the parameters."""
+
+    def __init__(self, walk: Walk, params: Mapping[str, tuple[Product, ...]]):
+        self.walk, self.flat = walk, walk.factors.flat
+        # In the order of use, so that nothing hangs on how a tree is sorted.
+        self.params = {name: params[name] for name in (*walk.weights, *params)}
+        self.inner = self._inner()
+        self.heads = self._heads()
+        self.whole = self._whole()
+        self.slices, self.joined = self._slices()
+        self.read, self.written = self._groups(walk.read), self._groups(walk.written)
+        self.rows = self._groups(factor for dim in walk.marked["rows"] for factor in dim)
+
+    def structure(self) -> Structure:
+        dims = {
+            name: tuple(self._dim(products, d) for d in range(len(products)))
+            for name, products in self.params.items()
+        }
+        never = dict.fromkeys(_own_inputs(dims), "a width that feeds itself")
+        never |= dict.fromkeys(_stems(dims, self.walk.convolutions), "a stem of convolutions")
+        return Structure(dims, frozenset(self.read ^ self.written), never)
+
+    def _factors(self, dims: Iterable[Product]) -> set[Factor]:
+        return {factor for dim in dims for factor in self.flat(dim)}
+
+    def _inner(self) -> set[Factor]:
+        """Return the factors over which activations are contracted with each other, and head sizes.
+
+        What is inner of a slice is inner of the whole and of the other slices: rotary positions cut a
+        head in halves and put it together again.
+        """
+        outer = self._factors(self.walk.marked["outer"])
+        inner = self._factors(self.walk.marked["inner"])
+        inner |= self._factors(other for first, other in self.walk.together if outer & set(self.flat(first)))
+        parts: dict[Factor, set[Factor]] = defaultdict(set)
+        for whole, part in self.walk.slices:
+            if len(self.flat(whole)) == 1:
+                parts[self.flat(whole)[0]] |= set(self.flat(part))
+        before = -1
+        while len(inner) > before:
+            before = len(inner)
+            for whole, all_parts in parts.items():
+                if all_parts <= inner or whole in inner:
+                    inner |= {whole, *all_parts}
+        return inner
+
+    def _heads(self) -> set[Factor]:
+        """Return the factors that count heads: before inner ones in a projection, or of a batch of dots."""
+        dims = [dim for products in self.params.values() for dim in products]
+        flats = [self.flat(dim) for dim in (*dims, *(part for _, part in self.walk.slices))]
+        outer = [list(takewhile(lambda factor: factor not in self.inner, flat)) for flat in flats]
+        pairs = zip(flats, outer, strict=True)
+        before_inner = {factor for flat, heads in pairs if len(heads) < len(flat) for factor in heads}
+        return before_inner | self._factors(self.walk.marked["outer"])
+
+    def _whole(self) -> dict[Factor, str]:
+        """Return the factors that are never split, with the reason."""
+        marked = self.walk.marked
+        trailing = {
+            factor for products in self.params.values() for dim in products for factor in self.flat(dim)[1:]
+        }
+        experts = [first for first, other in self.walk.together if not self.inner & set(self.flat(other))]
+        reasons = {
+            "within a longer dimension": trailing - self.heads,
+            "within a head": self.inner,
+            "the input's features": self._factors(marked["input"]),
+            "a small table": self._factors(dim for dim in marked["rows"] if self._size(dim) <= SMALL_TABLE),
+            "indexed one by one": self._factors(marked["indexed"]),
+            "experts": self._factors((*marked["experts"], *experts)),
+            "layers": self._factors(marked["layers"]),
+        }
+        return {factor: reason for reason, factors in reasons.items() for factor in factors}
+
+    def _slices(self) -> tuple[dict[Factor, list[Product]], dict[Factor, Factor]]:
+        """Return the slices of factors, and the factor whose group each sliced one is in."""
+        slices: dict[Factor, list[Product]] = defaultdict(list)
+        joined: dict[Factor, Factor] = {}
+        for whole, part in self.walk.slices:
+            outer, inner = self.flat(whole), self.flat(part)
+            if len(outer) == 1:
+                slices[outer[0]].append(part)
+                if inner[0] not in self.whole:
+                    joined.setdefault(outer[0], inner[0])
+        return slices, joined
+
+    def _dim(self, products: tuple[Product, ...], d: int) -> Dim:
+        flat = self.flat(products[d])
+        if not flat:
+            return Dim()
+        group, why = self._group(flat[0]), self.whole.get(flat[0], "")
+        used = group in self.read | self.written  # unlike positions that are added, or a kernel's height
+        if why or not used:
+            return Dim(kind=why if used or why in STACKS else "")
+        if group not in self.heads:
+            kind = "rows" if group in self.rows else "features"
+            return Dim(group, self._pieces(products[d]), self._size(products[d]), kind)
+        within = takewhile(lambda dim: self.inner >= set(self.flat(dim)), products[d + 1 :])
+        features = math.prod(map(self._size, (products[d], *within)))
+        return Dim(group, self._pieces(products[d]), features, "heads")
+
+    def _group(self, factor: Factor) -> Factor:
+        while factor in self.joined:  # ends: what is joined is smaller
+            factor = self.joined[factor]
+        return factor
+
+    def _groups(self, factors: Iterable[Factor]) -> set[Factor]:
+        return {self._group(self.flat((factor,))[0]) for factor in factors}
+
+    def _pieces(self, product: Product) -> int:
+        """Return into how many equal parts a dimension may be dealt out."""
+        flat = self.flat(product)
+        if flat[0] in self.inner:
+            return 1
+        fused = [part for part in self.slices[flat[0]] if (self.inner | self.heads) & set(self.flat(part))]
+        if fused:  # queries, keys and values in one
+            return math.gcd(*map(self._pieces, fused))
+        counted = list(takewhile(lambda factor: factor in self.heads, flat)) or flat[:1]
+        return math.prod(map(self.walk.factors.size, counted))
+
+    def _size(self, product: Product) -> int:
+        return math.prod(map(self.walk.factors.size, self.flat(product)))
+
+
+def _stems(dims: Mapping[str, Dims], convolutions: set[str]) -> set[Group]:
+    """Return what lies within the few convolutions before a model of other weights."""
+    touching: dict[Group, Counter[bool]] = defaultdict(Counter)
+    for name, each in dims.items():
+        for group in _groups(each) if len(each) > 1 else ():
+            touching[group][name in convolutions] += 1
+    foreign = {group for group, count in touching.items() if count[False] > count[True]}
+    before = (_groups(dims[name]) for name in convolutions)
+    return {group for groups in before if groups & foreign for group in groups - foreign}
+
+
+def _own_inputs(dims: Mapping[str, Dims]) -> set[Group]:
+    """Return what one weight both reads and writes, as in a recurrent network, and would always send."""
+    counts = [Counter(dim.group for dim in each if dim.group is not None) for each in dims.values()]
+    return {group for count in counts for group, times in count.items() if times > 1}
+
+
+def _groups(dims: Dims) -> set[Group]:
+    return {dim.group for dim in dims if dim.group is not None}
