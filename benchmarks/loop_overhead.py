@@ -7,16 +7,11 @@ time holds the computing too, which on virtual devices is most of it.
 
 import argparse
 import contextlib
-import gc
 import json
-import multiprocessing
 import os
 import statistics
 import tempfile
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -25,16 +20,14 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 import optax
+from peers import redco_fit
+from peers.loops import Cost, Run, bare_loop, measure, on_devices, ratio, say, show, shuffled, timed
 
 import meshwright as mw
 from meshwright.demo import digits
 
-Run = Callable[[int], int]
-"""Makes about as many more steps as asked, waits for the last, and returns how many there were."""
-
 MAX_RATIO = 1.10  # of the bare loop's main-thread CPU time
 MAX_ADDED = 100  # µs a step
-REDCO_SHARE = 5  # its steps take several times as long, so a fifth as many do
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,11 @@ class Program:
         examples = {name: np.repeat(x, copies, axis=0) for name, x in self.examples.items()}
         return mw.batches(examples, self.setting.batch_size, self.layout.batch_sharding)
 
+    def shuffled(self, place: Callable[[Any], Any]) -> Iterator[Any]:
+        """Yield batches for ever, shuffled by numpy and then placed."""
+        rows_of = lambda rows: place({name: x[rows] for name, x in self.examples.items()})  # noqa: E731
+        return shuffled(len(self.examples["label"]), self.setting.batch_size, rows_of)
+
 
 def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *, copies: int = 1) -> Run:
     """`mw.fit` as `mw.run` calls it, but for evaluation and checkpoints."""
@@ -103,40 +101,12 @@ def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *,
         jax.block_until_ready(state)
         return num_steps
 
-    return run
-
-
-def bare_loop(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: Iterator[Any]) -> Run:
-    """The loop one writes oneself, which never runs further ahead than `fit` does."""
-
-    def run(num_steps: int) -> int:
-        nonlocal state
-        in_flight = deque()
-        for _ in range(num_steps):
-            state, metrics = step(state, next(batches))
-            in_flight.append(metrics)
-            if len(in_flight) > mw.train.RUN_AHEAD:
-                jax.block_until_ready(in_flight.popleft())
-        jax.block_until_ready(state)
-        return num_steps
-
-    return run
-
-
-def shuffled(program: Program, place: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield batches for ever, shuffled by numpy and then placed."""
-    rng, num_examples = np.random.default_rng(0), len(program.examples["label"])
-    batch_size = program.setting.batch_size
-    while True:
-        order = rng.permutation(num_examples)
-        for start in range(0, num_examples - batch_size + 1, batch_size):
-            rows = order[start : start + batch_size]
-            yield place({name: x[rows] for name, x in program.examples.items()})
+    return timed(run)
 
 
 def our_loops(program: Program, nowhere: TextIO, opened: contextlib.ExitStack) -> dict[str, Run]:
     def bare(place: Callable[[Any], Any]) -> Run:
-        return bare_loop(program.compiled, program.state(), shuffled(program, place))
+        return bare_loop(program.compiled, program.state(), program.shuffled(place))
 
     return {
         "bare": bare(lambda batch: jax.device_put(batch, program.layout.batch_sharding)),
@@ -150,79 +120,29 @@ def our_loops(program: Program, nowhere: TextIO, opened: contextlib.ExitStack) -
 def redco_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
     """redco's `Trainer.fit`, and a bare loop over the step that redco compiled."""
     from flax.training.common_utils import shard
-    from redco import Deployer, Trainer
-
-    num_devices, batch_size = program.setting.num_devices, program.setting.batch_size
-    steps_per_epoch = len(program.examples["label"]) // batch_size
-    examples = [
-        dict(zip(program.examples, row, strict=True)) for row in zip(*program.examples.values(), strict=True)
-    ]
 
     def trainer() -> Any:
-        return Trainer(
-            deployer=Deployer(jax_seed=0),
-            collate_fn=lambda examples: {name: np.stack([x[name] for x in examples]) for name in examples[0]},
-            apply_fn=None,
-            loss_fn=lambda rng, state, params, batch, is_training: digits.loss(params, batch, rng)[0],
-            params=program.init(jax.random.key(0)),
-            optimizer=program.tx,
-        )
+        loss = lambda params, batch: digits.loss(params, batch, None)[0]  # noqa: E731
+        return redco_fit.trainer(program.init(jax.random.key(0)), loss, program.tx, nowhere)
 
-    def run_fit(num_steps: int) -> int:
-        num_epochs = max(1, num_steps // REDCO_SHARE // steps_per_epoch)
-        with contextlib.redirect_stderr(nowhere):
-            fitted.fit(examples, per_device_batch_size=batch_size // num_devices, n_epochs=num_epochs)
-        jax.block_until_ready(fitted.state.params)
-        return num_epochs * steps_per_epoch
-
-    with contextlib.redirect_stderr(nowhere):
-        fitted, stepped = trainer(), trainer()
+    num_devices, batch_size = program.setting.num_devices, program.setting.batch_size
+    columns = program.examples
+    examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    stepped = trainer()
     stepped.setup_running_step(dummy_batch=None)
     redco_step, keys = stepped._p_train_step, np.zeros((num_devices, 2), np.uint32)  # it has no public name
-    batches = shuffled(program, lambda batch: jax.tree.map(shard, batch))
+    batches = program.shuffled(lambda batch: jax.tree.map(shard, batch))
     return {
         "redco's step, bare": bare_loop(
             lambda state, batch: redco_step(keys, state, batch), stepped.state, batches
         ),
-        "redco's fit": run_fit,
+        "redco's fit": redco_fit.fit_loop(
+            trainer(), examples, batch_size // num_devices, len(examples) // batch_size, nowhere
+        ),
     }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Microseconds per step, one number for each round."""
-
-    cpu: list[float]
-    wall: list[float]
-
-
-def measure(loops: dict[str, Run], *, steps: int, rounds: int) -> dict[str, Cost]:
-    for run in loops.values():
-        run(50)  # compiles what is left to compile
-    gc.freeze()  # so that nobody's collector walks through another's examples
-    costs = {name: Cost([], []) for name in loops}
-    for turn in range(rounds):
-        for name in list(loops) if turn % 2 else reversed(loops):
-            cpu, wall = time.thread_time(), time.perf_counter()
-            made = loops[name](steps)
-            costs[name].cpu.append(1e6 * (time.thread_time() - cpu) / made)
-            costs[name].wall.append(1e6 * (time.perf_counter() - wall) / made)
-    return costs
-
-
-def ratio(these: list[float], those: list[float]) -> float:
-    """The median of the rounds' ratios: what slows a whole round down cancels out."""
-    return statistics.median(a / b for a, b in zip(these, those, strict=True))
-
-
-def show(setting: Setting, costs: dict[str, Cost]) -> None:
-    print(f"\n{setting}\n{'':26}{'CPU µs/step':>12}{'ratio':>7}{'wall µs/step':>15}{'ratio':>7}")
-    for name, cost in costs.items():
-        base = costs["redco's step, bare" if "redco" in name else "bare"]
-        print(
-            f"{name:26}{statistics.median(cost.cpu):12.0f}{ratio(cost.cpu, base.cpu):7.2f}"
-            f"{statistics.median(cost.wall):15.0f}{ratio(cost.wall, base.wall):7.2f}"
-        )
+def judge(costs: dict[str, Cost]) -> None:
     fit, bare, leanest = costs["fit"], costs["bare"], costs["bare, numpy batches"]
     against_bare = ratio(fit.cpu, bare.cpu)
     added = statistics.median(a - b for a, b in zip(fit.cpu, leanest.cpu, strict=True))
@@ -232,20 +152,15 @@ def show(setting: Setting, costs: dict[str, Cost]) -> None:
     say(added <= MAX_ADDED, f"fit adds {added:.0f} µs of CPU to the leaner bare loop, bar {MAX_ADDED}")
 
 
-def say(met: bool, what: str) -> None:
-    print(f"  {'✓' if met else '✗'} {what}")
-
-
 def measure_here(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", setting.num_devices)
     program = Program(setting)
     with contextlib.ExitStack() as opened, Path(os.devnull).open("w") as nowhere:
         loops = our_loops(program, nowhere, opened)
         if options.redco:
             loops |= redco_loops(program, nowhere)
         costs = measure(loops, steps=options.steps, rounds=options.rounds)
-    show(setting, costs)
+    show(setting, costs, lambda name: "redco's step, bare" if "redco" in name else "bare")
+    judge(costs)
     return {"setting": vars(setting), "us_per_step": {name: vars(cost) for name, cost in costs.items()}}
 
 
@@ -256,10 +171,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="for every number measured")
     parser.add_argument("--no-redco", dest="redco", action="store_false")
     options = parser.parse_args()
-    found = []
-    for setting in SETTINGS:  # a process has one number of devices for life
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            found.append(process.submit(measure_here, setting, options).result())
+    found = [on_devices(setting.num_devices, measure_here, setting, options) for setting in SETTINGS]
     if options.json:
         heading = {"date": date.today().isoformat(), "jax": jax.__version__}
         options.json.write_text(json.dumps(heading | {"found": found}, indent=2))

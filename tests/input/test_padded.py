@@ -35,6 +35,11 @@ def test_collate_sees_whole_batches_only():
     assert (ids, sizes) == (range(8, 10), [4, 4, 4])
 
 
-def test_an_iterable_without_examples_is_refused():
-    with pytest.raises(ExamplesError, match="the iterable that the function returned is empty"):
-        next(numbered_batches(lambda: iter(()), 4, SHARDING))
+NONE = {"arrays": {"id": np.zeros(0)}, "a list": [], "an iterator factory": lambda: iter(())}
+
+
+@pytest.mark.parametrize("kind", NONE)
+def test_of_no_examples_there_are_no_batches_and_no_evaluation(kind):
+    assert list(numbered_batches(NONE[kind], 4, SHARDING)) == []
+    with pytest.raises(ExamplesError, match="there are no examples to evaluate on"):
+        list(mw.padded_batches(NONE[kind], 4, SHARDING))

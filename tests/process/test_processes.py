@@ -96,6 +96,13 @@ def test_a_model_with_state_and_frozen_parameters_trains_on_two_as_on_one(termin
     assert expected["losses"][-1] < expected["losses"][0]
 
 
+def test_predictions_are_whole_on_both_of_two_processes_and_one_writes_them(terminated):
+    for said in terminated.said:
+        written, found = said["trained"]["predicted"]
+        assert written == found
+        assert len(found) == 21
+
+
 def test_ctrl_c_to_one_stops_both_after_one_step(ctrl_c):
     steps = [said["step"] for said in ctrl_c.said]
     assert steps == [steps[0]] * 2

@@ -1,5 +1,9 @@
 """A small run that uses much of the core at once: the same numbers on any number of processes."""
 
+import json
+import tempfile
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +34,23 @@ def measure(params, batch, model_state):
     return {"error": error(params, batch, model_state["mean"])}
 
 
+def predicted(params, model_state):
+    """Predict for rows that no batch divides; return what process 0 writes, and what all are told."""
+    predict = lambda params, batch, model_state, rng: {
+        "error": error(params, batch, model_state["mean"]),
+        "noise": jax.random.normal(rng, batch["y"].shape),
+    }
+    deployer = mw.Deployer(jax_seed=0, mesh="data=-1", verbose=False)
+    predictor = mw.Predictor(deployer, predict=predict, collate=collate)
+    size, options = 16 // jax.device_count(), {"model_state": model_state}
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder) / "preds.jsonl"
+        predictor.predict(iter(ROWS[:21]), params, size, to=to, **options)
+        lines = mw.process.on_lead(to.read_text).splitlines()
+    found = predictor.predict(ROWS[:21], params, size, **options)
+    return [json.loads(line) for line in lines], jax.tree.map(float, found)
+
+
 def trained():
     """Train from ready parameters, over an iterator's batches; return what came out, as JSON's values."""
     layout = mw.Layout(mw.make_mesh("data=-1,tensor=2"), (mw.match("backbone", "tensor"),))
@@ -52,6 +73,7 @@ def trained():
         "head": np.asarray(state.params["head"]).tolist(),
         "mean": np.asarray(state.model_state["mean"]).tolist(),
         "scores": mw.Evaluator(measure, held_out, layout, mw.never)(mw.Tick(4, last=True), state),
+        "predicted": predicted(params, {"mean": np.ones(8)}),
         "is_frozen": bool(jax.jit(lambda x: (x == params["backbone"]).all())(state.params["backbone"])),
         "given": [float(x.sum()) for x in jax.tree.leaves(model)],
         "data": batches.get_state(),

@@ -7,7 +7,7 @@ from meshwright.input._order import record_ids
 from meshwright.input._padded import numbered_batches, padded_batches
 from meshwright.input._protocol import DataIterator, Source
 from meshwright.input._samples import by_epoch
-from meshwright.input._source import Arrays, as_source, is_indexed, read_rows
+from meshwright.input._source import Arrays, as_source, is_indexed, num_examples, read_rows
 
 __all__ = [
     "Arrays",
@@ -21,6 +21,7 @@ __all__ = [
     "by_epoch",
     "is_indexed",
     "local_rows",
+    "num_examples",
     "numbered_batches",
     "padded_batches",
     "read_rows",

@@ -15,7 +15,7 @@ from meshwright.input._collate import Collate
 from meshwright.input._device import local_rows, placing
 from meshwright.input._protocol import Source
 from meshwright.input._samples import by_epoch, iterated
-from meshwright.input._source import as_source, is_indexed, num_threads_for, read
+from meshwright.input._source import as_source, is_indexed, num_examples, num_threads_for, read
 from meshwright.tree import PyTree
 
 
@@ -37,8 +37,11 @@ def padded_batches(
     """
     rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     numbered = numbered_batches(examples, batch_size, sharding, collate=collate, num_threads=num_threads)
+    ids = range(0)
     for batch, ids in numbered:
         yield batch, place((rows < len(ids)).astype(np.float32))
+    if not ids:
+        raise ExamplesError("there are no examples to evaluate on.")
 
 
 def numbered_batches(
@@ -52,7 +55,7 @@ def numbered_batches(
 ) -> Iterator[tuple[PyTree, range]]:
     """Yield `(batch, ids)` over all `examples`, once and in order: for prediction.
 
-    The last batch is filled up with copies of the last example.
+    The last batch is filled up with copies of the last example. There may be no examples.
 
     Args:
       examples: as `batches` takes; a function of the epoch is asked for epoch 0.
@@ -81,6 +84,8 @@ def _stretches(examples: Any, batch_size: int, first: int) -> Iterator[tuple[Sou
         if not is_indexed(examples):
             yield from _pulled(iterated(examples), batch_size, first)
             return
+    if num_examples(examples) == 0:
+        return
     source = as_source(examples)
     for start in range(first, len(source), batch_size):
         yield source, start, range(start, min(start + batch_size, len(source)))
@@ -91,5 +96,3 @@ def _pulled(examples: Iterator[Any], batch_size: int, first: int) -> Iterator[tu
     while pulled := list(itertools.islice(examples, batch_size)):
         yield pulled, 0, range(start, start + len(pulled))
         start += len(pulled)
-    if not start:
-        raise ExamplesError("there are no examples: the iterable that the function returned is empty.")

@@ -58,6 +58,17 @@ def is_indexed(examples: Any) -> bool:
     return hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
 
 
+def num_examples(examples: Any) -> int | None:
+    """Return how many examples there are, or None of what cannot be indexed.
+
+    Raises:
+      ExamplesError: a mapping's arrays are not of one length.
+    """
+    if not is_indexed(examples):
+        return None
+    return len(Arrays(examples) if isinstance(examples, Mapping) else examples)
+
+
 def as_source(examples: Any) -> Source:
     """Return `examples` as a `Source`: a mapping of arrays is read by rows, the rest as it is.
 

@@ -9,53 +9,75 @@ import numpy as np
 from meshwright import tree
 from meshwright.errors import UsageError
 from meshwright.sharding import Layout
+from meshwright.train import RUN_AHEAD
 from meshwright.tree import PyTree
-
-RUN_AHEAD = 4  # batches in flight, so that reading, computing and fetching overlap
 
 Predict = Callable[[PyTree, PyTree, PyTree, jax.Array], PyTree]
 """`(params, model_state, batch, key) -> predictions`: a tree of arrays with a row for each example."""
 
+Batches = Iterator[tuple[PyTree, range]]
+"""Global batches and the numbers of their examples, as `numbered_batches` yields them."""
 
-def predictions(
-    predict: Predict,
-    layout: Layout,
-    params: PyTree,
-    model_state: PyTree,
-    batches: Iterator[tuple[PyTree, range]],
-    key: jax.Array,
-) -> Iterator[tuple[range, PyTree]]:
-    """Yield the numbers of the examples of a batch, and their predictions as NumPy arrays.
+Predictions = Iterator[tuple[range, PyTree]]
+"""The numbers of the examples of each batch, and their predictions as NumPy arrays."""
 
-    What was computed of fillers is cut away. Batch i draws from `fold_in(key, first number)`.
+_PREDICTION = 2**32 - 2  # no step of training has this number
 
-    Args:
-      batches: as `numbered_batches` yields them.
+
+def over_batches(
+    predict: Predict, layout: Layout, seed: int
+) -> Callable[[PyTree, PyTree, Batches], Predictions]:
+    """Return `predict` as a function of all batches: `(params, model_state, batches) -> predictions`.
+
+    However often that is called, it compiles once for each shape of a batch. Each device computes its share
+    of a batch; all devices, and so all processes, get the whole. What was computed of fillers is cut away.
+    A batch's randomness depends on `seed` and the number of its first example.
 
     Raises:
-      UsageError: a prediction has no row for each example.
+      UsageError: when a batch is computed first, if the predictions have no row for each example.
     """
-    compute = jax.jit(predict, out_shardings=layout.replicated)
-    in_flight: deque[tuple[range, PyTree]] = deque()
-    with jax.set_mesh(layout.mesh):
+
+    def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: np.uint32) -> PyTree:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _PREDICTION), number)
+        prediction = predict(params, model_state, batch, key)
+        _check_rows(prediction, jax.tree.leaves(batch)[0].shape[0])
+        return prediction
+
+    compute = jax.jit(
+        prediction_of,
+        # Left open, each device would compute all of a batch that comes as NumPy arrays.
+        in_shardings=(None, None, layout.batch_sharding, None),
+        out_shardings=layout.replicated,
+    )
+
+    def predictions(params: PyTree, model_state: PyTree, batches: Batches) -> Predictions:
+        in_flight: deque[tuple[range, PyTree]] = deque()
         for batch, ids in batches:
-            out = compute(params, model_state, batch, jax.random.fold_in(key, ids.start))
-            _check_rows(out, jax.tree.leaves(batch)[0].shape[0])
+            with jax.set_mesh(layout.mesh):  # so that models may constrain by bare PartitionSpecs
+                out = compute(params, model_state, batch, np.uint32(ids.start % 2**32))
             in_flight.append((ids, out))
             if len(in_flight) > RUN_AHEAD:
                 yield _fetched(*in_flight.popleft())
-    for ids, out in in_flight:
-        yield _fetched(ids, out)
+        while in_flight:
+            yield _fetched(*in_flight.popleft())
+
+    return predictions
 
 
 def _fetched(ids: range, out: PyTree) -> tuple[range, PyTree]:
-    return ids, jax.tree.map(lambda x: np.asarray(x)[: len(ids)], out)
+    return ids, jax.tree.map(lambda x: x[: len(ids)], jax.device_get(out))
 
 
-def _check_rows(out: PyTree, size: int) -> None:
-    for name, x in tree.named_leaves(out).items():
-        if x.shape[:1] != (size,):
-            raise UsageError(
-                f"a prediction needs a row for each example: {name or 'it'} has shape {x.shape}, the batch "
-                f"{size} examples.\n  Return arrays whose first dimension is the batch's."
-            )
+def _check_rows(prediction: PyTree, num_examples: int) -> None:
+    shapes = {name: np.shape(x) for name, x in tree.named_leaves(prediction).items()}
+    problems = [
+        f"{name or 'what is returned'} has shape {shape}"
+        for name, shape in shapes.items()
+        if shape[:1] != (num_examples,)
+    ]
+    if problems or not shapes:
+        raise UsageError(
+            f"a prediction needs a row for each of the {num_examples} examples of a batch: "
+            f"{', '.join(problems) or 'it has no arrays'}.\n"
+            "  Return arrays whose first dimension is the batch's."
+        )

@@ -1,21 +1,21 @@
 """`Predictor`: one function over any number of examples. Each method is a few lines over a room."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from meshwright import process
+from meshwright import process, tree
 from meshwright.adapters import functional
 from meshwright.deployer import Deployer
 from meshwright.errors import UsageError
 from meshwright.functions import prediction_of
-from meshwright.input import Collate, numbered_batches
-from meshwright.predict import Outputs, predictions
-from meshwright.sharding import Layout, Rule, auto, copy_to, fsdp
+from meshwright.input import Collate, is_indexed, num_examples, numbered_batches
+from meshwright.predict import Outputs, fingerprint, over_batches
+from meshwright.sharding import Rule, auto, copy_to, fsdp
 from meshwright.train import TrainState, Variables
 from meshwright.tree import PyTree
 
@@ -24,12 +24,12 @@ class Predictor:
     """Computes a prediction for each example, over the whole mesh, in order.
 
     Args:
-      deployer: whose mesh and log to use.
+      deployer: whose mesh, randomness and log to use.
       predict: returns a tree of arrays with a row for each example. It is called with those of these
         arguments that it names: `params`, `model` (if there is one; called as `model(inputs)`), `batch`,
-        `rng`, `model_state`.
+        `rng`, `model_state`. It is compiled once for each shape of a batch.
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
-      model: a Flax or Equinox model, or a pair `(init, apply)`; see `mw.adapters.functional`.
+      model: a Flax or Equinox model, or a pair `(init, apply)`; see `mw.functional`.
       output: makes a list of outputs, one for each example, of predictions as NumPy arrays. It sees real
         examples only. Without it the output is the example's row of each array.
       rules: how parameters that are not on the mesh yet are split over it, before what is found by itself.
@@ -45,11 +45,12 @@ class Predictor:
         predict: Callable[..., PyTree],
         collate: Collate | None = None,
         model: Any = None,
-        output: Callable[[PyTree], Sequence[Any]] | None = None,
+        output: Callable[[PyTree], Iterable[Any]] | None = None,
         rules: Sequence[Rule] = (),
     ):
         self._deployer, self._collate, self._rules = deployer, collate, tuple(rules)
-        self._predict = prediction_of(predict, None if model is None else functional(model))
+        called = prediction_of(predict, None if model is None else functional(model))
+        self._predictions = over_batches(called, deployer.layout(), deployer.seed)
         self._output = output or _rows
 
     def predict(
@@ -65,45 +66,48 @@ class Predictor:
         """Return the list of outputs, the same on every process, or the file that holds them. Collective.
 
         Args:
-          examples: as `mw.batches` takes.
+          examples: as `mw.batches` takes, or any iterable; none at all are fine. With several processes all
+            read the same.
           params: arrays of any sort; those that are on the mesh are used as they are.
           per_device_batch_size: examples at a time, for each part that the mesh splits a batch into.
+          model_state: of a model that has one: `trainer.model_state`.
           to: write a line of JSON for each example to this file instead of holding all in memory. A call
-            that was killed goes on where it stopped, when it is made again.
+            that was killed goes on where it stopped when it is made again, and comes to the same bytes; one
+            that had ended computes nothing.
           desc: what the progress bar says.
 
         Raises:
-          UsageError: predictions have no row for each example, or `output` another number of outputs;
-            `to` exists, or is of other parameters.
+          UsageError: predictions have no row for each example, or `output` another number of outputs; `to`
+            is there already, of other parameters, another seed or number of examples; JSON cannot hold an
+            output.
+          ExamplesError: the examples do not make batches.
+          LayoutError: the parameters do not fit the mesh.
         """
-        layout = self._deployer.layout(*self._rules, auto(params), fsdp())
-        variables = Variables(_on_mesh(params, layout), _on_mesh(model_state, layout))
+        if per_device_batch_size < 1:
+            raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
         size = self._deployer.get_local_global_micro_batch_size(per_device_batch_size)[1]
+        examples, variables = _read_once(examples), self._on_mesh(params, model_state)
         if to is not None:
-            return self._to_file(examples, variables, layout, size, Path(to), desc)
-        each = self._each(examples, variables, layout, size, 0, desc)
+            return self._to_file(examples, variables, size, Path(to), desc)
+        each = self._each(examples, variables, size, desc)
         return [output for outputs in each for output in outputs]
 
     def of_state(self, state: TrainState, examples: Any, batch_size: int) -> list[Any]:
         """Return the outputs for the parameters of a state of training, `batch_size` examples at a time."""
-        variables, layout = Variables(state.params, state.model_state), self._deployer.layout()
-        each = self._each(examples, variables, layout, batch_size, 0, "Evaluating")
+        variables = Variables(state.params, state.model_state)
+        each = self._each(examples, variables, batch_size, "Evaluating")
         return [output for outputs in each for output in outputs]
 
     def _each(
-        self, examples: Any, variables: Variables, layout: Layout, size: int, start: int, desc: str
-    ) -> Iterator[Sequence[Any]]:
+        self, examples: Any, variables: Variables, size: int, desc: str, start: int = 0
+    ) -> Iterator[list[Any]]:
         """Yield the outputs of each batch, from the example of number `start` on."""
-        data = numbered_batches(examples, size, layout.batch_sharding, collate=self._collate, start=start)
-        key, params, model_state = (
-            jax.random.key(self._deployer.seed),
-            variables.params,
-            variables.model_state,
-        )
-        found = predictions(self._predict, layout, params, model_state, data, key)
-        total = -(-len(examples) // size) if hasattr(examples, "__len__") else None
-        for ids, prediction in self._deployer.progress(found, total, desc):
-            outputs = self._output(prediction)
+        sharding, number = self._deployer.layout().batch_sharding, num_examples(examples)
+        data = numbered_batches(examples, size, sharding, collate=self._collate, start=start)
+        found = self._predictions(variables.params, variables.model_state, data)
+        num_batches = None if number is None else -(-(number - start) // size)
+        for ids, prediction in self._deployer.progress(found, num_batches, desc):
+            outputs = list(self._output(prediction))
             if len(outputs) != len(ids):
                 raise UsageError(
                     f"`output` returned {len(outputs)} outputs for {len(ids)} examples.\n"
@@ -111,28 +115,51 @@ class Predictor:
                 )
             yield outputs
 
-    def _to_file(
-        self, examples: Any, variables: Variables, layout: Layout, size: int, path: Path, desc: str
-    ) -> Path:
-        file = Outputs(path, {"norm of the parameters": float(jax.jit(optax.tree.norm)(variables.params))})
-        start = process.on_lead(file.open)
+    def _to_file(self, examples: Any, variables: Variables, size: int, path: Path, desc: str) -> Path:
+        """Write the outputs to `path`, those that are not there yet."""
+        about = {
+            "parameters": fingerprint((variables.params, variables.model_state), self._deployer.layout()),
+            "seed": self._deployer.seed,
+            "examples": num_examples(examples),
+        }
+        file = Outputs(path, about)
+        start = process.on_lead(lambda: file.begin(size))
+        if start is None:
+            self._deployer.log_info(f"{path}: all predictions are there")
+            return path
         if start:
             self._deployer.log_info(f"{path}: {start} predictions are there, going on after them")
-        for outputs in self._each(examples, variables, layout, size, start, desc):
+        for outputs in self._each(examples, variables, size, desc, start):
             if process.is_lead():
                 file.append(outputs)
         process.on_lead(file.finish)
         return path
 
+    def _on_mesh(self, params: PyTree, model_state: PyTree) -> Variables:
+        """Return the arrays that are on the mesh as they are, and copies there of the others."""
+        arrays, mesh = {"params": params, "model_state": model_state}, self._deployer.mesh
+        if all(_is_on(mesh, x) for x in jax.tree.leaves(arrays)):
+            return Variables(params, model_state)
+        structs = tree.abstract(arrays)
+        shardings = self._deployer.layout(*self._rules, auto(structs["params"]), fsdp()).shardings(structs)
+        there = jax.tree.map(lambda x, s: x if _is_on(mesh, x) else copy_to(x, s), arrays, shardings)
+        return Variables(**there)
 
-def _on_mesh(arrays: PyTree, layout: Layout) -> PyTree:
-    """Return `arrays` as they are, if they are on the mesh, and otherwise copies that are."""
-    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(arrays)]
-    if all(isinstance(s, NamedSharding) and s.mesh == layout.mesh for s in shardings):
-        return arrays
-    return copy_to(arrays, layout.shardings({"params": arrays})["params"])
+
+def _is_on(mesh: Mesh, x: Any) -> bool:
+    if not isinstance(x, jax.Array):
+        return False
+    on_mesh = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+    return on_mesh or x.sharding.is_equivalent_to(NamedSharding(mesh, P()), x.ndim)
+
+
+def _read_once(examples: Any) -> Any:
+    """Return `examples` as `numbered_batches` takes them: an iterable as the function that returns it."""
+    if isinstance(examples, Iterable) and not (callable(examples) or is_indexed(examples)):
+        return lambda: examples
+    return examples
 
 
 def _rows(prediction: PyTree) -> list[PyTree]:
-    num_examples = len(jax.tree.leaves(prediction)[0])
-    return [jax.tree.map(lambda x, i=i: x[i], prediction) for i in range(num_examples)]
+    leaves, structure = jax.tree.flatten(prediction)
+    return [structure.unflatten(row) for row in zip(*leaves, strict=True)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from meshwright.errors import ExamplesError
 from meshwright.functions import split
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
@@ -36,7 +37,13 @@ class LossOver:
     ):
         self._loss, self._mesh, self._batches = loss, layout.mesh, batches
         self._seed, self._dtype = seed, compute_dtype
-        self._of_batch = jax.jit(self._means, static_argnums=3, out_shardings=layout.replicated)
+        self._of_batch = jax.jit(
+            self._means,
+            static_argnums=3,
+            # Left open, each device would compute all of a batch that comes as NumPy arrays.
+            in_shardings=(None, None, layout.batch_sharding),
+            out_shardings=layout.replicated,
+        )
 
     def __call__(self, state: TrainState) -> dict[str, float]:
         found, wait = [], at_most_ahead(RUN_AHEAD)
@@ -47,8 +54,14 @@ class LossOver:
         return merge(jax.device_get(found))
 
     def names(self, state: TrainState) -> Sequence[str]:
-        """Try the loss without compiling, and return the names of the scores."""
-        first, ids = next(self._batches())
+        """Try the loss without compiling, and return the names of the scores.
+
+        Raises:
+          ExamplesError: there are no examples.
+        """
+        first, ids = next(self._batches(), (None, range(0)))
+        if not ids:
+            raise ExamplesError("there are no examples to evaluate on.")
         with jax.set_mesh(self._mesh):
             traced = partial(self._means, num_examples=len(ids))
             return list(jax.eval_shape(traced, state.params, state.model_state, first))
