@@ -1,5 +1,6 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
+from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
@@ -7,10 +8,11 @@ from meshwright.train._precision import narrowed
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
 from meshwright.train._step import Step, StepFunction, make_step
-from meshwright.train._trainable import Only, Trainable, Tx
+from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, update_rules
 
 __all__ = [
     "RUN_AHEAD",
+    "ByPath",
     "Evaluator",
     "Init",
     "Loss",
@@ -24,14 +26,19 @@ __all__ = [
     "TrainState",
     "Trainable",
     "Tx",
+    "UpdateRule",
     "Variables",
     "abstract_state",
     "at_most_ahead",
+    "by_path",
+    "decay_by_path",
     "fit",
     "init_state",
     "make_step",
     "narrowed",
     "nothing",
+    "scale_by_path",
     "schedule",
     "state_from",
+    "update_rules",
 ]

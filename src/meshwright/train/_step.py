@@ -169,8 +169,10 @@ def make_step(
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
         trained, frozen = only.split(state.params)
 
-        def of_trained(trained: PyTree, *rest: Any) -> Any:
-            return minimised(narrowed(joined(trained, frozen), dtype), *rest)
+        def of_trained(trained: PyTree, model_state: PyTree, *rest: Any) -> Any:
+            params = narrowed(joined(trained, frozen), dtype)
+            total, (metrics, new) = minimised(params, model_state, *rest)
+            return total, (metrics, only.updated(model_state, new))
 
         grads, metrics, model_state = mean_gradients(
             of_trained, trained, state.model_state, batch, key, microbatches
