@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import jax
 import meshwright
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import DivergedError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._experiment import Evaler, Experiment, as_when
@@ -22,7 +20,17 @@ from meshwright.experiment._save import checkpoints_for, naming
 from meshwright.input import Batches, batches, padded_batches
 from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, tee, tensorboard
 from meshwright.sharding import Layout, make_mesh
-from meshwright.train import Evaluator, Step, TrainState, abstract_state, fit, init_state, make_step, nothing
+from meshwright.train import (
+    Evaluator,
+    Step,
+    TrainState,
+    abstract_state,
+    fit,
+    halt_on_divergence,
+    init_state,
+    make_step,
+    nothing,
+)
 from meshwright.when import Tick, When, asked_once, either, every
 
 Scores = dict[str, float]
@@ -203,7 +211,7 @@ def _writers(
 
     All processes look whether the loss is finite; one writes.
     """
-    halt = _halting(checkpoints)
+    halt = halt_on_divergence(checkpoints.latest)
     if not process.is_lead():
         return halt
     directory = Path(experiment.run)
@@ -214,20 +222,6 @@ def _writers(
     _directory.write_outcome(directory, None)
     files(after, {"compile_seconds": step.compile_seconds})
     return tee(files, console, halt)
-
-
-def _halting(checkpoints: Checkpoints) -> Writer:
-    """Return a writer that ends the run when a reported loss is not finite."""
-
-    def write(step: int, values: Mapping[str, float], /) -> None:
-        if not math.isfinite(values.get("loss", 0.0)):
-            raise DivergedError(
-                f"the loss reported at step {step} is {values['loss']}; nothing was saved since the last "
-                f"finite one.\n  The newest checkpoint: step {checkpoints.latest() or 'none'}. Lower the "
-                "learning rate, clip the gradients, or look at the data since then."
-            )
-
-    return write
 
 
 class _Evaluations:

@@ -1,7 +1,10 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
+from meshwright.train._divergence import halt_on_divergence
+from meshwright.train._ema import EmaState, ema_params, keep_ema
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
+from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._precision import narrowed
@@ -13,16 +16,20 @@ from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, update_
 __all__ = [
     "RUN_AHEAD",
     "ByPath",
+    "EmaState",
     "Evaluator",
     "Init",
     "Loss",
     "Measure",
     "Metrics",
+    "Norms",
     "Only",
+    "SkipState",
     "StatefulLoss",
     "StatefulMeasure",
     "Step",
     "StepFunction",
+    "Threshold",
     "TrainState",
     "Trainable",
     "Tx",
@@ -32,13 +39,18 @@ __all__ = [
     "at_most_ahead",
     "by_path",
     "decay_by_path",
+    "ema_params",
     "fit",
+    "halt_on_divergence",
     "init_state",
+    "keep_ema",
     "make_step",
+    "mean_plus",
     "narrowed",
     "nothing",
     "scale_by_path",
     "schedule",
+    "skip_exploding",
     "state_from",
     "update_rules",
 ]

@@ -15,6 +15,7 @@ from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout
+from meshwright.train._guard import with_skipped
 from meshwright.train._loss import (
     REPORTED,
     Loss,
@@ -158,7 +159,7 @@ def make_step(
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
-      parameters that are trained, as `Mean`s on the device.
+      parameters that are trained, as `Mean`s on the device; and `skipped`, where `tx` may skip updates.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype.
@@ -181,7 +182,7 @@ def make_step(
         params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, {**metrics, "grad_norm": norm}
+        return new, with_skipped({**metrics, "grad_norm": norm}, state.opt_state, opt_state)
 
     return Step(step, layout, microbatches=microbatches)
 

@@ -172,6 +172,7 @@ class Trainer:
             batch, compiles the step, opens the directory of checkpoints, and tries the evaluation, the
             predictor and the metrics.
           Interrupted: the process was told to stop; the state is saved.
+          DivergedError: a reported loss is not finite; nothing was saved since.
         """
         schedule = Schedule(n_epochs, max_steps, eval_every, save_every, log_every)
         ways = self._accumulate * self.deployer.layout().batch_ways
