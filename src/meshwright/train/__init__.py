@@ -7,7 +7,9 @@ from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
-from meshwright.train._precision import narrowed
+from meshwright.train._noise import Std, noised, relative
+from meshwright.train._precision import ComputeDtype, narrowed
+from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
 from meshwright.train._step import Step, StepFunction, make_step
@@ -16,6 +18,7 @@ from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, update_
 __all__ = [
     "RUN_AHEAD",
     "ByPath",
+    "ComputeDtype",
     "EmaState",
     "Evaluator",
     "Init",
@@ -24,9 +27,11 @@ __all__ = [
     "Metrics",
     "Norms",
     "Only",
+    "RematPolicy",
     "SkipState",
     "StatefulLoss",
     "StatefulMeasure",
+    "Std",
     "Step",
     "StepFunction",
     "Threshold",
@@ -47,7 +52,11 @@ __all__ = [
     "make_step",
     "mean_plus",
     "narrowed",
+    "noised",
     "nothing",
+    "relative",
+    "remat",
+    "remat_policy",
     "scale_by_path",
     "schedule",
     "skip_exploding",

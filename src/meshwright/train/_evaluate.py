@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
-from meshwright.train._precision import floating, narrowed
+from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.tree import PyTree
 from meshwright.when import Due, Tick, When
 
@@ -49,11 +48,11 @@ class Evaluator:
         layout: Layout,
         when: When,
         *,
-        compute_dtype: DTypeLike | None = None,
+        compute_dtype: ComputeDtype = None,
         params: Callable[[Any], PyTree] = lambda state: state.params,
     ):
         self._measure, self._data, self._mesh, self._due = measure, data, layout.mesh, Due(when)
-        self._compute_dtype, self._params = floating(compute_dtype), params
+        self._narrow, self._params = narrowing(compute_dtype), params
         split = layout.batch_sharding
         self._score = jax.jit(
             self._weighed, in_shardings=(None, split, split), out_shardings=layout.replicated
@@ -90,7 +89,7 @@ class Evaluator:
         return merge(jax.device_get(parts))
 
     def _weighed(self, state: Any, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
-        params = narrowed(self._params(state), self._compute_dtype)
+        params = self._narrow(self._params(state))
         model_state = getattr(state, "model_state", None)  # which users' own states need not have
         if model_state is None:
             values = self._measure(params, batch)  # type: ignore[call-arg]

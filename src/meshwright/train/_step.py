@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jax.typing import DTypeLike
 
 from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
@@ -25,7 +24,7 @@ from meshwright.train._loss import (
     mean_gradients,
     objective,
 )
-from meshwright.train._precision import floating, narrowed
+from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.train._state import TrainState
 from meshwright.train._trainable import Tx, as_only, joined
 from meshwright.tree import PyTree
@@ -142,7 +141,7 @@ def make_step(
     layout: Layout,
     *,
     microbatches: int = 1,
-    compute_dtype: DTypeLike | None = None,
+    compute_dtype: ComputeDtype = None,
 ) -> Step:
     """Return the step that minimises `loss` with `tx`.
 
@@ -153,9 +152,10 @@ def make_step(
       microbatches: how many pieces each batch is computed in, one after the other, before the one
         update. For a loss that uses no randomness and no state the number does not change the update.
       compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
-        "bfloat16", say. All else is as it is: integers and narrower parameters, the model state, the
-        batch (float32 examples times bfloat16 weights are computed in float32: cast them in the loss),
-        and the parameters that are kept, their gradients, the updates and the optimizer's state.
+        "bfloat16", say, or a table by path, see `ComputeDtype`. All else is as it is: integers and narrower
+        parameters, the model state, the batch (float32 examples times bfloat16 weights are computed in
+        float32: cast them in the loss), and the parameters that are kept, their gradients, the updates and
+        the optimizer's state.
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
@@ -164,15 +164,14 @@ def make_step(
     Raises:
       UsageError: `compute_dtype` is not a floating dtype.
     """
-    only, dtype, minimised = as_only(tx), floating(compute_dtype), objective(loss)
+    only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
         trained, frozen = only.split(state.params)
 
         def of_trained(trained: PyTree, model_state: PyTree, *rest: Any) -> Any:
-            params = narrowed(joined(trained, frozen), dtype)
-            total, (metrics, new) = minimised(params, model_state, *rest)
+            total, (metrics, new) = minimised(narrow(joined(trained, frozen)), model_state, *rest)
             return total, (metrics, only.updated(model_state, new))
 
         grads, metrics, model_state = mean_gradients(
