@@ -13,7 +13,7 @@ from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
 from meshwright.train._step import Step, StepFunction, make_step
-from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, update_rules
+from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offloaded, update_rules
 
 __all__ = [
     "RUN_AHEAD",
@@ -54,6 +54,7 @@ __all__ = [
     "narrowed",
     "noised",
     "nothing",
+    "offloaded",
     "relative",
     "remat",
     "remat_policy",

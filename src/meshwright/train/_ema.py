@@ -8,6 +8,7 @@ import optax
 
 from meshwright import tree
 from meshwright.errors import UsageError
+from meshwright.train._offload import on_devices
 from meshwright.tree import PyTree
 
 
@@ -74,7 +75,7 @@ def ema_params(state: Any) -> PyTree:
             "the optimizer keeps no average of the parameters.\n  Put `mw.keep_ema(0.999)` last in it: "
             "`optax.chain(optax.adam(1e-3), mw.keep_ema(0.999))`."
         )
-    found = {name: x for average in averages for name, x in average.items()}
+    found = on_devices({name: x for average in averages for name, x in average.items()})
     return tree.map_named(lambda name, x: found.get(name, x).astype(x.dtype), state.params)
 
 

@@ -24,6 +24,7 @@ from meshwright.train._loss import (
     mean_gradients,
     objective,
 )
+from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.train._state import TrainState
 from meshwright.train._trainable import Tx, as_only, joined
@@ -177,11 +178,12 @@ def make_step(
         grads, metrics, model_state = mean_gradients(
             of_trained, trained, state.model_state, batch, key, microbatches
         )
-        updates, opt_state = only.tx.update(grads, state.opt_state, trained)
+        before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
+        updates, opt_state = only.tx.update(grads, before, trained)
         params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, with_skipped({**metrics, "grad_norm": norm}, state.opt_state, opt_state)
+        return new, with_skipped({**metrics, "grad_norm": norm}, before, opt_state)
 
     return Step(step, layout, microbatches=microbatches)
 

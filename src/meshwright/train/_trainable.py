@@ -1,7 +1,7 @@
 """Which of the parameters an optimizer moves."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import jax
@@ -33,6 +33,8 @@ class Only:
     tx: optax.GradientTransformation
     updatable: Trainable = ".*"
     """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
+    opt_state_memory: str | None = None
+    """The memory where the optimizer's state is kept between steps; None: the devices' own."""
 
     def __post_init__(self) -> None:
         _predicate(self.trainable, "trainable")
@@ -76,6 +78,17 @@ def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) ->
     return Only(
         lambda name, _: rule(name) in ("optimizer", "all"), tx, lambda name, _: rule(name) in ("state", "all")
     )
+
+
+def offloaded(tx: optax.GradientTransformation | Only, memory: str = "pinned_host") -> Only:
+    """Return `tx` with its state kept in the host's memory between steps, split as on the devices.
+
+    It is fetched for each update, so it pays where what it frees lets a larger batch or model in.
+
+    Raises (when a state is described or made):
+      UsageError: the devices have no such memory.
+    """
+    return replace(as_only(tx), opt_state_memory=memory)
 
 
 Tx = optax.GradientTransformation | Only
