@@ -71,6 +71,7 @@ def test_norms_are_averaged_as_numpy_would(values, decay):
 def test_an_adaptive_threshold_follows_the_norms_and_forgets_what_it_skipped():
     tx = mw.skip_exploding(optax.sgd(1.0), mean_plus(3, after=4))
     assert after(tx, [1.0, 50.0, 1.0]).skipped == 0
+    assert after(tx, [1.0] * 8).skipped == 0
     steady = [1.0, 1.2, 0.9, 1.1]
     assert after(tx, [*steady, 1.2]).skipped == 0
     assert after(tx, [*steady, 2.0, np.nan, 2.0, 1.0]).skipped == 3

@@ -37,6 +37,11 @@ def test_the_loss_draws_what_it_would_draw_without_noise():
     assert key == KEY
 
 
+def test_parameters_alike_are_noised_apart():
+    params, _ = given(lambda loss: mw.noised(loss, [(".*", 0.1)]), {"v": PARAMS["w"], "w": PARAMS["w"]})
+    assert not np.allclose(params["v"], params["w"])
+
+
 def test_noise_on_one_parameter_is_the_same_whatever_others_there_are():
     under = lambda loss: mw.noised(loss, [(".*", 0.1)])
     alone, _ = given(under, {"w": PARAMS["w"]})

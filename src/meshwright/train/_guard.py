@@ -59,6 +59,8 @@ def skip_exploding(
     the norms so far, such as `mean_plus`. To clip as well, clip inside:
     `skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), mean_plus(6))`.
 
+    What stands outside goes on: an average (`keep_ema`) after the guard counts the parameters once more.
+
     The state counts what was skipped, and a step's metrics hold `skipped`, the share of updates skipped.
 
     Args:
@@ -92,8 +94,17 @@ def skip_exploding(
 
 
 def mean_plus(stds: float, *, after: int = 100) -> Threshold:
-    """Return the threshold of so many standard deviations above the mean norm, none for `after` updates."""
-    return lambda norms: jnp.where(norms.count < after, jnp.inf, norms.mean + stds * norms.std)
+    """Return the threshold of so many standard deviations above the mean norm, none for `after` updates.
+
+    A deviation is at least a hundredth of the mean: norms that stay the same are not to be skipped for their
+    last bit. As skipped norms do not enter the mean, a lasting rise is skipped for ever: watch `skipped`.
+    """
+
+    def threshold(norms: Norms) -> jax.Array:
+        std = jnp.maximum(norms.std, 0.01 * norms.mean)
+        return jnp.where(norms.count < after, jnp.inf, norms.mean + stds * std)
+
+    return threshold
 
 
 def with_skipped(metrics: Metrics, before: optax.OptState, after: optax.OptState) -> Metrics:
