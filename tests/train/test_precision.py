@@ -59,7 +59,17 @@ def test_an_evaluation_computes_in_it_too():
     assert evaluate(mw.Tick(1, last=True), state) == {"bytes": 2}
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bf16", jax.numpy.complex64])
+def test_a_table_gives_each_parameter_its_own_and_the_first_match_stands():
+    table = [("params/half", "float32"), ("wide", None), (".*", "bfloat16")]
+    found = mw.train.narrowed({"dense": {"wide": jnp.ones(4), "b": jnp.ones(4)}, "half": jnp.ones(4)}, table)
+    assert dtypes(mw.tree.named_leaves(found)) == {
+        "dense/b": "bfloat16",
+        "dense/wide": "float32",
+        "half": "float32",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bf16", jax.numpy.complex64, [("w", "int8")]])
 def test_a_dtype_that_is_not_floating_is_refused(dtype):
     with pytest.raises(UsageError, match=r"compute_dtype=.* is no floating dtype"):
         mw.make_step(lambda params, batch, key: 0.0, optax.sgd(1.0), LAYOUT, compute_dtype=dtype)

@@ -1,42 +1,71 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
+from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
+from meshwright.train._divergence import halt_on_divergence
+from meshwright.train._ema import EmaState, ema_params, keep_ema
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._given import Builder, Given, check_given, state_around
+from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
-from meshwright.train._precision import narrowed
+from meshwright.train._noise import Std, noised, relative
+from meshwright.train._precision import ComputeDtype, narrowed
+from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
 from meshwright.train._step import Step, StepFunction, make_step
-from meshwright.train._trainable import Only, Trainable, Tx
+from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offloaded, update_rules
 
 __all__ = [
     "RUN_AHEAD",
     "Builder",
+    "ByPath",
+    "ComputeDtype",
+    "EmaState",
     "Evaluator",
     "Given",
     "Init",
     "Loss",
     "Measure",
     "Metrics",
+    "Norms",
     "Only",
+    "RematPolicy",
+    "SkipState",
     "StatefulLoss",
     "StatefulMeasure",
+    "Std",
     "Step",
     "StepFunction",
+    "Threshold",
     "TrainState",
     "Trainable",
     "Tx",
+    "UpdateRule",
     "Variables",
     "abstract_state",
     "at_most_ahead",
+    "by_path",
     "check_given",
+    "decay_by_path",
+    "ema_params",
     "fit",
+    "halt_on_divergence",
     "init_state",
+    "keep_ema",
     "make_step",
+    "mean_plus",
     "narrowed",
+    "noised",
     "nothing",
+    "offloaded",
+    "relative",
+    "remat",
+    "remat_policy",
+    "scale_by_path",
     "schedule",
+    "skip_exploding",
     "state_around",
     "state_from",
+    "update_rules",
 ]

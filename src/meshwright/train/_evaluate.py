@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
-from meshwright.train._precision import floating, narrowed
+from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.tree import PyTree
 from meshwright.when import Due, Tick, When
 
@@ -35,6 +34,7 @@ class Evaluator:
       data: called for each evaluation; yields batches of one shape and the weights of their examples.
       when: due at these steps, and after the last update.
       compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
+      params: which parameters to measure, of the state that the loop gives; `ema_params`, say.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
@@ -48,13 +48,14 @@ class Evaluator:
         layout: Layout,
         when: When,
         *,
-        compute_dtype: DTypeLike | None = None,
+        compute_dtype: ComputeDtype = None,
+        params: Callable[[Any], PyTree] = lambda state: state.params,
     ):
         self._measure, self._data, self._mesh, self._due = measure, data, layout.mesh, Due(when)
-        self._compute_dtype = floating(compute_dtype)
+        self._narrow, self._params = narrowing(compute_dtype), params
         split = layout.batch_sharding
         self._score = jax.jit(
-            self._weighed, in_shardings=(None, None, split, split), out_shardings=layout.replicated
+            self._weighed, in_shardings=(None, split, split), out_shardings=layout.replicated
         )
         self.seconds = 0.0
         """How long all evaluations took, not counting the training steps that they waited for."""
@@ -65,7 +66,7 @@ class Evaluator:
             return None
         jax.block_until_ready(state)
         started = time.perf_counter()
-        scores = self._scores(*_model(state))
+        scores = self._scores(state)
         self.seconds += time.perf_counter() - started
         return scores
 
@@ -77,30 +78,24 @@ class Evaluator:
         """
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with jax.set_mesh(self._mesh):
-            jax.eval_shape(self._weighed, *_model(state), batch, weights)
+            jax.eval_shape(self._weighed, state, batch, weights)
 
-    def _scores(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
+    def _scores(self, state: Any) -> dict[str, float]:
         parts, wait = [], at_most_ahead(RUN_AHEAD)
         with jax.set_mesh(self._mesh):
             for batch, weights in self._data():
-                parts.append(self._score(params, model_state, batch, weights))
+                parts.append(self._score(state, batch, weights))
                 wait(parts[-1])
         return merge(jax.device_get(parts))
 
-    def _weighed(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, weights: jax.Array
-    ) -> dict[str, Mean]:
-        params = narrowed(params, self._compute_dtype)
+    def _weighed(self, state: Any, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
+        params = self._narrow(self._params(state))
+        model_state = getattr(state, "model_state", None)  # which users' own states need not have
         if model_state is None:
             values = self._measure(params, batch)  # type: ignore[call-arg]
         else:
             values = self._measure(params, batch, model_state)  # type: ignore[call-arg]
         return _weighed(values, weights)
-
-
-def _model(state: Any) -> tuple[PyTree, PyTree]:
-    """Return the parameters and the model state, which users' own states need not have."""
-    return state.params, getattr(state, "model_state", None)
 
 
 def _weighed(values: Mapping[str, jax.Array], weights: jax.Array) -> dict[str, Mean]:

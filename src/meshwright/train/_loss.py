@@ -15,7 +15,7 @@ from meshwright.tree import PyTree
 Metrics = Mapping[str, Mean]
 REPORTED = ("step", "time")
 """What a report holds besides metrics."""
-RESERVED = ("loss", "grad_norm", *REPORTED)
+RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)
 """What a report holds besides the loss's own metrics."""
 
 Loss = Callable[[PyTree, PyTree, jax.Array], Any]

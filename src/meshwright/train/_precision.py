@@ -1,19 +1,48 @@
 """Computing in a narrower dtype than the parameters are kept in."""
 
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from meshwright import tree
 from meshwright.errors import UsageError
+from meshwright.train._by_path import ByPath, first_match
 from meshwright.tree import PyTree
 
+ComputeDtype = DTypeLike | ByPath[DTypeLike | None] | None
+"""One dtype for all parameters, or a table: `[("norm/.*", None), (".*", "bfloat16")]`. None: their own."""
 
-def floating(dtype: DTypeLike | None) -> jnp.dtype | None:
-    """Return `dtype`, which may be a text such as "bfloat16", as a dtype.
+
+def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
+    """Return the function that casts floating parameters that are wider than `compute_dtype` to it.
+
+    The rest it leaves as it is.
 
     Raises:
-      UsageError: it is no dtype, or none of floating numbers.
+      UsageError: something is no dtype, or none of floating numbers; a pattern is no regular expression.
     """
+    is_table = isinstance(compute_dtype, Sequence) and not isinstance(compute_dtype, str)
+    rules = compute_dtype if is_table else [(".*", compute_dtype)]
+    dtype_of = first_match([(pattern, _floating(dtype)) for pattern, dtype in rules], None)
+
+    def one(name: str, x: jax.Array) -> jax.Array:
+        dtype = dtype_of(f"params/{name}")
+        if dtype is None or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return x.astype(dtype) if x.dtype.itemsize > dtype.itemsize else x
+
+    return lambda params: tree.map_named(one, params)
+
+
+def narrowed(params: PyTree, compute_dtype: ComputeDtype) -> PyTree:
+    """Return `params` as a loss is given them; see `narrowing`."""
+    return narrowing(compute_dtype)(params)
+
+
+def _floating(dtype: DTypeLike | None) -> jnp.dtype | None:
+    """Return `dtype`, which may be a text such as "bfloat16", as a dtype."""
     if dtype is None:
         return None
     try:
@@ -26,15 +55,3 @@ def floating(dtype: DTypeLike | None) -> jnp.dtype | None:
             "compute in the parameters' own."
         )
     return found
-
-
-def narrowed(params: PyTree, dtype: jnp.dtype | None) -> PyTree:
-    """Return `params` with floating arrays that are wider than `dtype` cast to it, and the rest as it is."""
-    if dtype is None:
-        return params
-
-    def one(x: jax.Array) -> jax.Array:
-        is_wider = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > dtype.itemsize
-        return x.astype(dtype) if is_wider else x
-
-    return jax.tree.map(one, params)

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from meshwright.sharding import Layout, beside_params, copy_to, place
+from meshwright.train._offload import in_memory
 from meshwright.train._trainable import Tx, as_only
 from meshwright.tree import PyTree
 
@@ -69,7 +70,7 @@ def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> T
 
     Raises: as `init_state`.
     """
-    target = _placed(jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made), layout)
+    target = _placed(jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made), tx, layout)
     shardings = _shardings(target)
     given = _variables(made)
     params = copy_to(given.params, shardings.params)
@@ -91,7 +92,7 @@ def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
     """
     with jax.set_mesh(layout.mesh):
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
-    return _placed(state, layout)
+    return _placed(state, tx, layout)
 
 
 def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
@@ -119,9 +120,10 @@ def _variables(made: PyTree | Variables) -> Variables:
     return made if isinstance(made, Variables) else Variables(made, None)
 
 
-def _placed(state: TrainState, layout: Layout) -> TrainState:
+def _placed(state: TrainState, tx: Tx, layout: Layout) -> TrainState:
     model = layout.shardings({"params": state.params, "model_state": state.model_state})
     opt_state = beside_params(state.opt_state, state.params, model["params"])
+    opt_state = in_memory(as_only(tx).opt_state_memory, state.opt_state, opt_state)
     whole: Any = layout.replicated
     return place(state, replace(state, step=whole, seed=whole, opt_state=opt_state, **model))
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jax.typing import DTypeLike
 
 from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout
+from meshwright.train._guard import with_skipped
 from meshwright.train._loss import (
     REPORTED,
     Loss,
@@ -24,7 +24,8 @@ from meshwright.train._loss import (
     mean_gradients,
     objective,
 )
-from meshwright.train._precision import floating, narrowed
+from meshwright.train._offload import on_devices
+from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.train._state import TrainState
 from meshwright.train._trainable import Tx, as_only, joined
 from meshwright.tree import PyTree
@@ -141,7 +142,7 @@ def make_step(
     layout: Layout,
     *,
     microbatches: int = 1,
-    compute_dtype: DTypeLike | None = None,
+    compute_dtype: ComputeDtype = None,
 ) -> Step:
     """Return the step that minimises `loss` with `tx`.
 
@@ -152,34 +153,37 @@ def make_step(
       microbatches: how many pieces each batch is computed in, one after the other, before the one
         update. For a loss that uses no randomness and no state the number does not change the update.
       compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
-        "bfloat16", say. All else is as it is: integers and narrower parameters, the model state, the
-        batch (float32 examples times bfloat16 weights are computed in float32: cast them in the loss),
-        and the parameters that are kept, their gradients, the updates and the optimizer's state.
+        "bfloat16", say, or a table by path, see `ComputeDtype`. All else is as it is: integers and narrower
+        parameters, the model state, the batch (float32 examples times bfloat16 weights are computed in
+        float32: cast them in the loss), and the parameters that are kept, their gradients, the updates and
+        the optimizer's state.
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
-      parameters that are trained, as `Mean`s on the device.
+      parameters that are trained, as `Mean`s on the device; and `skipped`, where `tx` may skip updates.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype.
     """
-    only, dtype, minimised = as_only(tx), floating(compute_dtype), objective(loss)
+    only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
         trained, frozen = only.split(state.params)
 
-        def of_trained(trained: PyTree, *rest: Any) -> Any:
-            return minimised(narrowed(joined(trained, frozen), dtype), *rest)
+        def of_trained(trained: PyTree, model_state: PyTree, *rest: Any) -> Any:
+            total, (metrics, new) = minimised(narrow(joined(trained, frozen)), model_state, *rest)
+            return total, (metrics, only.updated(model_state, new))
 
         grads, metrics, model_state = mean_gradients(
             of_trained, trained, state.model_state, batch, key, microbatches
         )
-        updates, opt_state = only.tx.update(grads, state.opt_state, trained)
+        before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
+        updates, opt_state = only.tx.update(grads, before, trained)
         params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, {**metrics, "grad_norm": norm}
+        return new, with_skipped({**metrics, "grad_norm": norm}, before, opt_state)
 
     return Step(step, layout, microbatches=microbatches)
 

@@ -1,14 +1,15 @@
 """Which of the parameters an optimizer moves."""
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import jax
 import optax
 
 from meshwright import tree
 from meshwright.errors import UsageError
+from meshwright.train._by_path import ByPath, compiled, first_match
 from meshwright.tree import PyTree
 
 Trainable = str | Callable[[str, jax.ShapeDtypeStruct], bool]
@@ -30,9 +31,14 @@ class Only:
 
     trainable: Trainable
     tx: optax.GradientTransformation
+    updatable: Trainable = ".*"
+    """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
+    opt_state_memory: str | None = None
+    """The memory where the optimizer's state is kept between steps; None: the devices' own."""
 
     def __post_init__(self) -> None:
-        _predicate(self.trainable)
+        _predicate(self.trainable, "trainable")
+        _predicate(self.updatable, "updatable")
 
     def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """Return `params` (arrays, structs or tracers) twice, with None where frozen, and where trained.
@@ -40,14 +46,49 @@ class Only:
         Raises:
           UsageError: nothing is left to train, or something to train is not of a floating or complex type.
         """
-        trains = _predicate(self.trainable)
-        chosen = tree.map_named(
-            lambda name, x: trains(f"params/{name}", jax.ShapeDtypeStruct(x.shape, x.dtype)), params
-        )
+        chosen = _chosen(_predicate(self.trainable, "trainable"), "params", params)
         _check_chosen(self.trainable, params, chosen)
         trained = jax.tree.map(lambda x, train: x if train else None, params, chosen)
         frozen = jax.tree.map(lambda x, train: None if train else x, params, chosen)
         return trained, frozen
+
+    def updated(self, model_state: PyTree, new: PyTree) -> PyTree:
+        """Return `new`, of the leaves that are updated, and `model_state`, of the others."""
+        chosen = _chosen(_predicate(self.updatable, "updatable"), "model_state", model_state)
+        return jax.tree.map(lambda update, old, x: x if update else old, chosen, model_state, new)
+
+
+UpdateRule = Literal["none", "optimizer", "state", "all"]
+"""Who may change an array: nobody, the optimizer, the loss's new model state, or both."""
+
+
+def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) -> Only:
+    """Return `tx` for what the first rule that matches lets it move: `[("encoder/.*", "none")]`.
+
+    Names are those of parameters, `params/encoder/norm/scale`, and of the model state,
+    `model_state/encoder/norm/mean`: so "none" above holds batch statistics, too. Without a match, "all".
+
+    Raises:
+      UsageError: a pattern is not a regular expression, or a rule is none of the four.
+    """
+    unknown = [rule for _, rule in rules if rule not in get_args(UpdateRule)]
+    if unknown:
+        raise UsageError(f"update rule {unknown[0]!r} is none of {', '.join(get_args(UpdateRule))}.")
+    rule = first_match(rules, "all")
+    return Only(
+        lambda name, _: rule(name) in ("optimizer", "all"), tx, lambda name, _: rule(name) in ("state", "all")
+    )
+
+
+def offloaded(tx: optax.GradientTransformation | Only, memory: str = "pinned_host") -> Only:
+    """Return `tx` with its state kept in the host's memory between steps, split as on the devices.
+
+    It is fetched for each update, so it pays where what it frees lets a larger batch or model in.
+
+    Raises (when a state is described or made):
+      UsageError: the devices have no such memory.
+    """
+    return replace(as_only(tx), opt_state_memory=memory)
 
 
 Tx = optax.GradientTransformation | Only
@@ -68,14 +109,18 @@ def _everything(name: str, x: jax.ShapeDtypeStruct) -> bool:
     return True
 
 
-def _predicate(trainable: Trainable) -> Callable[[str, jax.ShapeDtypeStruct], bool]:
-    if not isinstance(trainable, str):
-        return trainable
-    try:
-        matches = tree.ends_in(trainable)
-    except re.error as error:
-        raise UsageError(f"trainable={trainable!r} is not a regular expression: {error}.") from None
+def _predicate(chosen: Trainable, what: str) -> Callable[[str, jax.ShapeDtypeStruct], bool]:
+    if not isinstance(chosen, str):
+        return chosen
+    matches = compiled(chosen, what)
     return lambda name, x: matches(name)
+
+
+def _chosen(of: Callable[[str, jax.ShapeDtypeStruct], bool], prefix: str, arrays: PyTree) -> PyTree:
+    """Return whether each of `arrays` is chosen, in a tree of their structure."""
+    return tree.map_named(
+        lambda name, x: of(f"{prefix}/{name}", jax.ShapeDtypeStruct(x.shape, x.dtype)), arrays
+    )
 
 
 def _check_chosen(trainable: Trainable, params: PyTree, chosen: PyTree) -> None:

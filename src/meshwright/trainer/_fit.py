@@ -11,7 +11,7 @@ from meshwright.checkpoint import best as best_of
 from meshwright.errors import LayoutError, UsageError
 from meshwright.input import as_source, is_indexed
 from meshwright.metrics import Console, Writer, logger, tee
-from meshwright.train import Step, TrainState, fit, nothing
+from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._scores import Evaluation
 from meshwright.tree import PyTree
@@ -99,8 +99,10 @@ def train(
 
     Raises:
       Interrupted: the process was told to stop; the state is saved, if there are checkpoints.
+      DivergedError: a reported loss is not finite; nothing was saved since.
     """
     saves = asked_once(at(schedule.save_every, data))
+    halt = halt_on_divergence(checkpoints.latest if checkpoints else lambda: None)
     with process.signals() as signals, _console(num_steps, show) as console:
         state = fit(
             step,
@@ -109,7 +111,7 @@ def train(
             steps=num_steps or _FOR_EVER,
             evaluate=lambda tick, state: None if signals.ending else evaluation(tick, state),
             log=logger(
-                tee(write, console),
+                tee(write, console, halt),
                 either(every(schedule.log_every), saves),
                 per_second={"examples": batch_size},
                 waited=lambda: data.wait_seconds,

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 
 from meshwright.adapters import Functional, functional
 from meshwright.checkpoint import Checkpoints, Keep
@@ -20,6 +19,7 @@ from meshwright.input import Collate, batches, numbered_batches
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rule, auto, copy_to, fsdp
 from meshwright.train import (
+    ComputeDtype,
     Only,
     Step,
     Trainable,
@@ -54,7 +54,7 @@ class Trainer:
       model_state, opt_state: to start from, beside `params`.
       rules: how parameters are split over the mesh, before what is found by itself.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
-      compute_dtype: "bfloat16", say: wider floating parameters are cast to it for the loss.
+      compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, each batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
         `rng`, and returns the new state and `{name: scalar or Mean}`.
@@ -78,7 +78,7 @@ class Trainer:
         opt_state: PyTree = None,
         rules: Sequence[Rule] = (),
         trainable: Trainable | None = None,
-        compute_dtype: DTypeLike | None = None,
+        compute_dtype: ComputeDtype = None,
         accumulate_grad_batches: int = 1,
         train_step: Callable[..., Any] | None = None,
         lr_schedule: optax.Schedule | None = None,
@@ -172,6 +172,7 @@ class Trainer:
             batch, compiles the step, opens the directory of checkpoints, and tries the evaluation, the
             predictor and the metrics.
           Interrupted: the process was told to stop; the state is saved.
+          DivergedError: a reported loss is not finite; nothing was saved since.
         """
         schedule = Schedule(n_epochs, max_steps, eval_every, save_every, log_every)
         ways = self._accumulate * self.deployer.layout().batch_ways

@@ -1,0 +1,88 @@
+"""An exponential moving average of the parameters, kept in the optimizer's state."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from meshwright import tree
+from meshwright.errors import UsageError
+from meshwright.train._offload import on_devices
+from meshwright.tree import PyTree
+
+
+class EmaState(NamedTuple):
+    """The average and what it weighs."""
+
+    count: jax.Array
+    """int32[]: updates averaged."""
+    mass: jax.Array
+    """float32[]: the sum of the weights of all updates, 1 - the product of the decays."""
+    ema: PyTree
+    """The average, as ready for use: in at least float32, each array beside its parameter."""
+
+
+def keep_ema(
+    decay: float | optax.Schedule, *, bias_correction: bool = True
+) -> optax.GradientTransformationExtraArgs:
+    """Keep the average of the parameters, `ema = decay * ema + (1 - decay) * params`. Updates are left alone.
+
+    It must come last, where the updates are what is added: `optax.chain(optax.adam(1e-3), keep_ema(0.999))`.
+    `ema_params` reads it. A schedule is given the number of updates before this one.
+
+    With bias correction the average is of the updated parameters only, weighed to sum to 1 (Kingma and Ba,
+    2015, section 3): sum_i (1 - d) d^(t - i) p_i / (1 - d^t). Without, the first parameters count as all of
+    the past. Either way it starts as the parameters, never as zeros.
+
+    Raises:
+      UsageError: a constant decay is not in [0, 1).
+    """
+    if not callable(decay) and not 0 <= decay < 1:
+        raise UsageError(f"keep_ema({decay}): the decay must be in [0, 1), 0.999 say.")
+
+    def init(params: PyTree) -> EmaState:
+        mass = jnp.float32(0 if bias_correction else 1)
+        return EmaState(jnp.zeros((), jnp.int32), mass, jax.tree.map(_kept, params))
+
+    def update(updates: PyTree, state: Any, params: PyTree = None, **_: Any) -> tuple[PyTree, EmaState]:
+        old = decay(state.count) if callable(decay) else decay
+        mass = old * state.mass + (1 - old)
+        # Averaging with the share of the newest in all so far keeps the average corrected at any time.
+        share = jnp.asarray((1 - old) / jnp.maximum(mass, jnp.finfo(jnp.float32).tiny))
+
+        def average(ema: jax.Array, new: jax.Array) -> jax.Array:
+            return (1 - share) * ema + share * new if _is_averaged(new) else new
+
+        ema = jax.tree.map(average, state.ema, optax.apply_updates(params, updates))
+        return updates, EmaState(state.count + 1, jnp.float32(mass), ema)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def ema_params(state: Any) -> PyTree:
+    """Return the parameters of `state` (a `TrainState`, say) with those that `keep_ema` averages as averages.
+
+    In the parameters' dtypes; `Evaluator(..., params=ema_params)` evaluates them.
+
+    Raises:
+      UsageError: the optimizer keeps no average.
+    """
+    nodes = jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, EmaState))
+    averages = [tree.named_leaves(node.ema) for node in nodes if isinstance(node, EmaState)]
+    if not averages:
+        raise UsageError(
+            "the optimizer keeps no average of the parameters.\n  Put `mw.keep_ema(0.999)` last in it: "
+            "`optax.chain(optax.adam(1e-3), mw.keep_ema(0.999))`."
+        )
+    found = on_devices({name: x for average in averages for name, x in average.items()})
+    return tree.map_named(lambda name, x: found.get(name, x).astype(x.dtype), state.params)
+
+
+def _kept(x: jax.Array) -> jax.Array:
+    """Return a copy of `x`, for the parameters are donated beside it, wide enough to average in."""
+    return jnp.array(x, jnp.promote_types(x.dtype, jnp.float32) if _is_averaged(x) else x.dtype)
+
+
+def _is_averaged(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -1,0 +1,130 @@
+"""Updates that would do harm are left out, and counted."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from meshwright.errors import UsageError
+from meshwright.metrics import Mean
+from meshwright.train._loss import Metrics
+from meshwright.tree import PyTree
+
+
+class Norms(NamedTuple):
+    """Moving averages over the gradient norms of the updates that were made, corrected for their start."""
+
+    count: jax.Array
+    """int32[]: updates made."""
+    mass: jax.Array
+    """float32[]: 1 - decay^count."""
+    mean: jax.Array
+    """float32[]"""
+    square: jax.Array
+    """float32[]: the mean of the squares."""
+
+    @property
+    def std(self) -> jax.Array:
+        return jnp.sqrt(jnp.maximum(self.square - self.mean**2, 0))
+
+    def with_norm(self, norm: jax.Array, decay: float) -> "Norms":
+        mass = decay * self.mass + (1 - decay)
+        share = (1 - decay) / mass
+        mean, square = (1 - share) * self.mean + share * norm, (1 - share) * self.square + share * norm**2
+        return Norms(self.count + 1, mass, mean, square)
+
+
+Threshold = Callable[[Norms], jax.Array]
+"""The gradient norm from which on an update is skipped."""
+
+
+class SkipState(NamedTuple):
+    """How often an update was skipped, what decides it, and the state of the optimizer within."""
+
+    skipped: jax.Array
+    """int32[]: updates skipped so far."""
+    norms: Norms
+    inner_state: optax.OptState
+
+
+def skip_exploding(
+    tx: optax.GradientTransformation, threshold: float | Threshold = float("inf"), *, decay: float = 0.99
+) -> optax.GradientTransformationExtraArgs:
+    """Return `tx` that leaves parameters and its own state as they are where the gradients are not fit.
+
+    They are not if their global norm is not finite, or not less than `threshold`: a number, or a function of
+    the norms so far, such as `mean_plus`. To clip as well, clip inside:
+    `skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), mean_plus(6))`.
+
+    What stands outside goes on: an average (`keep_ema`) after the guard counts the parameters once more.
+
+    The state counts what was skipped, and a step's metrics hold `skipped`, the share of updates skipped.
+
+    Args:
+      decay: of the moving averages over the norms; skipped ones do not enter.
+
+    Raises:
+      UsageError: a threshold that is not positive, or a decay that is not in [0, 1).
+    """
+    if not 0 <= decay < 1 or not (callable(threshold) or threshold > 0):
+        raise UsageError(
+            f"skip_exploding(threshold={threshold}, decay={decay}): a threshold is positive or a function of "
+            "`Norms`, a decay is in [0, 1)."
+        )
+    inner = optax.with_extra_args_support(tx)
+
+    def init(params: PyTree) -> SkipState:
+        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        return SkipState(none, Norms(none, zero, zero, zero), inner.init(params))
+
+    def update(updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> tuple[PyTree, SkipState]:
+        norm = optax.tree.norm(updates)
+        limit = threshold(state.norms) if callable(threshold) else threshold
+        fits = norm < limit  # false of NaN and infinity
+        updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        new = updates, state.norms.with_norm(norm, decay), inner_state
+        old = optax.tree.zeros_like(updates), state.norms, state.inner_state
+        updates, norms, inner_state = jax.tree.map(lambda x, y: jnp.where(fits, x, y), new, old)
+        return updates, SkipState(state.skipped + ~fits, norms, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def mean_plus(stds: float, *, after: int = 100) -> Threshold:
+    """Return the threshold of so many standard deviations above the mean norm, none for `after` updates.
+
+    A deviation is at least a hundredth of the mean: norms that stay the same are not to be skipped for their
+    last bit. As skipped norms do not enter the mean, a lasting rise is skipped for ever: watch `skipped`.
+    """
+
+    def threshold(norms: Norms) -> jax.Array:
+        std = jnp.maximum(norms.std, 0.01 * norms.mean)
+        return jnp.where(norms.count < after, jnp.inf, norms.mean + stds * std)
+
+    return threshold
+
+
+def with_skipped(metrics: Metrics, before: optax.OptState, after: optax.OptState) -> Metrics:
+    """Return `metrics` with `skipped`, if the optimizer may skip, and without what a skip made harmless.
+
+    What is not finite in a step that was skipped weighs nothing, so that reports show the other steps.
+    """
+    counts = [now - then for now, then in zip(_skipped(after), _skipped(before), strict=True)]
+    if not counts:
+        return metrics
+    total = jnp.float32(sum(counts))
+    kept = {name: _harmless(mean, total > 0) for name, mean in metrics.items()}
+    return {**kept, "skipped": Mean(total, jnp.float32(len(counts)))}
+
+
+def _skipped(state: optax.OptState) -> list[jax.Array]:
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, SkipState))
+    return [node.skipped for node in nodes if isinstance(node, SkipState)]
+
+
+def _harmless(mean: Mean, skipped: ArrayLike) -> Mean:
+    left_out = jnp.logical_and(skipped, ~jnp.isfinite(mean.value))
+    return jax.tree.map(lambda x: jnp.where(left_out, 0, x), mean)

@@ -1,0 +1,64 @@
+"""What of the forward pass is kept for the gradient, by name: memory against time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from meshwright.errors import UsageError, nearest
+
+RematPolicy = Callable[..., Any]
+"""A policy of `jax.checkpoint`."""
+
+_POLICIES: dict[str, RematPolicy] = {
+    "everything": jax.checkpoint_policies.everything_saveable,
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def remat(function: Callable[..., Any], policy: str) -> Callable[..., Any]:
+    """Return `function`, a loss or a part of a model, that keeps what `policy` says for its gradient.
+
+    The rest is computed twice.
+
+    Raises:
+      UsageError: there is no such policy.
+    """
+    return jax.checkpoint(function, policy=remat_policy(policy))
+
+
+def remat_policy(policy: str) -> RematPolicy:
+    """Return the policy of `jax.checkpoint` that has one of these names.
+
+      everything     keep all: nothing is computed twice
+      nothing        keep the arguments only
+      dots           keep the results of matrix products
+      dots_no_batch  keep those without batch dimensions: products with weights, not attention's
+      save:a,b       keep what `jax.ad_checkpoint.checkpoint_name` calls a or b
+      offload:a,b    keep them in the host's memory
+
+    Raises:
+      UsageError: there is no such policy.
+    """
+    kind, _, listed = policy.partition(":")
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    if policy in _POLICIES:
+        return _POLICIES[policy]
+    if kind == "save" and names:
+        return jax.checkpoint_policies.save_only_these_names(*names)
+    if kind == "offload" and names:
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=names,
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    close = nearest(kind, [*_POLICIES, "save:names", "offload:names"])
+    raise UsageError(
+        f"there is no rematerialisation policy {policy!r}."
+        + (f" Did you mean {close!r}?" if close else "")
+        + "\n"
+        f"  There are {', '.join(_POLICIES)}, save:a,b and offload:a,b with names of your model."
+    )

@@ -1,0 +1,55 @@
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright.errors import UsageError
+
+LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("w", "fsdp", "tensor"),))
+BATCH = {"x": np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)}
+TX = mw.skip_exploding(optax.chain(optax.adam(0.1), mw.keep_ema(0.9)))
+
+
+def init(key):
+    return {"w": jax.random.normal(key, (8, 4)), "b": jax.random.normal(key, (4,))}
+
+
+def loss(params, batch, key):
+    return ((batch["x"] @ params["w"] + params["b"]) ** 2).mean()
+
+
+def trained(tx):
+    state, step = mw.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2)
+    for _ in range(2):
+        state, _ = step(state, BATCH)
+    return state
+
+
+def test_a_state_in_the_hosts_memory_stays_there_and_trains_alike():
+    host, plain = trained(mw.offloaded(mw.Only("w", TX))), trained(mw.Only("w", TX))
+    moment = host.opt_state.inner_state[0][0].mu["w"]
+    assert (moment.sharding.memory_kind, moment.sharding.spec) == ("pinned_host", P("fsdp", "tensor"))
+    assert host.params["w"].sharding.memory_kind == "device"
+    jax.tree.map(np.testing.assert_array_equal, host, plain)
+
+
+def test_an_average_in_the_hosts_memory_is_evaluated_on_the_devices():
+    state = trained(mw.offloaded(TX))
+    data = lambda: mw.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
+    measure = lambda params, batch: {"y": (batch["x"] @ params["w"])[:, 0]}
+    found = mw.Evaluator(measure, data, LAYOUT, mw.never, params=mw.ema_params)(mw.Tick(2, last=True), state)
+    expected = (BATCH["x"] @ np.asarray(mw.ema_params(state)["w"]))[:, 0].mean()
+    np.testing.assert_allclose(found["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_around_ready_parameters_goes_there_too():
+    state = mw.state_from(init(jax.random.key(0)), mw.offloaded(TX), 0, LAYOUT)
+    kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state) if x.ndim}
+    assert kinds == {"pinned_host"}
+
+
+def test_a_memory_that_the_devices_lack_is_told_before_anything_compiles():
+    with pytest.raises(UsageError, match=r"'tape': cpu .* has .*device"):
+        mw.abstract_state(init, mw.offloaded(TX, "tape"), LAYOUT)
