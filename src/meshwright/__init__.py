@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
-    from meshwright.sharding import Layout, explain, fsdp, make_mesh, match
+    from meshwright.sharding import Layout, edit, explain, fsdp, hardware, make_mesh, match
     from meshwright.train import (
         Evaluator,
         Only,
@@ -73,7 +73,7 @@ _NAMES = {
     "experiment": ("Evaler", "Experiment", "Input", "Save", "run"),
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
-    "sharding": ("Layout", "explain", "fsdp", "make_mesh", "match"),
+    "sharding": ("Layout", "edit", "explain", "fsdp", "hardware", "make_mesh", "match"),
     "train": (
         "Evaluator",
         "Only",

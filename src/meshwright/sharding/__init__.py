@@ -5,23 +5,30 @@ from meshwright.sharding._copies import copy_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._layout import AXES, Layout, idle_axis, place
 from meshwright.sharding._mesh import make_mesh, mesh_sizes
+from meshwright.sharding._mesh_rules import Edit, MeshRule, apply_mesh_rules, edit, hardware, mesh_rule
 from meshwright.sharding._optimizer import beside_params
 from meshwright.sharding._rules import Rule, fsdp, match
 
 __all__ = [
     "AXES",
+    "Edit",
     "Layout",
+    "MeshRule",
     "Rule",
+    "apply_mesh_rules",
     "auto",
     "beside_params",
     "copy_to",
     "device_bytes",
+    "edit",
     "explain",
     "fsdp",
+    "hardware",
     "human_bytes",
     "idle_axis",
     "make_mesh",
     "match",
+    "mesh_rule",
     "mesh_sizes",
     "place",
 ]
