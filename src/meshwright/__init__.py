@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         input,
         metrics,
         process,
+        profiling,
         sharding,
         train,
         tree,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
+    from meshwright.profiling import tracer
     from meshwright.sharding import Layout, edit, explain, fsdp, hardware, make_mesh, match
     from meshwright.train import (
         Evaluator,
@@ -60,6 +62,7 @@ _ROOMS = (
     "input",
     "metrics",
     "process",
+    "profiling",
     "sharding",
     "train",
     "tree",
@@ -89,6 +92,7 @@ _NAMES = {
     ),
     "deployer": ("Deployer",),
     "predictor": ("Predictor",),
+    "profiling": ("tracer",),
     "trainer": ("Trainer",),
     "when": ("Tick", "at", "either", "every", "every_minutes", "never"),
 }

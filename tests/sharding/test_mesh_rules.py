@@ -78,12 +78,8 @@ def test_unknown_fields_of_any_rule_are_all_named_with_the_nearest():
     rules = [("TPU.*", mw.edit(microbatch=2)), ("cpu.*", mw.edit(mehs="fsdp=8", q=1))]
     with pytest.raises(UsageError) as refused:
         apply_mesh_rules(Described(), rules, H100)
-    for words in (
-        "'TPU.*'",
-        "'microbatch' (did you mean 'microbatches'?)",
-        "'cpu.*'",
-        "'mehs' (did you mean 'mesh'?), 'q'.",
-    ):
+    near = ("'microbatch' (did you mean 'microbatches'?)", "'mehs' (did you mean 'mesh'?), 'q'.")
+    for words in ("'TPU.*'", "'cpu.*'", *near):
         assert words in str(refused.value)
 
 
