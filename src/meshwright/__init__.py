@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         make_step,
         schedule,
         state_from,
+        watchdog,
     )
     from meshwright.trainer import Trainer
     from meshwright.when import Tick, at, either, every, every_minutes, never
@@ -89,6 +90,7 @@ _NAMES = {
         "make_step",
         "schedule",
         "state_from",
+        "watchdog",
     ),
     "deployer": ("Deployer",),
     "predictor": ("Predictor",),

@@ -8,6 +8,7 @@ from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
 from meshwright.train._step import Step, StepFunction, make_step
 from meshwright.train._trainable import Only, Trainable, Tx
+from meshwright.train._watchdog import Watchdog, watchdog
 
 __all__ = [
     "RUN_AHEAD",
@@ -25,6 +26,7 @@ __all__ = [
     "Trainable",
     "Tx",
     "Variables",
+    "Watchdog",
     "abstract_state",
     "at_most_ahead",
     "fit",
@@ -34,4 +36,5 @@ __all__ = [
     "nothing",
     "schedule",
     "state_from",
+    "watchdog",
 ]
