@@ -1,5 +1,6 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
+from meshwright.train._compile_cache import compile_cache
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
@@ -29,6 +30,7 @@ __all__ = [
     "Watchdog",
     "abstract_state",
     "at_most_ahead",
+    "compile_cache",
     "fit",
     "init_state",
     "make_step",
