@@ -86,14 +86,15 @@ def test_slices_count_rather_than_processes_where_they_are_told():
 
 def test_slices_of_a_tpu_are_not_split_and_their_rings_are_neighbours():
     devices = [
-        FakeTpu(8 * s + i, 2 * s + i // 4, "tpu", "TPU v5 lite", slice_index=s, coords=(i % 4, i // 4, 0))
+        FakeTpu(16 * s + i, 4 * s + i // 4, "tpu", "TPU v5 lite", slice_index=s, coords=(i % 4, i // 4, 0))
         for s in range(2)
-        for i in range(8)
+        for i in range(16)
     ]
-    mesh = mw.make_mesh("data=2; fsdp=2,tensor=4", devices)
+    assert mw.make_mesh("data=2; fsdp=8,tensor=2", devices).size == 32  # two axes share a ring of 4
+    mesh = mw.make_mesh("data=2; fsdp=4,tensor=4", devices)
     for s, group in enumerate(mesh.devices):
         assert {d.slice_index for d in group.flat} == {s}
-        assert all(len({d.coords[1] for d in ring}) == 1 for ring in group)
+        assert all(min(len({d.coords[axis] for d in ring}) for axis in (0, 1)) == 1 for ring in group)
 
 
 def test_an_axis_in_both_parts_has_the_product_with_its_inner_places_side_by_side():
@@ -134,7 +135,24 @@ def test_parts_that_do_not_fit_are_refused_with_both_numbers(text, says):
         mw.make_mesh(text, interleaved(num_processes=2, each=4))
 
 
+@pytest.mark.parametrize(
+    "text", ["data=-1,fsdp=8", "data=2,fsdp=-1", "pipeline=1,data=8,tensor=2", "data=16"]
+)
+def test_leading_axes_of_a_plain_shape_go_over_the_slices(text):
+    """GPUs of two hosts, a process each: `jax.make_mesh` would refuse them."""
+    devices = [FakeOfSlice(i, i, "gpu", "H100", slice_index=i // 8) for i in range(16)]
+    mesh = mw.make_mesh(text, devices)
+    assert dict(mesh.shape) == mesh_sizes(text, 16)
+    assert [d.slice_index for d in mesh.devices.flat] == [0] * 8 + [1] * 8
+
+
+def test_a_plain_shape_that_would_straddle_slices_is_refused():
+    devices = [FakeOfSlice(i, i // 3, slice_index=i // 3) for i in range(6)]
+    with pytest.raises(LayoutError, match="does not fit 2 slices of 3 devices"):
+        mw.make_mesh("data=3,fsdp=2", devices)
+
+
 def test_groups_of_different_sizes_are_refused():
     devices = [Fake(0, 0), Fake(1, 0), Fake(2, 1)]
-    with pytest.raises(LayoutError, match=r"groups of one size, but they have \[1, 2\]"):
+    with pytest.raises(LayoutError, match=r"2 groups .* have \[1, 2\] devices"):
         mw.make_mesh("data=-1; fsdp=-1", devices)

@@ -19,6 +19,8 @@ from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import LayoutError
 
+_SPLIT_RINGS = ("TPU v5 lite", "TPU v5e")
+"""Kinds of which `jax.make_mesh` lets two axes of the mesh share one of the torus."""
 _GROUPS = "groups (slices or processes)"
 
 
@@ -32,15 +34,18 @@ def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | No
       shape: axis sizes, as a mapping or as text, `data=-1,fsdp=4`. One size may be -1: the rest. Text with a
         semicolon, `data=-1; fsdp=4,tensor=2`, has two parts: sizes over the groups of devices and sizes
         inside each, with one -1 in either. An axis in both has the product, its inner places side by side.
-      devices: in the order wanted; JAX arranges them by the hardware's links.
+      devices: in the order wanted; JAX arranges them by the hardware's links. Where they are of several
+        slices (GPUs of several hosts are), the leading axes of a shape without a semicolon go over those.
 
     Raises:
       LayoutError: the text cannot be read, or the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     if isinstance(shape, str) and ";" in shape:
-        return _mesh_of_groups(shape, devices)
+        return _arranged(*_parts(shape, len(devices), len(_group_sizes(devices))), devices)
     sizes = mesh_sizes(shape, len(devices))
+    if len({getattr(device, "slice_index", None) for device in devices}) > 1:
+        return _arranged(*_over_slices(sizes, _group_sizes(devices)), devices)
     return jax.make_mesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices
     )
@@ -67,22 +72,44 @@ def group_of(device: jax.Device) -> int:
     return device.process_index if slice_index is None else slice_index
 
 
-def _mesh_of_groups(shape: str, devices: Sequence[jax.Device]) -> Mesh:
-    groups = Counter(map(group_of, devices))
-    if len(set(groups.values())) > 1:
+def _group_sizes(devices: Sequence[jax.Device]) -> list[int]:
+    sizes = sorted(Counter(map(group_of, devices)).values())
+    if len(set(sizes)) > 1:
         raise LayoutError(
-            f"mesh {shape!r}: a semicolon needs groups of one size, but they have {sorted(groups.values())} "
-            "devices.\n  Leave the semicolon out, or start the run on equal machines."
+            f"the {len(sizes)} {_GROUPS} of this run have {sizes} devices; a mesh over them needs them to be "
+            "of one size.\n  Start the run on equal machines."
         )
-    over, inside = _parts(shape, len(devices), len(groups))
-    axes = tuple(over | inside)
+    return sizes
+
+
+def _arranged(over: Mapping[str, int], inside: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
+    """Return a mesh of sizes over groups and sizes inside each."""
+    axes = tuple({**over, **inside})
     arranged = mesh_utils.create_hybrid_device_mesh(
         [inside.get(axis, 1) for axis in axes],
         [over.get(axis, 1) for axis in axes],
         devices,
         process_is_granule=getattr(devices[0], "slice_index", None) is None,
+        allow_split_physical_axes=devices[0].device_kind in _SPLIT_RINGS,
     )
     return Mesh(arranged, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _over_slices(sizes: dict[str, int], slices: list[int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return plain sizes in two parts, the leading axes over slices; `jax.make_mesh` refuses several."""
+    over, left = {}, len(slices)
+    for axis, size in sizes.items():
+        over[axis] = math.gcd(size, left)
+        left //= over[axis]
+        if over[axis] < size:
+            break
+    if left > 1:
+        raise LayoutError(
+            f"mesh {sizes} does not fit {len(slices)} slices of {slices[0]} devices: the leading axes must "
+            f"multiply to a divisor or a multiple of {len(slices)}.\n  Say which axes cross the slow network "
+            f"before a semicolon: data={len(slices)}; fsdp=-1."
+        )
+    return over, {axis: size // over.get(axis, 1) for axis, size in sizes.items()}
 
 
 def _parts(shape: str, num_devices: int, num_groups: int) -> tuple[dict[str, int], dict[str, int]]:
