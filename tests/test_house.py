@@ -16,7 +16,7 @@ GROUND = {"arguments", "errors", "events", "tree", "process", "when"} | VERSION
 FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},
-    {"train"},
+    {"train", "profiling"},
     {"adapters", "predict"},
     {"experiment", "deployer", "functions"},
     {"predictor"},
@@ -28,6 +28,7 @@ FLOORS = [
 MAY_IMPORT = {
     # train is handed its save and its data; it knows neither checkpoints nor sources.
     "train": {"sharding", "metrics"},
+    "profiling": set(),
 }
 OPTIONAL = {"tensorflow", "torch", "flax", "equinox", "orbax", "wandb", "grain", "tensorstore", "zarr"}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         input,
         metrics,
         process,
+        profiling,
         sharding,
         train,
         tree,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
-    from meshwright.sharding import Layout, auto, explain, fsdp, logical, make_mesh, match
+    from meshwright.profiling import tracer
+    from meshwright.sharding import Layout, auto, edit, explain, fsdp, hardware, logical, make_mesh, match
     from meshwright.train import (
         Evaluator,
         Only,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         Variables,
         abstract_state,
         by_path,
+        compile_cache,
         decay_by_path,
         ema_params,
         fit,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
         skip_exploding,
         state_from,
         update_rules,
+        watchdog,
     )
     from meshwright.trainer import Trainer
     from meshwright.when import Tick, at, either, every, every_minutes, never
@@ -73,6 +77,7 @@ _ROOMS = (
     "input",
     "metrics",
     "process",
+    "profiling",
     "sharding",
     "train",
     "tree",
@@ -86,7 +91,7 @@ _NAMES = {
     "experiment": ("Evaler", "Experiment", "Input", "Save", "from_checkpoint", "no_better", "run"),
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
-    "sharding": ("Layout", "auto", "explain", "fsdp", "logical", "make_mesh", "match"),
+    "sharding": ("Layout", "auto", "edit", "explain", "fsdp", "hardware", "logical", "make_mesh", "match"),
     "train": (
         "Evaluator",
         "Only",
@@ -97,6 +102,7 @@ _NAMES = {
         "by_path",
         "decay_by_path",
         "ema_params",
+        "compile_cache",
         "fit",
         "halt_on_divergence",
         "init_state",
@@ -112,9 +118,11 @@ _NAMES = {
         "skip_exploding",
         "state_from",
         "update_rules",
+        "watchdog",
     ),
     "deployer": ("Deployer",),
     "predictor": ("Predictor",),
+    "profiling": ("tracer",),
     "trainer": ("Trainer",),
     "when": ("Tick", "at", "either", "every", "every_minutes", "never"),
 }

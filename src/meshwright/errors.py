@@ -20,6 +20,7 @@ import difflib
 from collections.abc import Iterable
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED = 0, 1, 2, 3, 4
+EXIT_HUNG = 5  # no step finished any more: the watchdog ended the process from inside
 EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: schedulers take it as "run me again"
 EXIT_CTRL_C = 130  # 128 + SIGINT
 

@@ -61,6 +61,13 @@ def _devices() -> str:
     return f"{len(devices)} × {devices[0].device_kind}"
 
 
+def _hardware() -> str:
+    """What mesh rules are matched with."""
+    from meshwright import sharding
+
+    return sharding.hardware()
+
+
 def _memory() -> str:
     import jax
 
@@ -86,6 +93,7 @@ def _write() -> str:
 PROBES = {
     "processes": _processes,
     "devices": _devices,
+    "hardware": _hardware,
     "memory": _memory,
     "compile": _compile,
     "write": _write,

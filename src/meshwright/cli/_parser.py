@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         prog="meshwright",
         description="Train, checkpoint, evaluate and inspect any JAX model, on one device or thousands.",
         epilog="exit codes: 0 done, 1 failed, 2 usage (nothing was started), 3 input missing or damaged, "
-        "4 diverged, 75 stopped with the state saved (run it again), 130 Ctrl-C",
+        "4 diverged, 5 hung, 75 stopped with the state saved (run it again), 130 Ctrl-C",
     )
     top.add_argument("--version", action="version", version=f"meshwright {__version__}")
     shared = _shared(top)

@@ -6,6 +6,7 @@ from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._layout import AXES, Layout, idle_axis, place
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import make_mesh, mesh_sizes
+from meshwright.sharding._mesh_rules import Edit, MeshRule, apply_mesh_rules, edit, hardware, mesh_rule
 from meshwright.sharding._optimizer import beside_params
 from meshwright.sharding._rules import Rule, fsdp, match
 
@@ -13,19 +14,25 @@ __all__ = [
     "AXES",
     "LOGICAL_AXES",
     "Auto",
+    "Edit",
     "Layout",
+    "MeshRule",
     "Rule",
+    "apply_mesh_rules",
     "auto",
     "beside_params",
     "copy_to",
     "device_bytes",
+    "edit",
     "explain",
     "fsdp",
+    "hardware",
     "human_bytes",
     "idle_axis",
     "logical",
     "make_mesh",
     "match",
+    "mesh_rule",
     "mesh_sizes",
     "move_to",
     "place",

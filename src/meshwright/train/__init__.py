@@ -1,6 +1,7 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
+from meshwright.train._compile_cache import compile_cache
 from meshwright.train._divergence import halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, keep_ema
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
@@ -13,8 +14,10 @@ from meshwright.train._precision import ComputeDtype, narrowed
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
+from meshwright.train._statistics import describe_state, num_params, state_sizes
 from meshwright.train._step import Step, StepFunction, make_step
 from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offloaded, update_rules
+from meshwright.train._watchdog import Watchdog, watchdog
 
 __all__ = [
     "RUN_AHEAD",
@@ -43,11 +46,14 @@ __all__ = [
     "Tx",
     "UpdateRule",
     "Variables",
+    "Watchdog",
     "abstract_state",
     "at_most_ahead",
     "by_path",
     "check_given",
+    "compile_cache",
     "decay_by_path",
+    "describe_state",
     "ema_params",
     "fit",
     "halt_on_divergence",
@@ -58,6 +64,7 @@ __all__ = [
     "narrowed",
     "noised",
     "nothing",
+    "num_params",
     "offloaded",
     "relative",
     "remat",
@@ -67,5 +74,7 @@ __all__ = [
     "skip_exploding",
     "state_around",
     "state_from",
+    "state_sizes",
     "update_rules",
+    "watchdog",
 ]

@@ -1,0 +1,53 @@
+"""How large a state is, in numbers and as a table for the start of a run."""
+
+from typing import Any
+
+import jax
+
+from meshwright import tree
+from meshwright.sharding import device_bytes, explain, human_bytes
+from meshwright.train._state import TrainState
+from meshwright.tree import PyTree
+
+
+def num_params(params: PyTree) -> int:
+    """Return the number of elements of all arrays or structs of `params`."""
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def state_sizes(state: TrainState) -> dict[str, int]:
+    """Return the sizes of a state, of arrays or of structs with shardings, as numbers to report.
+
+    `num_params`; the bytes of `params`, `opt_state` and `model_state`, each array once however it is split or
+    copied; and `device_bytes`, what one device holds of all of it.
+    """
+    parts = {name: tree.nbytes(part) for name, part in _parts(state).items()}
+    return {
+        "num_params": num_params(state.params),
+        **{f"{name}_bytes": num_bytes for name, num_bytes in parts.items()},
+        "device_bytes": _device_bytes(state),
+    }
+
+
+def describe_state(state: TrainState) -> str:
+    """Return the table of the parameters and of the model's state, then the size of each part.
+
+    Args:
+      state: arrays, or structs with shardings: `abstract_state` allocates nothing.
+    """
+    model = {name: part for name, part in _parts(state).items() if name != "opt_state"}
+    sizes = [
+        f"{name}: {human_bytes(tree.nbytes(part))}, {human_bytes(_device_bytes(part))} per device"
+        for name, part in _parts(state).items()
+    ]
+    table = explain(model, jax.tree.map(lambda x: x.sharding, model))
+    return "\n".join([table, f"num_params: {num_params(state.params):,}", *sizes])
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    parts = {"params": state.params, "opt_state": state.opt_state, "model_state": state.model_state}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _device_bytes(part: PyTree) -> int:
+    return sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(part))

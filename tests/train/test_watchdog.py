@@ -1,0 +1,117 @@
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import meshwright as mw
+from meshwright.errors import EXIT_HUNG, UsageError
+
+HANGING = """
+import ctypes, sys
+import meshwright as mw
+
+def stuck():
+    {library}(None).sleep(1000)
+
+with mw.watchdog({seconds}, kill=True) as beat:
+    beat(mw.Tick(41))
+    stuck()
+"""
+
+
+class Reports(logging.Handler):
+    """Keeps what is logged, and lets a test wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self._arrived = [], threading.Semaphore(0)
+
+    def emit(self, record):
+        self.seen.append(record.getMessage())
+        self._arrived.release()
+
+    def wait_for(self, words):
+        while not (found := [report for report in self.seen if words in report]):
+            assert self._arrived.acquire(timeout=60)
+        return found[0]
+
+
+@pytest.fixture
+def reports():
+    handler = Reports()
+    logging.getLogger("meshwright").addHandler(handler)
+    yield handler
+    logging.getLogger("meshwright").removeHandler(handler)
+
+
+def watchers():
+    return [thread for thread in threading.enumerate() if thread.name == "meshwright-watchdog"]
+
+
+def test_a_run_that_stands_still_is_told_with_every_thread(reports, capfd):
+    done = threading.Event()
+    threading.Thread(target=done.wait, name="loader-3").start()
+    try:
+        with mw.watchdog(0.05) as beat:
+            beat(mw.Tick(7))
+            first = reports.wait_for("the last was step 7")
+    finally:
+        done.set()
+    assert first.startswith("process 0: no step has finished for 0.")
+    for words in ("thread MainThread", "thread loader-3", "in wait_for"):
+        assert words in first
+    assert f"meshwright: {first}" in capfd.readouterr().err
+
+
+def test_the_first_step_is_watched_too(reports):
+    with mw.watchdog(0.05):
+        assert reports.wait_for("there was none yet")
+
+
+def test_nothing_is_said_while_steps_finish(reports, capfd):
+    with mw.watchdog(0.3) as beat:
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            beat(mw.Tick(1))
+    assert (reports.seen, capfd.readouterr().err) == ([], "")
+
+
+def test_a_pause_does_not_count_and_what_follows_it_does(reports):
+    never = threading.Event()
+    with mw.watchdog(0.1) as beat:
+        with beat.paused():
+            never.wait(0.3)
+            assert reports.seen == []
+        assert reports.wait_for("there was none yet")
+
+
+def test_the_thread_is_gone_after_the_run():
+    with mw.watchdog(60):
+        assert len(watchers()) == 1
+    assert watchers() == []
+
+
+def test_the_thread_is_gone_after_an_error():
+    with pytest.raises(KeyboardInterrupt), mw.watchdog(60):
+        raise KeyboardInterrupt
+    assert watchers() == []
+
+
+@pytest.mark.parametrize(
+    ("library", "exit_code"), [("ctypes.CDLL", EXIT_HUNG), ("ctypes.PyDLL", 1)], ids=["gives up", "keeps"]
+)
+def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_lock(library, exit_code):
+    script = HANGING.format(library=library, seconds=0.3)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == exit_code
+    assert "in stuck" in ended.stderr
+    assert exit_code != EXIT_HUNG or "the last was step 41. In 0.3 s more it is ended" in ended.stderr
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_time_that_cannot_be_is_refused(seconds):
+    with pytest.raises(UsageError, match="must be positive"), mw.watchdog(seconds):
+        pass
