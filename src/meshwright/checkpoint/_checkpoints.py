@@ -256,11 +256,12 @@ class Checkpoints:
 
     def _saved_scores(self) -> dict[int, Scores]:
         """Return the scores of the complete checkpoints, but for those that cannot be read: they stay."""
-        known, self._scores = self._scores, {}
+        known, found = self._scores, {}
         for step in _directory.complete_steps(self.directory):
             with suppress(CheckpointError):
-                self._scores[step] = known[step] if step in known else self._read_scores(step)
-        return self._scores
+                found[step] = known[step] if step in known else self._read_scores(step)
+        self._scores = found  # when it is complete: the thread and the main thread both come here
+        return found
 
     def _read_scores(self, step: int) -> Scores:
         return read_manifest(_directory.step_path(self.directory, step)).extra.get("scores", {})
