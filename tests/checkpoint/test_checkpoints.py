@@ -1,5 +1,6 @@
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import jax
@@ -39,6 +40,10 @@ def no_room_for_more_than(num_bytes):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_state_may_be_donated_as_soon_as_save_returns(make_state, tmp_path, same_bytes):
@@ -176,6 +181,15 @@ def test_a_directory_that_cannot_be_opened_is_not_kept_locked(tmp_path):
     link.unlink()
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest() is None
+
+
+def test_who_gives_up_waiting_for_the_end_does_not_keep_the_directory_locked(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt) as interrupted, Checkpoints(tmp_path):
+        monkeypatch.setattr(ThreadPoolExecutor, "shutdown", interrupt)
+    monkeypatch.undo()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest() is None
+    assert interrupted  # and with it, in its traceback, the first one
 
 
 def test_saving_needs_an_open_directory(tmp_path):

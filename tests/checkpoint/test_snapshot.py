@@ -1,8 +1,10 @@
 """The byte budget of a save's host copies, and the files that come of it."""
 
+import itertools
 import os
 import threading
 import zlib
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from crash.faults import before_line
 from meshwright.checkpoint import Checkpoints, open_source, restore
 from meshwright.checkpoint._format import Snapshot, layouts
 from meshwright.checkpoint._format._crc32 import crc32, joined
@@ -68,6 +71,48 @@ def test_nobody_waits_for_a_save_that_was_given_up():
     chunks.take(wait=True)
     with pytest.raises(MeshwrightError, match="given up"):
         chunks.get(2)
+
+
+def test_nobody_waits_for_room_that_was_made_a_moment_ago(monkeypatch):
+    class Impatient(threading.Condition):
+        def wait(self, timeout=None):
+            raise TimeoutError
+
+    monkeypatch.setattr("meshwright.checkpoint._format._snapshot.Condition", Impatient)
+    for number in itertools.count():
+        chunks = snapshot(host_arrays(2), NBYTES)
+        chunks.take(wait=False)
+        try:
+            with before_line(number, partial(chunks.release, 0)):
+                chunks.take(wait=True)
+        except TimeoutError:
+            break
+    assert not chunks.take(wait=False)  # there really was no room: nothing was released before so late a line
+    assert number > 10
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Return an event: a thread begins to wait for chunks or room, and holds the lock until it does."""
+    begun = threading.Event()
+
+    class Telling(threading.Condition):
+        def wait(self, timeout=None):
+            begun.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("meshwright.checkpoint._format._snapshot.Condition", Telling)
+    return begun
+
+
+def test_a_writer_that_waits_for_a_chunk_that_costs_nothing_is_woken(state, waiting):
+    chunks = snapshot({"w": state["params"]["w"]}, 0)
+    writer = threading.Thread(target=chunks.get, args=[0], daemon=True)
+    writer.start()
+    waiting.wait()
+    chunks.take(wait=False)
+    writer.join(10)
+    assert not writer.is_alive()
 
 
 def test_views_of_arrays_on_cpu_cost_nothing(state):

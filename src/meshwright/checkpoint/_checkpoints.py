@@ -94,10 +94,10 @@ class Checkpoints:
         """
         try:
             on_lead(self._open)
+            self._thread = ThreadPoolExecutor(1, "checkpoint")
         except BaseException:
             self._close()
             raise
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
         return self
 
     def __exit__(
@@ -158,9 +158,13 @@ class Checkpoints:
           MeshwrightError: It failed on some process. It left no checkpoint, if the message does not
             say that it did: then it is older ones that could not be removed.
         """
-        saving, self._saving = self._saving, None
-        if saving:
-            saving.finish()
+        if saving := self._saving:
+            failure = saving.finish()  # if that is interrupted, the save is still in flight
+            self._saving = None
+            if failure:
+                raise MeshwrightError(
+                    f"the save of step {saving.step} failed:\n  {failure}"
+                ) from saving.error()
 
     def saver(self, when: When) -> Save:
         """Return the training loop's `save`: it saves when due and after the last step."""
@@ -217,11 +221,13 @@ class Checkpoints:
         return _directory.set_aside(local(str(self.directory)), step).name
 
     def _close(self) -> None:
-        if self._thread:
-            self._thread.shutdown()
-        if self._lock:
-            self._lock.close()
-        self._thread = self._lock = self._saving = None
+        try:
+            if self._thread:
+                self._thread.shutdown()
+        finally:  # for who gives that up: what then still writes into a directory of its own harms nobody
+            if self._lock:
+                self._lock.close()
+            self._thread = self._lock = self._saving = None
 
     def _begin(self, step: int, extra: Mapping[str, Any] | None) -> str | None:
         """Make a directory for a new attempt and return its name, or None when `step` is saved already."""
