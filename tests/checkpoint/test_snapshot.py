@@ -1,5 +1,6 @@
 """The byte budget of a save's host copies, and the files that come of it."""
 
+import errno
 import itertools
 import os
 import threading
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from crash.faults import before_line
+from crash.faults import before_line, refused
 from meshwright.checkpoint import Checkpoints, open_source, restore
-from meshwright.checkpoint._format import Snapshot, layouts
+from meshwright.checkpoint._format import Snapshot, layouts, write_part
 from meshwright.checkpoint._format._crc32 import crc32, joined
 from meshwright.errors import MeshwrightError
 
@@ -140,6 +141,21 @@ def test_chunks_that_span_windows_come_back_bit_for_bit(mesh, tmp_path, monkeypa
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
     assert same_bytes(restore(open_source(tmp_path), state), state)
+
+
+def test_of_several_threads_that_fail_the_first_says_why(tmp_path, monkeypatch, waiting):
+    def full(file, data, offset, pwrite=os.pwrite):
+        if offset >= 32 << 20:  # the third window, while another thread waits for chunks of the fourth
+            waiting.wait()
+            raise refused(errno.ENOSPC)
+        return pwrite(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    leaves = {f"x{number}": np.zeros(1 << 20) for number in range(8)}
+    arrays, chunks = layouts(leaves, 1), snapshot(leaves, 50 << 20)
+    chunks.take(wait=False)
+    with pytest.raises(OSError, match="No space left"):
+        write_part(tmp_path, arrays, chunks, 0, 1)
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
