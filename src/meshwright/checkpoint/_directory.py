@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TextIO
+from weakref import WeakSet
 
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
@@ -31,6 +32,7 @@ PINNED = "PINNED"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
 _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
+_locks: WeakSet[TextIO] = WeakSet()
 
 
 def step_name(step: int) -> str:
@@ -135,7 +137,17 @@ def lock(directory: Directory) -> TextIO:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         on_failure.pop_all()
+    _locks.add(file)
     return file
+
+
+def _forget_locks() -> None:
+    """Let go, in a forked process, of its parent's locks: it may live longer, as a data loader's worker."""
+    for file in _locks:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _remove_overtaken(directory: ObjectPath) -> None:
