@@ -1,6 +1,7 @@
 import os
 import resource
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import jax
 import numpy as np
@@ -39,6 +40,10 @@ def no_room_for_more_than(num_bytes):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_state_may_be_donated_as_soon_as_save_returns(make_state, tmp_path, same_bytes):
@@ -147,6 +152,26 @@ def test_what_killed_runs_left_is_removed_when_the_next_run_opens(tmp_path):
         assert (left.exists(), foreign.exists()) == (False, True)
 
 
+def test_a_process_of_a_killed_run_that_still_writes_does_not_keep_the_next_out(tmp_path, monkeypatch):
+    left = tmp_path / "step_00000008.tmp-0123abcd"
+    left.mkdir()
+
+    def write_just_before(path, *, dir_fd=None, rmdir=os.rmdir):
+        with suppress(FileNotFoundError):
+            (left / "part-00001.json").touch()
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", write_just_before)
+    with Checkpoints(tmp_path):
+        assert list(tmp_path.glob("step_*")) == []
+
+
+def test_a_full_disk_can_be_opened_and_what_filled_it_be_removed(tmp_path):
+    (tmp_path / "step_00000008.tmp-0123abcd").mkdir()
+    with no_room_for_more_than(0), Checkpoints(tmp_path):
+        assert list(tmp_path.glob("step_*")) == []
+
+
 def test_what_is_in_the_way_of_a_checkpoint_is_set_aside(tmp_path, caplog):
     (tmp_path / "step_00000001").mkdir()
     (tmp_path / "step_00000001" / "notes.txt").touch()
@@ -173,9 +198,18 @@ def test_a_directory_that_cannot_be_opened_is_not_kept_locked(tmp_path):
     failed = Checkpoints(tmp_path)
     with pytest.raises(MeshwrightError, match="OSError"):
         failed.__enter__()
-    link.unlink()
+    next(tmp_path.glob("step_*")).unlink()
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest() is None
+
+
+def test_who_gives_up_waiting_for_the_end_does_not_keep_the_directory_locked(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt) as interrupted, Checkpoints(tmp_path):
+        monkeypatch.setattr(ThreadPoolExecutor, "shutdown", interrupt)
+    monkeypatch.undo()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest() is None
+    assert interrupted  # and with it, in its traceback, the first one
 
 
 def test_saving_needs_an_open_directory(tmp_path):

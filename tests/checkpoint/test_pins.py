@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,20 @@ def test_a_pin_is_a_file_that_says_why(save):
     pin(path, "the one in the paper")
     assert is_pinned(str(path))
     assert (path / "PINNED").read_text() == "the one in the paper\n"
+
+
+def test_a_pin_is_on_the_disk_when_pin_returns(save, monkeypatch):
+    path, synced = save({"x": 1}), []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
+    pin(path)
+    assert synced == [path / "PINNED", path]
+
+
+def test_a_pin_that_comes_while_the_checkpoint_is_removed_is_refused(save, monkeypatch):
+    path = save({"x": 1})
+    monkeypatch.setattr(os, "fsync", lambda _: path.rename(f"{path}.tmp-01234567"))  # the mark is written
+    with pytest.raises(CheckpointError, match="no complete checkpoint, so it cannot be pinned"):
+        pin(path)
 
 
 def test_unpinning_twice_is_no_error(save):

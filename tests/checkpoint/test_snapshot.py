@@ -1,8 +1,11 @@
 """The byte budget of a save's host copies, and the files that come of it."""
 
+import errno
+import itertools
 import os
 import threading
 import zlib
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,8 +15,9 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from crash.faults import before_line, refused
 from meshwright.checkpoint import Checkpoints, open_source, restore
-from meshwright.checkpoint._format import Snapshot, layouts
+from meshwright.checkpoint._format import Snapshot, layouts, write_part
 from meshwright.checkpoint._format._crc32 import crc32, joined
 from meshwright.errors import MeshwrightError
 
@@ -70,6 +74,48 @@ def test_nobody_waits_for_a_save_that_was_given_up():
         chunks.get(2)
 
 
+def test_nobody_waits_for_room_that_was_made_a_moment_ago(monkeypatch):
+    class Impatient(threading.Condition):
+        def wait(self, timeout=None):
+            raise TimeoutError
+
+    monkeypatch.setattr("meshwright.checkpoint._format._snapshot.Condition", Impatient)
+    for number in itertools.count():
+        chunks = snapshot(host_arrays(2), NBYTES)
+        chunks.take(wait=False)
+        try:
+            with before_line(number, partial(chunks.release, 0)):
+                chunks.take(wait=True)
+        except TimeoutError:
+            break
+    assert not chunks.take(wait=False)  # there really was no room: nothing was released before so late a line
+    assert number > 10
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Return an event: a thread begins to wait for chunks or room, and holds the lock until it does."""
+    begun = threading.Event()
+
+    class Telling(threading.Condition):
+        def wait(self, timeout=None):
+            begun.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("meshwright.checkpoint._format._snapshot.Condition", Telling)
+    return begun
+
+
+def test_a_writer_that_waits_for_a_chunk_that_costs_nothing_is_woken(state, waiting):
+    chunks = snapshot({"w": state["params"]["w"]}, 0)
+    writer = threading.Thread(target=chunks.get, args=[0], daemon=True)
+    writer.start()
+    waiting.wait()
+    chunks.take(wait=False)
+    writer.join(10)
+    assert not writer.is_alive()
+
+
 def test_views_of_arrays_on_cpu_cost_nothing(state):
     leaves = {"w": state["params"]["w"]}
     assert snapshot(leaves, 0).take(wait=False)
@@ -95,6 +141,21 @@ def test_chunks_that_span_windows_come_back_bit_for_bit(mesh, tmp_path, monkeypa
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
     assert same_bytes(restore(open_source(tmp_path), state), state)
+
+
+def test_of_several_threads_that_fail_the_first_says_why(tmp_path, monkeypatch, waiting):
+    def full(file, data, offset, pwrite=os.pwrite):
+        if offset >= 32 << 20:  # the third window, while another thread waits for chunks of the fourth
+            waiting.wait()
+            raise refused(errno.ENOSPC)
+        return pwrite(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    leaves = {f"x{number}": np.zeros(1 << 20) for number in range(8)}
+    arrays, chunks = layouts(leaves, 1), snapshot(leaves, 50 << 20)
+    chunks.take(wait=False)
+    with pytest.raises(OSError, match="No space left"):
+        write_part(tmp_path, arrays, chunks, 0, 1)
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))

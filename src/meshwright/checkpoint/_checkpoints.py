@@ -90,7 +90,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
 
-        All processes first write, read and delete a file (or an object) in it.
+        All processes first make and delete a file, or an object, in it.
 
         Raises:
           UsageError: Another run has it open, or it cannot be used by some process.
@@ -99,10 +99,10 @@ class Checkpoints:
             on_lead(self._take)
             together(lambda: _directory.probe(self.directory))
             on_lead(lambda: _directory.remove_temporaries(self.directory))
+            self._thread = ThreadPoolExecutor(1, "checkpoint")
         except BaseException:
             self._close()
             raise
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
         return self
 
     def __exit__(
@@ -172,9 +172,13 @@ class Checkpoints:
           MeshwrightError: It failed on some process. It left no checkpoint, if the message does not
             say that it did: then it is older ones that could not be removed.
         """
-        saving, self._saving = self._saving, None
-        if saving:
-            saving.finish()
+        if saving := self._saving:
+            failure = saving.finish()  # if that is interrupted, the save is still in flight
+            self._saving = None
+            if failure:
+                raise MeshwrightError(
+                    f"the save of step {saving.step} failed:\n  {failure}"
+                ) from saving.error()
 
     def saver(self, when: When) -> Save:
         """Return the training loop's `save`: it saves when due and after the last step."""
@@ -226,11 +230,13 @@ class Checkpoints:
         return said
 
     def _close(self) -> None:
-        if self._thread:
-            self._thread.shutdown()
-        if self._lock:
-            self._lock.close()
-        self._thread = self._lock = self._saving = None
+        try:
+            if self._thread:
+                self._thread.shutdown()
+        finally:  # for who gives that up: what then still writes into a directory of its own harms nobody
+            if self._lock:
+                self._lock.close()
+            self._thread = self._lock = self._saving = None
 
     def _begin(self, step: int, extra: Mapping[str, Any] | None) -> str | None:
         """Make a directory for a new attempt and return its name, or None when `step` is saved already."""
@@ -263,11 +269,12 @@ class Checkpoints:
 
     def _saved_scores(self) -> dict[int, Scores]:
         """Return the scores of the complete checkpoints, but for those that cannot be read: they stay."""
-        known, self._scores = self._scores, {}
+        known, found = self._scores, {}
         for step in _directory.complete_steps(self.directory):
             with suppress(CheckpointError):
-                self._scores[step] = known[step] if step in known else self._read_scores(step)
-        return self._scores
+                found[step] = known[step] if step in known else self._read_scores(step)
+        self._scores = found  # when it is complete: the thread and the main thread both come here
+        return found
 
     def _read_scores(self, step: int) -> Scores:
         return read_manifest(_directory.step_path(self.directory, step)).extra.get("scores", {})

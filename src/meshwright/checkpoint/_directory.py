@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+from weakref import WeakSet
 
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
@@ -32,6 +33,7 @@ PINNED = "PINNED"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
 _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
+_locks: WeakSet[TextIO] = WeakSet()
 
 
 def step_name(step: int) -> str:
@@ -46,9 +48,8 @@ def step_path(directory: Directory, step: int) -> Directory:
 
 def temporary_path(directory: Directory, step: int) -> Directory:
     """Return a fresh name for what is not a checkpoint of `step` yet, or no longer."""
-    if isinstance(directory, ObjectPath):
-        return _remote.new_attempt(directory / step_name(step))
-    return directory / f"{step_name(step)}.tmp-{secrets.token_hex(4)}"
+    final = step_path(directory, step)
+    return _remote.new_attempt(final) if isinstance(final, ObjectPath) else _fresh_name(final)
 
 
 def final_path(temporary: Directory) -> Directory:
@@ -82,7 +83,7 @@ def remove_temporaries(directory: Directory) -> None:
         _remove_overtaken(directory)
     else:
         for path in temporaries(directory):
-            shutil.rmtree(str(path))
+            _remove_unless_pinned(Path(str(path)))
 
 
 def discard(temporary: Directory) -> None:
@@ -111,18 +112,17 @@ def aside(directory: Directory) -> list[str]:
 
 
 def remove_step(directory: Directory, step: int) -> None:
-    """Remove a checkpoint that is not pinned, so that it is at every moment either complete or not there."""
+    """Remove a checkpoint that is not pinned, so that it is at every moment either complete or not there.
+
+    Whoever is killed at it leaves what `remove_temporaries` removes, or brings back.
+    """
     path = step_path(directory, step)
     if (path / PINNED).is_file():
         return
     if isinstance(path, ObjectPath):
         _remote.remove_step(path, unless=path / PINNED)
-        return
-    doomed = path.rename(str(temporary_path(directory, step)))
-    if (doomed / PINNED).exists():  # in the meantime
-        doomed.rename(path)
     else:
-        shutil.rmtree(doomed)
+        _remove_unless_pinned(path)
 
 
 def lock(directory: Directory) -> TextIO:
@@ -143,15 +143,18 @@ def lock(directory: Directory) -> TextIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _in_use(directory, file) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        with suppress(OSError):  # a full disk holds no word of it, and may be full of what is removed next
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         on_failure.pop_all()
+    _locks.add(file)
     return file
 
 
 def probe(directory: Directory) -> None:
-    """Write, read and delete a file in the directory, which must be there.
+    """Make, find and delete a file in the directory, which must be there; an object is written and read.
+
+    The file stays empty, so that a run can be opened, and remove what killed ones left, on a full disk.
 
     Raises:
       UsageError: Something of this cannot be done.
@@ -161,8 +164,7 @@ def probe(directory: Directory) -> None:
         return
     with _telling(directory):
         file = directory / f".probe-{secrets.token_hex(4)}"
-        file.write_text("written")
-        file.read_text()
+        file.touch()
         file.unlink()
 
 
@@ -175,6 +177,33 @@ def _telling(directory: Path) -> Iterator[None]:
             f"{directory} cannot be used: {error.strerror} ({error.filename}).\n"
             "  All processes of the run must see this one directory, and may write, read and delete there."
         ) from None
+
+
+def _fresh_name(path: Path) -> Path:
+    return path.with_name(f"{path.name.partition('.')[0]}.tmp-{secrets.token_hex(4)}")
+
+
+def _forget_locks() -> None:
+    """Let go, in a forked process, of its parent's locks: it may live longer, as a data loader's worker."""
+    for file in _locks:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _remove_unless_pinned(path: Path) -> None:
+    """Remove a directory of a step, unless it holds a checkpoint that is pinned: that is put in its place.
+
+    Under a new name first, that only this call knows. So nobody pins what is not looked at again, and
+    no process of a killed run that is still writing there creates another file in it.
+    """
+    doomed = path.rename(_fresh_name(path))
+    if (doomed / PINNED).is_file() and (doomed / MANIFEST).is_file():
+        doomed.rename(str(final_path(doomed)))
+        return
+    (doomed / MANIFEST).unlink(missing_ok=True)  # what is not whole any more is not to be brought back
+    shutil.rmtree(doomed)
 
 
 def _remove_overtaken(directory: ObjectPath) -> None:

@@ -3,14 +3,19 @@
 Any program or person may put it there, at any time. What it says is for people.
 """
 
+import os
+from pathlib import Path
+
 from meshwright.checkpoint._directory import PINNED
-from meshwright.checkpoint._format import MANIFEST
+from meshwright.checkpoint._format import MANIFEST, fsync_directory
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.errors import CheckpointError
 
 
 def pin(path: str | Directory, note: str = "") -> None:
     """Keep the checkpoint at `path`, a step directory, until it is unpinned; `note` says why, or for whom.
+
+    When it returns, it has been kept, whatever was about to be removed and whatever happens to the machine.
 
     Raises:
       CheckpointError: There is no complete checkpoint at `path`; perhaps it has just been removed.
@@ -23,9 +28,18 @@ def pin(path: str | Directory, note: str = "") -> None:
         if isinstance(mark, ObjectPath):
             mark.put(f"{note}\n".encode())
         else:
-            mark.write_text(f"{note}\n", encoding="utf-8")
+            _write_durably(mark, f"{note}\n")
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{directory} is no complete checkpoint, so it cannot be pinned.") from None
+
+
+def _write_durably(mark: Path, text: str) -> None:
+    """Write the mark where it protects from the first byte on; it must be found by its name afterwards."""
+    with mark.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_directory(mark.parent)  # FileNotFoundError, if it was renamed for its removal in the meantime
 
 
 def unpin(path: str | Directory) -> None:

@@ -1,6 +1,7 @@
 """One save, behind the loop: two tasks on a thread, and how their end is told to all processes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from threading import Event
@@ -13,6 +14,8 @@ from meshwright.checkpoint._directory import discard, final_path
 from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commit, upload_part, write_part
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import MeshwrightError
+
+_OTHERS_SECONDS = 30  # all began at the same time and write about the same amount
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,11 @@ class Saving:
     abandoned: Event
     """Set when some part will not come."""
 
-    def finish(self) -> None:
-        """Wait until all processes are done.
+    def finish(self) -> str | None:
+        """Wait until all processes are done, and return what went wrong on any of them, if anything.
 
         Collective: call it on the main thread of all processes. The thread itself starts no
         collectives, as they would race with those of the training step.
-
-        Raises:
-          MeshwrightError: On every process, when any of them failed.
         """
         failures = [
             f"process {number}: {failure}"
@@ -45,19 +45,23 @@ class Saving:
         if failures:
             self.abandoned.set()
         not_committed = process.agree(_failure(self.committed))
-        if failures or not_committed:
-            discard(self.temporary)
-            raise MeshwrightError(
-                f"the save of step {self.step} failed:\n  " + "\n  ".join(failures or [not_committed])
-            ) from self._error()
+        if not failures and not not_committed:
+            return None
+        discard(self.temporary)
+        return "\n  ".join(failures or [not_committed])
 
     def join(self) -> str | None:
-        """Wait for this process alone, and return what went wrong, if anything."""
-        if _failure(self.written):
-            self.abandoned.set()
+        """Wait for this process alone, and return what went wrong, if anything.
+
+        The others are not asked, as they may be gone. Process 0 still makes a checkpoint of the parts
+        that they are about to finish.
+        """
+        if self.committed and not _failure(self.written):
+            futures.wait([self.committed], timeout=_OTHERS_SECONDS)
+        self.abandoned.set()
         return _failure(self.written) or _failure(self.committed)
 
-    def _error(self) -> BaseException | None:
+    def error(self) -> BaseException | None:
         """Return the failure that happened here, for its traceback."""
         tasks = [task for task in (self.written, self.committed) if task]
         return next((error for task in tasks if (error := task.exception())), None)
@@ -78,30 +82,32 @@ def start_saving(
     `then` is called on process 0's thread after the commit.
     """
     num_processes, number = jax.process_count(), jax.process_index()
-    chunks = Snapshot(leaves, arrays, number, host_nbytes)
-    complete = chunks.take(wait=False)
-    abandoned = Event()
+    chunks, abandoned = Snapshot(leaves, arrays, number, host_nbytes), Event()
 
     def make_checkpoint() -> None:
+        written.result()  # raises what went wrong: then there is nothing to wait for
         commit(temporary, final_path(temporary), head, arrays, num_processes, abandoned)
         then()
 
-    if isinstance(temporary, ObjectPath):
-        written = thread.submit(upload_part, temporary, arrays, chunks, number, num_processes)
-    else:
-        written = thread.submit(write_part, temporary, arrays, chunks, number, num_processes)
-    committed = thread.submit(make_checkpoint) if process.is_lead() else None
-    if not complete:
-        _take_rest(chunks)
-    return Saving(head.step, temporary, written, committed, abandoned)
-
-
-def _take_rest(chunks: Snapshot) -> None:
     try:
+        chunks.take(wait=False)
+        written = thread.submit(_write, temporary, arrays, chunks, number, num_processes)
+        committed = thread.submit(make_checkpoint) if process.is_lead() else None
         chunks.take(wait=True)
     except BaseException:
         chunks.abandon()  # or the thread would wait for what will not come
+        abandoned.set()
         raise
+    return Saving(head.step, temporary, written, committed, abandoned)
+
+
+def _write(
+    temporary: Directory, arrays: Sequence[ArrayLayout], chunks: Snapshot, number: int, num_processes: int
+) -> None:
+    if isinstance(temporary, ObjectPath):
+        upload_part(temporary, arrays, chunks, number, num_processes)
+    else:
+        write_part(temporary, arrays, chunks, number, num_processes)
 
 
 def _failure(task: Future[None] | None) -> str | None:

@@ -13,6 +13,7 @@ checkpoint); a restore through `_read.py`. `_upload.py` writes to object stores,
 
 from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._crc32 import crc32
+from meshwright.checkpoint._format._durable import fsync_directory
 from meshwright.checkpoint._format._layout import ArrayLayout, Index, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._part import data_file_name, part_file_name, write_part
@@ -35,6 +36,7 @@ __all__ = [
     "commit",
     "crc32",
     "data_file_name",
+    "fsync_directory",
     "layouts",
     "layouts_of",
     "part_file_name",

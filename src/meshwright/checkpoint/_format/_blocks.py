@@ -156,3 +156,6 @@ def _joined(crcs: Sequence[int | None], blocks: Sequence[_Block]) -> int | None:
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_NUM_THREADS, "checkpoint-reader")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of them

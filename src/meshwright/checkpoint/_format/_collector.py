@@ -9,8 +9,8 @@ from collections.abc import Iterator
 def collector_paused() -> Iterator[None]:
     """Make tens of thousands of objects in half the time. For moments only: it is off for all threads."""
     was_on = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()  # in here: an interruption may come between any two lines
         yield
     finally:
         if was_on:

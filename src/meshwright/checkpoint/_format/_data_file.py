@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -156,28 +156,29 @@ def _opened(path: Path) -> Iterator[_Files]:
 
 def _write_windows(filling: Filling, end: int, files: _Files) -> None:
     """Write the file up to `end`, a multiple of a page, by several threads that take windows in turn."""
-    starts, lock, failed = iter(range(0, end, _WINDOW)), Lock(), Event()
+    starts, lock = iter(range(0, end, _WINDOW)), Lock()
+    failures: list[BaseException] = []
 
     def next_start() -> int | None:
         with lock:
-            return None if failed.is_set() else next(starts, None)
+            return None if failures else next(starts, None)
 
     def work() -> None:
-        room = _aligned(_WINDOW)
         try:
+            room = _aligned(_WINDOW)
             while (start := next_start()) is not None:
                 window = room[: end - start]
                 filling.fill(window, start)
                 _write_direct(files, window, start)
-        except BaseException:
-            failed.set()
+        except BaseException as error:
+            failures.append(error)
             filling.abandon()
-            raise
 
     with ThreadPoolExecutor(_NUM_THREADS, "checkpoint-writer") as threads:
-        tasks = [threads.submit(work) for _ in range(min(_NUM_THREADS, -(-end // _WINDOW)))]
-    for task in tasks:
-        task.result()
+        for _ in range(min(_NUM_THREADS, -(-end // _WINDOW))):
+            threads.submit(work)
+    if failures:
+        raise failures[0]  # the others' may be no more than that the save was given up
 
 
 def _aligned(nbytes: int) -> memoryview:

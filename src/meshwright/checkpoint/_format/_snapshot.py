@@ -9,7 +9,7 @@ when they are written.
 import functools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from threading import Condition, Lock
+from threading import Condition, Lock, RLock
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +53,9 @@ class Snapshot:
         self._taken: list[list[Buffer | LazyArray] | None] = [None] * len(self._owned)
         self._num_started = 0
         self._budget = self._free = host_nbytes
-        self._changed, self._reading = Condition(), Lock()
+        # Taken by itself, as Ctrl-C may come within a condition's own `__enter__`, and keep it locked.
+        self._lock, self._reading = RLock(), Lock()
+        self._changed = Condition(self._lock)
         self._abandoned = False
 
     def take(self, *, wait: bool) -> bool:
@@ -92,18 +94,18 @@ class Snapshot:
     def release(self, number: int) -> None:
         """Let go of a chunk that has been written."""
         self._taken[number] = None
-        with self._changed:
+        with self._lock:
             self._free += self._nbytes[number]
             self._changed.notify_all()
 
     def abandon(self) -> None:
         """Let go of everything, and let nobody wait."""
-        with self._changed:
+        with self._lock:
             self._abandoned = True
             self._changed.notify_all()
 
     def _awaited(self, number: int) -> list[Buffer | LazyArray]:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._abandoned or self._taken[number] is not None)
             if (pieces := self._taken[number]) is None:
                 raise MeshwrightError("the save was given up.")
@@ -120,7 +122,7 @@ class Snapshot:
 
     def _begin(self, number: int) -> bool:
         """Start copying a chunk, if there is room for it."""
-        with self._changed:
+        with self._lock:
             if not self._has_room(number):
                 return False
             self._free -= self._nbytes[number]
@@ -132,7 +134,7 @@ class Snapshot:
         """Hand over a chunk, once it is on the host."""
         pieces = [_on_host(piece) for piece in self._owned[number].pieces]
         self._owned[number] = _GONE  # or the arrays would be held, and with them what they keep on the host
-        with self._changed:
+        with self._lock:
             self._taken[number] = pieces
             self._changed.notify_all()
 
@@ -140,7 +142,7 @@ class Snapshot:
         return self._nbytes[number] <= self._free or self._free == self._budget
 
     def _await_room(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._abandoned or self._has_room(number))
 
 

@@ -1,0 +1,34 @@
+"""Saves of which a thread writes a part while `save` still waits for room to take the rest."""
+
+import numpy as np
+import pytest
+
+from checkpoint.test_checkpoints import no_room_for_more_than
+from meshwright.checkpoint import Checkpoints
+from meshwright.errors import MeshwrightError
+
+STATE = {f"x{number}": np.zeros(1 << 17) for number in range(4)}  # 1 MiB each
+
+
+def test_a_disk_that_is_full_while_save_waits_for_room_is_told_at_the_next_call(tmp_path):
+    with Checkpoints(tmp_path, host_nbytes=1 << 20) as checkpoints:
+        with no_room_for_more_than(1 << 10):
+            checkpoints.save(1, STATE)
+            with pytest.raises(MeshwrightError, match=r"the save of step 1 failed:.*\n.*OSError.*too large"):
+                checkpoints.save(2, STATE)
+        checkpoints.save(2, STATE)
+    assert checkpoints.latest() == 2
+
+
+def test_an_upload_that_fails_at_once_while_save_waits_for_room_is_told_at_the_next_call(monkeypatch):
+    def refuse(*_):
+        raise ConnectionError("refused")
+
+    with Checkpoints("memory://tests/upload", host_nbytes=1 << 20) as checkpoints:
+        monkeypatch.setattr("meshwright.checkpoint._format._upload.put_parts", refuse)
+        checkpoints.save(1, STATE)
+        with pytest.raises(MeshwrightError, match=r"the save of step 1 failed:.*\n.*refused"):
+            checkpoints.wait()
+        monkeypatch.undo()
+        checkpoints.save(1, STATE)
+    assert checkpoints.latest() == 1
