@@ -2,12 +2,13 @@
 #   make demo    train a real model on a mesh, kill it, and watch it continue
 #   make test    lint, then the whole suite; where a newer Python is found, there too
 #   make lint    ruff and the type checker
-#   make soak    kill saving runs thousands of times
+#   make soak    kill saving runs thousands of times (KILLS=5000), and tell how it goes
 #   make bench   the measurements behind the README's claims
 #   make setup   only the environment
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
@@ -38,7 +39,7 @@ test-newest:
 	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" test-here; fi
 
 soak: setup
-	KILLS=5000 $(BIN)/python -m pytest tests/crash -o timeout=0
+	KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash -o timeout=0
 
 # The library that we are measured against stays out of the environment that tests run in.
 bench:

@@ -1,11 +1,12 @@
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.checkpoint import Checkpoints, is_pinned, last, open_source, pin, unpin
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, MeshwrightError
 
 
 def test_a_pin_is_a_file_that_says_why(save):
@@ -76,6 +77,25 @@ def test_a_checkpoint_that_is_pinned_while_it_is_being_removed_comes_back(tmp_pa
         checkpoints.save(1, {"x": 1})
         checkpoints.save(2, {"x": 2})
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000001", "step_00000002"]
+
+
+def test_half_a_checkpoint_is_not_brought_back_by_a_mark_that_came_too_late(tmp_path, monkeypatch):
+    def be_killed(path, **_):
+        if path.name.startswith("step_00000001"):
+            (path / "data-00000-of-00001.zarr.zip").unlink()
+            (path / "PINNED").touch()
+            raise OSError("killed here")
+
+    with Checkpoints(tmp_path, keep=last(1)) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+        checkpoints.wait()
+        monkeypatch.setattr(shutil, "rmtree", be_killed)
+        checkpoints.save(2, {"x": 2})
+        with pytest.raises(MeshwrightError, match="killed here"):
+            checkpoints.wait()
+    monkeypatch.undo()
+    with Checkpoints(tmp_path):
+        assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000002"]
 
 
 def test_a_pinned_checkpoint_is_not_away_for_a_moment(tmp_path, monkeypatch):

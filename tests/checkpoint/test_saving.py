@@ -7,6 +7,8 @@ from checkpoint.test_checkpoints import no_room_for_more_than
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import MeshwrightError
 
+pytestmark = pytest.mark.timeout(60, method="thread")  # who waits for ever cannot be woken by an error
+
 STATE = {f"x{number}": np.zeros(1 << 17) for number in range(4)}  # 1 MiB each
 
 

@@ -2,13 +2,17 @@
 
 This program imports JAX, makes no device, and then plays scenarios, one for each line that it reads:
 `["killed_at_random", {"directory": "/tmp/…", "kills": 100}]`. Each answer is a line of JSON: what the
-scenario returns, or the traceback of the check that failed.
+scenario returns, or the traceback of the check that failed. Before it, lines may tell of the progress.
+
+Nothing waits for a disk, as a kill, unlike a power cut, takes nothing from the page cache.
 """
 
+import faulthandler
 import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +20,13 @@ from pathlib import Path
 import jax  # noqa: F401 - before the first fork, so that no child spends a second on it
 
 Tell = Callable[[object], None]
+
+_SILENT_SECONDS = 60
+"""A child that tells nothing for so long hangs: it shows where, and ends."""
+
+_PROGRESS_SECONDS = 5
+_reported = time.monotonic()
+_answers = sys.stdout
 
 
 class Child:
@@ -30,12 +41,20 @@ class Child:
         self._told = os.fdopen(reader)
 
     def hear(self):
-        """Return the next thing that it tells, or None when it is gone."""
+        """Return the next thing that it tells."""
         line = self._told.readline()
-        return json.loads(line) if line.endswith("\n") else None
+        assert line.endswith("\n"), "the child is gone"
+        return json.loads(line)
 
     def kill(self):
-        """End it by SIGKILL, if it has not ended, and return what it had told and nobody has heard."""
+        """End it by SIGKILL, and return what it had told and nobody has heard."""
+        os.kill(self.pid, signal.SIGKILL)
+        code, told = self._end()
+        assert code == -signal.SIGKILL, f"the child had ended with {code}"
+        return told
+
+    def kill_or_bury(self):
+        """Do the same with one that may have ended, in whatever way."""
         os.kill(self.pid, signal.SIGKILL)
         return self._end()[1]
 
@@ -57,10 +76,28 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), told
 
 
+def report(**figures: int) -> None:
+    """Tell how far a scenario is, now and then."""
+    global _reported
+    if time.monotonic() > _reported + _PROGRESS_SECONDS:
+        _reported = time.monotonic()
+        _say({"progress": figures})
+
+
+def _say(said: object) -> None:
+    print(json.dumps(said), file=_answers, flush=True)
+
+
 def _run_and_leave(program: Callable[[Tell], None], writer: int) -> None:
+    def tell(said: object) -> None:
+        signal.alarm(_SILENT_SECONDS)
+        os.write(writer, json.dumps(said).encode() + b"\n")
+
+    faulthandler.register(signal.SIGALRM, chain=True)  # and then end as by any signal
+    signal.alarm(_SILENT_SECONDS)
     code = 1
     try:
-        program(lambda said: os.write(writer, json.dumps(said).encode() + b"\n"))
+        program(tell)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -69,20 +106,18 @@ def _run_and_leave(program: Callable[[Tell], None], writer: int) -> None:
 
 
 def main() -> None:
-    from crash import scenarios, two_processes
+    """Play what is asked for on standard input."""
+    from crash import disks, interruptions, scenarios, two_processes
 
-    players = vars(scenarios) | vars(two_processes)
-    answers = os.fdopen(os.dup(1), "w")
+    global _answers
+    players = vars(scenarios) | vars(disks) | vars(interruptions) | vars(two_processes)
+    _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Gloo, too, prints to stdout
+    os.fsync = lambda _: None
     for line in sys.stdin:
         name, arguments = json.loads(line)
         arguments["directory"] = Path(arguments["directory"])
         try:
-            answer = {"answer": players[name](**arguments)}
+            _say({"answer": players[name](**arguments)})
         except Exception:
-            answer = {"traceback": traceback.format_exc()}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            _say({"traceback": traceback.format_exc()})

@@ -5,36 +5,46 @@ save succeeds.
 """
 
 import errno
+import functools
 import itertools
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import time
-from contextlib import contextmanager
 from functools import partial
 
 import jax
 import ml_dtypes
 import numpy as np
 
-from crash.faults import before_each_file_operation, refused, small_disk
-from crash.nursery import Child
-from meshwright.checkpoint import Checkpoints, last, open_source, restore, verify
-from meshwright.errors import MeshwrightError
+from crash.faults import before_each_file_operation, refused
+from crash.nursery import Child, report
+from meshwright.checkpoint import Checkpoints, last, open_source, pin, restore, verify
+from meshwright.checkpoint._format import HOST_NBYTES, _data_file
+from meshwright.errors import CheckpointError, MeshwrightError
+
+_data_file._WINDOW = 1 << 18  # so that these small files, too, are written in several windows
 
 
 def state(step):
-    """Return what is saved at `step`: 600 kB that follow from it."""
-    chance = np.random.default_rng(step)
+    """Return what is saved at `step`: 800 kB that follow from it."""
     return {
-        "params": {"w": chance.standard_normal((100, 1000)), "b": chance.bytes(7) and np.arange(7) + step},
-        "half": chance.standard_normal(333).astype(ml_dtypes.bfloat16),
+        "params": {"w": _numbers(step % 3), "b": np.arange(7) + step},
+        "half": np.arange(333).astype(ml_dtypes.bfloat16) + step % 3,
         "none": np.zeros((0, 3)),
         "step": step,
     }
+
+
+@functools.cache  # so that runs spend their time in saving
+def _numbers(seed):
+    return np.random.default_rng(seed).standard_normal((100, 1000))
+
+
+def step_path(directory, step):
+    return directory / f"step_{step:08d}"
 
 
 def offered(directory):
@@ -43,14 +53,15 @@ def offered(directory):
 
 
 def check(directory, told=-1, state=state):
-    """Check that all that is offered is whole, and that `told`, or a later step, is."""
+    """Check that all that is offered is whole, and that `told`, or a later step, is; return how many are."""
     steps = offered(directory)
     assert Checkpoints(directory).latest() == max(steps, default=None)
     assert told < 0 or steps[-1] >= told, f"{told} was saved, and there is {steps}"
     for step in steps:
-        source = open_source(directory / f"step_{step:08d}")
+        source = open_source(step_path(directory, step))
         assert not verify(str(source)).damage, verify(str(source)).damage
         _assert_same(restore(source, state(step)), state(step))
+    return len(steps)
 
 
 def _assert_same(found, expected):
@@ -58,12 +69,14 @@ def _assert_same(found, expected):
     assert all(jax.tree.leaves(same)), same
 
 
-def save_on(directory, tell):
-    """Save step after step, and tell of each when it is saved."""
-    with Checkpoints(directory, keep=last(2)) as checkpoints:
-        latest = checkpoints.latest()
-        tell(-1 if latest is None else latest)
-        for step in itertools.count(0 if latest is None else latest + 1):
+def save_on(directory, host_nbytes, tell):
+    """Resume, save step after step, and tell of each when it is saved."""
+    with Checkpoints(directory, keep=last(2), host_nbytes=host_nbytes) as checkpoints:
+        restored = checkpoints.resume(state(0), None, otherwise=lambda: state(-1))
+        _assert_same(restored, state(restored["step"]))
+        assert not checkpoints.passed_over
+        tell(restored["step"])
+        for step in itertools.count(restored["step"] + 1):
             checkpoints.save(step, state(step))
             if step % 2:  # the other half of the time, the next save waits
                 checkpoints.wait()
@@ -76,18 +89,24 @@ def save_one(directory, step):
 
 
 def killed_at_random(directory, kills):
-    """Kill a run that saves, at random moments, and start it again."""
-    in_a_save = 0
-    for _ in range(kills):
-        child = Child(lambda tell: save_on(directory, tell))
+    """Kill a run that saves, at random moments, until `kills` were in a save; each time start it again."""
+    in_a_save = restored = 0
+    for num_kills in range(1, 5 * kills):
+        child = Child(partial(save_on, directory, random.choice((1, HOST_NBYTES))))
         told = child.hear()
+        for _ in range(random.randrange(2)):
+            told = child.hear()
         time.sleep(random.uniform(0, 0.03))
         told = max([told, *child.kill()])
         in_a_save += any(directory.glob("step_*.tmp-*"))
-        check(directory, told)
+        restored += check(directory, told)
+        figures = {"kills": num_kills, "in_a_save": in_a_save, "steps": told + 1, "restored": restored}
+        report(**figures)
+        if in_a_save == kills:
+            break
     Child(lambda tell: save_one(directory, 10**7)).wait()
     check(directory, told=10**7)
-    return {"in_a_save": in_a_save, "saved": told + 1}
+    return figures
 
 
 def at_each_file_operation(directory, fault):
@@ -112,6 +131,47 @@ def at_each_file_operation(directory, fault):
         check(directory, told=2)
         number += 1
     return {"operations": number - 1}
+
+
+def pinned_in_a_removal(directory, killed):
+    """Pin a checkpoint before each file operation of its removal; kill the run at the next one, or do not."""
+
+    def pin_before(number, tell):
+        operations, pinning = itertools.count(), []
+
+        def act(_):
+            if pinning or not step_path(directory, 2).exists():
+                return
+            operation = next(operations)
+            if operation == number:
+                pinning.append(True)
+                tell(_try_to_pin(directory, 1))
+                pinning.clear()
+            elif operation > number and killed:
+                _kill_me()
+
+        before_each_file_operation(directory, act)
+        save_one(directory, 2)
+
+    Child(lambda tell: save_one(directory, 1)).wait()
+    shutil.copytree(directory, saved := directory.with_suffix(".saved"))
+    outcomes = []
+    while told := Child(partial(pin_before, len(outcomes))).end():
+        outcomes += told
+        Child(lambda tell: save_one(directory, 3)).wait()
+        check(directory, told=3)
+        assert told == ["refused"] or 1 in offered(directory), f"step 1 was pinned, and is lost: {outcomes}"
+        shutil.rmtree(directory)
+        shutil.copytree(saved, directory)
+    return outcomes
+
+
+def _try_to_pin(directory, step):
+    try:
+        pin(step_path(directory, step))
+    except CheckpointError:
+        return "refused"
+    return "pinned"
 
 
 def _kill_me():
@@ -139,91 +199,14 @@ def failing_at_random(directory, saves):
                 faulty[0] = False
                 check(directory, told=step - 1)
                 faulty[0] = True
+            tell(step)
         faulty[0] = False
         save_one(directory, saves)
         check(directory, told=saves)
         tell(failures)
 
-    [failures] = Child(save_through_faults).wait()
-    return {"failures": failures}
-
-
-def read_only(directory):
-    """Save to a directory that can only be read for a while."""
-
-    def save_and_be_refused(tell):
-        closed = []
-        save_one(directory, 1)
-
-        def refuse(_):
-            if closed:
-                raise refused(errno.EROFS)
-
-        before_each_file_operation(directory, refuse)
-        with Checkpoints(directory) as checkpoints:
-            closed.append(True)
-            try:
-                checkpoints.save(2, state(2))
-                checkpoints.wait()
-            except MeshwrightError as error:
-                tell(str(error))
-            closed.clear()
-            check(directory, told=1)
-            checkpoints.save(2, state(2))
-        check(directory, told=2)
-
-    [said] = Child(save_and_be_refused).wait()
-    return {"said": said}
-
-
-def disk_full(directory, times):
-    """Save to a disk with room for a part of a checkpoint, and again when there is room for it all."""
-
-    def save_and_fill(tell):
-        try:
-            with small_disk(directory, 4 << 20):
-                tell([_fails_then_succeeds(directory, _ballast(directory), step) for step in range(times)])
-                tell("a small disk")
-        except PermissionError:
-            tell([_fails_then_succeeds(directory, _largest_file(), step) for step in range(times)])
-            tell("a limit to the size of files")
-
-    said, by = Child(save_and_fill).wait()
-    return {"said": said, "by": by}
-
-
-def _fails_then_succeeds(directory, little_room, step):
-    with Checkpoints(directory, keep=last(1)) as checkpoints:
-        with little_room:
-            try:
-                checkpoints.save(step, state(step))
-                checkpoints.wait()
-            except MeshwrightError as error:
-                said = str(error)
-        check(directory, told=step - 1)
-        assert offered(directory) == ([step - 1] if step else [])
-        checkpoints.save(step, state(step))
-    check(directory, told=step)
-    return said
-
-
-@contextmanager
-def _ballast(directory):
-    """Leave less room than a checkpoint needs."""
-    disk = os.statvfs(directory)
-    free, room = disk.f_bavail * disk.f_bsize, random.randrange(0, 700_000)
-    ballast = directory / "ballast"
-    ballast.write_bytes(bytes(max(0, free - room)))
-    yield
-    ballast.unlink()
-
-
-@contextmanager
-def _largest_file():
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (random.randrange(0, 700_000), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    *steps, failures = Child(save_through_faults).wait()
+    return {"steps": len(steps), "failures": failures}
 
 
 def _saves(directory, step):

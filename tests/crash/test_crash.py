@@ -1,9 +1,10 @@
 """Nothing is lost and nothing half-done is offered, whatever happens in the middle of a save.
 
-`make soak` plays the same with `KILLS=5000`.
+`make soak` plays the same with `KILLS=5000`, and tells how it goes.
 """
 
 import os
+import re
 
 import pytest
 
@@ -19,13 +20,18 @@ def directory(tmp_path):
 
 def test_a_run_may_be_killed_at_any_moment(play, directory):
     answer = play("killed_at_random", directory, kills=KILLS)
-    assert answer["saved"] > KILLS / 50
-    assert answer["in_a_save"] > KILLS / 10
+    assert answer["in_a_save"] == KILLS
+    assert answer["steps"] > KILLS / 5
 
 
 @pytest.mark.parametrize("fault", ["kill", "fail"])
 def test_a_save_may_end_before_each_of_its_file_operations(play, directory, fault):
     assert play("at_each_file_operation", directory, fault=fault)["operations"] > 10
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_is_pinned_during_its_removal_is_not_lost(play, directory, killed):
+    assert set(play("pinned_in_a_removal", directory, killed=killed)) == {"pinned", "refused"}
 
 
 def test_a_store_that_fails_at_random_costs_no_checkpoint(play, directory):
@@ -34,16 +40,35 @@ def test_a_store_that_fails_at_random_costs_no_checkpoint(play, directory):
 
 def test_a_full_disk_costs_no_checkpoint(play, directory):
     answer = play("disk_full", directory, times=KILLS // 5)
-    assert all("No space left" in said or "File too large" in said for said in answer["said"]), answer
+    assert set(answer["said"]) <= {"No space left on device", "File too large"}
 
 
 def test_a_directory_that_turns_read_only_costs_no_checkpoint(play, directory):
-    assert "Read-only file system" in play("read_only", directory)["said"]
+    for said in play("turned_read_only", directory):
+        assert re.search(r"Read-only file system|Permission denied", said)
+
+
+@pytest.mark.parametrize("then", ["stay", "leave"])
+def test_a_save_may_be_interrupted_before_each_of_its_lines(play, directory, then):
+    assert play("interrupted_before_each_line", directory, then=then)["lines"] > 100
+
+
+def test_a_forked_process_restores_as_its_parent_did(play, directory):
+    assert play("restored_in_a_fork", directory) == [True, True]
+
+
+def test_a_worker_that_outlives_a_killed_run_does_not_keep_its_lock(play, directory):
+    play("outlived_by_a_worker", directory)
 
 
 def test_one_process_of_two_or_both_may_be_killed_at_any_moment(play, directory):
-    answer = play("killed_of_two", directory, kills=KILLS // 4)
-    assert answer["in_a_save"] > KILLS / 100
+    assert play("killed_of_two", directory, kills=KILLS // 10)["in_a_save"] == KILLS // 10
+
+
+def test_a_process_that_lost_the_other_in_a_save_hears_of_it_and_leaves(play, directory):
+    answer = play("killed_while_the_other_saves", directory)
+    assert "processes [1] did not finish" in answer["heard"][1]
+    assert answer["latest"] == 1
 
 
 def test_damage_that_one_process_finds_makes_all_fall_back(play, directory):

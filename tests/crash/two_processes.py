@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import signal
 import socket
 import time
 from functools import partial
@@ -11,10 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from crash.nursery import Child
+from crash.faults import before_each_file_operation
+from crash.nursery import Child, report
 from crash.scenarios import check
 from meshwright import process
-from meshwright.checkpoint import Checkpoints, last, open_source
+from meshwright.checkpoint import Checkpoints, _saving, last, open_source
 
 
 def values(step):
@@ -57,29 +59,62 @@ def _join(program, address, number, tell):
 
 def save_on(directory, tell):
     with Checkpoints(directory, keep=last(2)) as checkpoints:
-        latest = process.agree(checkpoints.latest())
         states = [sharded(step) for step in range(3)]  # made before, so that most of the time is saving
-        tell(-1 if latest is None else latest)
-        for step in itertools.count(0 if latest is None else latest + 1):
+        restored = checkpoints.resume({**states[0], "step": 0}, None, otherwise=lambda: {"step": -1})
+        assert not checkpoints.passed_over
+        tell(restored["step"])
+        for step in itertools.count(restored["step"] + 1):
             checkpoints.save(step, {**states[step % 3], "step": step})
             checkpoints.wait()
             tell(step)
 
 
 def killed_of_two(directory, kills):
-    """Kill one process of two, or both, at random moments, and start them again."""
-    in_a_save, told = 0, -1
-    for _ in range(kills):
+    """Kill one process of two, or both, at random moments, until `kills` were in a save; start them again."""
+    in_a_save = restored = 0
+    for num_kills in range(1, 5 * kills):
         children = two(partial(save_on, directory))
         told = max(child.hear() for child in children)
-        time.sleep(random.uniform(0, 0.1))
+        for _ in range(random.randrange(2)):
+            told = max(child.hear() for child in children)
+        time.sleep(random.uniform(0, 0.03))
         random.shuffle(children)
         told = max([told, *children[0].kill()])
         time.sleep(random.choice((0, 0, 0.03)))
-        told = max([told, *children[1].kill()])
+        told = max([told, *children[1].kill_or_bury()])
         in_a_save += any(directory.glob("step_*.tmp-*"))
-        check(directory, told, lambda step: {**values(step % 3), "step": step})
-    return {"in_a_save": in_a_save, "saved": told + 1}
+        restored += check(directory, told, lambda step: {**values(step % 3), "step": step})
+        figures = {"kills": num_kills, "in_a_save": in_a_save, "steps": told + 1, "restored": restored}
+        report(**figures)
+        if in_a_save == kills:
+            break
+    return figures
+
+
+def killed_while_the_other_saves(directory):
+    """Kill process 1 when it is to write. Process 0 must hear of it and leave; answer with what it heard."""
+
+    def save_until_alone():
+        with Checkpoints(directory) as checkpoints:
+            checkpoints.save(1, sharded(1))
+            checkpoints.wait()
+            if not process.is_lead():
+                before_each_file_operation(directory, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            checkpoints.save(2, sharded(2))
+            checkpoints.wait()
+
+    def tell_what_comes_of_it(tell):
+        _saving._OTHERS_SECONDS = 0.2
+        try:
+            save_until_alone()
+        except Exception as error:
+            tell([type(error).__name__, *error.__notes__])
+
+    lead, peer = two(tell_what_comes_of_it)
+    [heard] = lead.wait()
+    peer.end()
+    check(directory, 1, values)
+    return {"heard": heard, "latest": Checkpoints(directory).latest()}
 
 
 def damage_found_by_one(directory):

@@ -15,7 +15,7 @@ from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commi
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import MeshwrightError
 
-_OTHERS_SECONDS = 30  # all began at the same time and write about the same amount
+_OTHERS_SECONDS = 60  # all began at the same time and write about the same amount; after 100 s JAX ends us
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""The three laws in an object store of which requests fail at random, before or after they took effect."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from checkpoint.gcs import FakeGcs
+from meshwright.checkpoint import Checkpoints, _kvstore, last, open_source, restore
+from meshwright.errors import MeshwrightError
+
+STEPS = int(os.environ.get("KILLS", "100")) // 5
+RUN = "gs://bucket/run"
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """Return a store that is asked twice at most."""
+    for retries in (_kvstore._RETRIES, _kvstore._FEW_RETRIES):
+        monkeypatch.setitem(retries, "max_retries", 1)
+        monkeypatch.setitem(retries, "initial_delay", "1ms")
+    with FakeGcs() as gcs:
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", gcs.url)
+        yield gcs
+
+
+def fails_at_random(number):
+    return random.choice(["before", "after"]) if random.random() < 0.1 else None
+
+
+def state(step):
+    return {"x": np.arange(1000) + step}
+
+
+def save(step):
+    """Return whether that succeeds."""
+    try:
+        with Checkpoints(RUN, keep=last(2)) as checkpoints:
+            checkpoints.save(step, state(step))
+    except MeshwrightError:
+        return False
+    return True
+
+
+def check(told):
+    """Check that all that is offered is whole, and that `told`, or a later step, is."""
+    run = Checkpoints(RUN)
+    offered = [path for path in run.directory.glob("step_*") if (path / "manifest.json").is_file()]
+    assert told < 0 or run.latest() >= told
+    for source in map(open_source, offered):
+        assert (restore(source, state(0))["x"] == state(source.step)["x"]).all()
+
+
+def test_requests_that_fail_at_random_cost_no_checkpoint(store):
+    saved = [-1]
+    for step in range(STEPS):
+        store.fails = fails_at_random
+        saved += [step] if save(step) else []
+        store.fails = lambda number: None
+        check(saved[-1])
+    assert save(STEPS)
+    check(STEPS)
+    assert 1 < len(saved) < STEPS
