@@ -10,7 +10,7 @@ from meshwright.metrics._bar import progress
 from meshwright.metrics._console import Console
 from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl
 from meshwright.metrics._log import Log, logger
-from meshwright.metrics._tensorboard import tensorboard
+from meshwright.metrics._tensorboard import TensorBoard, tensorboard
 from meshwright.metrics._values import Mean, Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
 from meshwright.metrics._writers import Writer, tee
@@ -21,6 +21,7 @@ __all__ = [
     "Mean",
     "Metrics",
     "Packed",
+    "TensorBoard",
     "Writer",
     "json_number",
     "jsonl",
