@@ -6,7 +6,7 @@ the same on every process, so only one should write them: the others are given `
 writer that writes nothing.
 """
 
-from meshwright.metrics._bar import progress
+from meshwright.metrics._bar import Bar
 from meshwright.metrics._console import Console
 from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl
 from meshwright.metrics._log import Log, logger
@@ -16,6 +16,7 @@ from meshwright.metrics._wandb import wandb
 from meshwright.metrics._writers import Writer, tee
 
 __all__ = [
+    "Bar",
     "Console",
     "Log",
     "Mean",
@@ -27,7 +28,6 @@ __all__ = [
     "jsonl",
     "logger",
     "merge",
-    "progress",
     "read_jsonl",
     "tee",
     "tensorboard",
