@@ -24,6 +24,15 @@ def test_a_resumed_run_tells_tensorboard_from_where_to_forget(tmp_path, read_eve
     assert event.step == 150
 
 
+def test_texts_are_what_the_text_dashboard_reads(tmp_path, read_events):
+    with tensorboard(tmp_path) as board:
+        board.text(3, "Notes", "a\n\nb")
+    event = read_events(tmp_path)[-1]
+    [value] = event.summary.value
+    assert (event.step, value.tag, value.metadata.plugin_data.plugin_name) == (3, "Notes", "text")
+    assert (value.tensor.dtype, list(value.tensor.string_val)) == (7, [b"a\n\nb"])  # 7 is DT_STRING
+
+
 def test_two_starts_within_a_second_write_two_files_in_order(tmp_path, read_events):
     for step in range(3):
         with tensorboard(tmp_path) as write:

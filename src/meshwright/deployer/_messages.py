@@ -1,4 +1,4 @@
-"""What a run tells people: framed, on the screen of one process and in a file of each."""
+"""What a run tells: messages, framed, on the screen of one process and in a file of each; and metrics."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from meshwright import process
-from meshwright.metrics import Writer, jsonl, tee, tensorboard, wandb
+from meshwright.metrics import TensorBoard, Writer, jsonl, tee, tensorboard, wandb
 
 _FORMAT = "[%(asctime)s - meshwright - process %(process_index)d of %(processes)d] %(message)s"
 
@@ -25,18 +25,24 @@ def framed(info: object, title: str | None, step: int | None) -> str:
     return "\n".join(["", "=" * width, heading, "-" * width, *lines, "=" * width])
 
 
-def logger(workdir: Path | None, *, on_screen: bool) -> logging.Logger:
+def markdown(text: str) -> str:
+    """Return `text` as TensorBoard, which takes it for Markdown, keeps it in lines."""
+    return text.replace("\n", "\n\n")
+
+
+def logger(opened: contextlib.ExitStack, workdir: Path | None, *, on_screen: bool) -> logging.Logger:
     """Return a logger of its own, which no other has handlers of and which hands nothing on.
 
-    It writes to stderr, if `on_screen`, and to `workdir/log.txt`, or for process 1 `log-1.txt`.
+    It writes to stderr, if `on_screen`, and to `workdir/log.txt`, or for process 1 `log-1.txt`, which
+    `opened` closes.
     """
     index = jax.process_index()
     made = logging.Logger(f"meshwright.deployer.{index}", logging.INFO)
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)] if on_screen else []
     if workdir is not None:
-        handlers.append(
-            logging.FileHandler(workdir / (f"log-{index}.txt" if index else "log.txt"), delay=True)
-        )
+        file = logging.FileHandler(workdir / (f"log-{index}.txt" if index else "log.txt"), delay=True)
+        opened.callback(file.close)
+        handlers.append(file)
     about = {"process_index": index, "processes": jax.process_count()}
     for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT, "%m/%d/%Y %H:%M:%S", defaults=about))
@@ -44,26 +50,32 @@ def logger(workdir: Path | None, *, on_screen: bool) -> logging.Logger:
     return made
 
 
-def writers(
+def metrics_writers(
     opened: contextlib.ExitStack,
     workdir: Path | None,
     events: Path | None,
     wandb_init: Mapping[str, Any] | None,
     trackers: Sequence[Writer],
-) -> Writer:
-    """Return one writer to all places for metrics, with what is to be closed given to `opened`.
+) -> tuple[Writer, TensorBoard | None]:
+    """Return one writer to all places for metrics, which `opened` closes, and that to TensorBoard's files.
+
+    On processes other than 0 the writer does nothing.
 
     Args:
       workdir: where `metrics.jsonl` goes.
       events: where TensorBoard's files go.
+
+    Raises:
+      UsageError: wandb is asked for and not installed.
     """
     if not process.is_lead():
-        return tee()
+        return tee(), None
     found = list(trackers)
     if workdir is not None:
         found.append(jsonl(workdir / "metrics.jsonl"))
-    if events is not None:
-        found.append(opened.enter_context(tensorboard(events)))
+    board = None if events is None else opened.enter_context(tensorboard(events))
+    if board is not None:
+        found.append(board)
     if wandb_init is not None:
         found.append(opened.enter_context(wandb(**wandb_init)))
-    return tee(*found)
+    return tee(*found), board

@@ -6,29 +6,30 @@ the same on every process, so only one should write them: the others are given `
 writer that writes nothing.
 """
 
-from meshwright.metrics._bar import progress
+from meshwright.metrics._bar import Bar
 from meshwright.metrics._console import Console
 from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl
 from meshwright.metrics._log import Log, logger
 from meshwright.metrics._step_time import StepTime
-from meshwright.metrics._tensorboard import tensorboard
+from meshwright.metrics._tensorboard import TensorBoard, tensorboard
 from meshwright.metrics._values import Mean, Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
 from meshwright.metrics._writers import Writer, tee
 
 __all__ = [
+    "Bar",
     "Console",
     "Log",
     "Mean",
     "Metrics",
     "Packed",
     "StepTime",
+    "TensorBoard",
     "Writer",
     "json_number",
     "jsonl",
     "logger",
     "merge",
-    "progress",
     "read_jsonl",
     "tee",
     "tensorboard",

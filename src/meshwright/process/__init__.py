@@ -11,6 +11,7 @@ with process.signals() as signals:
 from meshwright.process._agree import agree, barrier, gather, is_lead
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
+from meshwright.process._disk import is_shared
 from meshwright.process._leave import abandon
 from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
@@ -28,6 +29,7 @@ __all__ = [
     "expand_nodes",
     "gather",
     "is_lead",
+    "is_shared",
     "on_lead",
     "roll_call",
     "signals",

@@ -279,7 +279,7 @@ class Trainer:
             if needed:
                 raise UsageError("there is no directory to save checkpoints in: give Deployer(workdir=...).")
             return None
-        return Checkpoints(self.deployer.workdir / "checkpoints", keep=keep)
+        return Checkpoints(self.deployer.shared_workdir("a run's checkpoints") / "checkpoints", keep=keep)
 
     def _write(self, step: int, values: Mapping[str, float], /) -> None:
         """Send a report to the deployer's files and trackers."""

@@ -1,0 +1,186 @@
+"""The deployer's methods for batches: how large, in how many parts, and with which learning rates."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+
+from meshwright.arguments import declares
+from meshwright.errors import LayoutError, UsageError
+from meshwright.input import Batches, Collate, as_source, batches, is_indexed
+from meshwright.metrics import Bar
+from meshwright.train import schedule
+from meshwright.tree import PyTree
+
+if TYPE_CHECKING:
+    from meshwright.deployer._deployer import Deployer
+
+
+def get_local_global_micro_batch_size(deployer: "Deployer", per_device_batch_size: int) -> tuple[int, int]:
+    """Return how many examples of a micro-batch this process reads, and how many there are in it.
+
+    "Per device" means for each part into which the mesh's batch axes, data and fsdp, split a batch.
+
+    Raises:
+      UsageError: `per_device_batch_size` is less than 1.
+    """
+    if per_device_batch_size < 1:
+        raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
+    layout = deployer.layout()
+    holders = _holders(layout.batch_sharding, layout.batch_ways)
+    local = parts_read_by(jax.process_index(), holders)
+    return per_device_batch_size * local, per_device_batch_size * layout.batch_ways
+
+
+def parts_read_by(process: int, holders: np.ndarray) -> int:
+    """Return how many parts of each batch a process reads: those that any of its devices holds.
+
+    Where a part is on devices of several processes, each of them reads it.
+
+    Args:
+      holders: int[parts, devices of a part], the processes that the devices belong to.
+    """
+    return int((holders == process).any(axis=1).sum())
+
+
+def get_accumulate_grad_batches(
+    deployer: "Deployer", global_batch_size: int, per_device_batch_size: int
+) -> int:
+    """Return in how many micro-batches a batch of `global_batch_size` is computed.
+
+    `get_lr_schedule_fn` for the same `per_device_batch_size` then counts so many as one step.
+
+    Raises:
+      LayoutError: it is no whole number.
+    """
+    _, micro = deployer.get_local_global_micro_batch_size(per_device_batch_size)
+    if global_batch_size < 1 or global_batch_size % micro:
+        raise LayoutError(
+            f"a batch of {global_batch_size} is no whole number of micro-batches of {micro}, which are "
+            f"{per_device_batch_size} × {deployer.layout().batch_ways} on mesh {dict(deployer.mesh.shape)}.\n"
+            f"  Make it a multiple of {micro}, or change per_device_batch_size."
+        )
+    deployer.accumulated[per_device_batch_size] = global_batch_size // micro
+    return global_batch_size // micro
+
+
+def get_model_input_batches(
+    deployer: "Deployer",
+    examples: Any,
+    per_device_batch_size: int,
+    collate_fn: Callable[..., PyTree],
+    shuffle: bool,
+    shuffle_rng: jax.Array | None,
+    desc: str | None,
+    is_train: bool = False,
+    accumulate_grad_batches: int | None = None,
+) -> Bar[PyTree]:
+    """Return an iterator over one pass, as global batches on the mesh; what fills no batch is left out.
+
+    Args:
+      examples: a list, or whatever else `mw.batches` takes. Each process reads its own share of each batch.
+      collate_fn: makes a dictionary of arrays of a list of examples, `collate_fn(examples=...)`.
+      shuffle_rng: of the order, if `shuffle`.
+      desc: what the progress bar says, with the size of the batches.
+      accumulate_grad_batches: for the progress bar.
+
+    Raises:
+      UsageError: it is to be shuffled without a `shuffle_rng`.
+      ExamplesError: there are no examples, or, when they are read, they make no batch.
+    """
+    _, size = deployer.get_local_global_micro_batch_size(per_device_batch_size)
+    sharding = deployer.layout().batch_sharding
+    seed = _seed(shuffle_rng) if shuffle else None
+    data = batches(examples, size, sharding, collate=_by_keyword(collate_fn), seed=seed, epochs=1)
+    total = len(as_source(examples)) // size if is_indexed(examples) else None
+    if total == 0:
+        deployer.log_info(f"{desc}: {len(as_source(examples))} examples do not fill one batch of {size}")
+    return deployer.progress(
+        _placed(data, sharding), total, f"{desc} ({_sizes(size, is_train, accumulate_grad_batches)})"
+    )
+
+
+def get_lr_schedule_fn(
+    deployer: "Deployer",
+    train_size: int,
+    per_device_batch_size: int,
+    n_epochs: int,
+    learning_rate: float,
+    schedule_type: str = "linear",
+    warmup_ratio: float = 0.0,
+    warmup_steps: int | None = None,
+    init_learning_rate: float = 0.0,
+    end_learning_rate: float = 0.0,
+    *,
+    accumulate_grad_batches: int | None = None,
+) -> optax.Schedule:
+    """Return the learning rate as a function of the *optimizer* step. See `mw.schedule`.
+
+    The number of steps is that of `n_epochs` over `train_size` examples, an incomplete batch at the end
+    of each left out.
+
+    Args:
+      accumulate_grad_batches: how many micro-batches make one step. None means what
+        `get_accumulate_grad_batches` has said for this `per_device_batch_size`, or else 1.
+
+    Raises:
+      UsageError: there are no steps to decay in, or another impossible combination.
+    """
+    _, micro = deployer.get_local_global_micro_batch_size(per_device_batch_size)
+    accumulated = accumulate_grad_batches or deployer.accumulated.get(per_device_batch_size, 1)
+    steps = n_epochs * (train_size // (micro * accumulated))
+    if steps < 1:
+        raise UsageError(
+            f"{n_epochs} epochs of {train_size} examples have no step: a batch takes {micro * accumulated}, "
+            f"in {accumulated} micro-batches of {micro}."
+        )
+    warmup = int(steps * warmup_ratio) if warmup_steps is None else warmup_steps
+    deployer.log_info(f"{schedule_type} learning rate over {steps} optimizer steps, {warmup} to warm up")
+    return schedule(
+        schedule_type,
+        peak=learning_rate,
+        steps=steps,
+        warmup_steps=warmup,
+        init=init_learning_rate if warmup else None,
+        end=end_learning_rate or None,
+    )
+
+
+def _holders(sharding: NamedSharding, num_parts: int) -> np.ndarray:
+    """Return the processes that hold each part of a batch: int[parts, devices of a part]."""
+    held: list[list[int]] = [[] for _ in range(num_parts)]
+    for device, (rows,) in sharding.devices_indices_map((num_parts,)).items():
+        held[rows.indices(num_parts)[0]].append(device.process_index)
+    return np.array(held)
+
+
+def _placed(data: Batches, sharding: NamedSharding) -> Iterator[PyTree]:
+    """Yield the batches as arrays on the mesh, so that a step of anyone's is computed where they lie."""
+    with contextlib.closing(data):
+        for batch in data:
+            yield jax.device_put(batch, sharding)
+
+
+def _seed(shuffle_rng: jax.Array | None) -> int:
+    if shuffle_rng is None:
+        raise UsageError("shuffle=True needs a shuffle_rng, such as deployer.gen_rng().")
+    words = np.asarray(jax.random.key_data(shuffle_rng)).tolist()
+    return int(np.random.SeedSequence(words).generate_state(1)[0])  # drawn on the host: nothing to compile
+
+
+def _by_keyword(collate_fn: Callable[..., PyTree]) -> Collate:
+    if not declares(collate_fn, "examples"):
+        return collate_fn
+    return lambda examples: collate_fn(examples=examples)
+
+
+def _sizes(size: int, is_train: bool, accumulated: int | None) -> str:
+    if not is_train:
+        return f"global_batch_size = {size}"
+    return f"global_micro_batch_size = {size}" + (
+        f", accumulate_grad_batches = {accumulated}" if accumulated is not None else ""
+    )

@@ -1,0 +1,142 @@
+import gc
+import json
+import logging
+import re
+import sys
+import warnings
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.errors import UsageError
+from meshwright.events import read_scalars
+
+
+def said(workdir):
+    """The log without its times."""
+    return re.sub(r"\[[\d/]+ [\d:]+ - meshwright - process 0 of 1\] ", "", (workdir / "log.txt").read_text())
+
+
+def test_a_message_with_a_title_stands_in_a_frame_as_wide_as_its_longest_line(make_deployer, tmp_path):
+    deployer = make_deployer(workdir=tmp_path)
+    deployer.log_info("plain")
+    deployer.log_info("loss: 0.5\naccuracy of the test set: 0.75", title="Eval results", step=7)
+    deployer.log_info(3, title="Epochs")
+    assert said(tmp_path).splitlines()[1:] == [
+        "plain",
+        "",
+        "=" * 30,
+        "### Eval results (step 7)",
+        "-" * 30,
+        "loss: 0.5",
+        "accuracy of the test set: 0.75",
+        "=" * 30,
+        "",
+        "==========",
+        "### Epochs",
+        "----------",
+        "3",
+        "==========",
+    ]
+
+
+def test_it_begins_by_saying_what_it_runs_on(tmp_path):
+    mw.Deployer(0, n_model_shards=4, verbose=False, workdir=tmp_path).close()
+    assert said(tmp_path) == "8 of 8 devices are local; mesh {'data': 2, 'tensor': 4}\n"
+
+
+def test_messages_go_to_the_screen_and_quiet_ones_to_the_file_only(make_deployer, tmp_path, capsys):
+    make_deployer(verbose=True).log_info("heard")
+    make_deployer(workdir=tmp_path).log_info("read")
+    assert "heard" in capsys.readouterr().err
+    assert "read" in said(tmp_path)
+
+
+def test_several_deployers_neither_repeat_each_other_nor_touch_the_program_s_loggers(make_deployer, tmp_path):
+    before = [*logging.root.handlers], logging.root.level, {*logging.root.manager.loggerDict}
+    deployers = [make_deployer(workdir=tmp_path / str(i)) for i in range(3)]
+    for deployer in deployers:
+        deployer.log_info("once")
+    assert [said(tmp_path / str(i)).count("once") for i in range(3)] == [1, 1, 1]
+    assert ([*logging.root.handlers], logging.root.level, {*logging.root.manager.loggerDict}) == before
+
+
+def test_files_are_closed_even_if_nobody_closes_the_deployer(tmp_path):
+    deployer = mw.Deployer(0, workdir=tmp_path, run_tensorboard=True, verbose=False)
+    deployer.log_metrics({"loss": 1.0}, step=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an unclosed file is a ResourceWarning
+        del deployer
+        gc.collect()
+
+
+def test_metrics_are_lines_of_json_and_go_to_every_tracker(make_deployer, tmp_path):
+    heard = []
+    deployer = make_deployer(workdir=tmp_path, trackers=[lambda step, values: heard.append((step, values))])
+    deployer.log_metrics({"loss": jnp.float32(0.5), "epoch": np.int64(2), "lr": 1e-3}, step=np.int32(3))
+    [line] = mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")
+    assert {name: line[name] for name in ("step", "loss", "epoch", "lr")} == {
+        "step": 3,
+        "loss": 0.5,
+        "epoch": 2,
+        "lr": 1e-3,
+    }
+    assert heard == [(3, {"loss": 0.5, "epoch": 2.0, "lr": 1e-3})]
+
+
+def test_a_metric_called_step_gives_way_to_the_step_and_one_that_is_no_number_is_named(
+    make_deployer, tmp_path
+):
+    deployer = make_deployer(workdir=tmp_path)
+    deployer.log_metrics({"loss": 0.5, "step": jnp.int32(2)}, step=3)
+    assert mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")[0]["step"] == 3
+    for value in (np.ones(2), "low"):
+        with pytest.raises(UsageError, match="the metric 'loss' is no number"):
+            deployer.log_metrics({"loss": value}, step=4)
+
+
+def test_metrics_and_texts_go_to_tensorboard(tmp_path):
+    with mw.Deployer(0, workdir=tmp_path, run_tensorboard=True, verbose=False) as deployer:
+        deployer.log_metrics({"loss": 0.5}, step=3)
+        deployer.log_info("a\nb", title="Notes", step=4)
+        deployer.save_outputs([{"pred": i} for i in range(20)], desc="epoch0", step=5)
+    assert read_scalars(tmp_path, "loss") == {3: 0.5}
+    [events] = tmp_path.glob("events.out.tfevents.*")
+    written = events.read_bytes()
+    assert all(text in written for text in (b"Notes", b"a\n\nb", b"Output Samples", b'"pred": 9'))
+    assert b'"pred": 10' not in written
+
+
+def test_metrics_go_to_a_run_of_wandb_which_ends_with_the_deployer(monkeypatch):
+    heard = []
+    run = SimpleNamespace(
+        log=lambda values, step: heard.append((step, values)), finish=lambda: heard.append("end")
+    )
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(init=lambda **kwargs: heard.append(kwargs) or run)
+    )
+    with mw.Deployer(0, wandb_init_kwargs={"project": "digits"}, verbose=False) as deployer:
+        deployer.log_metrics({"loss": 0.5}, step=3)
+    assert heard == [{"project": "digits"}, (3, {"loss": 0.5}), "end"]
+
+
+def test_outputs_are_written_as_what_they_are(make_deployer, tmp_path):
+    pred = {"scores": jnp.array([0.5, 2], jnp.bfloat16), "label": np.int64(3)}
+    make_deployer(workdir=tmp_path).save_outputs(
+        [{"example": ("a", None), "pred": pred}], desc="test", step=1
+    )
+    assert json.loads((tmp_path / "outputs_test.json").read_text()) == [
+        {"example": ["a", None], "pred": {"scores": [0.5, 2.0], "label": 3}}
+    ]
+
+
+def test_without_a_workdir_nothing_is_written(make_deployer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deployer = make_deployer()
+    deployer.log_info("nothing", title="Title")
+    deployer.log_metrics({"loss": 1.0}, step=1)
+    deployer.save_outputs([1], desc="test", step=1)
+    assert not list(tmp_path.iterdir())

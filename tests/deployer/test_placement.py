@@ -1,0 +1,150 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.core import FrozenDict, freeze
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright.errors import LayoutError, UsageError
+
+RULES = [mw.match("hidden/w", "fsdp", "tensor"), mw.match("out/w", "tensor")]
+
+
+@pytest.fixture
+def deployer(make_deployer):
+    return make_deployer(mesh="data=2,fsdp=2,tensor=2")
+
+
+def specs(tree):
+    return mw.tree.named_leaves(tree, is_leaf=lambda x: isinstance(x, P))
+
+
+def test_specs_are_those_of_the_rules_and_without_rules_all_is_whole(deployer, params):
+    found = specs(deployer.get_params_spec(params_shape_or_params=params, params_sharding_rules=RULES))
+    assert found == {"hidden/b": P(), "hidden/w": P("fsdp", "tensor"), "out/w": P("tensor"), "table": P()}
+    whole = deployer.get_params_spec(params, None)
+    assert set(specs(whole).values()) == {P()}
+    assert isinstance(deployer.get_params_spec(freeze(params), RULES), FrozenDict)
+
+
+def test_rules_may_be_a_dictionary_of_those_of_several_models(deployer, params):
+    both = {"encoder": params, "decoder": params, "frozen": params}
+    rules = {
+        "encoder": [mw.match("params/hidden/w", "fsdp")],
+        "decoder": [mw.match("hidden/w", None, "tensor")],
+    }
+    found = specs(deployer.get_params_spec(both, {**rules, "frozen": None}))
+    assert {name: spec for name, spec in found.items() if spec != P()} == {
+        "encoder/hidden/w": P("fsdp"),
+        "decoder/hidden/w": P(None, "tensor"),
+    }
+    with pytest.raises(UsageError, match=r"'encodr', .*Did you mean 'encoder'"):
+        deployer.get_params_spec(both, {"encodr": None})
+
+
+def test_what_is_no_rule_and_what_does_not_fit_are_told(deployer, params):
+    with pytest.raises(UsageError, match=r"is no sharding rule.\n.*mw.match\("):
+        deployer.get_params_spec(params, [(("hidden", "w"), P("mp"))])
+    with pytest.raises(LayoutError, match="hidden/w"):
+        deployer.get_params_spec({"hidden": {"w": np.ones((3, 3))}}, RULES)
+
+
+def test_rules_that_are_found_can_be_printed_changed_and_given_back(make_deployer):
+    deployer = make_deployer(mesh="fsdp=8")
+    params = {
+        "embedding": jax.ShapeDtypeStruct((4096, 64), "float32"),
+        "b": jax.ShapeDtypeStruct((64,), "float32"),
+    }
+    rules = deployer.get_sharding_rules(params_shape_or_params=params)
+    assert [str(rule) for rule in rules] == [f"params/embedding: {P('fsdp')}"]
+    assert specs(deployer.get_params_spec(params, rules)) == {"embedding": P("fsdp"), "b": P()}
+    [(name, _)] = rules
+    assert deployer.layout(*rules).spec(name, params["embedding"]) == P("fsdp")
+    assert deployer.get_sharding_rules({"b": params["b"]}) is None
+    assert make_deployer().get_sharding_rules(params) is None
+
+
+W, B = ("fsdp", "tensor"), ()
+OPTIMIZERS = {
+    "adamw": (optax.adamw(1e-3), {"0/mu/hidden/w": W, "0/nu/hidden/w": W, "0/mu/hidden/b": B, "0/count": B}),
+    "lion": (optax.lion(1e-3), {"0/mu/hidden/w": W, "0/mu/hidden/b": B}),
+    "adafactor": (
+        optax.adafactor(1e-3, min_dim_size_to_factor=8),
+        {"0/v_row/hidden/w": ("tensor",), "0/v_col/hidden/w": ("fsdp",), "0/v/hidden/b": B},
+    ),
+    "muon": (
+        optax.contrib.muon(1e-3),
+        {"inner_states/muon/inner_state/0/mu/hidden/w": W, "inner_states/adam/inner_state/0/nu/hidden/b": B},
+    ),
+    "MultiSteps": (
+        optax.MultiSteps(optax.adamw(1e-3), every_k_schedule=2),
+        {"acc_grads/hidden/w": W, "inner_opt_state/0/mu/hidden/w": W, "mini_step": B},
+    ),
+    "masked": (
+        optax.masked(optax.adam(1e-3), {"hidden": {"w": True, "b": False}, "out": {"w": False}}),
+        {"inner_state/0/mu/hidden/w": W},
+    ),
+    "multi_transform": (
+        optax.multi_transform(
+            {"adam": optax.adam(1e-3), "frozen": optax.set_to_zero()},
+            {"hidden": {"w": "adam", "b": "frozen"}, "out": {"w": "frozen"}},
+        ),
+        {"inner_states/adam/inner_state/0/nu/hidden/w": W},
+    ),
+    "schedule_free": (
+        optax.contrib.schedule_free_adamw(1e-3),
+        {"z/hidden/w": W, "base_optimizer_state/0/nu/hidden/w": W, "weight_sum": B},
+    ),
+    "add_noise": (optax.add_noise(0.1, 0.5, key=0), {"count": B, "rng_key": B}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_s_state_lies_beside_its_parameters(deployer, params, name):
+    tx, some = OPTIMIZERS[name]
+    params = {"hidden": params["hidden"], "out": params["out"]}
+    params_spec = deployer.get_params_spec(params, RULES)
+    spec = deployer.get_opt_state_spec(params_shape_or_params=params, params_spec=params_spec, optimizer=tx)
+    found = specs(spec)
+    assert {name: found[name] for name in some} == {name: P(*entries) for name, entries in some.items()}
+    state = deployer.shard_params(params=tx.init(params), params_spec=spec, desc="opt_state")
+    assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(tx.init, params))
+    assert {name: x.sharding.spec for name, x in mw.tree.named_leaves(state).items()} == found
+
+
+@pytest.mark.parametrize("kind", ["numpy", "one device", "the mesh"])
+def test_the_arrays_that_were_given_outlive_the_donation_of_their_copies(deployer, params, kind):
+    spec = deployer.get_params_spec(params, RULES)
+    if kind == "one device":
+        params = jax.tree.map(jnp.asarray, params)
+    elif kind == "the mesh":
+        params = deployer.shard_params(params, spec)
+    before = jax.tree.map(np.array, params)
+    copies = deployer.shard_params(params, spec)
+    step = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + 1, x), donate_argnums=0)
+    deployer.run_model_step(step_fn=step, input_args=(copies,))
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, before))
+
+
+def test_a_step_sees_the_mesh_and_its_result_is_returned(deployer, params):
+    spec = deployer.get_params_spec(params, RULES)
+    placed = deployer.shard_params(params, spec)
+    step = jax.jit(
+        lambda rng, params: (params["hidden"]["w"] * 2, 0.5),
+        in_shardings=(None, spec),
+        out_shardings=(P("tensor"), P()),
+    )
+    doubled, half = deployer.run_model_step(step, (deployer.gen_model_step_rng(), placed))
+    np.testing.assert_array_equal(doubled, params["hidden"]["w"] * 2)
+    assert doubled.sharding.spec == P("tensor")
+    assert half == 0.5
+
+
+def test_many_steps_that_nobody_waits_for_give_the_last_one_s_result(deployer):
+    step = jax.jit(lambda x: (x + 1, (x + 1).sum()), donate_argnums=0)
+    x = jnp.zeros(8)
+    for _ in range(20):
+        x, total = deployer.run_model_step(step, (x,))
+    assert float(total) == 160
