@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import jax
 import meshwright
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import DivergedError, UsageError
+from meshwright.errors import UsageError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._evaluations import Evaluations
@@ -22,7 +21,18 @@ from meshwright.experiment._experiment import Experiment, as_when
 from meshwright.experiment._save import checkpoints_for, naming
 from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches, batches
-from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, read_jsonl, tee, tensorboard
+from meshwright.metrics import (
+    Console,
+    Log,
+    Writer,
+    halting,
+    json_number,
+    jsonl,
+    logger,
+    read_jsonl,
+    tee,
+    tensorboard,
+)
 from meshwright.sharding import Layout, make_mesh
 from meshwright.train import (
     Given,
@@ -256,7 +266,7 @@ def _writers(
 
     All processes look whether the loss is finite; one writes.
     """
-    halt = _halting(checkpoints)
+    halt = halting(checkpoints.latest)
     if not process.is_lead():
         return halt
     directory = Path(experiment.run)
@@ -267,20 +277,6 @@ def _writers(
     _directory.write_outcome(directory, None)
     files(after, {"compile_seconds": step.compile_seconds})
     return tee(files, console, halt)
-
-
-def _halting(checkpoints: Checkpoints) -> Writer:
-    """Return a writer that ends the run when a reported loss is not finite."""
-
-    def write(step: int, values: Mapping[str, float], /) -> None:
-        if not math.isfinite(values.get("loss", 0.0)):
-            raise DivergedError(
-                f"the loss reported at step {step} is {values['loss']}; nothing was saved since the last "
-                f"finite one.\n  The newest checkpoint: step {checkpoints.latest() or 'none'}. Lower the "
-                "learning rate, clip the gradients, or look at the data since then."
-            )
-
-    return write
 
 
 def _heading(experiment: Experiment, layout: Layout) -> str:

@@ -8,6 +8,7 @@ writer that writes nothing.
 
 from meshwright.metrics._bar import progress
 from meshwright.metrics._console import Console
+from meshwright.metrics._halt import halting
 from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl
 from meshwright.metrics._log import Log, logger
 from meshwright.metrics._tensorboard import tensorboard
@@ -22,6 +23,7 @@ __all__ = [
     "Metrics",
     "Packed",
     "Writer",
+    "halting",
     "json_number",
     "jsonl",
     "logger",
