@@ -133,7 +133,26 @@ class Checkpoints:
     def scores(self) -> Scores:
         """Return the scores that were saved with the latest checkpoint. Not collective."""
         latest = self.latest()
-        return {} if latest is None else self._saved_scores().get(latest, {})
+        return {} if latest is None else self.scores_by_step().get(latest, {})
+
+    def scores_by_step(self) -> dict[int, Scores]:
+        """Return the scores that were saved with each complete checkpoint. Not collective.
+
+        Those that cannot be read are left out.
+        """
+        known, self._scores = self._scores, {}
+        for step in _directory.complete_steps(self.directory):
+            with suppress(CheckpointError):
+                self._scores[step] = known[step] if step in known else self._read_scores(step)
+        return self._scores
+
+    def source(self, step: int) -> NativeSource:
+        """Return the checkpoint of `step`, to `restore` from.
+
+        Raises:
+          CheckpointError: There is none, or it is damaged.
+        """
+        return NativeSource(_directory.step_path(self.directory, step))
 
     def save(self, step: int, state: tree.PyTree, extra: Mapping[str, Any] | None = None) -> None:
         """Save `state`, and process 0's `extra`, which is whatever JSON can hold.
@@ -212,7 +231,7 @@ class Checkpoints:
         self._lock = _directory.lock(self.directory)
 
     def _restored(self, step: int, target: tree.PyTree) -> tuple[NativeSource, tree.PyTree]:
-        source = NativeSource(_directory.step_path(self.directory, step))
+        source = self.source(step)
         return source, restore(cast_back(source, self._cast, target), target)
 
     def _pass_over(self, step: int, what: str) -> str:
@@ -252,7 +271,7 @@ class Checkpoints:
     def _remove_old(self, just_saved: int) -> None:
         """Remove the checkpoints that `keep` does not keep and that are not pinned."""
         try:
-            scores = self._saved_scores()
+            scores = self.scores_by_step()
             kept = self.keep(scores) | {just_saved, max(scores)}
             for step in sorted(scores.keys() - kept):
                 _directory.remove_step(self.directory, step)
@@ -260,14 +279,6 @@ class Checkpoints:
             raise MeshwrightError(
                 f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
             ) from error
-
-    def _saved_scores(self) -> dict[int, Scores]:
-        """Return the scores of the complete checkpoints, but for those that cannot be read: they stay."""
-        known, self._scores = self._scores, {}
-        for step in _directory.complete_steps(self.directory):
-            with suppress(CheckpointError):
-                self._scores[step] = known[step] if step in known else self._read_scores(step)
-        return self._scores
 
     def _read_scores(self, step: int) -> Scores:
         return read_manifest(_directory.step_path(self.directory, step)).extra.get("scores", {})

@@ -85,6 +85,8 @@ class Deployer:
             self._workdir.mkdir(parents=True, exist_ok=True)
         self._log = _messages.logger(self._workdir, on_screen=self.verbose)
         self._opened = contextlib.ExitStack()
+        for handler in self._log.handlers:
+            self._opened.callback(handler.close)
         events = self.in_workdir("run_tensorboard") if run_tensorboard else None
         self.write = _messages.writers(self._opened, self._workdir, events, wandb_init_kwargs, trackers)
         """Where metrics go, as a writer; on processes other than 0 it does nothing."""

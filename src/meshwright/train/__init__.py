@@ -4,7 +4,7 @@ from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._given import Builder, Given, check_given, state_around
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
-from meshwright.train._precision import narrowed
+from meshwright.train._precision import floating, narrowed
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
 from meshwright.train._step import Step, StepFunction, make_step
@@ -32,6 +32,7 @@ __all__ = [
     "at_most_ahead",
     "check_given",
     "fit",
+    "floating",
     "init_state",
     "make_step",
     "narrowed",
