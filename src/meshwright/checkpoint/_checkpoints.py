@@ -136,10 +136,7 @@ class Checkpoints:
         return {} if latest is None else self.scores_by_step().get(latest, {})
 
     def scores_by_step(self) -> dict[int, Scores]:
-        """Return the scores that were saved with each complete checkpoint. Not collective.
-
-        Those that cannot be read are left out.
-        """
+        """Return the scores that were saved with each complete checkpoint, if readable. Not collective."""
         known, self._scores = self._scores, {}
         for step in _directory.complete_steps(self.directory):
             with suppress(CheckpointError):
@@ -147,11 +144,7 @@ class Checkpoints:
         return self._scores
 
     def source(self, step: int) -> NativeSource:
-        """Return the checkpoint of `step`, to `restore` from.
-
-        Raises:
-          CheckpointError: There is none, or it is damaged.
-        """
+        """Return the checkpoint of `step`, to `restore` from."""
         return NativeSource(_directory.step_path(self.directory, step))
 
     def save(self, step: int, state: tree.PyTree, extra: Mapping[str, Any] | None = None) -> None:
