@@ -90,8 +90,6 @@ class Checkpoints:
     def __enter__(self) -> Self:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
 
-        All processes first make and delete a file, or an object, in it.
-
         Raises:
           UsageError: Another run has it open, or it cannot be used by some process.
         """
@@ -133,7 +131,22 @@ class Checkpoints:
     def scores(self) -> Scores:
         """Return the scores that were saved with the latest checkpoint. Not collective."""
         latest = self.latest()
-        return {} if latest is None else self._saved_scores().get(latest, {})
+        return {} if latest is None else self.scores_by_step().get(latest, {})
+
+    def scores_by_step(self) -> dict[int, Scores]:
+        """Return the scores that were saved with each complete checkpoint, if readable. Not collective."""
+        known, found = self._scores, {}
+        for step in _directory.complete_steps(self.directory):
+            with suppress(CheckpointError):
+                found[step] = (
+                    known[step] if step in known else _scores(_directory.step_path(self.directory, step))
+                )
+        self._scores = found  # when it is complete: the thread and the main thread both come here
+        return found
+
+    def source(self, step: int) -> NativeSource:
+        """Return the checkpoint of `step`, to `restore` from."""
+        return NativeSource(_directory.step_path(self.directory, step))
 
     def save(self, step: int, state: tree.PyTree, extra: Mapping[str, Any] | None = None) -> None:
         """Save `state`, and process 0's `extra`, which is whatever JSON can hold.
@@ -216,7 +229,7 @@ class Checkpoints:
         self._lock = _directory.lock(self.directory)
 
     def _restored(self, step: int, target: tree.PyTree) -> tuple[NativeSource, tree.PyTree]:
-        source = NativeSource(_directory.step_path(self.directory, step))
+        source = self.source(step)
         return source, restore(cast_back(source, self._cast, target), target)
 
     def _pass_over(self, step: int, what: str) -> str:
@@ -258,26 +271,13 @@ class Checkpoints:
     def _remove_old(self, just_saved: int) -> None:
         """Remove the checkpoints that `keep` does not keep and that are not pinned."""
         try:
-            scores = self._saved_scores()
+            scores = self.scores_by_step()
             kept = self.keep(scores) | {just_saved, max(scores)}
             for step in sorted(scores.keys() - kept):
                 _directory.remove_step(self.directory, step)
         except Exception as error:
-            raise MeshwrightError(
-                f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
-            ) from error
-
-    def _saved_scores(self) -> dict[int, Scores]:
-        """Return the scores of the complete checkpoints, but for those that cannot be read: they stay."""
-        known, found = self._scores, {}
-        for step in _directory.complete_steps(self.directory):
-            with suppress(CheckpointError):
-                found[step] = known[step] if step in known else self._read_scores(step)
-        self._scores = found  # when it is complete: the thread and the main thread both come here
-        return found
-
-    def _read_scores(self, step: int) -> Scores:
-        return read_manifest(_directory.step_path(self.directory, step)).extra.get("scores", {})
+            said = f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
+            raise MeshwrightError(said) from error
 
 
 def _check_json(extra: Mapping[str, Any] | None) -> None:
@@ -285,6 +285,10 @@ def _check_json(extra: Mapping[str, Any] | None) -> None:
         json.dumps(extra)
     except (TypeError, ValueError) as error:
         raise UsageError(f"cannot save `extra`, as JSON cannot hold it: {error}.") from None
+
+
+def _scores(path: Directory) -> Scores:
+    return read_manifest(path).extra.get("scores", {})
 
 
 def _writer(leaves: Mapping[str, Any]) -> dict[str, Any]:

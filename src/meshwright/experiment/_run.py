@@ -21,7 +21,17 @@ from meshwright.experiment._experiment import Experiment, as_when
 from meshwright.experiment._save import checkpoints_for, naming
 from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches, batches
-from meshwright.metrics import Console, Log, Writer, json_number, jsonl, logger, read_jsonl, tee, tensorboard
+from meshwright.metrics import (
+    Console,
+    Log,
+    Writer,
+    json_number,
+    jsonl,
+    logger,
+    read_jsonl,
+    tee,
+    tensorboard,
+)
 from meshwright.sharding import Layout, make_mesh
 from meshwright.train import (
     Given,
