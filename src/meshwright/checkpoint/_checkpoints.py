@@ -134,13 +134,11 @@ class Checkpoints:
         return {} if latest is None else self.scores_by_step().get(latest, {})
 
     def scores_by_step(self) -> dict[int, Scores]:
-        """Return the scores that were saved with each complete checkpoint, if readable. Not collective."""
+        """Return the scores saved with each complete checkpoint that can be read. Not collective."""
         known, found = self._scores, {}
         for step in _directory.complete_steps(self.directory):
             with suppress(CheckpointError):
-                found[step] = (
-                    known[step] if step in known else _scores(_directory.step_path(self.directory, step))
-                )
+                found[step] = known.get(step) or _scores(_directory.step_path(self.directory, step))
         self._scores = found  # when it is complete: the thread and the main thread both come here
         return found
 
