@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import jax
-from jax.sharding import NamedSharding
 
-from meshwright import __version__, process, tree
+from meshwright import process, tree
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves
@@ -33,7 +32,7 @@ from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, last
-from meshwright.checkpoint._saving import Saving, start_saving
+from meshwright.checkpoint._saving import Saving, start_saving, writer_of
 from meshwright.checkpoint._transforms import cast_back
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.process import on_lead, together
@@ -138,7 +137,8 @@ class Checkpoints:
         known, found = self._scores, {}
         for step in _directory.complete_steps(self.directory):
             with suppress(CheckpointError):
-                found[step] = known.get(step) or _scores(_directory.step_path(self.directory, step))
+                path = _directory.step_path(self.directory, step)
+                found[step] = known[step] if step in known else _scores(path)
         self._scores = found  # when it is complete: the thread and the main thread both come here
         return found
 
@@ -165,7 +165,7 @@ class Checkpoints:
         arrays = layouts(leaves, jax.process_count())
         attempt = on_lead(lambda: self._begin(step, extra))
         if attempt is not None:
-            head = Manifest(step, _writer(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
+            head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
             self._saving = start_saving(
                 self._thread,
                 leaves,
@@ -287,15 +287,3 @@ def _check_json(extra: Mapping[str, Any] | None) -> None:
 
 def _scores(path: Directory) -> Scores:
     return read_manifest(path).extra.get("scores", {})
-
-
-def _writer(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Say who writes, for the manifest."""
-    shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
-    meshes = (dict(sharding.mesh.shape) for sharding in shardings if isinstance(sharding, NamedSharding))
-    return {
-        "meshwright": __version__,
-        "jax": jax.__version__,
-        "processes": jax.process_count(),
-        "mesh": next(meshes, None),
-    }

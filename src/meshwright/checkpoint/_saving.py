@@ -8,8 +8,10 @@ from threading import Event
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from meshwright import process
+from meshwright._version import __version__
 from meshwright.checkpoint._directory import discard, final_path
 from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commit, upload_part, write_part
 from meshwright.checkpoint._object_path import Directory, ObjectPath
@@ -116,3 +118,15 @@ def _failure(task: Future[None] | None) -> str | None:
     if error is None or isinstance(error, MeshwrightError):
         return str(error) if error else None
     return f"{type(error).__name__}: {error}"
+
+
+def writer_of(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return who writes these leaves, for the manifest."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
+    meshes = (dict(sharding.mesh.shape) for sharding in shardings if isinstance(sharding, NamedSharding))
+    return {
+        "meshwright": __version__,
+        "jax": jax.__version__,
+        "processes": jax.process_count(),
+        "mesh": next(meshes, None),
+    }
