@@ -16,7 +16,7 @@ def by_name(
     function: Callable[..., Any],
     available: Sequence[str],
     what: str = "loss",
-    required: Sequence[str] = ("params", "batch"),
+    required: Sequence[str | tuple[str, ...]] = ("params", "batch"),
 ) -> Callable[..., Any]:
     """Return a function that is called with all of `available`, as keywords, and passes on what is declared.
 
@@ -26,7 +26,7 @@ def by_name(
 
     Args:
       what: what `function` is to the user, for errors.
-      required: those of `available` that it must take.
+      required: those of `available` that it must take; of a tuple, one.
 
     Raises:
       UsageError: it asks for what is not available, does not take what is required, or does not tell.
@@ -41,7 +41,8 @@ def by_name(
         named |= {*available} - {*positional}
     keywords = [name for name in available if name in named - fixed]
     unknown = [p.name for p in parameters if _must_be_given(p) and p.name not in available]
-    missing = [name for name in required if name not in {*positional, *keywords, *fixed}]
+    taken = {*positional, *keywords, *fixed}
+    missing = [names for names in map(_alternatives, required) if not taken.intersection(names)]
     if unknown or missing:
         raise _misfit(function, what, available, unknown, missing)
 
@@ -75,6 +76,10 @@ def _fixed(function: Callable[..., Any]) -> set[str]:
     return set(inner.keywords) if isinstance(inner, functools.partial) else set()
 
 
+def _alternatives(required: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (required,) if isinstance(required, str) else required
+
+
 def _must_be_given(parameter: Parameter) -> bool:
     several = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return parameter.default is Parameter.empty and not several
@@ -85,14 +90,17 @@ def _misfit(
     what: str,
     available: Sequence[str],
     unknown: Sequence[str],
-    missing: Sequence[str],
+    missing: Sequence[tuple[str, ...]],
 ) -> UsageError:
     lines = [f"the {what} {_title(function)}{inspect.signature(function)} cannot be called:"]
     for name in unknown:
         close = nearest(name, available)
         hint = f" Did you mean {close!r}?" if close else ""
         lines.append(f"  it asks for {name!r}, which there is not.{hint}")
-    lines += [f"  it does not take {name!r}, without which it is no {what}." for name in missing]
+    lines += [
+        f"  it does not take {' or '.join(map(repr, names))}, without which it is no {what}."
+        for names in missing
+    ]
     return UsageError("\n".join([*lines, f"  There are: {', '.join(available)}."]))
 
 

@@ -201,3 +201,7 @@ def test_a_library_that_is_not_there_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "meshwright.adapters._equinox")
     with pytest.raises(UsageError, match=r"pip install 'meshwright\[equinox\]'"):
         functional(lambda key: None)
+
+
+def test_what_is_functional_already_stays_as_it_is():
+    assert functional(MLPS["linen"]) is MLPS["linen"]

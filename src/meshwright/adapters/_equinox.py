@@ -18,6 +18,8 @@ class Equinox:
     Modules are called as they are written, most for one example: `jax.vmap` `apply` over a batch.
     """
 
+    per_example = True
+
     def __init__(self, make: Callable[[jax.Array], Any]):
         self._make = make
         self.axes: Mapping[str, Axes] = {}

@@ -25,6 +25,8 @@ class Functional:
     """By the names of the parameters that have them, the names that the model gave to their dimensions."""
     stateful: bool
     """Does the model move arrays of its own, as batch normalisation does?"""
+    per_example: bool
+    """Is `apply` called with one example, not with a batch? So modules of Equinox are written."""
     _library: Library
 
     def init(self, key: jax.Array) -> PyTree:
@@ -83,7 +85,7 @@ def functional(model: Any, *example_args: Any, **example_kwargs: Any) -> Functio
     """Return `model` as plain functions on plain trees. Nothing is allocated, whatever its size.
 
     Args:
-      model: one of
+      model: one of these, or a `Functional`, which is returned as it is:
         - Flax NNX: a class of modules, any function of `rngs` that makes one, or a module;
         - Flax Linen: a module. It is initialised outside any mesh, so that the names in its
           `with_partitioning` need not be axes of one;
@@ -97,8 +99,10 @@ def functional(model: Any, *example_args: Any, **example_kwargs: Any) -> Functio
     Raises:
       UsageError: it is none of these.
     """
+    if isinstance(model, Functional):
+        return model
     library = _library_of(model, example_args, example_kwargs)
-    return Functional(library.axes, library.stateful, library)
+    return Functional(library.axes, library.stateful, library.per_example, library)
 
 
 def _library_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Library:

@@ -20,6 +20,7 @@ class Library(Protocol):
 
     axes: Mapping[str, Axes]
     stateful: bool
+    per_example: bool
 
     def init(self, key: jax.Array) -> Variables:
         """Return a model's arrays. Traceable."""

@@ -21,6 +21,8 @@ _NO_MESH = jax.sharding.AbstractMesh((), ())
 class Linen:
     """The collection `params` are the parameters; the others are merged into one tree, the state."""
 
+    per_example = False
+
     def __init__(self, module: linen.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self._module = module
         self._examples = args, _checked(module, args, kwargs)

@@ -16,6 +16,8 @@ from meshwright.train import Variables
 class Nnx:
     """`nnx.Param`s are parameters; streams of random numbers start anew at each call; the rest is state."""
 
+    per_example = False
+
     def __init__(self, make: Callable[[nnx.Rngs], Any]):
         self._make = make
         self._graphs, self._structs = abstract(self._take_apart)

@@ -14,6 +14,8 @@ from meshwright.train import Variables
 class Pair:
     """The user's own functions. Their trees are handed on as they are."""
 
+    per_example = False
+
     def __init__(
         self,
         init: Callable[..., PyTree],

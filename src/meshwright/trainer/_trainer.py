@@ -90,7 +90,8 @@ class Trainer:
         self._opt_state, self._lr_schedule = opt_state, lr_schedule
         self._dtype, self._accumulate = compute_dtype, accumulate_grad_batches
         self._init, self._rules = _init(self.model, self._given), tuple(rules)
-        self._losses = {train: loss_of(loss, self.model, train=train) for train in (True, False)}
+        has_state = self.model.stateful if self.model else model_state is not None
+        self._losses = {x: loss_of(loss, self.model, train=x, has_state=has_state) for x in (True, False)}
         self._train_step = None if train_step is None else step_of(train_step)
         self._layout: Layout | None = None
         self._state: TrainState | None = None
@@ -179,9 +180,8 @@ class Trainer:
         per_device, size = batch_sizes(per_device_batch_size, global_batch_size, ways)
         eval_size = eval_per_device_batch_size or per_device
         with contextlib.ExitStack() as opened:
-            data = opened.enter_context(
-                contextlib.closing(self._data(train_examples, size, n_epochs, shuffle))
-            )
+            data = self._data(train_examples, size, n_epochs, shuffle)
+            opened.enter_context(contextlib.closing(data))
             batch = structs_of(data.peek(), size)
             self._layout = self._layout or self._lay_out(batch)
             step, target = self._make_step(), abstract_state(self._init, self._tx, self.layout)
