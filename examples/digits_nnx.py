@@ -1,0 +1,41 @@
+"""Handwritten digits with Flax NNX, on one device or on many: python digits_nnx.py fsdp=4,tensor=2."""
+
+import sys
+
+import numpy as np
+import optax
+from flax import nnx
+
+import meshwright as mw
+from meshwright.demo.digits import digits
+
+
+class Mlp(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(64, 128, rngs=rngs)
+        self.out = nnx.Linear(128, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.hidden(x)))
+
+
+def loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["image"]), batch["label"]).mean()
+
+
+def predict(model, batch):
+    return model(batch["image"]).argmax(-1)
+
+
+def accuracy(examples, preds):
+    return {"accuracy": np.mean(examples["label"] == preds)}
+
+
+train, test = digits()
+mesh = sys.argv[1] if sys.argv[1:] else "data=-1"
+deployer = mw.Deployer(jax_seed=0, mesh=mesh, workdir=f"runs/digits_nnx-{mesh}")
+predictor = mw.Predictor(deployer, model=Mlp, predict=predict)
+trainer = mw.Trainer(deployer, model=Mlp, loss=loss, optimizer=optax.adamw(3e-3))
+evaluated = {"eval_examples": test, "eval_predictor": predictor, "eval_metric_fn": accuracy}
+scores = trainer.fit(train, global_batch_size=64, n_epochs=5, best={"accuracy": "max"}, **evaluated)
+print(f"loss {scores['loss']:.6f} accuracy {scores['accuracy']:.4f}")

@@ -1,0 +1,55 @@
+"""The programs in `examples/`, run as a reader would run them, on eight virtual devices."""
+
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What a program prints; each is run once."""
+    folder = tmp_path_factory.mktemp("examples")
+
+    @functools.cache
+    def run(name, *words):
+        command = [sys.executable, ROOT / "examples" / name, *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns_the_digits(name, printed):
+    accuracies = re.findall(r"accuracy ([\d.]+)", printed(name))
+    assert min(map(float, accuracies)) >= 0.85
+
+
+def test_another_text_is_another_mesh_with_the_same_result(printed):
+    texts = printed("digits.py"), printed("digits.py", "fsdp=4,tensor=2")
+    whole, split = (float(re.search(r"loss ([\d.]+)", text)[1]) for text in texts)
+    assert split == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith("digits")])
+def test_the_whole_program_is_at_most_forty_lines(name):
+    lines = (ROOT / "examples" / name).read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 40
+
+
+def test_each_example_has_its_line():
+    listed = re.findall(r"^- \[(.*?)\]\(\1\): ", (ROOT / "examples/README.md").read_text(), re.M)
+    assert sorted(listed) == EXAMPLES
+
+
+def test_the_program_of_three_functions_in_the_readme_is_an_example():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert (ROOT / "examples/digits_nnx.py").read_text() in blocks
