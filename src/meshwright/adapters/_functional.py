@@ -27,6 +27,8 @@ class Functional:
     """Does the model move arrays of its own, as batch normalisation does?"""
     per_example: bool
     """Is `apply` called with one example, not with a batch? So modules of Equinox are written."""
+    has_values: bool
+    """Was a module given, whose values `init` returns, whatever the key?"""
     _library: Library
 
     def init(self, key: jax.Array) -> PyTree:
@@ -102,7 +104,7 @@ def functional(model: Any, *example_args: Any, **example_kwargs: Any) -> Functio
     if isinstance(model, Functional):
         return model
     library = _library_of(model, example_args, example_kwargs)
-    return Functional(library.axes, library.stateful, library.per_example, library)
+    return Functional(library.axes, library.stateful, library.per_example, _has_values(model), library)
 
 
 def _library_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Library:
@@ -126,6 +128,11 @@ def _library_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Li
         "  Equinox: a module, its class, or a function of `key` that makes one;\n"
         "  plain functions: a pair (init, apply)."
     )
+
+
+def _has_values(model: Any) -> bool:
+    module = model[0] if isinstance(model, tuple) else model
+    return _is(module, "flax.nnx") or _is(module, "equinox")
 
 
 def _is(model: Any, library: str) -> bool:

@@ -10,7 +10,7 @@ from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._noise import Std, noised, relative
-from meshwright.train._precision import ComputeDtype, narrowed
+from meshwright.train._precision import ComputeDtype, narrowed, narrowing
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
@@ -62,6 +62,7 @@ __all__ = [
     "make_step",
     "mean_plus",
     "narrowed",
+    "narrowing",
     "noised",
     "nothing",
     "num_params",

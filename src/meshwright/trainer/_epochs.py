@@ -1,13 +1,15 @@
 """Batches epoch by epoch: each begins anew, and what fills no batch at its end is left out."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
+from jax.sharding import NamedSharding
 
-from meshwright.errors import InputError
-from meshwright.input import Batches, by_epoch, is_indexed
+from meshwright.errors import ExamplesError, InputError
+from meshwright.input import Batches, Collate, batches, by_epoch, is_indexed, num_examples
 from meshwright.tree import PyTree
 
 
@@ -15,16 +17,35 @@ class Epochs:
     """The data of a run. Its state is the epoch, and how far the next batch lies in it.
 
     Args:
-      open_epoch: returns the batches of one epoch, given its number from 0.
+      examples: as `batches` takes.
+      seed: of each epoch's order; None reads the examples in their own.
       num_epochs: None for ever.
     """
 
     state_is_global = True
 
-    def __init__(self, open_epoch: Callable[[int], Batches], num_epochs: int | None):
-        self._open, self._num_epochs, self._waited = open_epoch, num_epochs, 0.0
+    def __init__(
+        self,
+        examples: Any,
+        batch_size: int,
+        sharding: NamedSharding,
+        *,
+        collate: Collate | None = None,
+        seed: int | None,
+        num_epochs: int | None,
+    ):
+        def open_epoch(epoch: int) -> Batches:
+            order = None if seed is None else _seed_of(seed, epoch)
+            of_epoch = _of_epoch(examples, epoch)
+            return batches(of_epoch, batch_size, sharding, collate=collate, seed=order, epochs=1)
+
+        self._open: Callable[[int], Batches] = open_epoch
+        self._batch_size, self._num_epochs = batch_size, num_epochs
+        self._num_examples = num_examples(examples)
         self.epoch = 0
         """The number of the epoch that is being read, from 0."""
+        self.wait_seconds = 0.0
+        """How long this has waited for examples, in all."""
         self._batches = open_epoch(0)
 
     def __iter__(self) -> Self:
@@ -35,26 +56,49 @@ class Epochs:
 
         Raises:
           StopIteration: after the last epoch.
-          InputError: an epoch does not fill one batch.
+          ExamplesError: an epoch does not fill one batch.
         """
+        if self.is_empty():
+            raise StopIteration
         if self.at_end_of_epoch():
             self._turn_to(self.epoch + 1)
-        if self.epoch == self._num_epochs:
-            raise StopIteration
+            self.peek()
         return next(self._batches)
 
     def peek(self) -> PyTree:
-        """Return this process's rows of the next batch, and do not move."""
+        """Return this process's rows of the next batch of this epoch, and do not move.
+
+        Raises:
+          ExamplesError: there is none.
+        """
+        if self.at_end_of_epoch():
+            raise ExamplesError(
+                f"epoch {self.epoch} has too few examples to fill one batch of {self._batch_size}.\n"
+                "  Make the batch smaller."
+            )
         return self._batches.peek()
 
     def at_end_of_epoch(self) -> bool:
-        """Return whether the batch last returned was the last of its epoch."""
-        return self._batches.is_empty()
+        """Return whether the batch last returned was the last of its epoch, having read the next."""
+        started = time.perf_counter()
+        try:
+            return self._batches.is_empty()
+        finally:
+            self.wait_seconds += time.perf_counter() - started
 
-    @property
-    def wait_seconds(self) -> float:
-        """How long this has waited for examples, in all."""
-        return self._waited + self._batches.wait_seconds
+    def is_empty(self) -> bool:
+        """Return whether the batch last returned was the last of all."""
+        if self._num_epochs is None or self.epoch + 1 < self._num_epochs:
+            return False
+        return self.epoch >= self._num_epochs or self.at_end_of_epoch()
+
+    def num_left(self) -> int | None:
+        """Return how many batches are left; None if they are endless or only the examples know."""
+        if self._num_examples is None or self._num_epochs is None:
+            return None
+        later_epochs = self._num_epochs - self.epoch - 1
+        left_of_this = self._num_examples - self._batches.get_state()["samples"]
+        return left_of_this // self._batch_size + later_epochs * (self._num_examples // self._batch_size)
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch last returned."""
@@ -79,18 +123,17 @@ class Epochs:
         self._batches.close()
 
     def _turn_to(self, epoch: int) -> None:
-        self._waited += self._batches.wait_seconds
         self._batches.close()
         self.epoch, self._batches = epoch, self._open(epoch)
 
 
-def of_epoch(examples: Any, epoch: int) -> Any:
+def _of_epoch(examples: Any, epoch: int) -> Any:
     """Return the examples of one epoch: where they are a function of it, that function called when read."""
     if callable(examples) and not is_indexed(examples):
         return partial(by_epoch(examples), epoch)
     return examples
 
 
-def seed_of(seed: int, epoch: int) -> int:
+def _seed_of(seed: int, epoch: int) -> int:
     """Return a seed for one epoch's order, which no other epoch shares."""
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])

@@ -1,16 +1,17 @@
 """The loss over all evaluation examples, each counted once, whatever is left for the last batch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from meshwright.errors import ExamplesError
 from meshwright.functions import split
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
-from meshwright.train import RUN_AHEAD, TrainState, at_most_ahead, narrowed
+from meshwright.train import RUN_AHEAD, ComputeDtype, TrainState, at_most_ahead, narrowing
 from meshwright.tree import PyTree
 
 _EVALUATION = 2**32 - 1  # no step of training has this number
@@ -19,12 +20,13 @@ _EVALUATION = 2**32 - 1  # no step of training has this number
 class LossOver:
     """The measure of a loss: its mean and those of its metrics over `batches()`.
 
-    A scalar weighs as many examples as its batch has; a `Mean` weighs what it says. The last batch is cut
-    down to its real examples before the loss sees it: nothing is left out and no filler counts.
+    A scalar weighs as many examples as its batch has; a `Mean` weighs what it says. Nothing is left out, and
+    no filler counts. What the loss draws depends on the seed and the examples' numbers only.
 
     Args:
       loss: a `Loss` or `StatefulLoss` in evaluation mode.
       batches: returns an iterator as `numbered_batches` does.
+      compute_dtype: as for `make_step`.
     """
 
     def __init__(
@@ -33,50 +35,87 @@ class LossOver:
         layout: Layout,
         batches: Callable[[], Iterator[tuple[PyTree, range]]],
         seed: int,
-        compute_dtype: Any,
+        compute_dtype: ComputeDtype,
     ):
-        self._loss, self._mesh, self._batches = loss, layout.mesh, batches
-        self._seed, self._dtype = seed, compute_dtype
-        self._of_batch = jax.jit(
-            self._means,
-            static_argnums=3,
-            # Left open, each device would compute all of a batch that comes as NumPy arrays.
-            in_shardings=(None, None, layout.batch_sharding),
-            out_shardings=layout.replicated,
-        )
+        self._loss, self._layout, self._batches = loss, layout, batches
+        self._seed, self._narrow = seed, narrowing(compute_dtype)
+        # Left open, each device would compute all of a batch that comes as NumPy arrays.
+        shardings = (None, None, layout.batch_sharding, None, None, None)
+        self._of_rows = jax.jit(self._means, in_shardings=shardings, out_shardings=layout.replicated)
 
     def __call__(self, state: TrainState) -> dict[str, float]:
-        found, wait = [], at_most_ahead(RUN_AHEAD)
-        with jax.set_mesh(self._mesh):
-            for batch, ids in self._batches():
-                found.append(self._of_batch(state.params, state.model_state, batch, len(ids)))
-                wait(found[-1])
-        return merge(jax.device_get(found))
-
-    def names(self, state: TrainState) -> Sequence[str]:
-        """Try the loss without compiling, and return the names of the scores.
+        """Return the scores over all batches.
 
         Raises:
-          ExamplesError: there are no examples.
+          ExamplesError: there are none.
         """
-        first, ids = next(self._batches(), (None, range(0)))
-        if not ids:
+        return self._over(self._batches(), state)
+
+    def first(self, state: TrainState) -> dict[str, float]:
+        """Return the scores over the first batch."""
+        return self._over(itertools.islice(self._batches(), 1), state)
+
+    def _over(self, batches: Iterable[tuple[PyTree, range]], state: TrainState) -> dict[str, float]:
+        found, wait = [], at_most_ahead(RUN_AHEAD)
+        model = state.params, state.model_state
+        with jax.set_mesh(self._layout.mesh):
+            for batch, ids in batches:
+                for rows, repeats in self._pieces(batch, len(ids)):
+                    number = ids.start if rows is None else ids.start + int(rows[0])
+                    found.append(self._of_rows(*model, batch, rows, np.float32(repeats), np.uint32(number)))
+                    wait(found[-1])
+        if not found:
             raise ExamplesError("there are no examples to evaluate on.")
-        with jax.set_mesh(self._mesh):
-            traced = partial(self._means, num_examples=len(ids))
-            return list(jax.eval_shape(traced, state.params, state.model_state, first))
+        return merge(jax.device_get(found))
+
+    def _pieces(self, batch: PyTree, num_examples: int) -> Iterable[tuple[np.ndarray | None, int]]:
+        if num_examples == _size(batch):
+            return [(None, 1)]
+        return pieces(num_examples, self._layout.batch_ways)
 
     def _means(
-        self, params: PyTree, model_state: PyTree, batch: PyTree, num_examples: int
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        batch: PyTree,
+        rows: jax.Array | None,
+        repeats: jax.Array,
+        number: jax.Array,
     ) -> dict[str, Mean]:
-        batch = jax.tree.map(lambda x: x[:num_examples], batch)
+        if rows is not None:
+            sharding = self._layout.batch_sharding
+            batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[rows], sharding), batch)
         # A stream of its own: evaluation draws nothing from the one that training draws from.
-        key = jax.random.fold_in(jax.random.key(self._seed), _EVALUATION)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), _EVALUATION), number)
         state = () if model_state is None else (model_state,)
-        returned = self._loss(narrowed(params, self._dtype), batch, key, *state)
+        returned = self._loss(self._narrow(params), batch, key, *state)
         value, metrics = split(returned, model_state is not None)
-        return {name: _mean(x, num_examples) for name, x in {"loss": value, **metrics}.items()}
+        means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
+        return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}
 
 
-def _mean(value: Any, num_examples: int) -> Mean:
-    return value if isinstance(value, Mean) else Mean(value * num_examples, num_examples)
+def pieces(num_examples: int, ways: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield pieces of a batch that divide by `ways` and hold each of its first rows equally often.
+
+    Of the few rows at the end that do not divide, so many are taken together as can be repeated to fill one
+    piece of `ways` rows. The mean over a piece is then that over its examples; and models may constrain how
+    it is split, which they could not if the batch was just cut.
+
+    Yields:
+      int64[k], the rows of a piece, and how often each is in it. All pieces have all `num_examples` rows.
+    """
+    start = num_examples - num_examples % ways
+    if start:
+        yield np.arange(start), 1
+    while start < num_examples:
+        count = max(n for n in range(1, num_examples - start + 1) if ways % n == 0)
+        yield np.repeat(np.arange(start, start + count), ways // count), ways // count
+        start += count
+
+
+def _size(batch: PyTree) -> int:
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _mean(value: Any, num_rows: int) -> Mean:
+    return value if isinstance(value, Mean) else Mean.of(value, num_rows)

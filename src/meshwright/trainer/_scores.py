@@ -1,19 +1,22 @@
 """What an evaluation finds: the loss and its metrics, and what the user makes of predictions."""
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 
 from meshwright import process
-from meshwright.arguments import by_name
+from meshwright.arguments import by_name, declares
 from meshwright.errors import UsageError, nearest
+from meshwright.input import by_epoch, is_indexed
 from meshwright.train import TrainState
-from meshwright.trainer._examples import head
 from meshwright.when import Due, Tick, When
 
 Scores = dict[str, float]
+Best = Mapping[str, Literal["min", "max"]]
+"""By which scores to keep the best checkpoint, and which values of them are best."""
 
 
 class Measure(Protocol):
@@ -21,8 +24,8 @@ class Measure(Protocol):
 
     def __call__(self, state: TrainState) -> Scores: ...
 
-    def names(self, state: TrainState) -> Sequence[str]:
-        """Return the names of the scores, having tried as much as is cheap."""
+    def first(self, state: TrainState) -> Scores:
+        """Return the scores over as few examples as can be computed at a time."""
         ...
 
 
@@ -33,6 +36,7 @@ class Evaluation:
         self._measures, self._due = measures, Due(when)
         self.newest: Scores = {}
         """The scores last found, under their own names."""
+        self._newest_step: int | None = None
         self.seconds = 0.0
         """How long all evaluations took, not counting the training steps that they waited for."""
 
@@ -43,8 +47,29 @@ class Evaluation:
         jax.block_until_ready(state)
         started = time.perf_counter()
         self.newest = {name: value for measure in self._measures for name, value in measure(state).items()}
+        self._newest_step = tick.step
         self.seconds += time.perf_counter() - started
-        return {f"eval_{name}": value for name, value in self.newest.items()}
+        return {eval_name(name): value for name, value in self.newest.items()}
+
+    def was_at(self, step: int) -> bool:
+        """Return whether the newest scores are of this step."""
+        return step == self._newest_step
+
+    def first(self, state: TrainState) -> Scores:
+        """Try all measures on few examples, and return what they found.
+
+        Raises:
+          UsageError: two of them have a score of one name.
+        """
+        found: Scores = {}
+        for scores in (measure.first(state) for measure in self._measures):
+            if twice := found.keys() & scores.keys():
+                raise UsageError(
+                    f"the metric function returned {min(twice)!r}, which the loss has already.\n"
+                    "  Give it another name."
+                )
+            found |= scores
+        return found
 
 
 class OfPredictions:
@@ -66,22 +91,37 @@ class OfPredictions:
         batch_size: int,
     ):
         self._metric_fn = by_name(metric_fn, ("examples", "preds"), "metric function", ("preds",))
-        self._predict, self._examples, self._batch_size = predict, examples, batch_size
+        self._predict, self._batch_size = predict, batch_size
+        # A metric is to compare predictions with the examples, not with a function that makes them.
+        self._examples = listed(examples) if declares(metric_fn, "examples") else examples
 
     def __call__(self, state: TrainState) -> Scores:
+        """Return what the metric function makes of all predictions."""
         return self._of(state, self._examples)
 
-    def names(self, state: TrainState) -> Sequence[str]:
-        return list(self._of(state, head(self._examples, self._batch_size)))
+    def first(self, state: TrainState) -> Scores:
+        """Return what it makes of the predictions for one batch."""
+        return self._of(state, head(self._examples, self._batch_size))
 
     def _of(self, state: TrainState, examples: Any) -> Scores:
         preds = self._predict(state, examples, self._batch_size)
         return process.on_lead(lambda: _numbers(self._metric_fn(examples=examples, preds=preds)))
 
 
-def check_best(best: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise a `UsageError` if a score to keep the best by is none of `names`, or a mode is none."""
-    for name, mode in best.items():
+def eval_name(name: str) -> str:
+    """Return what a score of evaluation is called in reports and checkpoints."""
+    return f"eval_{name}"
+
+
+def check_together(examples: Any, predictor: Any, metric_fn: Any) -> None:
+    """Raise a `UsageError` if what evaluates predictions is there in part."""
+    if (predictor is None) != (metric_fn is None) or (predictor is not None and examples is None):
+        raise UsageError("eval_examples, eval_predictor and eval_metric_fn go together: give all three.")
+
+
+def check_best(best: Best, names: Sequence[str]) -> None:
+    """Raise a `UsageError` if a score to keep the best by is none of `names`."""
+    for name in best:
         if name not in names:
             close = nearest(name, names)
             raise UsageError(
@@ -89,8 +129,25 @@ def check_best(best: Mapping[str, str], names: Sequence[str]) -> None:
                 f"{f' Did you mean {close!r}?' if close else ''}\n"
                 f"  Evaluation gives {', '.join(names) or 'none: give eval_examples'}."
             )
-        if mode not in ("min", "max"):
-            raise UsageError(f"best={{{name!r}: {mode!r}}}: the mode must be 'min' or 'max'.")
+
+
+def listed(examples: Any) -> Any:
+    """Return `examples` that can be indexed as they are, and those that a function makes as a list."""
+    if is_indexed(examples):
+        return examples
+    made = by_epoch(examples)(0)
+    return made if is_indexed(made) else list(made)
+
+
+def head(examples: Any, num_examples: int) -> Any:
+    """Return the first examples, in the form that all are in."""
+    if isinstance(examples, Mapping):
+        return jax.tree.map(lambda x: x[:num_examples], dict(examples))
+    if hasattr(examples, "select"):  # a data set of Hugging Face, of which metrics may want columns
+        return examples.select(range(min(num_examples, len(examples))))
+    if is_indexed(examples):
+        return [examples[i] for i in range(min(num_examples, len(examples)))]
+    return list(itertools.islice(by_epoch(examples)(0), num_examples))
 
 
 def _numbers(found: Any) -> Scores:

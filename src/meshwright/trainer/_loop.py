@@ -1,0 +1,107 @@
+"""What `Trainer.fit` hands to the loop."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optax
+
+from meshwright import process
+from meshwright.checkpoint import Checkpoints
+from meshwright.deployer import Deployer
+from meshwright.metrics import Console, Writer, logger, tee
+from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing
+from meshwright.trainer._epochs import Epochs
+from meshwright.trainer._schedule import EPOCH, Schedule
+from meshwright.trainer._scores import Evaluation, Scores
+from meshwright.when import Tick, asked_once, either, every
+
+_FOR_EVER = 2**31 - 1  # the largest step that a state can count
+
+Save = Callable[[Tick, Any, Any, Mapping[str, float] | None], None]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The parts of one `fit`."""
+
+    step: Step
+    data: Epochs
+    schedule: Schedule
+    evaluation: Evaluation
+    checkpoints: Checkpoints | None
+    deployer: Deployer
+    lr_schedule: optax.Schedule | None
+    batch_size: int
+
+    def run(self, state: TrainState, reached: Callable[[TrainState], None]) -> None:
+        """Train from `state` on, telling `reached` of the state after each step.
+
+        Raises:
+          Interrupted: the process was told to stop; the state is saved, if there are checkpoints.
+          DivergedError: a reported loss is not finite; nothing was saved since.
+        """
+        saves = asked_once(self.schedule.saves(self.data, self.evaluation.was_at))
+        total = self.schedule.num_steps(int(state.step), self.data)
+        console = Console(total) if self.deployer.verbose else None
+        writers = tee(self.deployer.write, *([console] if console else []), halt_on_divergence(self._newest))
+        with process.signals() as signals, console or contextlib.nullcontext():
+
+            def evaluate(tick: Tick, state: TrainState) -> Scores | None:
+                reached(state)
+                # A platform that takes its machine back leaves time to save, and none to evaluate.
+                return None if signals.ending else self.evaluation(tick, state)
+
+            fit(
+                self.step,
+                state,
+                self.data,
+                steps=self.schedule.max_steps or _FOR_EVER,
+                evaluate=evaluate,
+                log=logger(
+                    with_learning_rate(writers, self.lr_schedule),
+                    # A report before each save: a crash then loses whole reports, which are made again.
+                    either(every(self.schedule.log_every), saves),
+                    per_second={"examples": self.batch_size},
+                    waited=lambda: self.data.wait_seconds,
+                    paused=lambda: self.evaluation.seconds,
+                ),
+                save=_with_epoch(self.checkpoints.saver(saves)) if self.checkpoints else nothing,
+                beat=console.beat if console else nothing,
+                stop=lambda tick: signals.stop(tick.step),
+            )
+            if self.checkpoints:
+                self.checkpoints.wait()
+        if signals.interruption:
+            if not self.checkpoints:
+                signals.interruption.add_note("Nothing is saved, as there is no Deployer(workdir=...).")
+            raise signals.interruption
+
+    def _newest(self) -> int | None:
+        if self.checkpoints is None:
+            return None
+        self.checkpoints.wait()
+        return self.checkpoints.latest()
+
+
+def with_learning_rate(write: Writer, schedule: optax.Schedule | None) -> Writer:
+    """Return `write`, told besides by which learning rate the last update was made."""
+    if schedule is None:
+        return write
+
+    def written(step: int, values: Mapping[str, float], /) -> None:
+        write(step, {**values, "learning_rate": np.asarray(schedule(step - 1)).item()})
+
+    return written
+
+
+def _with_epoch(save: Save) -> Save:
+    """Return the loop's `save`, which keeps among the scores the number of epochs, where one ended."""
+
+    def with_epoch(tick: Tick, state: Any, data: Any, scores: Mapping[str, float] | None) -> None:
+        ended = {EPOCH: float(data.epoch + 1)} if data.at_end_of_epoch() else {}
+        save(tick, state, data, {**(scores or {}), **ended})
+
+    return with_epoch

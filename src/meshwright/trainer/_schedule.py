@@ -1,0 +1,121 @@
+"""How long to train, when to do what, which checkpoints to keep, and how large a batch is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.checkpoint import Keep, any_of, last
+from meshwright.checkpoint import best as best_of
+from meshwright.errors import LayoutError, UsageError
+from meshwright.trainer._epochs import Epochs
+from meshwright.trainer._scores import Best, eval_name
+from meshwright.when import When, either, every
+
+EPOCH = "epoch"
+"""The number of epochs that had ended, among the scores of a checkpoint that was saved at the end of one."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The numbers given to `fit`, checked.
+
+    Raises:
+      UsageError: naming the one that cannot be.
+    """
+
+    n_epochs: int | None
+    max_steps: int | None
+    eval_every: int | When | None
+    save_every: int | When | None
+    save_ckpt_every_k_epochs: int | None
+    log_every: int
+    best: Best
+    keep: Keep | None
+
+    def __post_init__(self) -> None:
+        if self.n_epochs is None and self.max_steps is None:
+            raise UsageError("say how long to train: n_epochs, max_steps or both.")
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise UsageError(f"{name}={value}: it must be at least 1.")
+        for name, mode in self.best.items():
+            if mode not in ("min", "max"):
+                raise UsageError(f"best={{{name!r}: {mode!r}}}: the mode must be 'min' or 'max'.")
+
+    @property
+    def end(self) -> str:
+        """What was said of how long to train, for people."""
+        said = {"n_epochs": self.n_epochs, "max_steps": self.max_steps}
+        return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
+
+    def is_done(self, step: int, data: Epochs) -> bool:
+        """Return whether there is nothing left to do after `step`."""
+        return data.is_empty() or (self.max_steps is not None and step >= self.max_steps)
+
+    @property
+    def needs_workdir(self) -> bool:
+        """Whether checkpoints were asked for, so that there must be a place for them."""
+        return bool(self.best or self.save_every or self.save_ckpt_every_k_epochs or self.keep)
+
+    def evaluates(self, data: Epochs) -> When:
+        """Return when to evaluate."""
+        return _when(self.eval_every, data)
+
+    def saves(self, data: Epochs, evaluated: When) -> When:
+        """Return when to save: as told, and also whenever there may be something to keep."""
+        whens = [_when(self.save_every, data)]
+        if self.best:
+            whens.append(evaluated)
+        if self.save_ckpt_every_k_epochs is not None:
+            whens.append(_when(None, data))
+        return either(*whens)
+
+    def keeps(self) -> Keep:
+        """Return the policy that keeps the newest, the best by each score, and those asked for besides."""
+        each = [best_of(eval_name(name), mode, without_metric="drop") for name, mode in self.best.items()]
+        if self.save_ckpt_every_k_epochs is not None:
+            each.append(_kth_epochs(self.save_ckpt_every_k_epochs))
+        return any_of(last(1), *each, *([self.keep] if self.keep else []))
+
+    def num_steps(self, done: int, data: Epochs) -> int | None:
+        """Return how many updates there are in all, `done` of which are made; None if only the data knows."""
+        left = data.num_left()
+        if left is None:
+            return self.max_steps
+        return min(done + left, self.max_steps or done + left)
+
+
+def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[int, int]:
+    """Return how many examples of a micro-batch a device takes, and how many there are in a step.
+
+    Args:
+      ways: into how many parts the mesh and accumulation cut a step's batch.
+
+    Raises:
+      UsageError: not one of the two is given.
+      LayoutError: the whole does not divide.
+    """
+    if (per_device is None) == (whole is None):
+        raise UsageError("give one of per_device_batch_size and global_batch_size.")
+    size = whole if per_device is None else per_device * ways
+    if size is None or size < 1:
+        raise UsageError(f"a batch of {size} examples: it must have at least 1.")
+    if size % ways:
+        raise LayoutError(
+            f"global_batch_size={size} is no multiple of {ways}, the parts that the mesh and "
+            "accumulate_grad_batches cut it into."
+        )
+    return size // ways, size
+
+
+def _when(every_so_often: int | When | None, data: Epochs) -> When:
+    """Return a policy: every so many steps, as a policy says, or at the end of each epoch of `data`."""
+    if every_so_often is None:
+        return lambda step: data.at_end_of_epoch()
+    return every(every_so_often) if isinstance(every_so_often, int) else every_so_often
+
+
+def _kth_epochs(k: int) -> Keep:
+    def keep(scores: Mapping[int, Mapping[str, float]]) -> set[int]:
+        return {step for step, found in scores.items() if EPOCH in found and found[EPOCH] % k == 0}
+
+    return keep

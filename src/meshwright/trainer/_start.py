@@ -1,0 +1,134 @@
+"""What training starts from: arrays that are given, or the model's own."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from meshwright import tree
+from meshwright.adapters import Functional
+from meshwright.errors import MeshwrightError, UsageError
+from meshwright.sharding import Layout, Rule, auto, copy_to, fsdp
+from meshwright.train import Init, TrainState, Tx, Variables, init_state, state_from
+from meshwright.tree import PyTree
+
+
+class Start:
+    """The first state, and before there is one, its outline.
+
+    Raises:
+      UsageError: the arguments do not say what to start from, or contradict each other.
+    """
+
+    def __init__(
+        self, model: Functional | None, params: PyTree, model_state: PyTree, opt_state: optax.OptState | None
+    ):
+        _check(model, params, model_state, opt_state)
+        self._given = _given(model, params, model_state)
+        self._opt_state, self._is_used = opt_state, False
+        self.init: Init = _like(self._given) if model is None or self._given is not None else model.init
+        """Makes arrays of the right shapes and dtypes, and if none were given the right values."""
+        self.has_state = model.stateful if model else model_state is not None
+
+    def outline(self) -> Variables:
+        """Return parameters and model state as structs."""
+        made = jax.eval_shape(self.init, jax.random.key(0))
+        return made if isinstance(made, Variables) else Variables(made, None)
+
+    def state(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
+        """Return the first state, on the mesh. What was given is copied and let go of, so it is made once.
+
+        Raises:
+          UsageError: the optimizer's state that was given is of another optimizer or other parameters.
+          MeshwrightError: it was made before.
+        """
+        if self._is_used:
+            raise lost()
+        state = self._made(tx, seed, layout)
+        self._given, self._opt_state, self._is_used = None, None, True
+        return state
+
+    def _made(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
+        if self._given is None:
+            return init_state(self.init, tx, seed, layout)
+        state = state_from(self._given, tx, seed, layout)
+        return state if self._opt_state is None else self._with_opt_state(state)
+
+    def _with_opt_state(self, state: TrainState) -> TrainState:
+        changes = tree.differences(self._opt_state, state.opt_state)
+        if changes:
+            raise UsageError(f"opt_state is not that of this optimizer for these parameters: {changes}.")
+        given = tree.named_leaves(self._opt_state)
+        opt_state = tree.map_named(lambda name, x: copy_to(given[name], x.sharding), state.opt_state)
+        return dataclasses.replace(state, opt_state=opt_state)
+
+
+def check_step(loss: Any, train_step: Any, accumulate_grad_batches: int) -> None:
+    """Raise a `UsageError` if these do not make an update."""
+    if loss is None and train_step is None:
+        raise UsageError("there is nothing to train by: give Trainer a loss, or a train_step.")
+    if accumulate_grad_batches < 1 or (train_step is not None and accumulate_grad_batches > 1):
+        raise UsageError(
+            f"accumulate_grad_batches={accumulate_grad_batches}: it must be at least 1, and with a "
+            "train_step, which is given whole batches, be left out."
+        )
+
+
+def lost() -> MeshwrightError:
+    """Return the error for a state that is asked for and is no longer there."""
+    return MeshwrightError(
+        "the state of training is lost: a step failed, and had taken the memory that it was in.\n"
+        "  With Deployer(workdir=...) `fit` goes on from the newest checkpoint; else make a new Trainer."
+    )
+
+
+def rules_for(first: Variables, loss: Callable[..., Any] | None, *batch: PyTree) -> tuple[Rule, ...]:
+    """Return rules for a model's parameters; with the structs of a batch, the loss tells what they are for.
+
+    Args:
+      first: structs of the parameters and the model state.
+      loss: a `Loss` or `StatefulLoss` in evaluation mode.
+    """
+    if not batch or loss is None:
+        return (auto(first.params), fsdp())
+    state = () if first.model_state is None else (first.model_state,)
+
+    def evaluated(params: PyTree, batch: PyTree, *state: PyTree) -> PyTree:
+        return loss(params, batch, jax.random.key(0), *state)
+
+    return (auto(first.params, evaluated, *batch, *state), fsdp())
+
+
+def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Variables | None:
+    """Return the values that there are already: those given, or those of a module that was."""
+    if params is not None:
+        return Variables(params, model_state)
+    if model is None or not model.has_values:
+        return None
+    made = model.init(jax.random.key(0))
+    return made if isinstance(made, Variables) else Variables(made, None)
+
+
+def _like(variables: Variables | None) -> Init:
+    """Return a function that makes zeros of these shapes and dtypes."""
+    structs = tree.abstract(variables)
+
+    def zeros(key: jax.Array) -> Variables:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)), structs)
+
+    return zeros
+
+
+def _check(
+    model: Functional | None, params: PyTree, model_state: PyTree, opt_state: optax.OptState | None
+) -> None:
+    if params is None and model is None:
+        raise UsageError("there are no parameters to train: give Trainer a model, params or both.")
+    if params is None and (model_state is not None or opt_state is not None):
+        raise UsageError("model_state and opt_state are to start from beside params: give params, too.")
+    if params is not None and model is not None and model.stateful != (model_state is not None):
+        has, give = ("a", "give model_state, too") if model.stateful else ("no", "leave out model_state")
+        raise UsageError(f"the model has {has} state besides its parameters: {give}.")

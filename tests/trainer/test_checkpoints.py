@@ -1,0 +1,72 @@
+"""Which checkpoints `fit` leaves, and the best of them."""
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.errors import CheckpointError
+from trainer.runs import EXAMPLES, X, exact_loss, fit, reports, saved, trainer
+
+WAVES = [3.0, 1.0, 2.0, 0.0, 5.0, 4.0]
+"""Made-up scores of six epochs."""
+
+
+@pytest.fixture(scope="module")
+def waves(tmp_path_factory):
+    """A run of which a metric is lowest after the fourth epoch, another highest after the second."""
+    folder, calls = tmp_path_factory.mktemp("waves"), []
+
+    def metric(preds):
+        calls.append(len(preds))
+        i = max(0, len(calls) - 2)  # the first call tries it out
+        return {"low": WAVES[i], "high": float(i == 1), "nan": np.nan if i else 0.0}
+
+    made = trainer(folder)
+    predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
+    evaluated = {"eval_examples": EXAMPLES, "eval_predictor": predictor, "eval_metric_fn": metric}
+    best = {"low": "min", "high": "max", "nan": "min"}
+    fit(made, n_epochs=6, save_every=5, best=best, save_ckpt_every_k_epochs=5, **evaluated)
+    return made, folder
+
+
+def test_the_best_by_each_score_the_periodic_and_the_newest_are_kept(waves):
+    _, folder = waves
+    assert saved(folder) == [3, 6, 12, 15, 18]
+
+
+def test_the_best_parameters_are_those_of_their_step(waves):
+    made, folder = waves
+    for (score, mode), epoch in {("low", "min"): 4, ("high", "max"): 2}.items():
+        loss = dict(reports(folder, "eval_loss"))[3 * epoch]
+        assert exact_loss(made.best(score, mode).params) == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_score_that_no_checkpoint_has_is_told(waves):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* has a score 'eval_lo'; of 5 .*eval_low"):
+        waves[0].best("lo", "min")
+
+
+def test_the_newest_alone_is_kept_if_nothing_else_is_asked(tmp_path):
+    fit(trainer(tmp_path), n_epochs=3)
+    assert saved(tmp_path) == [9]
+
+
+def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
+    keep = mw.checkpoint.multiples(4)
+    options = {"eval_every": mw.at(1, 5), "save_every": 2, "keep": keep, "log_every": 100}
+    fit(trainer(tmp_path), n_epochs=3, eval_examples=EXAMPLES, **options)
+    assert saved(tmp_path) == [0, 4, 8, 9]
+    assert [step for step, _ in reports(tmp_path, "eval_loss")] == [1, 5, 9]
+    assert [step for step, _ in reports(tmp_path)] == [2, 4, 6, 8, 9]
+
+
+def test_every_epoch_that_is_to_be_kept_is_saved_whatever_else_is(tmp_path):
+    fit(trainer(tmp_path), n_epochs=4, save_every=5, save_ckpt_every_k_epochs=2)
+    assert saved(tmp_path) == [6, 12]
+
+
+def test_a_checkpoint_has_the_scores_of_its_step(tmp_path):
+    made = trainer(tmp_path)
+    scores = fit(made, eval_examples={"x": X, "y": np.zeros(50, np.float32)}, n_epochs=1)
+    extra = mw.open_source(tmp_path / "checkpoints").extra
+    assert extra["scores"] == {"eval_loss": scores["loss"], "epoch": 1.0}

@@ -1,0 +1,131 @@
+"""What is told before the first step."""
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import meshwright as mw
+from adapters import models
+from meshwright.errors import ExamplesError, LayoutError, UsageError
+from trainer.runs import EXAMPLES, deployer, fit, init, loss, saved, trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"loss": lambda model: 0.0}, "does not take 'batch'"),
+        ({"loss": lambda batch: 0.0}, "does not take 'model' or 'params'"),
+        ({"loss": lambda model, batch, state: 0.0}, "asks for 'state'"),
+        ({"loss": None}, "nothing to train by"),
+        ({"train_step": lambda state: state}, "does not take 'batch'"),
+        (
+            {"train_step": lambda state, batch: state, "accumulate_grad_batches": 2},
+            "accumulate_grad_batches=2",
+        ),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0"),
+        ({"compute_dtype": "int8"}, "compute_dtype='int8' is no floating dtype"),
+        ({"trainable": "("}, "is not a regular expression"),
+        ({"model": None, "loss": lambda params, batch: 0.0}, "no parameters to train"),
+        ({"opt_state": ()}, "give params, too"),
+        ({"params": init, "model_state": {}}, "the model has no state"),
+        ({"params": init, "model": models.NnxNorm}, "the model has a state .* give model_state"),
+    ],
+)
+def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
+    with pytest.raises(UsageError, match=says):
+        trainer(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"n_epochs": None}, "say how long to train"),
+        ({"n_epochs": 0}, "n_epochs=0: it must be at least 1"),
+        ({"eval_every": -1}, "eval_every=-1"),
+        ({"log_every": 0}, "log_every=0"),
+        ({"global_batch_size": None}, "give one of per_device_batch_size and global_batch_size"),
+        ({"per_device_batch_size": 2}, "give one of per_device_batch_size and global_batch_size"),
+        ({"global_batch_size": 0}, "a batch of 0 examples"),
+        ({"global_batch_size": 12}, "global_batch_size=12 is no multiple of 8"),
+        ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
+        ({"save_every": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
+        ({"eval_metric_fn": len}, "go together"),
+    ],
+)
+def test_settings_that_cannot_be_are_told_by_name(options, says):
+    with pytest.raises(UsageError, match=says):
+        fit(trainer(), **options)
+
+
+def test_an_optimizer_state_of_another_optimizer_is_told():
+    params = init(jnp.uint32([0, 0]))
+    made = trainer(params=params, opt_state=optax.sgd(0.1, momentum=0.9).init(params))
+    with pytest.raises(UsageError, match=r"opt_state is not that of this optimizer.*mu"):
+        fit(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "fitting", "says"),
+    [
+        ({"loss": lambda model, batch: model(batch["x"])}, {}, r"loss must be a scalar .* shape \(16,\)"),
+        ({"loss": lambda model, batch: model(batch["z"])}, {}, "z"),
+        ({}, {"eval_examples": {"x": EXAMPLES["x"]}}, "y"),
+        ({}, {"eval_examples": []}, "there are no examples"),
+        ({}, {"best": {"accuracy": "max"}}, r"no such score.\s+Evaluation gives none"),
+        ({}, {"best": {"los": "min"}, "eval_examples": EXAMPLES}, "Did you mean 'loss'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_found_before_the_first_step(tmp_path, options, fitting, says):
+    made = trainer(tmp_path, **options)
+    with pytest.raises((UsageError, ExamplesError, KeyError), match=says):
+        fit(made, **fitting)
+    assert made.step == 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (lambda preds, labels: {}, "the metric function .* asks for 'labels'"),
+        (lambda examples: {}, "does not take 'preds'"),
+        (lambda preds: 1.0, "the metric function returned a float"),
+        (lambda preds: {"all": preds}, "it must return numbers by name"),
+        (lambda preds: {"loss": 1.0}, "returned 'loss', which the loss has already"),
+    ],
+)
+def test_a_metric_function_is_tried_before_the_first_step(metric, says):
+    made = trainer()
+    predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
+    with pytest.raises(UsageError, match=f"(?s){says}"):
+        fit(made, eval_examples=EXAMPLES, eval_predictor=predictor, eval_metric_fn=metric)
+    assert made.step == 0
+
+
+def test_saving_is_tried_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(mw.Checkpoints, "wait", lambda self: 1 / 0)
+    made = trainer(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fit(made)
+    assert made.step == 0
+
+
+def test_what_was_found_is_said(monkeypatch, tmp_path):
+    made, said = trainer(given=deployer(tmp_path)), []
+    monkeypatch.setattr(made.deployer, "log_info", lambda info, *_: said.append(info))
+    fit(made, eval_examples=EXAMPLES)
+    assert "params/w" in said[0]
+    assert said[1] == "✓ one batch read: x float32[16, 4], y float32[16]"
+    assert said[2].startswith("✓ step compiled in ")
+    assert said[3].startswith("✓ evaluation of the first examples: loss ")
+    assert said[4].startswith("✓ state saved in ")
+
+
+def test_a_batch_that_does_not_divide_over_accumulation_is_told():
+    with pytest.raises(LayoutError, match="no multiple of 24"):
+        fit(trainer(accumulate_grad_batches=3))
+
+
+def test_a_failed_check_leaves_a_run_that_can_be_mended(tmp_path):
+    with pytest.raises(UsageError):
+        fit(trainer(tmp_path), best={"accuracy": "max"})
+    fit(trainer(tmp_path, loss=loss))
+    assert saved(tmp_path) == [6]

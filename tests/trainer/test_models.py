@@ -1,0 +1,120 @@
+"""Models of all kinds in a trainer."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from adapters import models
+from trainer.runs import EXAMPLES, X, apply, exact_loss, fit, init, trainer
+
+MLPS = {
+    "nnx": models.NnxMlp,
+    "linen": mw.functional(models.LinenMlp(), X),
+    "equinox": models.EquinoxMlp,
+    "pair": (models.init, models.apply),
+}
+NORMS = {
+    "nnx": models.NnxNorm,
+    "linen": mw.functional(models.LinenNorm(), X),
+    "equinox": models.EquinoxNorm,
+}
+
+
+def loss(model, batch):
+    return ((model(batch["x"]).sum(-1) - batch["y"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("library", MLPS)
+def test_a_model_of_any_library_trains_alike(library):
+    made = trainer(model=MLPS[library], loss=loss, params=models.init(jax.random.key(7)))
+    assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(expected_loss(), rel=1e-4)
+
+
+@functools.cache
+def expected_loss():
+    params, tx = models.init(jax.random.key(7)), optax.adam(0.1)
+    of = lambda params: ((models.apply(params, X).sum(-1) - EXAMPLES["y"]) ** 2).mean()
+    made = trainer(
+        loss=lambda params, batch: loss(lambda x: models.apply(params, x), batch), params=params, model=None
+    )
+    fit(made)
+    del tx
+    return float(of(made.params))
+
+
+@pytest.mark.parametrize("library", NORMS)
+def test_statistics_move_in_training_and_stay_in_evaluation(library):
+    made = trainer(model=NORMS[library], loss=loss)
+    before = jax.tree.map(np.asarray, made.model_state)
+    fit(made, max_steps=1, n_epochs=1)
+    moved = jax.tree.map(np.asarray, made.model_state)
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before, moved)), strict=True))
+    fit(made, max_steps=1, n_epochs=1, eval_examples=EXAMPLES)
+    assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (moved, made.model_state)), strict=True))
+
+
+def test_evaluation_uses_the_statistics_and_no_dropout():
+    made = trainer(model=models.NnxNorm, loss=loss)
+    scores = fit(made, eval_examples=EXAMPLES, n_epochs=1)
+    norm = {name: np.asarray(x) for name, x in mw.tree.named_leaves((made.params, made.model_state)).items()}
+    normed = (X - norm["1/norm/mean"]) / np.sqrt(norm["1/norm/var"] + 1e-5)
+    out = normed * norm["0/norm/scale"] + norm["0/norm/bias"]
+    assert scores["loss"] == pytest.approx(((out.sum(-1) - EXAMPLES["y"]) ** 2).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nnx.Linear(4, 3, rngs=nnx.Rngs(7)), eqx.nn.Linear(4, 3, key=jax.random.key(7))],
+    ids=["nnx", "eqx"],
+)
+def test_a_module_that_is_there_starts_from_its_own_values_and_keeps_them(module):
+    leaves = lambda tree: sorted(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(tree))
+    before = leaves(eqx.filter(module, eqx.is_array) if isinstance(module, eqx.Module) else nnx.state(module))
+    made = trainer(model=module, loss=loss)
+    assert leaves(made.params) == before
+    fit(made)
+    after = leaves(eqx.filter(module, eqx.is_array) if isinstance(module, eqx.Module) else nnx.state(module))
+    assert after == before != leaves(made.params)
+
+
+def test_a_model_may_say_how_its_batch_is_split_also_in_the_last_of_an_evaluation():
+    def constrained(params, x):
+        return apply(params, jax.lax.with_sharding_constraint(x, P("data")))
+
+    made = trainer(model=(init, constrained))
+    assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(exact_loss(made.params), rel=1e-6)
+
+
+def test_randomness_of_evaluation_is_the_same_each_time_and_of_each_batch_its_own():
+    def loss(model, batch, rng):
+        return model(batch["x"]).mean() * 0 + jax.random.uniform(rng)
+
+    made = trainer(loss=loss)
+    scores = [fit(made, n_epochs=epochs, eval_examples=EXAMPLES)["loss"] for epochs in (1, 2)]
+    first = fit(trainer(loss=loss), eval_examples={name: x[:16] for name, x in EXAMPLES.items()})["loss"]
+    assert scores[0] == scores[1] != first
+
+
+def test_a_loss_may_mention_the_state_and_return_it_anew():
+    def loss(params, batch, model_state, train):
+        mean = 0.5 * model_state["mean"] + 0.5 * batch["x"].mean(0)
+        centred = batch["x"] - (mean if train else model_state["mean"])
+        return ((apply(params, centred) - batch["y"]) ** 2).mean(), {}, {"mean": mean}
+
+    start = {"params": init(jax.random.key(0)), "model_state": {"mean": jnp.zeros(4)}}
+    made = trainer(model=None, loss=loss, **start)
+    scores = fit(made, eval_examples=EXAMPLES, n_epochs=1, shuffle=False)
+    mean = np.zeros(4)
+    for i in range(3):
+        mean = 0.5 * mean + 0.5 * X[16 * i : 16 * (i + 1)].mean(0)
+    np.testing.assert_allclose(made.model_state["mean"], mean, rtol=1e-5)
+    centred = {**EXAMPLES, "x": X - mean}
+    assert scores["loss"] == pytest.approx(exact_loss(made.params, centred), rel=1e-5)
