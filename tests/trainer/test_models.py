@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -32,32 +31,28 @@ def loss(model, batch):
     return ((model(batch["x"]).sum(-1) - batch["y"]) ** 2).mean()
 
 
+@functools.cache
+def expected():
+    """The loss of the plain functions, called by a loss that takes the parameters."""
+    plain = lambda params, batch: loss(lambda x: models.apply(params, x), batch)
+    made = trainer(model=None, params=models.init(jax.random.key(7)), loss=plain)
+    return fit(made, eval_examples=EXAMPLES)["loss"]
+
+
 @pytest.mark.parametrize("library", MLPS)
 def test_a_model_of_any_library_trains_alike(library):
     made = trainer(model=MLPS[library], loss=loss, params=models.init(jax.random.key(7)))
-    assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(expected_loss(), rel=1e-4)
-
-
-@functools.cache
-def expected_loss():
-    params, tx = models.init(jax.random.key(7)), optax.adam(0.1)
-    of = lambda params: ((models.apply(params, X).sum(-1) - EXAMPLES["y"]) ** 2).mean()
-    made = trainer(
-        loss=lambda params, batch: loss(lambda x: models.apply(params, x), batch), params=params, model=None
-    )
-    fit(made)
-    del tx
-    return float(of(made.params))
+    assert fit(made, eval_examples=EXAMPLES)["loss"] == pytest.approx(expected(), rel=1e-4)
 
 
 @pytest.mark.parametrize("library", NORMS)
 def test_statistics_move_in_training_and_stay_in_evaluation(library):
     made = trainer(model=NORMS[library], loss=loss)
     before = jax.tree.map(np.asarray, made.model_state)
-    fit(made, max_steps=1, n_epochs=1)
+    fit(made, max_steps=1)
     moved = jax.tree.map(np.asarray, made.model_state)
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before, moved)), strict=True))
-    fit(made, max_steps=1, n_epochs=1, eval_examples=EXAMPLES)
+    fit(made, max_steps=1, eval_examples=EXAMPLES)
     assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (moved, made.model_state)), strict=True))
 
 
@@ -83,6 +78,24 @@ def test_a_module_that_is_there_starts_from_its_own_values_and_keeps_them(module
     fit(made)
     after = leaves(eqx.filter(module, eqx.is_array) if isinstance(module, eqx.Module) else nnx.state(module))
     assert after == before != leaves(made.params)
+
+
+def test_a_model_may_name_the_dimensions_of_its_parameters():
+    def linear(rngs):
+        initial = nnx.initializers.normal()
+        return nnx.Linear(4, 8, kernel_init=nnx.with_partitioning(initial, ("embed", "mlp")), rngs=rngs)
+
+    made = trainer(mesh="fsdp=4,tensor=2", model=linear, loss=loss)
+    fit(made, max_steps=1)
+    assert made.params["kernel"].sharding.spec == P("fsdp", "tensor")
+
+
+def test_a_loss_says_which_parameters_are_split_over_tensor():
+    made = trainer(mesh="data=4,tensor=2", model=models.NnxMlp, loss=loss)
+    fit(made, max_steps=1)
+    specs = {name: x.sharding.spec for name, x in mw.tree.named_leaves(made.params).items()}
+    assert specs["hidden/kernel"] == P(None, "tensor")
+    assert specs["out/kernel"] == P("tensor")
 
 
 def test_a_model_may_say_how_its_batch_is_split_also_in_the_last_of_an_evaluation():

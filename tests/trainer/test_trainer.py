@@ -54,6 +54,7 @@ def test_a_loss_computes_in_the_dtype_told_in_training_and_in_evaluation():
         return (apply(params, batch["x"].astype(params["w"].dtype)) ** 2).mean()
 
     made = trainer(loss=loss, compute_dtype="bfloat16")
+    assert made.layout  # found before the loss can be looked at
     fit(made, eval_examples=EXAMPLES, max_steps=1)
     assert seen == {(True, "bfloat16"), (False, "bfloat16")}
     assert made.params["w"].dtype == jnp.float32

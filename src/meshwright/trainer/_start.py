@@ -11,7 +11,7 @@ import optax
 from meshwright import tree
 from meshwright.adapters import Functional
 from meshwright.errors import MeshwrightError, UsageError
-from meshwright.sharding import Layout, Rule, auto, copy_to, fsdp
+from meshwright.sharding import LOGICAL_AXES, Layout, Rule, auto, copy_to, fsdp, logical
 from meshwright.train import Init, TrainState, Tx, Variables, init_state, state_from
 from meshwright.tree import PyTree
 
@@ -85,21 +85,28 @@ def lost() -> MeshwrightError:
     )
 
 
-def rules_for(first: Variables, loss: Callable[..., Any] | None, *batch: PyTree) -> tuple[Rule, ...]:
-    """Return rules for a model's parameters; with the structs of a batch, the loss tells what they are for.
+def rules_for(
+    model: Functional | None, first: Variables, loss: Callable[..., Any] | None, *batch: PyTree
+) -> tuple[Rule, ...]:
+    """Return rules for a model's parameters: its own names for their dimensions, then what is inferred.
 
     Args:
       first: structs of the parameters and the model state.
-      loss: a `Loss` or `StatefulLoss` in evaluation mode.
+      loss: a `Loss` or `StatefulLoss` in evaluation mode: with the structs of a batch it tells what the
+        parameters are for.
     """
-    if not batch or loss is None:
-        return (auto(first.params), fsdp())
-    state = () if first.model_state is None else (first.model_state,)
+    axes = model.axes if model else {}
+    known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
+    inferred = _inferred(first, loss, *batch) if loss and batch else auto(first.params)
+    return (logical(known), inferred, fsdp())
 
+
+def _inferred(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
     def evaluated(params: PyTree, batch: PyTree, *state: PyTree) -> PyTree:
         return loss(params, batch, jax.random.key(0), *state)
 
-    return (auto(first.params, evaluated, *batch, *state), fsdp())
+    state = () if first.model_state is None else (first.model_state,)
+    return auto(first.params, evaluated, batch, *state)
 
 
 def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Variables | None:

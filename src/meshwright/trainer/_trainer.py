@@ -228,7 +228,8 @@ class Trainer:
         return loss_of(loss, self.model, train=train, has_state=self._start.has_state)
 
     def _lay_out(self, *batch: PyTree) -> Layout:
-        rules = rules_for(self._start.outline(), self._losses.get(False), *batch)
+        with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
+            rules = rules_for(self.model, self._start.outline(), self._losses.get(False), *batch)
         return self.deployer.layout(*self._rules, *rules)
 
     def _step(self) -> Step:
