@@ -87,7 +87,7 @@ def test_sigterm_before_the_first_step_is_not_lost(terminated):
     assert terminated.exit_code == 75
 
 
-def test_a_model_with_state_and_frozen_parameters_trains_on_two_as_on_one(terminated):
+def test_training_fitting_and_predicting_on_two_are_as_on_one(terminated):
     expected = trained()
     for said in terminated.said:
         for found, value in zip(jax.tree.leaves(said["trained"]), jax.tree.leaves(expected), strict=True):

@@ -1,6 +1,7 @@
 """A small run that uses much of the core at once: the same numbers on any number of processes."""
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -51,6 +52,46 @@ def predicted(params, model_state):
     return [json.loads(line) for line in lines], jax.tree.map(float, found)
 
 
+def init(key):
+    return {"hidden": jax.random.normal(key, (8, 16)) / 4, "out": jnp.ones(16)}
+
+
+def apply(params, x):
+    return jnp.tanh(x @ params["hidden"]) @ params["out"]
+
+
+def noisy_loss(model, batch, rng, train):
+    noise = 0.1 * jax.random.normal(rng, batch["y"].shape) if train else 0.0
+    errors = (model(batch["x"]) + noise - batch["y"]) ** 2
+    return errors.mean(), {"positive": mw.Mean.of(errors, batch["y"] > 0)}
+
+
+def correlation(examples, preds):
+    return {"correlation": np.corrcoef([row[:4].sum() for row in examples], preds)[0, 1]}
+
+
+def fitted():
+    """Fit to the middle of an epoch, and in another trainer to the end; return what came out."""
+    folder = Path(mw.process.agree(tempfile.mkdtemp()))
+    deployer = mw.Deployer(jax_seed=0, mesh="data=-1,tensor=2", verbose=False, workdir=folder)
+    model = {"model": (init, apply), "collate": collate}
+    predictor = mw.Predictor(deployer, predict=lambda model, batch: model(batch["x"]), **model)
+    evaluated = {"eval_examples": ROWS[:21], "eval_predictor": predictor, "eval_metric_fn": correlation}
+    for max_steps in (4, None):
+        trainer = mw.Trainer(deployer, loss=noisy_loss, optimizer=optax.adam(0.05), **model)
+        options = {"max_steps": max_steps, "log_every": 1, "best": {"correlation": "max"}, **evaluated}
+        scores = trainer.fit(ROWS, global_batch_size=16, n_epochs=3, **options)
+    best = trainer.best("correlation", "max").params
+    reports = mw.process.on_lead(lambda: mw.metrics.read_jsonl(folder / "metrics.jsonl"))
+    mw.process.on_lead(lambda: shutil.rmtree(folder))
+    return {
+        "scores": scores,
+        "losses": [(report["step"], report["loss"]) for report in reports if "loss" in report],
+        "out": np.asarray(trainer.params["out"]).tolist(),
+        "best": float(jax.jit(jnp.sum)(best["hidden"])),
+    }
+
+
 def trained():
     """Train from ready parameters, over an iterator's batches; return what came out, as JSON's values."""
     layout = mw.Layout(mw.make_mesh("data=-1,tensor=2"), (mw.match("backbone", "tensor"),))
@@ -73,6 +114,7 @@ def trained():
         "head": np.asarray(state.params["head"]).tolist(),
         "mean": np.asarray(state.model_state["mean"]).tolist(),
         "scores": mw.Evaluator(measure, held_out, layout, mw.never)(mw.Tick(4, last=True), state),
+        "fitted": fitted(),
         "predicted": predicted(params, {"mean": np.ones(8)}),
         "is_frozen": bool(jax.jit(lambda x: (x == params["backbone"]).all())(state.params["backbone"])),
         "given": [float(x.sum()) for x in jax.tree.leaves(model)],
