@@ -60,6 +60,12 @@ def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
     assert [step for step, _ in reports(tmp_path)] == [2, 4, 6, 8, 9]
 
 
+def test_a_policy_that_keeps_time_is_asked_once_a_step(tmp_path):
+    asked = []
+    fit(trainer(tmp_path), save_every=lambda step: bool(asked.append(step)), log_every=100)
+    assert asked == [1, 2, 3, 4, 5, 6]
+
+
 def test_every_epoch_that_is_to_be_kept_is_saved_whatever_else_is(tmp_path):
     fit(trainer(tmp_path), n_epochs=4, save_every=5, save_ckpt_every_k_epochs=2)
     assert saved(tmp_path) == [6, 12]

@@ -18,4 +18,4 @@ def test_pieces_divide_and_weigh_every_row_once(num_examples, ways):
 def test_pieces_are_of_two_sizes_and_few(num_examples, ways):
     sizes = [len(rows) for rows, _ in pieces(num_examples, ways)]
     assert len(set(sizes)) <= 2
-    assert len(sizes) <= 2 + 2 * np.log2(ways)
+    assert len(sizes) <= 1 + np.ceil(np.log2(ways))
