@@ -46,8 +46,9 @@ class Trainer:
     Args:
       deployer: whose mesh, randomness, workdir and log to use.
       loss: returns a scalar or a `Mean` to be minimised, or that and `{name: scalar or Mean}`. It may name
-        `params`, `model` (if there is one; called as `model(inputs)`), `batch`, `rng`, `train` (False in
-        evaluation), and `model_state` (then it returns the new one as a third value).
+        `params`, `model` (if there is one; called as `model(inputs)` with a batch, over which Equinox's
+        modules, which take one example, are mapped), `batch`, `rng`, `train` (False in evaluation), and
+        `model_state` (then it returns the new one as a third value). Without it there is no `eval_loss`.
       optimizer: any optax transformation.
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
       model: a Flax or Equinox model, a pair `(init, apply)`, or `mw.functional(...)` of one, which is also
@@ -57,7 +58,7 @@ class Trainer:
       rules: how parameters are split over the mesh, before what is found by itself.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
-      accumulate_grad_batches: in how many pieces, one after the other, each batch of a step is computed.
+      accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
         `rng`, and returns the new state and `{name: scalar or Mean}`.
       lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
