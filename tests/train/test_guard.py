@@ -106,7 +106,7 @@ def test_a_run_may_skip_for_a_while_and_not_for_ever():
     halt = mw.halt_on_divergence(lambda: None, patience=10)
     halt(10, {"loss": 1.0, "skipped": 0.5})
     halt(20, {"loss": np.nan, "skipped": 1.0})
-    with pytest.raises(DivergedError, match="step none"):
+    with pytest.raises(DivergedError, match="newest checkpoint: none"):
         halt(21, {"loss": np.nan, "skipped": 1.0})
     with pytest.raises(DivergedError):
         halt(20, {"loss": np.nan, "skipped": 0.5})

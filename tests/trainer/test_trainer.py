@@ -138,6 +138,19 @@ def test_the_callers_parameters_stay_theirs_and_may_be_of_numpy():
     assert (params["w"] == 1).all()
 
 
+def test_parameters_are_any_pytree(tmp_path):
+    def loss(params, batch):
+        (w, (b,)), *_ = params
+        return ((batch["x"] @ w + b - batch["y"]) ** 2).mean()
+
+    start = [(np.zeros(4, np.float32), (np.zeros((), np.float32),)), {}]
+    made, again = (trainer(tmp_path, model=None, params=start, loss=loss) for _ in range(2))
+    fit(made)
+    fit(again)
+    assert jax.tree.structure(again.params) == jax.tree.structure(start)
+    assert arrays(again) == arrays(made)
+
+
 def test_training_goes_on_from_parameters_and_optimizer_state_of_another_trainer():
     first = trainer(loss=lambda model, batch: ((model(batch["x"]) - batch["y"]) ** 2).mean())
     fit(first)

@@ -1,5 +1,6 @@
 """Checkpoints: saved behind the loop, restored onto any mesh, in an open format that is checked when read."""
 
+from meshwright.checkpoint._best import open_best
 from meshwright.checkpoint._cast import Casts
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._contents import Contents, Listed, contents
@@ -55,6 +56,7 @@ __all__ = [
     "is_pinned",
     "last",
     "multiples",
+    "open_best",
     "open_source",
     "pin",
     "restore",

@@ -93,20 +93,24 @@ class Predictor:
         return [output for outputs in each for output in outputs]
 
     def of_state(self, state: TrainState, examples: Any, batch_size: int) -> list[Any]:
-        """Return the outputs for the parameters of a state of training, `batch_size` examples at a time."""
+        """Return the outputs for the parameters of a state of training, `batch_size` examples at a time.
+
+        Nothing is shown: training has a screen of its own.
+        """
         variables = Variables(state.params, state.model_state)
-        each = self._each(examples, variables, batch_size, "Evaluating")
+        each = self._each(examples, variables, batch_size, None)
         return [output for outputs in each for output in outputs]
 
     def _each(
-        self, examples: Any, variables: Variables, size: int, desc: str, start: int = 0
+        self, examples: Any, variables: Variables, size: int, desc: str | None, start: int = 0
     ) -> Iterator[list[Any]]:
         """Yield the outputs of each batch, from the example of number `start` on."""
         sharding, number = self._deployer.layout().batch_sharding, num_examples(examples)
         data = numbered_batches(examples, size, sharding, collate=self._collate, start=start)
         found = self._predictions(variables.params, variables.model_state, data)
         num_batches = None if number is None else -(-(number - start) // size)
-        for ids, prediction in self._deployer.progress(found, num_batches, desc):
+        shown = found if desc is None else self._deployer.progress(found, num_batches, desc)
+        for ids, prediction in shown:
             outputs = list(self._output(prediction))
             if len(outputs) != len(ids):
                 raise UsageError(

@@ -28,10 +28,12 @@ def halt_on_divergence(latest: Callable[[], int | None], *, patience: int = 100)
             finite_at = step
         is_skipped = values.get("skipped") == 1 and step - finite_at <= patience
         if not math.isfinite(values.get("loss", 0.0)) and not is_skipped:
+            saved = latest()
+            newest = "none" if saved is None else f"step {saved}"
             raise DivergedError(
                 f"the loss reported at step {step} is {values['loss']}; nothing was saved since the last "
-                f"finite one.\n  The newest checkpoint: step {latest() or 'none'}. Lower the "
-                "learning rate, clip the gradients, or look at the data since then."
+                f"finite one.\n  The newest checkpoint: {newest}. Lower the learning rate, clip the "
+                "gradients, or look at the data since then."
             )
 
     return write

@@ -11,7 +11,7 @@ from meshwright.errors import ExamplesError
 from meshwright.functions import split
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
-from meshwright.train import RUN_AHEAD, ComputeDtype, TrainState, at_most_ahead, narrowed
+from meshwright.train import RUN_AHEAD, ComputeDtype, TrainState, at_most_ahead, narrowing
 from meshwright.tree import PyTree
 
 _EVALUATION = 2**32 - 1  # no step of training has this number
@@ -26,7 +26,7 @@ class LossOver:
     Args:
       loss: a `Loss` or `StatefulLoss` in evaluation mode.
       batches: returns an iterator as `numbered_batches` does.
-      compute_dtype: as for `narrowed`.
+      compute_dtype: as for `make_step`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LossOver:
         compute_dtype: ComputeDtype,
     ):
         self._loss, self._layout, self._batches = loss, layout, batches
-        self._seed, self._dtype = seed, compute_dtype
+        self._seed, self._narrow = seed, narrowing(compute_dtype)
         # Left open, each device would compute all of a batch that comes as NumPy arrays.
         shardings = (None, None, layout.batch_sharding, None, None, None)
         self._of_rows = jax.jit(self._means, in_shardings=shardings, out_shardings=layout.replicated)
@@ -88,7 +88,7 @@ class LossOver:
         # A stream of its own: evaluation draws nothing from the one that training draws from.
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), _EVALUATION), number)
         state = () if model_state is None else (model_state,)
-        returned = self._loss(narrowed(params, self._dtype), batch, key, *state)
+        returned = self._loss(self._narrow(params), batch, key, *state)
         value, metrics = split(returned, model_state is not None)
         means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
         return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}

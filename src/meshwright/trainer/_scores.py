@@ -1,7 +1,6 @@
 """What an evaluation finds: the loss and its metrics, and what the user makes of predictions."""
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -10,7 +9,7 @@ import jax
 
 from meshwright import process
 from meshwright.arguments import by_name, declares
-from meshwright.errors import CheckpointError, UsageError, nearest
+from meshwright.errors import UsageError, nearest
 from meshwright.input import by_epoch, is_indexed
 from meshwright.train import TrainState
 from meshwright.when import Due, Tick, When
@@ -112,25 +111,6 @@ class OfPredictions:
 def eval_name(name: str) -> str:
     """Return what a score of evaluation is called in reports and checkpoints."""
     return f"eval_{name}"
-
-
-def best_step(scores: Mapping[int, Mapping[str, float]], name: str, mode: Literal["min", "max"]) -> int:
-    """Return the step whose checkpoint has the best score of this name; the newest of equals.
-
-    Raises:
-      CheckpointError: none has such a score.
-    """
-    saved = {step: found[eval_name(name)] for step, found in scores.items() if eval_name(name) in found}
-    comparable = {step: value for step, value in saved.items() if not math.isnan(value)}
-    if not comparable:
-        names = {score for found in scores.values() for score in found}
-        raise CheckpointError(
-            f"none of {len(scores)} checkpoints has a score {name!r}; they have "
-            f"{', '.join(sorted(names)) or 'none'}.\n"
-            f"  Train with eval_examples and best={{{name!r}: {mode!r}}}."
-        )
-    sign = 1 if mode == "max" else -1
-    return max(comparable, key=lambda step: (sign * comparable[step], step))
 
 
 def check_together(examples: Any, predictor: Any, metric_fn: Any) -> None:

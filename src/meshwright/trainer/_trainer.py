@@ -8,9 +8,8 @@ from typing import Any, Literal
 import jax
 import optax
 
-from meshwright import process
 from meshwright.adapters import functional
-from meshwright.checkpoint import Checkpoints, Keep, restore
+from meshwright.checkpoint import Checkpoints, Keep, open_best, restore
 from meshwright.deployer import Deployer
 from meshwright.functions import loss_of, step_of
 from meshwright.input import Collate, numbered_batches
@@ -32,7 +31,7 @@ from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._evaluation import LossOver
 from meshwright.trainer._loop import Loop
 from meshwright.trainer._schedule import Schedule, batch_sizes
-from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, best_step, check_together
+from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, check_together, eval_name
 from meshwright.trainer._start import Start, check_step, lost, rules_for
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When
@@ -47,8 +46,9 @@ class Trainer:
     Args:
       deployer: whose mesh, randomness, workdir and log to use.
       loss: returns a scalar or a `Mean` to be minimised, or that and `{name: scalar or Mean}`. It may name
-        `params`, `model` (if there is one; called as `model(inputs)`), `batch`, `rng`, `train` (False in
-        evaluation), and `model_state` (then it returns the new one as a third value).
+        `params`, `model` (if there is one; called as `model(inputs)` with a batch, over which Equinox's
+        modules, which take one example, are mapped), `batch`, `rng`, `train` (False in evaluation), and
+        `model_state` (then it returns the new one as a third value). Without it there is no `eval_loss`.
       optimizer: any optax transformation.
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
       model: a Flax or Equinox model, a pair `(init, apply)`, or `mw.functional(...)` of one, which is also
@@ -57,8 +57,8 @@ class Trainer:
       model_state, opt_state: to start from, beside `params`.
       rules: how parameters are split over the mesh, before what is found by itself.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
-      compute_dtype: "bfloat16", say: wider floating parameters are cast to it for the loss.
-      accumulate_grad_batches: in how many pieces, one after the other, each batch of a step is computed.
+      compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
+      accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
         `rng`, and returns the new state and `{name: scalar or Mean}`.
       lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
@@ -87,11 +87,11 @@ class Trainer:
         lr_schedule: optax.Schedule | None = None,
     ):
         check_step(loss, train_step, accumulate_grad_batches)
+        narrowing(compute_dtype)  # raises if it is no dtype
         self.deployer, self._collate = deployer, collate
         self.model = None if model is None else functional(model)
         self._start = Start(self.model, params, model_state, opt_state)
         self._tx = optimizer if trainable is None else Only(trainable, optimizer)
-        narrowing(compute_dtype)  # raises, if it is none
         self._rules, self._dtype = tuple(rules), compute_dtype
         self._accumulate, self._lr_schedule = accumulate_grad_batches, lr_schedule
         self._losses = {} if loss is None else {train: self._called(loss, train) for train in (True, False)}
@@ -220,11 +220,10 @@ class Trainer:
           CheckpointError: no checkpoint has this score.
           UsageError: there is no workdir.
         """
-        checkpoints = Checkpoints(self.deployer.in_workdir("best") / CHECKPOINTS)
-        step = process.on_lead(lambda: best_step(checkpoints.scores_by_step(), score, mode))
+        directory = self.deployer.shared_workdir("best") / CHECKPOINTS
         target = abstract_state(self._start.init, self._tx, self.layout)
         wanted = {"params": target.params, "model_state": target.model_state}
-        return Variables(**restore(checkpoints.source(step), wanted, ignore=".*"))
+        return Variables(**restore(open_best(directory, eval_name(score), mode), wanted, ignore=".*"))
 
     def _called(self, loss: Callable[..., Any], train: bool) -> Callable[..., Any]:
         return loss_of(loss, self.model, train=train, has_state=self._start.has_state)
@@ -263,11 +262,9 @@ class Trainer:
         return measures
 
     def _checkpoints(self, opened: contextlib.ExitStack, schedule: Schedule) -> Checkpoints | None:
-        if schedule.needs_workdir:
-            self.deployer.in_workdir("saving checkpoints")
-        if self.deployer.workdir is None:
+        if self.deployer.workdir is None and not schedule.needs_workdir:
             return None
-        directory = self.deployer.shared_workdir("a run's checkpoints") / CHECKPOINTS
+        directory = self.deployer.shared_workdir("saving checkpoints") / CHECKPOINTS
         return opened.enter_context(Checkpoints(directory, keep=schedule.keeps()))
 
     def _first_state(self, target: TrainState, data: Epochs, checkpoints: Checkpoints | None) -> TrainState:
