@@ -28,27 +28,28 @@ import meshwright as mw
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, a mesh and a batch; an epoch of so many steps; and how much longer a step may take."""
+    """A model, a mesh and a batch; how much longer a step may take; and how many epochs make a round."""
 
     model: Model
     num_devices: int
     tensor: int
     batch_size: int
     max_ratio: float
-    steps_per_epoch: int = 50
+    num_epochs: int = 5
 
     def __str__(self) -> str:
         where = f"{self.num_devices} device(s), tensor={self.tensor}"
         return f"{where}, {self.model.title}, batches of {self.batch_size}"
 
 
+STEPS_PER_EPOCH = 50
 SETTINGS = (
     Setting(MLP, 1, 1, 64, 1.3),
     Setting(MLP, 1, 1, 1024, 1.05),
     Setting(MLP, 8, 1, 64, 1.3),
     Setting(MLP, 8, 2, 64, 1.3),
     Setting(MLP, 8, 4, 64, 1.3),
-    Setting(CNN, 8, 2, 64, 1.2, steps_per_epoch=10),
+    Setting(CNN, 8, 2, 64, 1.2, num_epochs=1),
 )
 
 
@@ -57,7 +58,7 @@ class Program:
 
     def __init__(self, setting: Setting):
         self.setting, self.model, self.optimizer = setting, setting.model, optax.adamw(1e-3)
-        self.examples = setting.model.examples(setting.batch_size * setting.steps_per_epoch)
+        self.examples = setting.model.examples(setting.batch_size * STEPS_PER_EPOCH)
 
     def trainer(self, *trackers: mw.metrics.Writer) -> mw.Trainer:
         deployer = mw.Deployer(jax_seed=0, n_model_shards=self.setting.tensor, trackers=trackers)
@@ -80,15 +81,15 @@ def fit_loop(program: Program, nowhere: TextIO) -> Run:
 
     def run(num_steps: int) -> Span:
         reported.clear()
-        num_epochs = max(1, num_steps // setting.steps_per_epoch)
+        num_epochs = max(1, num_steps // STEPS_PER_EPOCH)
         with contextlib.redirect_stderr(nowhere):
             trainer.fit(
                 program.examples,
                 global_batch_size=setting.batch_size,
-                max_steps=trainer.step + (1 + num_epochs) * setting.steps_per_epoch,
-                log_every=setting.steps_per_epoch,
+                max_steps=trainer.step + (1 + num_epochs) * STEPS_PER_EPOCH,
+                log_every=STEPS_PER_EPOCH,
             )
-        return Span(num_epochs * setting.steps_per_epoch, reported[0], reported[num_epochs])
+        return Span(num_epochs * STEPS_PER_EPOCH, reported[0], reported[num_epochs])
 
     return run
 
@@ -120,7 +121,7 @@ def redco_loop(program: Program, nowhere: TextIO) -> Run:
     setting, model = program.setting, program.model
     fitted = redco_fit.trainer(model.init(), model.loss, program.optimizer, nowhere, setting.tensor)
     per_device = setting.batch_size * setting.tensor // setting.num_devices
-    return redco_fit.fit_loop(fitted, program.examples, per_device, setting.steps_per_epoch, nowhere)
+    return redco_fit.fit_loop(fitted, program.examples, per_device, STEPS_PER_EPOCH, nowhere)
 
 
 def judge(setting: Setting, costs: dict[str, Cost]) -> None:
@@ -142,7 +143,7 @@ def measure_here(number: int, options: argparse.Namespace) -> dict[str, Any]:
         loops = {"bare": plain_loop(program), "Trainer.fit": fit_loop(program, nowhere)}
         if options.redco:
             loops["redco's fit"] = redco_loop(program, nowhere)
-        steps = options.epochs * setting.steps_per_epoch
+        steps = setting.num_epochs * STEPS_PER_EPOCH
         costs = measure(loops, steps=steps, rounds=options.rounds)
     show(setting, costs, lambda name: "bare")
     judge(setting, costs)
@@ -153,7 +154,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Time per step of Trainer.fit, of a bare loop, and of redco."
     )
-    parser.add_argument("--epochs", type=int, default=5, help="in a round")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="some settings, from 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for every number measured")

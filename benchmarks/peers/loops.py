@@ -17,14 +17,15 @@ import meshwright as mw
 
 
 class Moment(NamedTuple):
-    """Seconds of the main thread's CPU time, and of wall time."""
+    """Seconds of the main thread's CPU time, of all threads' together, and of wall time."""
 
+    main: float
     cpu: float
     wall: float
 
     @classmethod
     def now(cls) -> "Moment":
-        return cls(time.thread_time(), time.perf_counter())
+        return cls(time.thread_time(), time.process_time(), time.perf_counter())
 
 
 class Span(NamedTuple):
@@ -77,22 +78,25 @@ def shuffled(num_examples: int, batch_size: int, batch_of: Callable[[np.ndarray]
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds per step, one number for each round."""
+    """Microseconds per step, one number for each round: as in `Moment`."""
 
+    main: list[float]
     cpu: list[float]
     wall: list[float]
+
+    def add(self, span: Span) -> None:
+        for numbers, begin, end in zip(vars(self).values(), span.begin, span.end, strict=True):
+            numbers.append(1e6 * (end - begin) / span.num_steps)
 
 
 def measure(loops: dict[str, Run], *, steps: int, rounds: int) -> dict[str, Cost]:
     for run in loops.values():
         run(50)  # compiles what is left to compile
     gc.freeze()  # so that nobody's collector walks through another's examples
-    costs = {name: Cost([], []) for name in loops}
+    costs = {name: Cost([], [], []) for name in loops}
     for turn in range(rounds):
         for name in list(loops) if turn % 2 else reversed(loops):
-            num_steps, begin, end = loops[name](steps)
-            costs[name].cpu.append(1e6 * (end.cpu - begin.cpu) / num_steps)
-            costs[name].wall.append(1e6 * (end.wall - begin.wall) / num_steps)
+            costs[name].add(loops[name](steps))
     return costs
 
 
@@ -103,13 +107,12 @@ def ratio(these: list[float], those: list[float]) -> float:
 
 def show(title: object, costs: dict[str, Cost], base_of: Callable[[str], str]) -> None:
     """Print a table of costs, each beside its ratio to that of the loop called `base_of(name)`."""
-    print(f"\n{title}\n{'':26}{'CPU µs/step':>12}{'ratio':>7}{'wall µs/step':>15}{'ratio':>7}")
+    columns = ("main thread", "all CPU", "wall")
+    print(f"\n{title}, µs/step\n{'':26}" + "".join(f"{column:>14}  ratio" for column in columns))
     for name, cost in costs.items():
-        base = costs[base_of(name)]
-        print(
-            f"{name:26}{statistics.median(cost.cpu):12.0f}{ratio(cost.cpu, base.cpu):7.2f}"
-            f"{statistics.median(cost.wall):15.0f}{ratio(cost.wall, base.wall):7.2f}"
-        )
+        pairs = zip(vars(cost).values(), vars(costs[base_of(name)]).values(), strict=True)
+        cells = (f"{statistics.median(these):14.0f}{ratio(these, those):7.2f}" for these, those in pairs)
+        print(f"{name:26}" + "".join(cells))
 
 
 def say(met: bool, what: str) -> None:

@@ -75,7 +75,12 @@ MLP = Model(
     (64,),
     {"hidden_0": (64, 32), "hidden_1": (32, 16), "out": (16, 10)},
     _mlp,
-    (mw.match("hidden_0/kernel", None, "tensor"), mw.match("hidden_1/kernel", "tensor"), mw.match(".*")),
+    (
+        mw.match("hidden_0/kernel", None, "tensor"),
+        mw.match("hidden_0/bias", "tensor"),
+        mw.match("hidden_1/kernel", "tensor"),
+        mw.match(".*"),
+    ),
 )
 CNN = Model(
     "convolutions 32-64, network 3136-256-10",
@@ -86,6 +91,7 @@ CNN = Model(
         mw.match("conv_0/kernel", None, None, None, "tensor"),
         mw.match("conv_1/kernel", None, None, "tensor"),
         mw.match("hidden/kernel", None, "tensor"),
+        mw.match("(conv_0|hidden)/bias", "tensor"),
         mw.match("out/kernel", "tensor"),
         mw.match(".*"),
     ),
