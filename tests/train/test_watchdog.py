@@ -1,3 +1,4 @@
+import io
 import logging
 import subprocess
 import sys
@@ -115,3 +116,11 @@ def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_l
 def test_a_time_that_cannot_be_is_refused(seconds):
     with pytest.raises(UsageError, match="must be positive"), mw.watchdog(seconds):
         pass
+
+
+def test_a_report_is_logged_though_stderr_is_closed(reports, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    with mw.watchdog(0.05):
+        assert "no step has finished" in reports.wait_for("no step")

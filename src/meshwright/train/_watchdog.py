@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import jax
 
@@ -113,7 +113,8 @@ class Watchdog:
             f"process {self._process}: no step has finished for {num_timeouts * self._seconds:g} s; {last}."
             f"{threat}\n{_stacks()}"
         )
-        print(f"meshwright: {said}", file=sys.stderr, flush=True)
+        with suppress(ValueError, OSError):  # stderr may be closed by then
+            print(f"meshwright: {said}", file=sys.stderr, flush=True)
         if log.hasHandlers():  # without any, logging would print it on stderr once more
             log.error(said)
 
