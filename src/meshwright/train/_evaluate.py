@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
+from meshwright.train._ema import eval_params
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
 from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.tree import PyTree
@@ -34,7 +35,8 @@ class Evaluator:
       data: called for each evaluation; yields batches of one shape and the weights of their examples.
       when: due at these steps, and after the last update.
       compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
-      params: which parameters to measure, of the state that the loop gives; `ema_params`, say.
+      params: which parameters to measure, of the state that the loop gives; without it their averages, if the
+        optimizer keeps any (`keep_ema`).
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
@@ -49,7 +51,7 @@ class Evaluator:
         when: When,
         *,
         compute_dtype: ComputeDtype = None,
-        params: Callable[[Any], PyTree] = lambda state: state.params,
+        params: Callable[[Any], PyTree] = eval_params,
     ):
         self._measure, self._data, self._mesh, self._due = measure, data, layout.mesh, Due(when)
         self._narrow, self._params = narrowing(compute_dtype), params
