@@ -3,12 +3,14 @@
 from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._directory import checkpoints_of
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, describe
+from meshwright.experiment._policies import InformedWhen, when_evaluated
 from meshwright.experiment._run import Outcome, run
 from meshwright.experiment._stopping import no_better
 
 __all__ = [
     "Evaler",
     "Experiment",
+    "InformedWhen",
     "Input",
     "Outcome",
     "Save",
@@ -18,4 +20,5 @@ __all__ = [
     "from_checkpoint",
     "no_better",
     "run",
+    "when_evaluated",
 ]

@@ -12,10 +12,11 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
+from meshwright.experiment._evaluations import Evaluation
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.input import Batches, as_source, local_rows, read_rows
 from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
-from meshwright.train import Evaluator, Step, TrainState
+from meshwright.train import Step, TrainState
 
 PyTree = Any
 
@@ -25,7 +26,7 @@ def preflight(
     layout: Layout,
     target: TrainState,
     data: Batches,
-    evaluators: Mapping[str, Evaluator],
+    evaluations: Mapping[str, Evaluation],
     step: Step,
 ) -> Iterator[str]:
     """Yield what each check found; the last of them has compiled `step`.
@@ -38,7 +39,7 @@ def preflight(
     batch = _global(data.peek(), experiment.input.batch_size)
     yield f"one batch read: {_shapes(batch)}"
     for name, evaler in experiment.evalers.items():
-        evaluators[name].check(target, _first_batch(evaler, layout))
+        evaluations[name].check(target, _first_batch(evaler, layout))
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
     compiled = step.compile(target, batch)
     yield f"step compiled in {step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"

@@ -17,7 +17,8 @@ from meshwright.errors import UsageError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._evaluations import Evaluations
-from meshwright.experiment._experiment import Experiment, as_when
+from meshwright.experiment._experiment import Experiment
+from meshwright.experiment._policies import as_when
 from meshwright.experiment._save import checkpoints_for, naming
 from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches, batches
@@ -59,7 +60,7 @@ class Outcome:
     step: int
     """Updates made, those of earlier attempts included."""
     scores: Mapping[str, float]
-    """The results of the last evaluations."""
+    """The results of the last evaluations: after the last step, but of those that are not made `at_end`."""
     seconds: float
     """How long this process trained and evaluated; compiling the step and restoring do not count."""
     state: TrainState
@@ -132,12 +133,13 @@ def _train(
     write = _writers(opened, experiment, console, checkpoints, step, after=first)
     if process.is_lead():
         opened.enter_context(console)
-    when_saved = asked_once(as_when(experiment.checkpoints.when))
-    evaluate.history |= _history(experiment, before=first)
+    when_saved = asked_once(as_when(experiment.checkpoints.when, evaluate.at))
+    if experiment.stop_early is not None or evaluate.needs_reports:
+        evaluate.recall(_history(experiment, before=first))
     stop = Stopping(
         signals, experiment.max_seconds, experiment.log_every, experiment.stop_early, evaluate.history
     )
-    started = time.perf_counter()
+    started, save = time.perf_counter(), checkpoints.saver(when_saved)
     state = fit(
         step,
         state,
@@ -145,8 +147,9 @@ def _train(
         steps=experiment.max_step,
         # A platform that takes its machine back leaves time to save, and none to evaluate.
         evaluate=lambda tick, state: None if signals.ending else evaluate(tick, state),
-        log=_log(experiment, write, when_saved, data, paused=evaluate.seconds),
-        save=checkpoints.saver(when_saved),
+        log=_log(experiment, tee(write, evaluate.hear), when_saved, data, paused=evaluate.seconds),
+        # With all scores of the step: some may have been found in the turn before the last.
+        save=lambda tick, state, data, _: save(tick, state, data, evaluate.at(tick.step)),
         beat=console.beat if process.is_lead() else nothing,
         stop=stop,
     )
@@ -173,7 +176,7 @@ def _step(experiment: Experiment, layout: Layout) -> Step:
 def _history(experiment: Experiment, *, before: int) -> dict[int, Scores]:
     """Return what was reported up to a step, by step, as process 0 reads it."""
     path = Path(experiment.run) / "metrics.jsonl"
-    if experiment.stop_early is None or not before:
+    if not before:
         return {}
     reports = process.on_lead(lambda: read_jsonl(path) if path.exists() else [])
     history: dict[int, Scores] = {}
