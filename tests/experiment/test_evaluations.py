@@ -9,12 +9,19 @@ import numpy as np
 import optax
 import pytest
 
+import compiling
 import meshwright as mw
 from meshwright.errors import UsageError
 from meshwright.experiment._outputs import OutputFiles
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
 FEW = {"x": EXAMPLES["x"][:7]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    with compiling.kept_in(tmp_path_factory.mktemp("compiled")):
+        yield
 
 
 def init(key):

@@ -6,6 +6,7 @@ environment.json          versions, devices, mesh, commit, command line, where c
 metrics.jsonl             the run's truth: one line a report
 events.out.tfevents…      the same for TensorBoard
 checkpoints/step_…        see docs/checkpoint-format.md
+outputs/test/step_….jsonl what the model made of each example, of evaluations that ask for it
 logs/process-00000.log    what each process has to say
 """
 
