@@ -7,8 +7,8 @@ from typing import Any
 from meshwright import process
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._outputs import OutputFiles
+from meshwright.experiment._parts import naming
 from meshwright.experiment._policies import Known, as_when, is_informed
-from meshwright.experiment._save import naming
 from meshwright.input import padded_batches
 from meshwright.sharding import Layout
 from meshwright.train import Evaluator
