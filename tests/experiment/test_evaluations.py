@@ -50,6 +50,7 @@ def run(folder, **more):
         "max_step": 8,
         "checkpoints": mw.Save(when=4, keep=9),
         "log_every": 1,
+        "compile_cache": False,  # the tests have one for all runs
     }
     return mw.run(mw.Experiment(run=str(folder), **described | more))
 
