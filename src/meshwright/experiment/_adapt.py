@@ -40,7 +40,7 @@ def replace_prefix(dim: int = 0) -> Adapt:
         has, wants = _lengths(saved, wanted, dim)
         if has > wants:
             raise CheckpointError(f"{has} in dimension {dim}, only {wants} wanted; `truncate` shortens.")
-        return lambda fresh: jax.lax.dynamic_update_slice_in_dim(fresh, saved, 0, dim)
+        return lambda fresh: jax.lax.dynamic_update_slice(fresh, saved, [0] * saved.ndim)
 
     return adapt
 
