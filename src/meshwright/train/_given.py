@@ -15,7 +15,7 @@ from meshwright.train._trainable import Tx
 Given = Mapping[str, Any]
 """Arrays of any sort by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`.
 
-Instead of an array there may be a function that returns it, given the one that is initialised there.
+Instead of an array there may be a function, in JAX, that makes it of the one that is initialised there.
 """
 
 Builder = Callable[[TrainState], Given]
@@ -73,10 +73,10 @@ def check_given(given: Given, target: TrainState) -> None:
     """
     wanted = tree.named_leaves(target)
     problems = [_unknown(name, wanted) for name in given if name not in wanted]
-    known = {name: _outcome(x, wanted[name]) for name, x in given.items() if name in wanted}
+    outcomes = {name: _outcome(x, wanted[name]) for name, x in given.items() if name in wanted}
     problems += [
         f"{name}: {np.shape(x)} {_dtype(x)} is given, {wanted[name].shape} {wanted[name].dtype} needed"
-        for name, x in known.items()
+        for name, x in outcomes.items()
         if (np.shape(x), _dtype(x)) != (wanted[name].shape, wanted[name].dtype)
     ]
     if problems:
