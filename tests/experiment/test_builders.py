@@ -1,5 +1,7 @@
 """Where a run's first state comes from."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,6 +184,22 @@ def test_a_run_starts_from_its_builder_and_continues_without_it(pretrained, tmp_
         raise AssertionError("called")
 
     assert mw.run(experiment(tmp_path, init_state_builder=never)).step == 3
+
+
+def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
+    given, is_held = [], []
+
+    def builder(target):
+        body = jax.device_put(jnp.ones((4, 8)), jax.devices()[0])
+        given.append(weakref.ref(body))
+        return {"params/body": body}
+
+    def look(step):
+        is_held.append(given[0]() is not None)
+        return False
+
+    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_step=2))
+    assert is_held == [False, False]
 
 
 def test_foreign_names_end_the_run_before_it_starts(tmp_path):
