@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         run,
     )
     from meshwright.input import Arrays, batches, padded_batches
-    from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
+    from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
     from meshwright.profiling import tracer
     from meshwright.sharding import Layout, auto, edit, explain, fsdp, hardware, logical, make_mesh, match
@@ -109,7 +109,7 @@ _NAMES = {
         "run",
     ),
     "input": ("Arrays", "batches", "padded_batches"),
-    "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
+    "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": ("Layout", "auto", "edit", "explain", "fsdp", "hardware", "logical", "make_mesh", "match"),
     "train": (
         "Evaluator",

@@ -26,7 +26,7 @@ def test_a_resumed_run_tells_tensorboard_from_where_to_forget(tmp_path, read_eve
 
 def test_texts_are_what_the_text_dashboard_reads(tmp_path, read_events):
     with tensorboard(tmp_path) as board:
-        board.text(3, "Notes", "a\n\nb")
+        board(3, {"Notes": "a\n\nb"})
     event = read_events(tmp_path)[-1]
     [value] = event.summary.value
     assert (event.step, value.tag, value.metadata.plugin_data.plugin_name) == (3, "Notes", "text")

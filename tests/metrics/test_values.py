@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
-from meshwright.metrics import Mean, Packed, merge
+from meshwright.metrics import Histogram, Mean, Packed, merge
 
 # Whole numbers whose sums float64 holds exactly, so that equal means equal.
 weighted = st.lists(st.tuples(st.integers(-1000, 1000), st.integers(0, 50)), min_size=1, max_size=40)
@@ -70,7 +70,8 @@ def test_merge_sums_on_the_host_in_float64():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bfloat16", "float16", "float32", "float64", "int8", "uint32", "int64", "bool"]
+    "dtype",
+    ["bfloat16", "float8_e4m3fn", "float16", "float32", "float64", "int8", "uint32", "int64", "bool"],
 )
 def test_merge_takes_scalars_of_any_dtype(dtype):
     one = np.asarray(1).astype(jnp.dtype(dtype))
@@ -109,3 +110,24 @@ def test_packed_means_are_the_means_in_one_array():
     assert merge([packed, packed]) == {"loss": 1.5, "right": 0.75}
     with pytest.raises(KeyError):
         packed["left"]
+
+
+def test_packed_histograms_are_one_array_more_and_add_up():
+    metrics = {
+        "a": Histogram.of(jnp.ones(3)),
+        "loss": Mean.of(jnp.ones(2)),
+        "b": Histogram.of(-jnp.ones(2)),
+        "fp8": Mean(jnp.float8_e5m2(1), 1),
+    }
+    packed = jax.jit(Packed.of)(metrics)
+    assert len(jax.tree.leaves(packed)) == 2
+    assert list(packed) == ["fp8", "loss", "a", "b"]
+    merged = merge([packed, packed, {"a": Histogram.of(jnp.ones(1))}])
+    assert (merged["loss"], merged["a"].sum, merged["b"].sum, merged["b"].max) == (1, 7, -4, -1)
+    assert packed["b"].sum == -2
+
+
+def test_packed_metrics_of_several_layouts_merge_as_if_they_were_not_packed():
+    steps = [{"a": Mean(6.0, 2.0)}, {"a": Mean(1.0, 2.0), "b": Mean(5.0, 1.0)}, {"a": Mean(0.0, 1.0)}]
+    packed = [Packed.of(metrics) for metrics in steps]
+    assert merge([packed[0], packed[0], *packed]) == merge([steps[0], steps[0], *steps])

@@ -1,11 +1,26 @@
 """The laws of every writer that ships."""
 
+import json
 import math
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from meshwright.metrics import Console, jsonl, read_jsonl, tee, tensorboard
+from meshwright.errors import UsageError
+from meshwright.metrics import (
+    Console,
+    Histogram,
+    Image,
+    is_writer,
+    jsonl,
+    open_trackers,
+    read_jsonl,
+    tee,
+    tensorboard,
+)
 
 # Values that float32 and four digits hold exactly, so that one law fits all.
 REPORTS = [
@@ -27,7 +42,10 @@ def jsonl_reports(path, **_):
 
 def tensorboard_reports(path, read_events):
     events = [event for event in read_events(path) if event.HasField("summary")]
-    return [(event.step, {v.tag: v.simple_value for v in event.summary.value}) for event in events]
+    return [
+        (event.step, {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")})
+        for event in events
+    ]
 
 
 @contextmanager
@@ -89,6 +107,74 @@ def test_leaving_by_an_exception_loses_no_report(writer, tmp_path, read_events):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(read(tmp_path, read_events=read_events)) == [(1, {"loss": 0.5})]
+
+
+MIXED = {
+    "loss": np.float16(0.5),
+    "hits": jnp.int32(3),
+    "done": True,
+    "activations": Histogram.of(np.array([-1.1, 2, 2.2, np.nan], np.float32)),
+    "sample": "once upon a time",
+    "picture": Image.of(np.zeros((2, 3))),
+}
+
+
+def test_numbers_of_any_dtype_are_written_beside_histograms_texts_and_images(writer, tmp_path, read_events):
+    open_writer, read = writer
+    with open_writer(tmp_path) as write:
+        write(7, MIXED)
+    [(step, values)] = read(tmp_path, read_events=read_events)
+    assert (step, values["loss"], values["hits"], values["done"]) == (7, 0.5, 3, 1)
+
+
+def test_what_a_report_cannot_hold_is_named_by_every_writer(writer, tmp_path):
+    open_writer, _ = writer
+    with open_writer(tmp_path) as write, pytest.raises(UsageError, match=r"'odd' has the shape \(3,\)"):
+        write(7, {"loss": 0.5, "odd": np.zeros(3)})
+
+
+def test_a_line_holds_histograms_and_texts_as_objects(tmp_path):
+    jsonl(tmp_path / "metrics.jsonl")(7, MIXED)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (line["sample"], "picture" in line) == ({"text": "once upon a time"}, False)
+    found = line["activations"]
+    assert (found["edges"][0], found["edges"][-1]) == (-1.25, 2.5)
+    assert (found["counts"][0], found["counts"][-1], len(found["counts"])) == (1, 2, len(found["edges"]) - 1)
+    assert (found["min"], found["num_not_finite"], found["sum"]) == (pytest.approx(-1.1), 1, "nan")
+
+
+def test_tensorboard_has_histograms_texts_and_images_of_its_own(tmp_path, read_events):
+    with tensorboard(tmp_path) as write:
+        write(7, MIXED)
+    values = {value.tag: value for value in read_events(tmp_path)[-1].summary.value}
+    histogram, image = values["activations"].histo, values["picture"].image
+    assert (histogram.num, histogram.min, histogram.max) == (3, pytest.approx(-1.1), pytest.approx(2.2))
+    assert (histogram.bucket_limit[-1], sum(histogram.bucket)) == (2.5, 3)
+    assert (image.height, image.width, image.colorspace) == (2, 3, 3)
+    assert image.encoded_image_string == MIXED["picture"].png()
+    assert list(values["sample"].tensor.string_val) == [b"once upon a time"]
+
+
+def test_a_tracker_is_a_writer_or_what_opens_one():
+    heard = []
+
+    @contextmanager
+    def opener(name):
+        yield lambda step, values: heard.append((name, step))
+        heard.append("closed")
+
+    with ExitStack() as opened:
+        write = open_trackers(
+            opened, partial(opener, "opened"), lambda step, values: heard.append(("plain", step))
+        )
+        write(7, {})
+    assert heard == [("opened", 7), ("plain", 7), "closed"]
+
+
+@pytest.mark.parametrize("tracker", [lambda values: None, "wandb"])
+def test_what_is_no_tracker_is_refused(tracker):
+    with pytest.raises(UsageError, match="tracker"):
+        is_writer(tracker)
 
 
 def test_a_tee_of_nothing_writes_nothing():

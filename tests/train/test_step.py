@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import LayoutError, UsageError
+from meshwright.metrics import merge
 from meshwright.train import make_step
 
 TX = optax.adam(1e-2)
@@ -134,6 +135,29 @@ def test_metrics_come_back_beside_the_loss():
     _, metrics = trained("data=4,tensor=2", loss=with_metrics, microbatches=4)
     assert metrics.keys() == {"loss", "half", "grad_norm"}
     assert metrics["half"].value == 0.5
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_loss_may_return_histograms_and_scalars_of_any_dtype(microbatches):
+    def counting(params, batch, key):
+        errors = batch["x"] @ params["w"] - batch["y"] - 100  # all negative: 0 is not their max
+        return (errors**2).mean(), {"errors": mw.Histogram.of(errors), "small": jnp.float8_e5m2(0.5), "n": 3}
+
+    _, metrics = trained("data=8", steps=1, loss=counting, microbatches=microbatches)
+    batch, report = batch_of(seed=0), merge([metrics])
+    w = mw.init_state(init, TX, 0, mw.Layout(mw.make_mesh("data=8"))).params["w"]
+    errors = batch["x"] @ np.asarray(w) - batch["y"] - 100
+    assert (report["small"], report["n"], report["errors"].bins()[0].sum()) == (0.5, 3, errors.size)
+    found = (report["errors"].min, report["errors"].max, report["errors"].sum)
+    np.testing.assert_allclose(found, (errors.min(), errors.max(), errors.sum()), rtol=1e-5)
+
+
+def test_histograms_from_a_scan_are_to_be_summed_or_named():
+    def stacked(params, batch, key):
+        return loss(params, batch, key), {"errors": jax.vmap(mw.Histogram.of)(batch["x"])}
+
+    with pytest.raises(UsageError, match=r"errors is \[16\] histograms.*\n.*summed"):
+        trained("data=8", steps=1, loss=stacked)
 
 
 def test_the_state_given_is_donated(mesh):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -197,7 +198,10 @@ class Checkpoints:
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
             if due(tick):
-                self.save(tick.step, state, {**bookmark(data), "scores": dict(scores or {})})
+                numbers = {
+                    name: x for name, x in (scores or {}).items() if isinstance(x, Real)
+                }  # texts are not
+                self.save(tick.step, state, {**bookmark(data), "scores": numbers})
 
         return save
 

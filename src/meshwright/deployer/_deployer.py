@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 
 from meshwright import process
 from meshwright.deployer import _batches, _checkpoints, _directory, _messages, _placement
-from meshwright.deployer._plain import plain, scalars
+from meshwright.deployer._plain import plain, reported
 from meshwright.errors import UsageError
-from meshwright.metrics import Bar, Writer, jsonl
+from meshwright.metrics import Bar, Tracker, jsonl
 from meshwright.sharding import Layout, Rule, make_mesh
 from meshwright.train import RUN_AHEAD
 
@@ -44,7 +44,8 @@ class Deployer:
       run_tensorboard: write metrics as TensorBoard events into `workdir`.
       wandb_init_kwargs: start a W&B run with these and send metrics to it.
       mesh: the mesh as a text, "fsdp=4,tensor=2", instead of `n_model_shards`.
-      trackers: other writers of metrics, functions `(step, values)`; called on process 0.
+      trackers: other writers of metrics, functions `(step, values)`, or of nothing that open one; called on
+        process 0.
 
     Raises:
       UsageError: the settings contradict each other, or processes are missing.
@@ -66,7 +67,7 @@ class Deployer:
         wandb_init_kwargs: Mapping[str, Any] | None = None,
         *,
         mesh: str | None = None,
-        trackers: Sequence[Writer] = (),
+        trackers: Sequence[Tracker] = (),
     ):
         if not 0 <= jax_seed < 2**32:
             raise UsageError(f"jax_seed={jax_seed}: it must be from 0 to 2**32 - 1.")
@@ -159,18 +160,18 @@ class Deployer:
         """Tell `info`, framed if it has a title: on the screen of process 0 and in each process's log."""
         self._log.info(_messages.framed(info, title, step))
         if title is not None and self._board is not None:
-            self._board.text(step or 0, title, _messages.markdown(str(info)))
+            self._board(step or 0, {title: _messages.markdown(str(info))})
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write metrics, numbers by name, to `workdir/metrics.jsonl` and all trackers, from process 0.
+        """Write metrics to `workdir/metrics.jsonl` and all trackers, from process 0; see `mw.metrics.Values`.
 
         One called `step` is left out: all places have the step already.
 
         Raises:
-          UsageError: one is no number.
+          UsageError: one is nothing that a report may hold.
         """
         if process.is_lead():
-            self.write(int(step), scalars({name: x for name, x in metrics.items() if name != "step"}))
+            self.write(int(step), reported({name: x for name, x in metrics.items() if name != "step"}))
 
     def save_outputs(self, outputs: Any, desc: str, step: int) -> None:
         """Write `outputs` to `workdir/outputs_{desc}.json`, numbers as numbers; from process 0."""
@@ -181,7 +182,7 @@ class Deployer:
         self.log_info(f"outputs ({desc}) are in {path}")
         if self._board is not None:
             some = outputs[:_NUM_SHOWN] if isinstance(outputs, list) else outputs
-            self._board.text(int(step), "Output Samples", _messages.markdown(_as_json(some)))
+            self._board(int(step), {"Output Samples": _messages.markdown(_as_json(some))})
 
     def in_workdir(self, what: str) -> Path:
         """Return the workdir, which `what` needs.

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from meshwright import process
-from meshwright.metrics import TensorBoard, Writer, jsonl, tee, tensorboard, wandb
+from meshwright.metrics import TensorBoard, Tracker, Writer, jsonl, open_trackers, tee, tensorboard, wandb
 
 _FORMAT = "[%(asctime)s - meshwright - process %(process_index)d of %(processes)d] %(message)s"
 
@@ -55,7 +55,7 @@ def metrics_writers(
     workdir: Path | None,
     events: Path | None,
     wandb_init: Mapping[str, Any] | None,
-    trackers: Sequence[Writer],
+    trackers: Sequence[Tracker],
 ) -> tuple[Writer, TensorBoard | None]:
     """Return one writer to all places for metrics, which `opened` closes, and that to TensorBoard's files.
 
@@ -70,7 +70,7 @@ def metrics_writers(
     """
     if not process.is_lead():
         return tee(), None
-    found = list(trackers)
+    found = [open_trackers(opened, *trackers)]
     if workdir is not None:
         found.append(jsonl(workdir / "metrics.jsonl"))
     board = None if events is None else opened.enter_context(tensorboard(events))

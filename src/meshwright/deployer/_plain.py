@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import UsageError
+from meshwright.metrics import Histogram, Image
 
 
 def plain(value: Any) -> Any:
@@ -17,13 +18,16 @@ def plain(value: Any) -> Any:
     return np.asarray(value).tolist() if hasattr(value, "dtype") else value
 
 
-def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics, numbers or arrays of one number, as Python's floats.
+def reported(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics with numbers, and arrays of one number, as Python's floats; other kinds as they are.
 
     Raises:
-      UsageError: one is something else.
+      UsageError: one is nothing that a report may hold.
     """
-    return {name: _scalar(name, value) for name, value in metrics.items()}
+    return {
+        name: value if isinstance(value, Histogram | Image | str) else _scalar(name, value)
+        for name, value in metrics.items()
+    }
 
 
 def _scalar(name: str, value: Any) -> float:

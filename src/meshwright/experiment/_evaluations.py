@@ -10,6 +10,7 @@ from meshwright.experiment._outputs import OutputFiles
 from meshwright.experiment._parts import naming
 from meshwright.experiment._policies import Known, as_when, is_informed
 from meshwright.input import padded_batches
+from meshwright.metrics import Values, numbers
 from meshwright.sharding import Layout
 from meshwright.train import Evaluator
 from meshwright.tree import PyTree
@@ -102,11 +103,10 @@ class Evaluations:
         """Return the scores found at this step, the newest at which there were any; else none."""
         return self._newest[1] if step == self._newest[0] else {}
 
-    def hear(self, step: int, values: Mapping[str, float], /) -> None:
+    def hear(self, step: int, values: Values, /) -> None:
         """Take a report, as writers do, for policies that go by it. All processes take that of process 0."""
         if self.needs_reports:
-            own = {name: float(value) for name, value in values.items()}
-            self._known |= process.agree(own)
+            self._known |= process.agree(numbers(values))
 
     def recall(self, history: Mapping[int, Scores]) -> None:
         """Take what was reported before a restart, by step."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +12,7 @@ from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
 from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
 from meshwright.experiment._stopping import StopEarly
-from meshwright.metrics import Writer
+from meshwright.metrics import Tracker, is_writer
 from meshwright.sharding import MeshRule, Rule
 from meshwright.train import Builder, Init, Loss, Measure, StatefulMeasure, Std, Tx, eval_params
 from meshwright.tree import PyTree
@@ -114,10 +113,6 @@ class Save:
             raise UsageError("Save.directory is empty; None stands for the run directory.")
 
 
-Tracker = Callable[[], AbstractContextManager[Writer]]
-"""Opens a place that reports go to: `functools.partial(mw.metrics.wandb, project="digits")`."""
-
-
 @dataclass(frozen=True)
 class Experiment:
     """A whole run. `run` it from Python, or `meshwright train module:function` from a shell.
@@ -179,7 +174,9 @@ class Experiment:
     log_every: int = 50
     """Steps between reports."""
     trackers: tuple[Tracker, ...] = ()
-    """Where reports go besides the console, `metrics.jsonl` and TensorBoard. Opened on process 0 alone."""
+    """Where reports go besides the console, `metrics.jsonl` and TensorBoard: functions `(step, values)`, or
+    what opens one, `functools.partial(mw.metrics.wandb, project="digits")`. Called on process 0 alone;
+    the loop waits for them, unless they are `mw.metrics.behind` it."""
     start_trace_steps: tuple[int, ...] = ()
     """Steps from which on a profile is taken, into the run directory, where TensorBoard finds it."""
     num_trace_steps: int = 3
@@ -214,6 +211,8 @@ class Experiment:
                 f"Experiment.watchdog_timeout_seconds is {self.watchdog_timeout_seconds}; it must be "
                 "positive, or None for no watchdog."
             )
+        for tracker in self.trackers:
+            is_writer(tracker)  # raises if it is nothing that can be written to
         if any(step < 1 for step in self.start_trace_steps):
             raise UsageError(f"Experiment.start_trace_steps is {self.start_trace_steps}; steps count from 1.")
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,7 +13,19 @@ from meshwright.experiment import _directory
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
 from meshwright.input import Batches
-from meshwright.metrics import Console, Log, StepTime, Writer, jsonl, logger, read_jsonl, tee, tensorboard
+from meshwright.metrics import (
+    Console,
+    Log,
+    StepTime,
+    Values,
+    Writer,
+    jsonl,
+    logger,
+    open_trackers,
+    read_jsonl,
+    tee,
+    tensorboard,
+)
 from meshwright.sharding import hardware, mesh_rule
 from meshwright.train import halt_on_divergence, state_sizes
 from meshwright.when import When, either, every
@@ -75,7 +87,7 @@ def writers(
     files = tee(
         jsonl(directory / "metrics.jsonl", after=after),
         opened.enter_context(tensorboard(directory, after=after)),
-        *(opened.enter_context(tracker()) for tracker in experiment.trackers),
+        open_trackers(opened, *experiment.trackers),
     )
     _directory.write_outcome(directory, None)
     files(after, {"compile_seconds": parts.step.compile_seconds, **state_sizes(parts.target)})
@@ -85,7 +97,7 @@ def writers(
 def _timed(write: Writer, step_time: StepTime) -> Writer:
     """Return a writer that adds to what a report says of training how long one step took."""
 
-    def timed(step: int, values: Mapping[str, float], /) -> None:
+    def timed(step: int, values: Values, /) -> None:
         seconds = step_time.seconds() if "steps_per_second" in values else None
         write(step, values if seconds is None else {**values, "step_seconds": seconds})
 

@@ -1,37 +1,56 @@
-"""What a run tells about itself: means over steps, and the writers that receive them.
+"""What a run tells about itself: means over steps, histograms, and the writers that receive them.
 
-`logger` makes the loop's `log`. It hands plain numbers to a `Writer`; `jsonl`, `tensorboard` and
-`Console` are the writers here, and any function of a step and its values is another. Metrics are
-the same on every process, so only one should write them: the others are given `tee()`, the
+`logger` makes the loop's `log`. It hands each report to a `Writer`; `jsonl`, `tensorboard`, `Console`
+and the trackers' are the writers here, and any function of a step and its values is another. Metrics
+are the same on every process, so only one should write them: the others are given `tee()`, the
 writer that writes nothing.
 """
 
 from meshwright.metrics._bar import Bar
+from meshwright.metrics._behind import behind
+from meshwright.metrics._clearml import clearml
 from meshwright.metrics._console import Console
+from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl
+from meshwright.metrics._kinds import Image, Values, numbers
 from meshwright.metrics._log import Log, logger
+from meshwright.metrics._mean import Mean, widened
+from meshwright.metrics._mlflow import mlflow
 from meshwright.metrics._step_time import StepTime
 from meshwright.metrics._tensorboard import TensorBoard, tensorboard
-from meshwright.metrics._values import Mean, Metrics, Packed, merge
+from meshwright.metrics._trackio import trackio
+from meshwright.metrics._values import Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
-from meshwright.metrics._writers import Writer, tee
+from meshwright.metrics._writers import Tracker, Writer, is_writer, open_trackers, tee
 
 __all__ = [
     "Bar",
     "Console",
+    "Histogram",
+    "Image",
     "Log",
     "Mean",
     "Metrics",
     "Packed",
     "StepTime",
     "TensorBoard",
+    "Tracker",
+    "Values",
     "Writer",
+    "behind",
+    "clearml",
+    "is_writer",
     "json_number",
     "jsonl",
     "logger",
     "merge",
+    "mlflow",
+    "numbers",
+    "open_trackers",
     "read_jsonl",
     "tee",
     "tensorboard",
+    "trackio",
     "wandb",
+    "widened",
 ]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Self, TextIO
 
+from meshwright.metrics._kinds import Values, numbers
 from meshwright.metrics._numbers import duration, number
 from meshwright.metrics._progress import Progress, loss_first
 from meshwright.when import Tick
@@ -55,9 +56,9 @@ class Console:
         self._live: Live | None = None
         self._drawn_at = self._report_drawn_at = -math.inf
 
-    def __call__(self, step: int, values: Mapping[str, float], /) -> None:
-        """Show a report."""
-        now = self._clock()
+    def __call__(self, step: int, values: Values, /) -> None:
+        """Show the numbers of a report."""
+        now, values = self._clock(), numbers(values)
         self._progress.reach(step, now)
         self._progress.report(step, values)
         if self._live is None:

@@ -4,17 +4,26 @@
     {"step": 100, "time": 1795198802.5, "loss": "nan", "accuracy": 0.5}
 
 One object a line (https://jsonlines.org), in UTF-8. `time` is in seconds since 1970. JSON has no
-word for numbers that are not finite, so they are the strings "nan", "inf" and "-inf".
+word for numbers that are not finite, so they are the strings "nan", "inf" and "-inf". What is no
+number is an object, and images are left out:
+
+    {"step": 50, "time": 1795198801.25, "sample": {"text": "Once upon"}, "activations": {"counts": [3, 1],
+     "edges": [1, 1.25, 1.5], "num_not_finite": 0, "sum": 4.5, "sum_squares": 5.1, "min": 1, "max": 1.3}}
+
+`edges`, to four digits, are those of the bins from the first to the last that has some.
 """
 
 import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import InputError, UsageError
+from meshwright.metrics._histogram import Histogram
+from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.metrics._writers import Writer
 
 
@@ -39,7 +48,7 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
     if path.exists():
         _keep(path, math.inf if after is None else after)
 
-    def write(step: int, values: Mapping[str, float], /) -> None:
+    def write(step: int, values: Values, /) -> None:
         line = _line(step, time.time(), values)
         with path.open("ab") as file:
             file.write(line)
@@ -48,7 +57,7 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, float]]:
-    """Return the reports in the file at `path`: `step` (an int), `time` and the values by name.
+    """Return the reports in the file at `path`: `step` (an int), `time` and the numbers by name.
 
     A last line that was cut off is left out: its run may be writing it just now.
 
@@ -59,16 +68,36 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
     return [report for _, report in _reports(Path(path))]
 
 
-def _line(step: int, now: float, values: Mapping[str, float]) -> bytes:
+def _line(step: int, now: float, values: Values) -> bytes:
     for name in ("step", "time"):
         if name in values:
             raise UsageError(
                 f"a metric may not be called {name!r}: in metrics files that is the report's own {name}."
             )
     report = {"step": step, "time": round(now, 3)} | {
-        name: json_number(value) for name, value in values.items()
+        name: _json(name, value) for name, value in values.items() if not isinstance(value, Image)
     }
     return json.dumps(report, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+def _json(name: str, value: Any) -> Any:
+    match value:
+        case Histogram():
+            return _json_histogram(value)
+        case str():
+            return {"text": value}
+        case _:
+            return json_number(as_float(name, value))
+
+
+def _json_histogram(histogram: Histogram) -> dict[str, Any]:
+    counts, edges = histogram.bins()
+    facts = ("num_not_finite", "sum", "sum_squares", "min", "max")
+    return {
+        "counts": [int(count) for count in counts.tolist()],
+        "edges": [float(f"{edge:.4g}") for edge in edges.tolist()],
+        **{fact: json_number(getattr(histogram, fact)) for fact in facts},
+    }
 
 
 def json_number(value: float) -> float | str:
@@ -88,7 +117,9 @@ def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
 def _report(line: bytes, where: str) -> dict[str, float]:
     try:
         report = json.loads(line)
-        return {"step": int(report["step"])} | {k: float(v) for k, v in report.items() if k != "step"}
+        step = int(report["step"])
+        numbers = {k: v for k, v in report.items() if not isinstance(v, dict)}
+        return {"step": step} | {k: float(v) for k, v in numbers.items() if k != "step"}
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f'{where}: expected a report such as {{"step": 50, "loss": 1.5}}, found {line[:60]!r}.\n'

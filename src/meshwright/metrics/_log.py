@@ -31,7 +31,7 @@ def logger(
 ) -> Log:
     """Return a `log` that reports the means since its last report to `write`.
 
-    A report holds, in this order: the metrics; `steps_per_second`; a rate for each of
+    A report holds, in this order: the metrics, histograms last; `steps_per_second`; a rate for each of
     `per_second`; `input_wait`; the scores. Scores that come while no report is due are written at
     once and alone. The last tick reports what is left.
 

@@ -1,17 +1,20 @@
 """Reports as TensorBoard event files, written without TensorFlow."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from meshwright.events import import_tensorboardx
+from meshwright.metrics._histogram import Histogram
+from meshwright.metrics._kinds import Image, Values, as_float
 
 _FLUSH_SECONDS = 5
 
 
 class TensorBoard:
-    """A `Writer` into one event file, which takes texts, too. `tensorboard` opens it."""
+    """A `Writer` into one event file. `tensorboard` opens it."""
 
     def __init__(self, directory: str | Path):
         tensorboardx = import_tensorboardx()
@@ -22,21 +25,41 @@ class TensorBoard:
             str(directory), flush_secs=_FLUSH_SECONDS, filename_suffix=suffix
         )
 
-    def __call__(self, step: int, values: Mapping[str, float], /) -> None:
-        """Write a report."""
+    def __call__(self, step: int, values: Values, /) -> None:
+        """Write a report. TensorBoard shows texts as Markdown."""
         summary = self._protos.summary_pb2.Summary()
         for name, value in values.items():
-            summary.value.add(tag=name, simple_value=value)
+            self._add(summary.value.add(tag=name), name, value)
         self._file.add_summary(summary, step)
 
-    def text(self, step: int, name: str, text: str) -> None:
-        """Write a text, which TensorBoard shows as Markdown under `name`."""
-        summary = self._protos.summary_pb2.Summary()
-        value = summary.value.add(tag=name)
-        value.metadata.plugin_data.plugin_name = "text"
-        value.tensor.dtype = self._protos.types_pb2.DT_STRING
-        value.tensor.string_val.append(text.encode())
-        self._file.add_summary(summary, step)
+    def _add(self, summary: Any, name: str, value: Any) -> None:
+        """Fill in a `Summary.Value`, of TensorFlow's `core/framework/summary.proto`."""
+        match value:
+            case Histogram():
+                counts, edges = value.bins()
+                facts = {
+                    "min": value.min,
+                    "max": value.max,
+                    "sum": value.sum,
+                    "sum_squares": value.sum_squares,
+                }
+                histogram = self._protos.summary_pb2.HistogramProto(num=counts.sum(), **facts)
+                histogram.bucket_limit.extend(edges[1:])
+                histogram.bucket.extend(counts)
+                summary.histo.CopyFrom(histogram)
+            case Image():
+                height, width, channels = value.pixels.shape
+                image = self._protos.summary_pb2.Summary.Image(
+                    height=height, width=width, colorspace=channels
+                )
+                image.encoded_image_string = value.png()
+                summary.image.CopyFrom(image)
+            case str():
+                summary.metadata.plugin_data.plugin_name = "text"
+                summary.tensor.dtype = self._protos.types_pb2.DT_STRING
+                summary.tensor.string_val.append(value.encode())
+            case _:
+                summary.simple_value = as_float(name, value)
 
     def forget_after(self, step: int) -> None:
         """Let TensorBoard forget what earlier files say of later steps: a run continues from `step`."""
@@ -51,7 +74,7 @@ class TensorBoard:
 
 @contextmanager
 def tensorboard(directory: str | Path, *, after: int | None = None) -> Generator[TensorBoard, None, None]:
-    """Open a writer of TensorBoard scalars into a new event file in `directory`.
+    """Open a writer into a new TensorBoard event file in `directory`.
 
     Events are written by a thread, and reach the disk after five seconds or on leaving the
     context: a killed process loses no more. Values are stored as float32.

@@ -1,111 +1,121 @@
-"""Means that can be taken apart and put together again without losing any weight."""
+"""What steps measured, packed on the devices and merged on the host."""
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from meshwright.errors import UsageError
+from meshwright.metrics._histogram import Histogram
+from meshwright.metrics._kinds import as_float
+from meshwright.metrics._mean import Mean, widened
+
+Metrics = Mapping[str, Mean | Histogram | ArrayLike]
+"""What one step measured: by name, scalars, `Mean`s of them or `Histogram`s of arrays."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Mean:
-    """A weighted mean that is not divided yet, so that means of parts add up to the mean of the whole.
+class Packed(Mapping[str, Mean | Histogram]):
+    """Metrics by name in one array for each kind: the host's cost is per array, not per number."""
 
-    A pytree of two scalars: it goes through `jit`, `scan` and `psum` as they do.
-    """
-
-    total: ArrayLike
-    """The sum of the values, each times its weight."""
-    count: ArrayLike
-    """The sum of the weights."""
-
-    @classmethod
-    def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Self:
-        """Return the mean over all elements of `values`, summed in at least float32.
-
-        `weights` broadcasts to the shape of `values` (per-example weights of `[batch, length]`
-        values have the shape `[batch, 1]`) and is 1 if left out. Weight 0 means "not there":
-        whatever a padded example computes, NaN included, does not count.
-        """
-        values = jnp.asarray(values)
-        dtype = jnp.promote_types(values.dtype, jnp.float32)
-        values = values.astype(dtype)
-        if weights is None:
-            return cls(jnp.sum(values), jnp.asarray(values.size, dtype))
-        weights = jnp.broadcast_to(jnp.asarray(weights, dtype), values.shape)
-        return cls(jnp.sum(jnp.where(weights == 0, 0, values * weights)), jnp.sum(weights))
-
-    def __add__(self, other: "Mean") -> "Mean":
-        return Mean(self.total + other.total, self.count + other.count)
-
-    @property
-    def value(self) -> jax.Array:
-        """The mean; NaN where nothing was counted."""
-        return jnp.true_divide(self.total, self.count)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Packed(Mapping[str, Mean]):
-    """Means by name, kept in one array: the host's cost is per array, and this is one instead of many."""
-
-    parts: jax.Array
-    """float[2, number of names]: totals, then counts."""
-    names: tuple[str, ...] = field(metadata={"static": True})
+    means: jax.Array | None
+    """float[2, number of means]: totals, then counts. None where there are none."""
+    histograms: Histogram | None
+    """One whose `parts` are float[number of histograms, 510]. None where there are none."""
+    mean_names: tuple[str, ...] = field(metadata={"static": True})
+    histogram_names: tuple[str, ...] = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, means: Mapping[str, Mean]) -> Self:
-        """Return `means`, whose parts are scalars, in the widest of their dtypes."""
-        totals, counts = zip(*((mean.total, mean.count) for mean in means.values()), strict=True)
-        return cls(jnp.stack([jnp.stack(totals), jnp.stack(counts)]), tuple(means))
+    def of(cls, metrics: Mapping[str, Mean | Histogram]) -> Self:
+        """Return `metrics`, the parts of whose means are scalars: the means, then the histograms."""
+        means = {name: metric for name, metric in metrics.items() if isinstance(metric, Mean)}
+        histograms = {name: metric for name, metric in metrics.items() if isinstance(metric, Histogram)}
+        return cls(
+            _stacked([mean.total for mean in means.values()], [mean.count for mean in means.values()])
+            if means
+            else None,
+            Histogram(jnp.stack([one.parts for one in histograms.values()])) if histograms else None,
+            tuple(means),
+            tuple(histograms),
+        )
 
-    def __getitem__(self, name: str) -> Mean:
-        if name not in self.names:
-            raise KeyError(name)
-        total, count = self.parts[:, self.names.index(name)]
-        return Mean(total, count)
+    def __getitem__(self, name: str) -> Mean | Histogram:
+        if name in self.mean_names:
+            return Mean(*self.means[:, self.mean_names.index(name)])  # type: ignore[index]
+        if name in self.histogram_names:
+            return Histogram(self.histograms.parts[self.histogram_names.index(name)])  # type: ignore[union-attr]
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
+        return iter(self.mean_names + self.histogram_names)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.mean_names) + len(self.histogram_names)
 
 
-Metrics = Mapping[str, Mean | ArrayLike]
-"""What one step measured: by name, scalars or `Mean`s of them."""
+def _stacked(totals: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> jax.Array:
+    return jnp.stack([jnp.stack([widened(x) for x in parts]) for parts in (totals, counts)])
 
 
-def merge(steps: Iterable[Metrics]) -> dict[str, float]:
-    """Return the exact mean of each metric over `steps`, in the order in which names first appear.
+def merge(steps: Iterable[Metrics]) -> dict[str, Any]:
+    """Return each metric over all `steps`, in the order in which names first appear.
 
-    Totals and counts are summed in float64 on the host and divided once. A scalar weighs 1. A
-    metric that only some steps have is the mean over those; one with count 0 is NaN.
+    Of scalars and `Mean`s that is the exact mean, a float: totals and counts are summed in float64 on the
+    host and divided once. A scalar weighs 1. A metric that only some steps have is the mean over those; one
+    with count 0 is NaN. `Histogram`s add up.
 
     Raises:
       UsageError: a metric is not a scalar.
     """
-    sums: dict[str, tuple[float, float]] = {}
-    for metrics in steps:
+    sums: dict[str, Any] = {}
+    for metrics in _joined(steps):
         for name, metric in metrics.items():
-            mean = metric if isinstance(metric, Mean) else Mean(metric, 1)
-            total, count = sums.get(name, (0.0, 0.0))
-            sums[name] = total + _number(name, mean.total), count + _number(name, mean.count)
-    return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
+            part = _on_host(name, metric)
+            sums[name] = sums[name] + part if name in sums else part
+    return {name: _reported(total) for name, total in sums.items()}
 
 
-def _number(name: str, scalar: ArrayLike) -> float:
-    array = np.asarray(scalar)
-    if array.ndim:
-        raise UsageError(
-            f"metric {name!r} has the shape {array.shape}, but a metric is a scalar or a Mean of scalars.\n"
-            f"  Return Mean.of(values) to average it, or give each element a name of its own."
+def _joined(steps: Iterable[Metrics]) -> Iterator[Metrics]:
+    """Yield `steps`, those in a row that are packed alike summed as arrays, not number by number."""
+    for layout, alike in itertools.groupby(steps, _layout):
+        if layout is None:
+            yield from alike
+        else:
+            yield _summed(list(alike))  # type: ignore[arg-type]
+
+
+def _layout(metrics: Metrics) -> object:
+    return (metrics.mean_names, metrics.histogram_names) if isinstance(metrics, Packed) else None
+
+
+def _summed(packed: list[Packed]) -> dict[str, Mean | Histogram]:
+    found: dict[str, Mean | Histogram] = {}
+    first = packed[0]
+    if first.means is not None:
+        totals, counts = np.stack([np.asarray(one.means) for one in packed]).sum(0, np.float64).tolist()
+        found |= dict(zip(first.mean_names, map(Mean, totals, counts), strict=True))
+    if first.histograms is not None:
+        parts = np.stack([one.histograms.parts for one in packed]).astype(np.float64)  # type: ignore[union-attr]
+        found |= dict(
+            zip(first.histogram_names, map(Histogram, Histogram(parts).summed().parts), strict=True)
         )
-    return float(array)
+    return found
+
+
+def _on_host(name: str, metric: Any) -> Mean | Histogram:
+    if isinstance(metric, Histogram):
+        return Histogram(np.asarray(metric.parts, np.float64))
+    mean = metric if isinstance(metric, Mean) else Mean(metric, 1)
+    return Mean(as_float(name, mean.total), as_float(name, mean.count))
+
+
+def _reported(total: Mean | Histogram) -> Any:
+    if isinstance(total, Histogram):
+        return total
+    return total.total / total.count if total.count else math.nan  # type: ignore[operator]

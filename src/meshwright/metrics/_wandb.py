@@ -1,11 +1,13 @@
 """Reports to Weights & Biases."""
 
 import atexit
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from meshwright.errors import UsageError
+from meshwright.metrics._histogram import Histogram
+from meshwright.metrics._kinds import Image, Values, as_float
+from meshwright.metrics._optional import installed
 from meshwright.metrics._writers import Writer
 
 
@@ -13,17 +15,20 @@ from meshwright.metrics._writers import Writer
 def wandb(**init: Any) -> Generator[Writer, None, None]:
     """Open a run with `wandb.init(**init)`, and finish it on leaving.
 
+    A run that goes on: `id="digits-7", resume="allow"`. Offline: `mode="offline"`.
+
     Raises:
       UsageError: wandb is not installed.
     """
-    run, program_ends = _package().init(**init), False
+    package = installed("wandb", "init")
+    run, program_ends = package.init(**init), False
 
     def leave_it_to_wandb() -> None:
         nonlocal program_ends
         program_ends = True
 
-    def write(step: int, values: Mapping[str, float], /) -> None:
-        run.log(dict(values), step=step)
+    def write(step: int, values: Values, /) -> None:
+        run.log({name: _as_wandbs(package, name, value) for name, value in values.items()}, step=step)
 
     # At the end of the program wandb finishes its run by itself, which knows with what exit code, and
     # `finish` fails afterwards. This is called before that, as what is registered later is called earlier.
@@ -36,11 +41,13 @@ def wandb(**init: Any) -> Generator[Writer, None, None]:
             run.finish()
 
 
-def _package() -> Any:
-    try:
-        import wandb  # type: ignore[import]
-    except ModuleNotFoundError:
-        wandb = None
-    if not hasattr(wandb, "init"):  # a folder `wandb`, which runs leave behind, can be imported, too
-        raise UsageError("wandb is not installed.\n  Install it: pip install 'meshwright[wandb]'.")
-    return wandb
+def _as_wandbs(package: Any, name: str, value: Any) -> Any:
+    match value:
+        case Histogram():
+            return package.Histogram(np_histogram=value.bins())
+        case Image():
+            return package.Image(value.pixels)
+        case str():
+            return value
+        case _:
+            return as_float(name, value)

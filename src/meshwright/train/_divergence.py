@@ -1,10 +1,10 @@
 """The end of a run whose loss is no longer a number."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from meshwright.errors import DivergedError
-from meshwright.metrics import Writer
+from meshwright.metrics import Values, Writer
 
 
 def halt_on_divergence(latest: Callable[[], int | None], *, patience: int = 100) -> Writer:
@@ -22,7 +22,7 @@ def halt_on_divergence(latest: Callable[[], int | None], *, patience: int = 100)
     """
     finite_at: int | None = None
 
-    def write(step: int, values: Mapping[str, float], /) -> None:
+    def write(step: int, values: Values, /) -> None:
         nonlocal finite_at
         if finite_at is None or math.isfinite(values.get("loss", math.nan)):
             finite_at = step

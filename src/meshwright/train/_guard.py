@@ -9,7 +9,7 @@ import optax
 from jax.typing import ArrayLike
 
 from meshwright.errors import UsageError
-from meshwright.metrics import Mean
+from meshwright.metrics import Histogram, Mean
 from meshwright.train._loss import Metrics
 from meshwright.tree import PyTree
 
@@ -116,7 +116,7 @@ def with_skipped(metrics: Metrics, before: optax.OptState, after: optax.OptState
     if not counts:
         return metrics
     total = jnp.float32(sum(counts))
-    kept = {name: _harmless(mean, total > 0) for name, mean in metrics.items()}
+    kept = {name: _harmless(metric, total > 0) for name, metric in metrics.items()}
     return {**kept, "skipped": Mean(total, jnp.float32(len(counts)))}
 
 
@@ -125,6 +125,8 @@ def _skipped(state: optax.OptState) -> list[jax.Array]:
     return [node.skipped for node in nodes if isinstance(node, SkipState)]
 
 
-def _harmless(mean: Mean, skipped: ArrayLike) -> Mean:
-    left_out = jnp.logical_and(skipped, ~jnp.isfinite(mean.value))
-    return jax.tree.map(lambda x: jnp.where(left_out, 0, x), mean)
+def _harmless(metric: Mean | Histogram, skipped: ArrayLike) -> Mean | Histogram:
+    """Return `metric`, or one of nothing, which is zeros in both kinds."""
+    finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(metric)]
+    left_out = jnp.logical_and(skipped, ~jnp.all(jnp.stack(finite)))
+    return jax.tree.map(lambda x: jnp.where(left_out, 0, x), metric)

@@ -1,7 +1,8 @@
 """The gradient of a loss over a batch, in one piece or in microbatches, weighed exactly."""
 
+import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,10 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.errors import UsageError
-from meshwright.metrics import Mean
+from meshwright.metrics import Histogram, Mean, widened
 from meshwright.tree import PyTree
 
-Metrics = Mapping[str, Mean]
+Metrics = Mapping[str, Mean | Histogram]
 REPORTED = ("step", "time")
 """What a report holds besides metrics."""
 RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)
@@ -23,7 +24,7 @@ Loss = Callable[[PyTree, PyTree, jax.Array], Any]
 
 The loss is a scalar, the mean over the batch, or a `Mean(total, count)`, whose parts are added over
 microbatches before they are divided, so that padding and masks weigh what they should. Metrics are
-`{name: Mean or scalar}`.
+`{name: Mean, scalar or Histogram}`.
 """
 
 StatefulLoss = Callable[[PyTree, PyTree, jax.Array, PyTree], tuple[Any, Mapping[str, Any], PyTree]]
@@ -56,8 +57,8 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
             model_state = _like(model_state, new)
         _check_metrics(metrics)
         mean = as_mean("loss", value)
-        means = {"loss": mean} | {name: as_mean(name, metric) for name, metric in metrics.items()}
-        return jnp.asarray(mean.total), (means, model_state)
+        found = {"loss": mean} | {name: as_metric(name, metric) for name, metric in metrics.items()}
+        return jnp.asarray(mean.total), (found, model_state)
 
     return total
 
@@ -84,7 +85,7 @@ def mean_gradients(
         (grads, metrics), model_state = _accumulated(
             differentiate, params, model_state, batch, key, microbatches
         )
-    count = jnp.asarray(metrics["loss"].count)
+    count = jnp.asarray(cast(Mean, metrics["loss"]).count)
     scale = jnp.where(count > 0, 1 / jnp.where(count > 0, count, 1), 0)
     grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), grads, params)
     return grads, metrics, model_state
@@ -102,12 +103,12 @@ def _accumulated(
 
     def one(model_state: PyTree, i: jax.Array | int, piece: PyTree) -> tuple[PyTree, PyTree]:
         grads, (metrics, model_state) = differentiate(params, model_state, piece, jax.random.fold_in(key, i))
-        return jax.tree.map(_widened, (grads, metrics)), model_state
+        return (jax.tree.map(_widened, grads), metrics), model_state
 
     def add(carry: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[PyTree, None]:
         sums, model_state = carry
         found, model_state = one(model_state, *numbered)
-        return (jax.tree.map(jnp.add, sums, found), model_state), None
+        return (jax.tree.map(operator.add, sums, found, is_leaf=_is_metric), model_state), None
 
     shapes, _ = jax.eval_shape(one, model_state, 0, jax.tree.map(lambda x: x[0], pieces))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -117,6 +118,10 @@ def _accumulated(
 def _striped(x: jax.Array, n: int) -> jax.Array:
     """[n * B, ...] -> [n, B, ...], striped, so that every piece stays split over all devices."""
     return x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _is_metric(x: Any) -> bool:
+    return isinstance(x, Mean | Histogram)
 
 
 def _widened(x: jax.Array) -> jax.Array:
@@ -168,8 +173,24 @@ def _check_metrics(metrics: Mapping[str, Any]) -> None:
         )
 
 
+def as_metric(name: str, value: Any) -> Mean | Histogram:
+    """Return a `Histogram` as it is, and anything else as `as_mean` does.
+
+    Raises:
+      UsageError: it is neither a scalar, nor a `Mean` or `Histogram`.
+    """
+    if not isinstance(value, Histogram):
+        return as_mean(name, value)
+    if jnp.ndim(value.parts) != 1:
+        raise UsageError(
+            f"{name} is {list(jnp.shape(value.parts)[:-1])} histograms, as `scan` and `vmap` make.\n"
+            "  Return `.summed()`, or each of them under a name of its own."
+        )
+    return value
+
+
 def as_mean(name: str, value: Any) -> Mean:
-    """Return a scalar as a `Mean` that weighs 1, and a `Mean` as it is.
+    """Return a scalar of any dtype as a `Mean` that weighs 1, and a `Mean` as it is, in at least float32.
 
     Raises:
       UsageError: it is neither.
@@ -178,9 +199,9 @@ def as_mean(name: str, value: Any) -> Mean:
     if not isinstance(value, Mean | jax.Array | np.ndarray | np.generic | float | int):
         found = "None: does it end without `return`?" if value is None else f"a {type(value).__name__}."
         raise UsageError(f"{name} must be a scalar or a Mean of scalars; it is {found}\n  {remedy}")
-    mean = value if isinstance(value, Mean) else Mean(jnp.asarray(value), jnp.ones((), jnp.float32))
+    mean = value if isinstance(value, Mean) else Mean(jnp.asarray(value), 1)
     if jnp.shape(mean.total) or jnp.shape(mean.count):
         raise UsageError(
             f"{name} must be a scalar or a Mean of scalars; it has shape {jnp.shape(mean.total)}.\n  {remedy}"
         )
-    return mean
+    return Mean(widened(mean.total, name), widened(mean.count, name))

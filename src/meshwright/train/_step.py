@@ -20,7 +20,7 @@ from meshwright.train._loss import (
     Loss,
     Metrics,
     StatefulLoss,
-    as_mean,
+    as_metric,
     mean_gradients,
     objective,
 )
@@ -31,7 +31,7 @@ from meshwright.train._trainable import Tx, as_only, joined
 from meshwright.tree import PyTree
 
 StepFunction = Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
-"""One whole update, `(state, batch) -> (state, metrics)`: pure, of `{name: scalar or Mean}`."""
+"""One whole update, `(state, batch) -> (state, metrics)`: pure, of `{name: scalar, Mean or Histogram}`."""
 
 
 class Step:
@@ -94,7 +94,9 @@ class Step:
     def _checked(self, state: Any, batch: PyTree) -> tuple[Any, Packed]:
         returned = self._function(state, batch)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
-            raise UsageError("a step must return (state, metrics), with {'name': scalar or Mean} as metrics.")
+            raise UsageError(
+                "a step must return (state, metrics), with {'name': scalar, Mean or Histogram} as metrics."
+            )
         new, metrics = returned
         changes = tree.differences(state, new)
         if changes:
@@ -103,7 +105,7 @@ class Step:
                 "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
             )
         _check_names(metrics)
-        return new, Packed.of({name: as_mean(name, metric) for name, metric in metrics.items()})
+        return new, Packed.of({name: as_metric(name, metric) for name, metric in metrics.items()})
 
     def _shardings(self, state: PyTree) -> PyTree:
         def one(name: str, x: Any) -> NamedSharding:
@@ -160,7 +162,8 @@ def make_step(
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
-      parameters that are trained, as `Mean`s on the device; and `skipped`, where `tx` may skip updates.
+      parameters that are trained, as `Mean`s and `Histogram`s on the device; and `skipped`, where `tx` may
+      skip updates.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype.

@@ -11,7 +11,7 @@ import optax
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer import Deployer
-from meshwright.metrics import Console, Writer, logger, tee
+from meshwright.metrics import Console, Values, Writer, logger, tee
 from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._schedule import EPOCH, Schedule
@@ -91,7 +91,7 @@ def with_learning_rate(write: Writer, schedule: optax.Schedule | None) -> Writer
     if schedule is None:
         return write
 
-    def written(step: int, values: Mapping[str, float], /) -> None:
+    def written(step: int, values: Values, /) -> None:
         write(step, {**values, "learning_rate": np.asarray(schedule(step - 1)).item()})
 
     return written

@@ -1,0 +1,47 @@
+"""Reports to MLflow."""
+
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from meshwright.metrics._behind import behind
+from meshwright.metrics._kinds import Image, Values, numbers
+from meshwright.metrics._optional import installed
+from meshwright.metrics._writers import Writer
+
+_MOST_IN_A_REQUEST = 1000  # of MLflow's REST interface
+
+
+@contextmanager
+def mlflow(**start_run: Any) -> Generator[Writer, None, None]:
+    """Open a run with `mlflow.start_run(**start_run)`, and end it on leaving, by an exception as failed.
+
+    Where it goes is said by `MLFLOW_TRACKING_URI`; a run that goes on: `run_id="..."`. Reports are written
+    behind the loop. Texts become artifacts, `name/step.txt`; MLflow knows no histograms, which are left out.
+
+    Raises:
+      UsageError: mlflow is not installed.
+    """
+    package = installed("mlflow", "start_run")
+    run_id, client = package.start_run(**start_run).info.run_id, package.MlflowClient()
+
+    def write(step: int, values: Values, /) -> None:
+        # By the run's id: what is the active run, each thread has to itself.
+        now = int(1000 * time.time())
+        metrics = (package.entities.Metric(*item, now, step) for item in numbers(values).items())
+        while some := list(islice(metrics, _MOST_IN_A_REQUEST)):
+            client.log_batch(run_id, some)
+        for name, value in values.items():
+            if isinstance(value, str):
+                client.log_text(run_id, value, f"{name}/{step}.txt")
+            elif isinstance(value, Image):
+                client.log_image(run_id, value.pixels, key=name, step=step)
+
+    try:
+        with behind(write) as hand_over:  # each request waits for the server
+            yield hand_over
+    finally:
+        package.end_run("FINISHED" if sys.exception() is None else "FAILED")
