@@ -30,7 +30,9 @@ MAY_IMPORT = {
     "train": {"sharding", "metrics"},
     "profiling": set(),
 }
-OPTIONAL = {"tensorflow", "torch", "flax", "equinox", "orbax", "wandb", "grain", "tensorstore", "zarr"}
+LIBRARIES = {"tensorflow", "torch", "flax", "equinox", "orbax", "grain", "tensorstore", "zarr", "PIL"}
+TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
+OPTIONAL = LIBRARIES | TRACKERS
 
 
 def room_of(path):

@@ -16,6 +16,7 @@ from meshwright.metrics import (
     Image,
     is_writer,
     jsonl,
+    merge,
     open_trackers,
     read_jsonl,
     tee,
@@ -113,7 +114,7 @@ MIXED = {
     "loss": np.float16(0.5),
     "hits": jnp.int32(3),
     "done": True,
-    "activations": Histogram.of(np.array([-1.1, 2, 2.2, np.nan], np.float32)),
+    **merge([{"activations": Histogram.of(np.array([-1.1, 2, 2.2, np.nan], np.float32))}]),
     "sample": "once upon a time",
     "picture": Image.of(np.zeros((2, 3))),
 }

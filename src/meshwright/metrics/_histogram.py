@@ -82,34 +82,39 @@ class Histogram:
     @property
     def num_not_finite(self) -> Any:
         """How many values are NaN or infinite."""
-        return self.parts[..., _NOT_FINITE]
+        return self.parts[_NOT_FINITE]
 
     @property
     def sum(self) -> Any:
         """The sum of all values; not finite where one of them is not."""
-        return self.parts[..., _SUM]
+        return self.parts[_SUM]
 
     @property
     def sum_squares(self) -> Any:
         """The sum of their squares."""
-        return self.parts[..., _SUM_SQUARES]
+        return self.parts[_SUM_SQUARES]
 
     @property
     def min(self) -> Any:
         """The lowest finite value; 0 where there is none."""
-        return self.parts[..., _MIN]
+        return self.parts[_MIN]
 
     @property
     def max(self) -> Any:
         """The highest finite value; 0 where there is none."""
-        return self.parts[..., _MAX]
+        return self.parts[_MAX]
 
     def bins(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the counts from the first bin that has some to the last, and the edges of those bins."""
+        """Return counts and edges, one more, from the first bin that has some to the last.
+
+        Empty bins that follow each other are joined: between -1 and 1 alone there are 320.
+        """
         counts = np.asarray(self.parts, np.float64)[:NUM_BINS]
         (found,) = np.nonzero(counts)
-        first, last = (found[0], found[-1]) if len(found) else (_PER_SIGN, _PER_SIGN)
-        return counts[first : last + 1], EDGES[first : last + 2]
+        if not len(found):
+            found = np.array([_PER_SIGN])  # the one around zero
+        edges = np.union1d(found, found + 1)
+        return np.add.reduceat(counts, edges[:-1]), EDGES[edges]
 
 
 @jax.jit

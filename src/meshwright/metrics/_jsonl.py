@@ -10,7 +10,7 @@ number is an object, and images are left out:
     {"step": 50, "time": 1795198801.25, "sample": {"text": "Once upon"}, "activations": {"counts": [3, 1],
      "edges": [1, 1.25, 1.5], "num_not_finite": 0, "sum": 4.5, "sum_squares": 5.1, "min": 1, "max": 1.3}}
 
-`edges`, to four digits, are those of the bins from the first to the last that has some.
+`edges` are to four digits; see `Histogram.bins`.
 """
 
 import json
@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, UsageError
-from meshwright.metrics._histogram import Histogram
+from meshwright.metrics._histogram import EDGES, Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.metrics._writers import Writer
+
+_SHORT = {edge: float(f"{edge:.4g}") for edge in EDGES.tolist()}
 
 
 def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
@@ -95,7 +97,7 @@ def _json_histogram(histogram: Histogram) -> dict[str, Any]:
     facts = ("num_not_finite", "sum", "sum_squares", "min", "max")
     return {
         "counts": [int(count) for count in counts.tolist()],
-        "edges": [float(f"{edge:.4g}") for edge in edges.tolist()],
+        "edges": [_SHORT[edge] for edge in edges.tolist()],
         **{fact: json_number(getattr(histogram, fact)) for fact in facts},
     }
 
