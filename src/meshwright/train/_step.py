@@ -15,6 +15,7 @@ from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout
 from meshwright.train._guard import with_skipped
+from meshwright.train._keys import step_key
 from meshwright.train._loss import (
     REPORTED,
     Loss,
@@ -168,7 +169,7 @@ def make_step(
     only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+        key = step_key(state)
         trained, frozen = only.split(state.params)
 
         def of_trained(trained: PyTree, model_state: PyTree, *rest: Any) -> Any:
