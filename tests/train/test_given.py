@@ -62,6 +62,14 @@ def test_given_arrays_end_where_the_layout_puts_them(layout):
     assert state.params["body"].sharding == target.params["body"].sharding
 
 
+def test_what_is_in_its_place_already_is_not_copied(layout):
+    sharding = mw.abstract_state(init, TX, layout).params["body"].sharding
+    body = mw.sharding.copy_to(np.ones((16, 8), np.float32), sharding)
+    where = [shard.data.unsafe_buffer_pointer() for shard in body.addressable_shards]
+    state = state_around({"params/body": body}, init, TX, 0, layout)
+    assert [shard.data.unsafe_buffer_pointer() for shard in state.params["body"].addressable_shards] == where
+
+
 def test_what_nobody_needs_of_init_is_not_computed(layout):
     def costly(key):
         return {**init(key), "given": jax.pure_callback(fails, jax.ShapeDtypeStruct((4,), jnp.float32))}
