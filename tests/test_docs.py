@@ -1,5 +1,6 @@
 """What the documents show of the code is the code."""
 
+import dataclasses
 import inspect
 import re
 import shlex
@@ -76,3 +77,8 @@ def test_every_case_of_axlearn_s_own_tests_has_a_row():
     numbers = {"C": 25, "L": 11, "B": 9, "T": 24, "E": 8}
     wanted = [f"{letter}{i}" for letter, last in numbers.items() for i in range(1, last + 1)]
     assert [name for name in re.findall(r"^\| ([CLBTE]\d+) \|", AXLEARN, re.M) if name in wanted] == wanted
+
+
+def test_every_field_of_an_experiment_is_in_the_table_for_those_who_come_from_axlearn():
+    told = re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", AXLEARN)))
+    assert {field.name for field in dataclasses.fields(mw.Experiment)} <= {*told}
