@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import InputError, Interrupted, UsageError
-from meshwright.experiment import checkpoints_of, describe
+from meshwright.experiment import checkpoints_of
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
 
@@ -146,18 +146,6 @@ def test_another_model_than_before_is_refused_with_both_shapes(tmp_path):
 def test_a_run_that_another_process_holds_is_refused(tmp_path):
     with mw.Checkpoints(tmp_path / "checkpoints"), pytest.raises(UsageError, match="process"):
         mw.run(experiment(tmp_path))
-
-
-def test_its_description_is_the_same_text_every_time(tmp_path):
-    text = describe(experiment("runs/x"))
-    assert text == describe(experiment("runs/x"))
-    assert "0x" not in text
-    assert text.splitlines()[:3] == [
-        "run = 'runs/x'",
-        f"model = {__name__}.init",
-        f"loss = {__name__}.loss",
-    ]
-    assert "evalers.all.when = 4" in text.splitlines()
 
 
 @pytest.mark.parametrize(

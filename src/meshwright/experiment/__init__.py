@@ -1,12 +1,14 @@
 """A run described whole, as one frozen value, and run from Python or from a shell."""
 
 from meshwright.experiment._builders import chain, from_checkpoint
+from meshwright.experiment._describe import Difference, describe, differences
 from meshwright.experiment._directory import checkpoints_of
-from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, describe
+from meshwright.experiment._experiment import Evaler, Experiment, Input, Save
 from meshwright.experiment._run import Outcome, run
 from meshwright.experiment._stopping import no_better
 
 __all__ = [
+    "Difference",
     "Evaler",
     "Experiment",
     "Input",
@@ -15,6 +17,7 @@ __all__ = [
     "chain",
     "checkpoints_of",
     "describe",
+    "differences",
     "from_checkpoint",
     "no_better",
     "run",

@@ -25,7 +25,8 @@ import jax
 
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import InputError, UsageError
-from meshwright.experiment._experiment import Experiment, describe
+from meshwright.experiment._describe import describe
+from meshwright.experiment._experiment import Experiment
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 

@@ -1,6 +1,5 @@
 """A run, described whole, as one frozen value."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,29 +161,3 @@ def as_keep(keep: int | Keep) -> Keep:
 def as_casts(cast: str | Casts) -> Casts:
     """Return patterns with dtypes: a dtype alone is for the parameters."""
     return [("params/.*", cast)] if isinstance(cast, str) else cast
-
-
-def describe(experiment: Experiment) -> str:
-    """Return the experiment as text, one `field = value` a line, with dotted paths, for people and diffs."""
-    return "\n".join(f"{name} = {value}" for name, value in _flat("", experiment)) + "\n"
-
-
-def _flat(prefix: str, value: Any) -> list[tuple[str, str]]:
-    if dataclasses.is_dataclass(value):
-        parts = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    elif isinstance(value, Mapping) and all(dataclasses.is_dataclass(part) for part in value.values()):
-        parts = list(value.items())
-    else:
-        return [(prefix, _shown(value))]
-    return [row for name, part in parts for row in _flat(f"{prefix}.{name}" if prefix else name, part)]
-
-
-def _shown(value: Any) -> str:
-    """A text that is the same in every process: no addresses, no contents of data."""
-    if isinstance(value, str | int | float | bool | None):
-        return repr(value)
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return "[" + ", ".join(map(_shown, value)) + "]"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
