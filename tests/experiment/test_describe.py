@@ -187,6 +187,18 @@ def test_rules_and_policies_show_what_they_were_given():
     assert "checkpoints.keep = meshwright.checkpoint.last.<lambda>(num_checkpoints=3)" in said
 
 
+def test_policies_by_score_show_the_score():
+    keep = mw.checkpoint.any_of(mw.checkpoint.last(2), mw.checkpoint.best("test/loss", "min"))
+    best = "(metric='test/loss', mode='min', num_checkpoints=1, without_metric='keep', events=None)"
+    assert f"checkpoints.keep.keeps.1 = meshwright.checkpoint.Best{best}" in lines(
+        "checkpoints", mw.Save(keep=keep)
+    )
+    early = mw.no_better("test/loss", "min", patience=3)
+    assert lines("stop_early", early) == [
+        "stop_early = meshwright.experiment.NoBetter(metric='test/loss', mode='min', patience=3, by=0.0)"
+    ]
+
+
 def test_a_policy_that_keeps_time_is_the_same_text_later():
     assert lines("checkpoints", mw.Save(when=mw.every_minutes(3))) == lines(
         "checkpoints", mw.Save(when=mw.every_minutes(3))

@@ -247,6 +247,31 @@ def test_a_run_that_gets_no_better_is_done(tmp_path):
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 3
 
 
+LOSSY = mw.checkpoint.best("all/lossy", "min")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"stop_early": mw.no_better("all/lossy", "min", 3)}, r"^stop_early goes by 'all/lossy', which no"),
+        ({"checkpoints": mw.Save(keep=LOSSY)}, r"(?s)^checkpoints\.keep goes .* Did you mean 'all/loss'\?"),
+        (
+            {"checkpoints": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)), "evalers": {}},
+            r"(?s)^checkpoints\.keep goes by .* There are: none; give the experiment evalers",
+        ),
+    ],
+)
+def test_a_policy_by_a_score_that_no_evaluation_gives_is_refused(tmp_path, monkeypatch, more, says):
+    monkeypatch.setattr(mw.train.Step, "compile", pytest.fail)
+    with pytest.raises(UsageError, match=says):
+        mw.run(experiment(tmp_path, **more))
+
+
+def test_a_score_in_event_files_is_not_looked_for_among_the_evaluations(tmp_path):
+    keep = mw.checkpoint.best("loss", "min", events=tmp_path)
+    assert mw.run(experiment(tmp_path, max_step=2, checkpoints=mw.Save(keep=keep))).step == 2
+
+
 def test_patience_outlives_a_restart(tmp_path):
     early = mw.no_better("all/loss", "max", patience=4)
     described = {"evalers": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop_early": early}

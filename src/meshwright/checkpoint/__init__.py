@@ -22,6 +22,7 @@ from meshwright.checkpoint._retention import (
     best,
     everything,
     last,
+    metrics_of,
     multiples,
     spaced,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "export_safetensors",
     "is_pinned",
     "last",
+    "metrics_of",
     "multiples",
     "open_best",
     "open_source",

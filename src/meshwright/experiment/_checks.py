@@ -4,14 +4,15 @@ Each check says in a few words what it found, or raises. The cheap ones come fir
 compiles before all that can be seen without compiling has been.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.errors import LayoutError, nearest
+from meshwright.checkpoint import metrics_of
+from meshwright.errors import LayoutError, UsageError, nearest
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.input import Batches, as_source, local_rows, read_rows
 from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
@@ -37,9 +38,12 @@ def preflight(
     yield f"{len(jax.tree.leaves(target.params))} arrays of parameters fit the mesh"
     batch = _global(data.peek(), experiment.input.batch_size)
     yield f"one batch read: {_shapes(batch)}"
+    scores: list[str] = []
     for name, evaler in experiment.evalers.items():
-        evaluators[name].check(target, _first_batch(evaler, layout))
+        found = evaluators[name].check(target, _first_batch(evaler, layout))
+        scores += [f"{name}/{score}" for score in found]
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
+    _check_metrics(experiment, scores)
     compiled = step.compile(target, batch)
     yield f"step compiled in {step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
 
@@ -53,6 +57,20 @@ def _check_axes(layout: Layout, target: TrainState) -> None:
             f"compute the same.{f' Did you mean {close!r}?' if close else ''}\n"
             f"  Standard axes are {', '.join(AXES)}; for another, give a rule that uses it."
         )
+
+
+def _check_metrics(experiment: Experiment, scores: Sequence[str]) -> None:
+    """Check that the evaluations give the `scores` by which policies go."""
+    policies = {"checkpoints.keep": experiment.checkpoints.keep, "stop_early": experiment.stop_early}
+    for field, policy in policies.items():
+        for metric in metrics_of(policy):
+            if metric not in scores:
+                close = nearest(metric, scores)
+                raise UsageError(
+                    f"{field} goes by {metric!r}, which no evaluation gives."
+                    f"{f' Did you mean {close!r}?' if close else ''}\n"
+                    f"  There are: {', '.join(scores) or 'none; give the experiment evalers'}."
+                )
 
 
 def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:
