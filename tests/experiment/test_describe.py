@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.demo import digits
+from meshwright.demo import digits, transformer
 from meshwright.experiment import Difference, describe, differences
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.txt"
@@ -243,3 +243,14 @@ def test_what_only_one_has_differs_from_nothing():
 def test_texts_are_compared_as_experiments_are():
     a, b = digits.experiment(), digits.experiment(width=64)
     assert differences(describe(a), b) == differences(a, b) == [Difference("model.width", "128", "64")]
+
+
+def test_eighty_billion_parameters_are_described_and_constructed_without_an_array(mesh):
+    before = jax.live_arrays()
+    cfg = transformer.Config(vocabulary=128_256, model=8192, heads=64, feed_forward=28_672, layers=80)
+    large = experiment(model=functools.partial(transformer.init, cfg), rules=transformer.RULES)
+    state = mw.abstract_state(large.model, large.optimizer, mw.Layout(mesh, large.rules))
+    assert mw.train.num_params(state.params) > 70e9
+    assert state.params["layers"]["up"].sharding.spec == jax.P(None, "fsdp", "tensor")
+    assert "feed_forward=28672, layers=80" in describe(large)
+    assert len(jax.live_arrays()) == len(before)

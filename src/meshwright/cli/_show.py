@@ -23,7 +23,8 @@ def show(options: argparse.Namespace) -> Result:
     if options.against is None:
         rows = (line.partition(" = ") for line in text.splitlines())
         return text.rstrip("\n"), {path: value for path, _, value in rows}
-    return _compared(options.target, text, options.against)
+    name = " ".join([options.target, *(f"{key}={value}" for key, value in options.settings.items())])
+    return _compared(name, text, options.against)
 
 
 def _described(target: str, settings: dict[str, str]) -> str:
@@ -32,16 +33,16 @@ def _described(target: str, settings: dict[str, str]) -> str:
     return describe(build(load(target), settings, Experiment))
 
 
-def _compared(target: str, text: str, against: str) -> Result:
+def _compared(name: str, text: str, against: str) -> Result:
     from meshwright.experiment import differences
 
     found = differences(_description(against), text)
     document: dict[str, Any] = {
         "a": against,
-        "b": target,
+        "b": name,
         "different": {each.path: {"a": each.a, "b": each.b} for each in found},
     }
-    lines = [f"a  {against}", f"b  {target}", "", *(f"  {each}" for each in found)]
+    lines = [f"a  {against}", f"b  {name}", "", *(f"  {each}" for each in found)]
     lines.append(f"{len(found)} values differ" if found else "nothing differs")
     return "\n".join(lines), document, EXIT_DIFFERENT if found else EXIT_DONE
 
