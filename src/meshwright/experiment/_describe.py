@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save
-from meshwright.experiment._parts import parts_of
+from meshwright.experiment._made_from import made_from
 
 MAX_DEPTH = 16
 UNNAMED = Experiment | Input | Evaler | Save
@@ -60,7 +60,7 @@ def _rows(path: str, value: Any, above: tuple[int, ...]) -> list[Row]:
     whole = _plain(value)
     if whole is not None:
         return [(path, whole)]
-    name, parts = parts_of(value)
+    name, parts = made_from(value)
     if isinstance(value, UNNAMED):
         name = ""
     texts = [_plain(part) for part in parts.values()]
@@ -77,7 +77,7 @@ def _rows(path: str, value: Any, above: tuple[int, ...]) -> list[Row]:
 
 def _plain(value: Any, depth: int = 0) -> str | None:
     """Return the text of a value without parts, or of a list of such; None for others."""
-    name, parts = parts_of(value)
+    name, parts = made_from(value)
     if not parts:
         return name
     if name or isinstance(value, Mapping) or depth > 2:

@@ -1,218 +1,150 @@
-"""What a value is called and what it was made from, read off the value itself.
+"""What a description stands for on the devices at hand: mesh, examples, rules, state and step."""
 
-A function is called by its name and was made from the variables that it closes over; what a factory
-returned, from the factory's: `mw.every(100)` is `meshwright.when.every.<lambda>` of num_steps=100. A partial
-is the function with arguments, a dataclass its type with fields, an optax transformation the factory of its
-two functions with the variables of both.
-
-Nothing is shown that may differ between two processes (addresses, the order of a set) and no data: arrays
-as `float32[8, 4]`, what is not known as `<type>`. Global variables that a function reads are not followed.
-"""
-
-import contextlib
-import dataclasses
-import dis
-import enum
-import functools
-import inspect
-import os
-import re
-import sys
-import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
-import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-MAX_ITEMS = 64  # of a sequence or mapping: more are data
-MAX_LENGTH = 200  # of a text
+from meshwright import tree
+from meshwright.adapters import Functional
+from meshwright.errors import MeshwrightError
+from meshwright.experiment._experiment import Experiment
+from meshwright.input import Batches, batches
+from meshwright.sharding import Layout, apply_mesh_rules, hardware, make_mesh
+from meshwright.train import (
+    Init,
+    Loss,
+    Step,
+    TrainState,
+    Variables,
+    abstract_state,
+    inferred_rules,
+    make_step,
+    noised,
+    remat,
+)
+from meshwright.tree import PyTree
 
-Parts = Mapping[str, Any]
-"""Values by the names of the variables, arguments, fields, keys or places that they have."""
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run before it has a state."""
+
+    layout: Layout
+    target: TrainState
+    """The state as structs with shardings."""
+    batch: PyTree
+    """A global batch as structs."""
+    step: Step
 
 
-def parts_of(value: Any) -> tuple[str, Parts]:
-    """Return what `value` is called, "" for a mere container, and what it was made from, if anything."""
-    if isinstance(value, PartitionSpec | re.Pattern):
-        return _plain(value), {}
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        return _of_container(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return name_of(type(value)), {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
-    return _of_function(value) if callable(value) else (_plain(value), {})
+def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Experiment:
+    """Return the experiment as its first mesh rule for `devices` (default: all) changes it.
 
-
-def name_of(thing: Any) -> str:
-    """Return the name of a function or type in the outermost package that lists it, and of no private module.
-
-    Where inside a package something is defined is no setting, and changes with the package's version.
+    Raises:
+      UsageError: a rule is wrong, whether or not it is the one.
     """
-    module, qualname = thing.__module__ or "builtins", thing.__qualname__.replace(".<locals>", "")
-    first = qualname.split(".")[0]
-    defined = vars(sys.modules.get(module, types)).get(first)
-    places = module.split(".")
-    for end in range(1, len(places)):
-        package = sys.modules.get(".".join(places[:end]))
-        if defined is not None and package is not None and vars(package).get(first) is defined:
-            places = places[:end]
-            break
-    return ".".join(
-        [*(place for place in places if not place.startswith("_") or place == "__main__"), qualname]
+    with naming("mesh_rules"):
+        return apply_mesh_rules(experiment, experiment.mesh_rules, hardware(devices))
+
+
+def mesh_of(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Return the mesh, of `devices` or all."""
+    with naming("mesh"):
+        return make_mesh(experiment.mesh, devices)
+
+
+def batch_sharding(experiment: Experiment, mesh: Mesh) -> NamedSharding:
+    """Return how a batch is split."""
+    with naming("batch_axis_names"):
+        return Layout(mesh, (), experiment.batch_axis_names).batch_sharding
+
+
+def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
+    """Return the batches to train on."""
+    given = experiment.input
+    with naming("input"):
+        return batches(
+            given.examples,
+            given.batch_size,
+            sharding,
+            seed=experiment.seed if given.shuffle else None,
+            epochs=given.epochs,
+            num_threads=given.num_threads,
+        )
+
+
+def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
+    """Return the parts of a run on `mesh`, compiling nothing.
+
+    Args:
+      rows: some examples of a batch, arrays.
+
+    Raises:
+      UsageError: as the parts do.
+    """
+    init, loss = init_of(experiment), loss_of(experiment)
+    batch = global_batch(rows, experiment.input.batch_size)
+    layout = Layout(mesh, _rules(experiment, mesh, loss, batch), experiment.batch_axis_names)
+    target = abstract_state(init, experiment.optimizer, layout)
+    step = make_step(
+        loss,
+        experiment.optimizer,
+        layout,
+        microbatches=experiment.microbatches,
+        compute_dtype=experiment.train_dtype,
+    )
+    return Parts(layout, target, batch, step)
+
+
+def init_of(experiment: Experiment) -> Init:
+    """Return the function that makes the parameters."""
+    model = experiment.model
+    return model.init if isinstance(model, Functional) else model
+
+
+def loss_of(experiment: Experiment) -> Loss:
+    """Return the loss as the step minimises it."""
+    loss: Callable[..., Any] = experiment.loss
+    if experiment.remat is not None:
+        with naming("remat"):
+            loss = remat(loss, experiment.remat)
+    if experiment.parameter_noise:
+        with naming("parameter_noise"):
+            loss = noised(loss, experiment.parameter_noise)
+    return loss
+
+
+def global_batch(rows: PyTree, batch_size: int) -> PyTree:
+    """Return the structs of a global batch from some rows of it."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
+        tree.abstract(rows),
     )
 
 
-def _plain(value: Any) -> str:
-    match value:
-        case str() | bytes() if len(value) > MAX_LENGTH:
-            return f"<{type(value).__name__} of {len(value)}>"
-        case enum.Enum():
-            return f"{name_of(type(value))}.{value.name}"
-        case np.generic() | np.ndarray() | jax.Array() | jax.ShapeDtypeStruct():
-            return _array(value)
-        case str() | bytes() | int() | float() | complex() | range() | None | re.Pattern():
-            return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-        case PartitionSpec():
-            return f"P({', '.join(map(repr, value))})"
-        case os.PathLike():
-            return repr(os.fspath(value))
-        case np.dtype():
-            return value.name
-        case _:
-            return f"<{name_of(type(value))}>"
-
-
-def _array(x: Any) -> str:
-    """A number that happens to be an array is a setting; an array with dimensions is data."""
-    is_number = isinstance(x, np.generic | np.ndarray | jax.Array) and not x.shape
-    if is_number and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        return f"{x.dtype}({np.asarray(x).item()!r})"
-    return f"{x.dtype}{list(x.shape)}"
-
-
-def _of_container(value: Any) -> tuple[str, Parts]:
-    if isinstance(value, optax.GradientTransformation):
-        return _of_transformation(value)
-    if hasattr(value, "_fields"):
-        return name_of(type(value)), value._asdict()
-    items = list(value.values() if isinstance(value, Mapping) else value)
-    if len(items) > MAX_ITEMS or (_is_sequence(value) and any(_is_data(item) for item in items)):
-        return f"<{type(value).__name__} of {len(items)}>", {}
-    if not items:
-        return "{}" if isinstance(value, Mapping) else "[]", {}
-    if isinstance(value, Mapping):
-        return "", dict(zip(map(str, value), items, strict=True))
-    return "", _numbered(
-        items if _is_sequence(value) else sorted(items, key=lambda x: (len(repr(x)), repr(x)))
-    )
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
-def _is_data(value: Any) -> bool:
-    """Whether a sequence of such values is one of examples."""
-    return isinstance(value, Mapping) or (isinstance(value, np.ndarray | jax.Array) and value.ndim > 0)
-
-
-def _numbered(items: Iterable[Any]) -> Parts:
-    return {str(i): item for i, item in enumerate(items)}
-
-
-def _of_function(value: Any) -> tuple[str, Parts]:
-    if isinstance(value, functools.partial):
-        name, parts = parts_of(value.func)
-        return name, {**parts, **_arguments(value)}
-    if isinstance(value, types.MethodType):
-        return f"{name_of(type(value.__self__))}.{value.__name__}", {"self": value.__self__}
-    if isinstance(value, types.FunctionType):
-        return name_of(value), _captured(value)
-    if hasattr(value, "__wrapped__"):  # what `jax.jit` and others return
-        return parts_of(value.__wrapped__)
-    return (name_of(value) if hasattr(value, "__qualname__") else f"<{name_of(type(value))}>"), {}
-
-
-def _arguments(call: functools.partial) -> Parts:
-    """Return what a partial gives, by the names of the parameters where these can be read."""
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Say of a setting that is wrong which one it is."""
     try:
-        return inspect.signature(call.func).bind_partial(*call.args, **call.keywords).arguments
-    except (TypeError, ValueError):
-        return {**_numbered(call.args), **call.keywords}
+        yield
+    except MeshwrightError as error:
+        if str(error).startswith(f"{field} "):
+            raise
+        parameter = field.rpartition(".")[2]  # which some messages begin with
+        raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None
 
 
-def _captured(function: types.FunctionType) -> Parts:
-    """Return what a function closes over.
-
-    A helper defined beside it and captured under its own name is code: what that captured is shown instead.
-    """
-    parts: dict[str, Any] = {}
-    waiting, seen = [function], {function}
-    while waiting:
-        for name, value in _variables(waiting.pop()).items():
-            if not _is_helper(value, name, function):
-                parts.setdefault(name, value)
-            elif value not in seen:
-                waiting.append(value)
-                seen.add(value)
-    return parts
-
-
-def _variables(function: types.FunctionType) -> Parts:
-    """Return the variables of the closure and, of a function made by another, its defaults."""
-    found: dict[str, Any] = {}
-    if _factory(function):
-        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-        found = {p.name: p.default for p in parameters if p.default is not None and p.default is not p.empty}
-    assigned = {each.argval for each in dis.get_instructions(function) if each.opname == "STORE_DEREF"}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # the variable has no value yet
-            if name not in assigned:
-                found[name] = cell.cell_contents
-            elif name in _parameters_of_factory(function):
-                found[name] = _as_given(cell.cell_contents)
-    return found
-
-
-def _parameters_of_factory(function: types.FunctionType) -> Iterable[str]:
-    """Return the names of what a factory was given. Its other variables, where assigned, are memory."""
-    name = function.__qualname__.split(".<locals>.")[0]
-    factory = vars(sys.modules.get(function.__module__, types)).get(name)
-    return inspect.signature(factory).parameters if isinstance(factory, types.FunctionType) else ()
-
-
-def _as_given(value: Any) -> Any:
-    """Return a number as it was: `optax.cosine_decay_schedule` makes its steps a float when first called."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _is_helper(value: Any, name: str, function: types.FunctionType) -> bool:
-    return (
-        isinstance(value, types.FunctionType)
-        and value.__name__ == name
-        and _factory(value) == _factory(function)
-    )
-
-
-def _factory(function: types.FunctionType) -> str:
-    """Return the name of the function in which a function was made, "" for one that stands in a module."""
-    enclosing = function.__qualname__.rpartition(".<locals>.")[0]
-    return enclosing and f"{function.__module__}.{enclosing}"
-
-
-def _of_transformation(tx: Any) -> tuple[str, Parts]:
-    """Return the factory of an optax transformation; a chain's parts are its transformations, numbered."""
-    if not all(isinstance(function, types.FunctionType) for function in (tx.init, tx.update)):
-        owner = getattr(tx.update, "__self__", None)
-        return (name_of(type(owner)), vars(owner)) if owner else (name_of(type(tx)), tx._asdict())
-    init, update = _captured(tx.init), _captured(tx.update)
-    if tx.update.__qualname__.startswith("with_extra_args_support.") and "tx" in update:
-        return parts_of(update["tx"])
-    if "init_fns" in init and "update_fns" in update:
-        pairs = zip(init["init_fns"], update["update_fns"], strict=True)
-        init, update = {}, _numbered(optax.GradientTransformation(*pair) for pair in pairs)
-    if not _factory(tx.update) or (init and _factory(tx.init) != _factory(tx.update)):
-        return name_of(type(tx)), tx._asdict()
-    return name_of(tx.update).rpartition(".")[0], {**init, **update}
+def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tuple[Any, ...]:
+    if experiment.rules is not None:
+        return tuple(experiment.rules)
+    if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
+        return ()  # nothing splits parameters: the loss need not be traced for it
+    made = jax.eval_shape(init_of(experiment), jax.random.key(0))
+    first = made if isinstance(made, Variables) else Variables(made, None)
+    axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
+    with jax.set_mesh(mesh):  # the loss may constrain by bare PartitionSpecs
+        return inferred_rules(first, loss, batch, axes=axes)
