@@ -75,6 +75,12 @@ def test_a_function_that_jax_wraps_is_shown_by_its_own_name():
     assert of(jax.jit(init)) == f"{__name__}.init"
 
 
+def test_a_model_of_a_library_is_shown_as_it_was_given():
+    said = lines("model", mw.functional((init, loss)))
+    assert said[0].startswith("model = meshwright.adapters.Functional(")
+    assert said[0].endswith(f"given=[{__name__}.init, {__name__}.loss])")
+
+
 def test_a_helper_is_shown_as_what_it_closes_over_even_if_it_calls_itself():
     width = 5
 

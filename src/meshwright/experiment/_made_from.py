@@ -41,7 +41,8 @@ def made_from(value: Any) -> tuple[str, Values]:
     if isinstance(value, Mapping | list | tuple | set | frozenset):
         return _of_container(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return name_of(type(value)), {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+        shown = (f.name for f in dataclasses.fields(value) if f.repr)
+        return name_of(type(value)), {name: getattr(value, name, None) for name in shown}
     return _of_function(value) if callable(value) else (_plain(value), {})
 
 
