@@ -127,6 +127,17 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
         ({"max_step": 0}, "Experiment.max_step is 0"),
         ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
         ({"log_every": -1}, "Experiment.log_every is -1"),
+        ({"max_step": 1e3}, r"Experiment\.max_step is 1000\.0; it must be int\."),
+        ({"seed": True}, r"Experiment\.seed is True; it must be int\."),
+        (
+            {"mesh": None, "max_seconds": "9"},
+            r"(?s)mesh is of type NoneType.*max_seconds is '9'; .* float or no",
+        ),
+        ({"input": EXAMPLES}, r"Experiment\.input is of type dict; it must be Input\."),
+        ({"evalers": {"all": measure}}, r"Experiment\.evalers is of type dict; it must be .*Mapping.*Evaler"),
+        ({"loss": "loss"}, r"Experiment\.loss is 'loss'; it must be a function"),
+        ({"start_trace_steps": (1.5,)}, r"Experiment\.start_trace_steps is of type tuple; .*int"),
+        ({"start_trace_process_indices": "some"}, r"start_trace_process_indices is 'some'"),
         ({"run": "s3://bucket/run"}, "Experiment.run is s3://bucket/run, but a run directory is local"),
     ],
 )
@@ -147,6 +158,15 @@ def test_parts_refuse_their_own_values_by_name():
         mw.Input(EXAMPLES, batch_size=0)
     with pytest.raises(UsageError, match=r"Save\.keep is 0"):
         mw.Save(keep=0)
+    with pytest.raises(UsageError, match=r"Evaler\.when is 'often'; it must be int or a function"):
+        mw.Evaler(measure, EXAMPLES, when="often")
+
+
+def test_numbers_of_numpy_and_lists_will_do():
+    made = experiment(
+        "runs/x", max_step=np.int64(3), max_seconds=np.float32(2), rules=[], start_trace_steps=[2]
+    )
+    assert (made.max_step, made.max_seconds) == (3, 2.0)
 
 
 def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypatch):

@@ -7,10 +7,10 @@ among the fields of what it returns, by dotted path.
 import dataclasses
 import inspect
 import re
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
+from meshwright.arguments import spelled
 from meshwright.errors import OverrideError, UsageError, nearest
 
 Overrides = Mapping[str, str]
@@ -98,7 +98,7 @@ def convert(name: str, text: str, wanted: Any) -> Any:
             return adapter.validate_python(reading())
         except (ValueError, yaml.YAMLError, KeyError):
             continue
-    raise OverrideError(f"{name}={text}: expected {_spelled(wanted)}, found {text!r}.")
+    raise OverrideError(f"{name}={text}: expected {spelled(wanted)}, found {text!r}.")
 
 
 _NONE = {"none": None}
@@ -188,13 +188,3 @@ def _unknown(name: str, part: str, known: Iterable[str]) -> OverrideError:
 def _type_of_default(parameter: inspect.Parameter) -> Any:
     default = parameter.default
     return Any if default in (None, inspect.Parameter.empty) else type(default)
-
-
-def _spelled(wanted: Any) -> str:
-    if get_origin(wanted) in (types.UnionType, Union):
-        return " or ".join(map(_spelled, get_args(wanted)))
-    if get_origin(wanted) is Callable:
-        return "a function"
-    if wanted in (None, types.NoneType):
-        return "none"
-    return wanted.__name__ if isinstance(wanted, type) and not get_args(wanted) else str(wanted)

@@ -11,6 +11,7 @@ from meshwright.adapters import Functional
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
 from meshwright.experiment._stopping import StopEarly
+from meshwright.experiment._types import check_types
 from meshwright.metrics import Writer
 from meshwright.sharding import MeshRule, Rule
 from meshwright.train import Builder, Init, Loss, Measure, Std, Tx
@@ -47,6 +48,7 @@ class Input:
     """How many of those an example holds: tokens of a sequence, say."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "batch_size", "epochs")
         _at_least(0, self, "num_threads")
 
@@ -67,6 +69,7 @@ class Evaler:
     """What to compute in, as `Experiment.train_dtype`; "train" is that one, None the parameters' own."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "when", "batch_size")
 
 
@@ -88,6 +91,7 @@ class Save:
     """What each process may hold in copies on the host that are not written yet."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "when", "keep", "host_nbytes")
         if self.directory == "":
             raise UsageError("Save.directory is empty; None stands for the run directory.")
@@ -174,6 +178,7 @@ class Experiment:
     as by `JAX_COMPILATION_CACHE_DIR`, that one is used."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "max_step", "microbatches", "log_every", "num_trace_steps")
         if "://" in self.run:
             raise UsageError(
