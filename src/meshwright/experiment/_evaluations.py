@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.experiment._experiment import Evaler, Experiment, as_when
+from meshwright.experiment._parts import naming
 from meshwright.input import padded_batches
 from meshwright.sharding import Layout
 from meshwright.train import Evaluator
@@ -17,7 +18,7 @@ class Evaluations:
 
     def __init__(self, experiment: Experiment, layout: Layout):
         self.each = {
-            name: _evaluator(experiment, evaler, layout) for name, evaler in experiment.evalers.items()
+            name: _evaluator(experiment, name, evaler, layout) for name, evaler in experiment.evalers.items()
         }
         """The evaluators by name."""
         self.newest: Scores = {}
@@ -39,9 +40,10 @@ class Evaluations:
         return sum(one.seconds for one in self.each.values())
 
 
-def _evaluator(experiment: Experiment, evaler: Evaler, layout: Layout) -> Evaluator:
+def _evaluator(experiment: Experiment, name: str, evaler: Evaler, layout: Layout) -> Evaluator:
     def data() -> Iterator[Any]:
         return padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)
 
     dtype = experiment.train_dtype if evaler.dtype == "train" else evaler.dtype
-    return Evaluator(evaler.measure, data, layout, as_when(evaler.when), compute_dtype=dtype)
+    with naming(f"evalers.{name}.dtype"):
+        return Evaluator(evaler.measure, data, layout, as_when(evaler.when), compute_dtype=dtype)
