@@ -97,11 +97,7 @@ def train(tmp_path, monkeypatch):
             "error: evalers.test.dtype: compute_dtype='bf' is no",
         ),
         (["evaluated=true", "evalers.test.when=0"], 2, "error: evalers.test.when=0: Evaler.when is 0; it"),
-        (
-            ["early=test/lossy"],
-            2,
-            "error: stop_early goes by 'test/lossy', which no evaluation gives. Did you",
-        ),
+        (["evaluated=true", "early=test/lossy"], 2, "error: stop_early goes by 'test/lossy', which no"),
         (["mesh=fsdp=8"], 2, "dimension 0 has size 4, which mesh axis 'fsdp' of size 8 does not divide"),
         (["unreduced=true"], 2, r"loss must be a scalar or a Mean of scalars; it has shape (8,)"),
         (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),
