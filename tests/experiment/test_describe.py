@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -139,6 +140,17 @@ def test_a_cycle_ends():
     ring = []
     ring.append(lambda key: ring)
     assert lines("model", ring[0])[-1].endswith(" = …")
+
+
+def test_objects_that_refer_to_each_other_make_no_endless_text():
+    @dataclass(eq=False)
+    class Node:
+        others: list["Node"]
+
+    nodes = [Node([]) for _ in range(8)]
+    for node in nodes:
+        node.others += nodes
+    assert len(lines("model", lambda key: nodes)) < 20_000
 
 
 def test_a_chain_shows_its_transformations_and_their_numbers():

@@ -12,8 +12,9 @@ The text depends on the experiment alone, so it can be kept beside the code and 
 """
 
 import ast
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from meshwright.experiment._experiment import Evaler, Experiment, Input, Save
 from meshwright.experiment._made_from import made_from
 
 MAX_DEPTH = 16
+MAX_ROWS = 10_000  # of objects that refer to each other there is no end
 UNNAMED = Experiment | Input | Evaler | Save
 """Known by their place; only their fields are shown."""
 
@@ -43,7 +45,8 @@ class Difference:
 
 def describe(experiment: Experiment) -> str:
     """Return the experiment as text, the same in every process: no addresses, no contents of data."""
-    return "".join(f"{path} = {text}\n" for path, text in _rows("", experiment, ()))
+    rows = itertools.islice(_rows("", experiment, ()), MAX_ROWS)
+    return "".join(f"{path} = {text}\n" for path, text in rows)
 
 
 def differences(a: Experiment | str, b: Experiment | str) -> list[Difference]:
@@ -54,25 +57,22 @@ def differences(a: Experiment | str, b: Experiment | str) -> list[Difference]:
     return [each for each in found if each.a != each.b]
 
 
-def _rows(path: str, value: Any, above: tuple[int, ...]) -> list[Row]:
-    if id(value) in above or len(above) > MAX_DEPTH:
-        return [(path, "…")]
-    whole = _plain(value)
+def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
+    """Yield the lines of `value`; `above` are the ids of what it is in, so that a cycle ends."""
+    whole = "…" if id(value) in above or len(above) > MAX_DEPTH else _plain(value)
     if whole is not None:
-        return [(path, whole)]
+        yield path, whole
+        return
     name, parts = made_from(value)
-    if isinstance(value, UNNAMED):
-        name = ""
     texts = [_plain(part) for part in parts.values()]
-    if name and None not in texts:
+    if name and None not in texts and not isinstance(value, UNNAMED):
         arguments = ", ".join(f"{key}={text}" for key, text in zip(parts, texts, strict=True))
-        return [(path, f"{name}({arguments})")]
-    inner = [
-        row
-        for key, part in parts.items()
-        for row in _rows(f"{path}.{key}" if path else key, part, (*above, id(value)))
-    ]
-    return [(path, name), *inner] if name else inner
+        yield path, f"{name}({arguments})"
+        return
+    if name and not isinstance(value, UNNAMED):
+        yield path, name
+    for key, part in parts.items():
+        yield from _rows(f"{path}.{key}" if path else key, part, (*above, id(value)))
 
 
 def _plain(value: Any, depth: int = 0) -> str | None:

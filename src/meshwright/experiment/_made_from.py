@@ -51,7 +51,10 @@ def name_of(thing: Any) -> str:
 
     Where inside a package something is defined is no setting, and changes with the package's version.
     """
-    module, qualname = thing.__module__ or "builtins", thing.__qualname__.replace(".<locals>", "")
+    module, qualname = (
+        getattr(thing, "__module__", None) or "builtins",
+        thing.__qualname__.replace(".<locals>", ""),
+    )
     first = qualname.split(".")[0]
     defined = vars(sys.modules.get(module, types)).get(first)
     places = module.split(".")
@@ -207,7 +210,8 @@ def _of_transformation(tx: Any) -> tuple[str, Values]:
     """Return the factory of an optax transformation; a chain's parts are its transformations, numbered."""
     if not all(isinstance(function, types.FunctionType) for function in (tx.init, tx.update)):
         owner = getattr(tx.update, "__self__", None)
-        return (name_of(type(owner)), vars(owner)) if owner else (name_of(type(tx)), tx._asdict())
+        has_settings = hasattr(owner, "__dict__")  # as `optax.MultiSteps`, whose methods the functions are
+        return (name_of(type(owner)), vars(owner)) if has_settings else (name_of(type(tx)), tx._asdict())
     init, update = _captured(tx.init), _captured(tx.update)
     if tx.update.__qualname__.startswith("with_extra_args_support.") and "tx" in update:
         return made_from(update["tx"])
