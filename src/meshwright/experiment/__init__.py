@@ -6,6 +6,7 @@ from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._describe import Difference, describe, differences
 from meshwright.experiment._directory import checkpoints_of
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save
+from meshwright.experiment._policies import InformedWhen, when_evaluated
 from meshwright.experiment._run import Outcome, run
 from meshwright.experiment._stopping import no_better
 
@@ -14,6 +15,7 @@ __all__ = [
     "Difference",
     "Evaler",
     "Experiment",
+    "InformedWhen",
     "Input",
     "Outcome",
     "Save",
@@ -28,4 +30,5 @@ __all__ = [
     "run",
     "truncate",
     "truncate_left",
+    "when_evaluated",
 ]

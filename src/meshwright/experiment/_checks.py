@@ -13,16 +13,17 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint import metrics_of
 from meshwright.errors import LayoutError, UsageError, nearest
+from meshwright.experiment._evaluations import Evaluation
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._parts import Parts, global_batch, naming
 from meshwright.input import as_source, local_rows, read_rows
 from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
-from meshwright.train import Evaluator, TrainState, num_params
+from meshwright.train import TrainState, num_params
 
 PyTree = Any
 
 
-def preflight(experiment: Experiment, parts: Parts, evaluators: Mapping[str, Evaluator]) -> Iterator[str]:
+def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     """Yield what each check found; the last of them has compiled the step.
 
     Raises:
@@ -36,8 +37,8 @@ def preflight(experiment: Experiment, parts: Parts, evaluators: Mapping[str, Eva
     scores: list[str] = []
     for name, evaler in experiment.evalers.items():
         with naming(f"evalers.{name}"):
-            found = evaluators[name].check(target, _first_batch(evaler, layout))
-        scores += [f"{name}/{score}" for score in found]
+            first = _first_batch(evaler, layout)
+        scores += evaluations[name].check(target, first)
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
     _check_metrics(experiment, scores)
     compiled = parts.step.compile(target, parts.batch)
