@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
-import source_code
 
 import meshwright as mw
+import source_code
 from meshwright.cli import main
 from meshwright.demo import transformer
 
@@ -46,15 +46,10 @@ def measure(cfg: transformer.Config, params, batch):
     return {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}
 
 
-def body_of_the_best(base: str):
-    """Return a builder of all parameters but the head, from the best checkpoint of the run `base`."""
-
-    def build(target: mw.TrainState):
-        best = mw.checkpoint.open_best(f"{base}/checkpoints", "held_out/loss", "min")
-        averages = [(r"params/(.*)", r"opt_state/1/ema/\1")]
-        return mw.from_checkpoint(str(best), r"params/(?!head).*", assign=averages)(target)
-
-    return build
+def open_averages_of_the_best(checkpoints: str):
+    """Open the checkpoint that predicted best what was held out, its averages in place of its parameters."""
+    best = mw.checkpoint.open_best(checkpoints, "held_out/loss", "min")
+    return mw.open_averages(str(best))
 
 
 def experiment(
@@ -71,6 +66,9 @@ def experiment(
     train, held_out = (examples(files, length) for files in source_code.split())
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
     measured = functools.partial(measure, cfg)
+    below_the_head = mw.from_checkpoint(
+        f"{base}/checkpoints", "params/(?!head).*", open_with=open_averages_of_the_best
+    )
     return mw.Experiment(
         run=run,
         model=functools.partial(init, cfg),
@@ -78,7 +76,7 @@ def experiment(
         optimizer=source_code.optimizer(rate),
         input=mw.Input(train, batch_size=batch_size),
         max_step=steps,
-        init_state_builder=body_of_the_best(base),
+        init_state_builder=below_the_head,
         evalers={"held_out": mw.Evaler(measured, held_out, when=50, batch_size=64)},
         checkpoints=mw.Save(when=50),
         log_every=10,
