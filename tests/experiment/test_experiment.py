@@ -127,8 +127,8 @@ def test_its_description_is_the_same_text_every_time(tmp_path):
     assert "0x" not in text
     assert text.splitlines()[:3] == [
         "run = 'runs/x'",
-        f"model = {__name__}.init",
-        f"loss = {__name__}.loss",
+        "model = experiment.runs.init",
+        "loss = experiment.runs.loss",
     ]
     assert "evalers.all.when = 4" in text.splitlines()
 
