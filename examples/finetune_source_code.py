@@ -55,7 +55,7 @@ def open_averages_of_the_best(checkpoints: str):
 def experiment(
     run: str = "runs/finetune_source_code",
     base: str = "runs/source_code",
-    steps: int = 150,
+    steps: int = 100,
     learning_rate: float = 1e-3,
     layers: int = 4,
     length: int = 256,

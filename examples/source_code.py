@@ -84,7 +84,7 @@ def experiment(
         ),
         evalers={
             "held_out": mw.Evaler(scored, Windows(held_out[:evaluated], length), when=100, batch_size=64),
-            "seen": mw.Evaler(scored, Windows(train[:evaluated], length), when=250, batch_size=64),
+            "train": mw.Evaler(scored, Windows(train[:evaluated], length), when=250, batch_size=64),
         },
         checkpoints=mw.Save(
             when=50,

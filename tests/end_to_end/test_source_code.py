@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 60
 SMALL = (
     *(f"steps={STEPS}", "layers=1", "length=64", "evaluated=16384", "log_every=1", "checkpoints.when=10"),
-    *("evalers.held_out.when=10", "evalers.seen.when=25"),
+    *("evalers.held_out.when=10", "evalers.train.when=25"),
 )
 
 
@@ -64,14 +64,14 @@ def scores(run, name):
 def test_it_learns_and_evaluates_two_texts_each_in_its_own_time(whole):
     held_out = scores(whole, "held_out/bits_per_byte")
     assert sorted(held_out) == [10, 20, 30, 40, 50, 60]
-    assert sorted(scores(whole, "seen/loss")) == [25, 50, 60]
+    assert sorted(scores(whole, "train/loss")) == [25, 50, 60]
     assert held_out[60] < held_out[10] - 0.5
 
 
 def test_killed_twice_it_reports_and_ends_as_if_nobody_had(killed_twice, whole):
     assert losses(killed_twice) == losses(whole)
     assert len(losses(whole)) == STEPS
-    for name in ("held_out/loss", "seen/bits_per_byte", "skipped"):
+    for name in ("held_out/loss", "train/bits_per_byte", "skipped"):
         assert scores(killed_twice, name) == scores(whole, name)
     assert final_arrays(killed_twice) == final_arrays(whole)
 
