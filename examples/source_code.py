@@ -1,6 +1,6 @@
 """A small transformer learns Python, byte by byte, from the source code of the standard library.
 
-    python source_code.py                                     # six minutes on two cores
+    python source_code.py                                     # five minutes on two cores
     python source_code.py steps=50 layers=1 run=runs/quick    # or: meshwright train source_code:experiment
 
 Kill it when you like: the same command goes on from its last checkpoint and comes to the same bits.
