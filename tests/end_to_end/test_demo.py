@@ -85,14 +85,17 @@ def test_a_run_directory_holds_what_is_documented(uninterrupted):
     fixed = {
         "experiment.txt",
         "experiment.json",
+        "state.txt",
         "environment.json",
         "outcome.json",
         "metrics.jsonl",
         "logs/process-00000.log",
     }
     assert fixed <= found
-    assert {re.sub(r"\.tfevents\..*", ".tfevents", name) for name in found - fixed} == {
+    unnamed = re.compile(r"(?<=\.tfevents)\..*|(?<=compile_cache/).*")  # named by the time, or by a hash
+    assert {unnamed.sub("", name) for name in found - fixed} == {
         "events.out.tfevents",
+        "compile_cache/",
         "checkpoints/.lock",
         *(
             f"checkpoints/step_{step:08d}/{name}"

@@ -2,6 +2,7 @@
 
     "data": {"samples": 51200, …}              a state that holds on any number of processes, or null
     "data_by_process": [{"next": 7}, …]        the states of iterators that know of their process's share only
+    "data": "not saved"                        on purpose: who goes on from here begins with the data anew
 
 Which of them it is, the iterator says: those of `mw.input` and others that have `state_is_global = True` are
 of the first kind. States that happen to be equal are no sign of it: two that read a half each, in step, stand
@@ -12,6 +13,7 @@ Bytes, which grain's loaders give, are saved as {"base64": …}.
 
 import base64
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +23,9 @@ from meshwright import process
 from meshwright.errors import CheckpointError, UsageError
 
 _GLOBAL, _BY_PROCESS = "data", "data_by_process"
+_NOT_SAVED = "not saved"
+log = logging.getLogger("meshwright")
+
 _OTHERWISE = "To continue all the same, use `restore(open_source(...), target)` and set the data yourself."
 
 
@@ -30,6 +35,8 @@ def bookmark(data: Any) -> dict[str, Any]:
     Raises:
       UsageError: The state is not of a kind that can be saved.
     """
+    if data is None:
+        return {_GLOBAL: _NOT_SAVED}
     if not hasattr(data, "get_state"):
         return {_GLOBAL: None}
     if getattr(data, "state_is_global", False):
@@ -38,12 +45,17 @@ def bookmark(data: Any) -> dict[str, Any]:
 
 
 def rewind(data: Any, extra: Mapping[str, Any], source: Any) -> None:
-    """Set `data` to where it stood when `source`, whose `extra` is given, was saved.
+    """Set `data` to where it stood when `source`, whose `extra` is given, was saved; None is left alone.
 
     Raises:
       CheckpointError: One of them knows of no place, or the place is that of another number of processes.
     """
+    if data is None:
+        return
     state, states = extra.get(_GLOBAL), extra.get(_BY_PROCESS)
+    if state == _NOT_SAVED:
+        log.warning("%s was saved without where the data stood: they begin anew", source)
+        return
     is_known, can_rewind = state is not None or states is not None, hasattr(data, "set_state")
     if is_known and not can_rewind:
         raise CheckpointError(

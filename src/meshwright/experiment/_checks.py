@@ -13,35 +13,31 @@ import numpy as np
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
 from meshwright.experiment._experiment import Evaler, Experiment
-from meshwright.input import Batches, as_source, local_rows, read_rows
+from meshwright.experiment._parts import Parts, global_batch, naming
+from meshwright.input import as_source, local_rows, read_rows
 from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
-from meshwright.train import Evaluator, Step, TrainState
+from meshwright.train import Evaluator, TrainState, num_params
 
 PyTree = Any
 
 
-def preflight(
-    experiment: Experiment,
-    layout: Layout,
-    target: TrainState,
-    data: Batches,
-    evaluators: Mapping[str, Evaluator],
-    step: Step,
-) -> Iterator[str]:
-    """Yield what each check found; the last of them has compiled `step`.
+def preflight(experiment: Experiment, parts: Parts, evaluators: Mapping[str, Evaluator]) -> Iterator[str]:
+    """Yield what each check found; the last of them has compiled the step.
 
     Raises:
       UsageError, InputError: as the parts do.
     """
+    layout, target = parts.layout, parts.target
     _check_axes(layout, target)
-    yield f"{len(jax.tree.leaves(target.params))} arrays of parameters fit the mesh"
-    batch = _global(data.peek(), experiment.input.batch_size)
-    yield f"one batch read: {_shapes(batch)}"
+    num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
+    yield f"{num_arrays} arrays of {num_all:,} parameters fit the mesh"
+    yield f"one batch read: {_shapes(parts.batch)}"
     for name, evaler in experiment.evalers.items():
-        evaluators[name].check(target, _first_batch(evaler, layout))
+        with naming(f"evalers.{name}"):
+            evaluators[name].check(target, _first_batch(evaler, layout))
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
-    compiled = step.compile(target, batch)
-    yield f"step compiled in {step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
+    compiled = parts.step.compile(target, parts.batch)
+    yield f"step compiled in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
 
 
 def _check_axes(layout: Layout, target: TrainState) -> None:
@@ -57,15 +53,7 @@ def _check_axes(layout: Layout, target: TrainState) -> None:
 
 def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:
     local_rows(evaler.batch_size, layout.batch_sharding)  # raises if it does not divide
-    return _global(read_rows(as_source(evaler.examples), np.zeros(1, np.int64)), evaler.batch_size)
-
-
-def _global(rows: PyTree, batch_size: int) -> PyTree:
-    """Return the structs of a global batch from some rows of it."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
-        tree.abstract(rows),
-    )
+    return global_batch(read_rows(as_source(evaler.examples), np.zeros(1, np.int64)), evaler.batch_size)
 
 
 def _shapes(batch: PyTree) -> str:

@@ -2,11 +2,15 @@
 
 experiment.txt            the experiment, one field a line
 experiment.json           how it was started, for `meshwright resume`
+state.txt                 the parameters, where each lies, and what the state takes
 environment.json          versions, devices, mesh, commit, command line, where checkpoints are if elsewhere
 metrics.jsonl             the run's truth: one line a report
 events.out.tfevents…      the same for TensorBoard
+plugins/profile/step_…    profiles, if asked for, where TensorBoard looks for them
 checkpoints/step_…        see docs/checkpoint-format.md
+compile_cache/            compiled programs, for when the run is continued
 logs/process-00000.log    what each process has to say
+outcome.json              how it ended, once it has
 """
 
 import contextlib
@@ -23,9 +27,12 @@ from typing import Any
 
 import jax
 
+from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import InputError, UsageError
 from meshwright.experiment._experiment import Experiment, describe
+from meshwright.experiment._parts import Parts
+from meshwright.train import compile_cache, describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 
@@ -50,19 +57,47 @@ def prepare(directory: Path) -> None:
         ) from None
 
 
+def check_shared(directory: Path) -> None:
+    """Check that the run directory is one and the same for all processes. Collective.
+
+    Raises:
+      UsageError: it is not.
+    """
+    if jax.process_count() > 1 and not process.is_shared(directory):
+        raise UsageError(
+            f"the run directory {directory} is not one for all processes, each of which writes a part "
+            "of every checkpoint into it.\n  Give one that all see with run=PATH, or an object store with "
+            "checkpoints.directory=s3://…"
+        )
+
+
+@contextlib.contextmanager
+def compiled_programs(directory: Path, wanted: bool) -> Iterator[None]:
+    """Keep what is compiled in the run directory, where JAX does not keep it elsewhere already."""
+    if not wanted or jax.config.jax_compilation_cache_dir is not None:  # type: ignore[missing-attribute]
+        yield
+        return
+    compile_cache(directory / "compile_cache")
+    try:
+        yield
+    finally:
+        compile_cache(None)
+
+
 def write_description(
     experiment: Experiment,
     checkpoints: Checkpoints,
-    mesh: jax.sharding.Mesh,
+    parts: Parts,
     origin: Mapping[str, Any] | None,
 ) -> None:
     """Write down what runs, how it was started and where. For one process to call."""
     directory = Path(experiment.run)
     (directory / "experiment.txt").write_text(describe(experiment))
+    (directory / "state.txt").write_text(describe_state(parts.target) + "\n")
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
     elsewhere = str(checkpoints.directory) if experiment.checkpoints.directory else None
-    _write_json(directory / "environment.json", environment(mesh) | {"checkpoints": elsewhere})
+    _write_json(directory / "environment.json", environment(parts.layout.mesh) | {"checkpoints": elsewhere})
 
 
 def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:

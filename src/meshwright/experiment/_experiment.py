@@ -1,18 +1,24 @@
 """A run, described whole, as one frozen value."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import optax
+import jax
 
+from meshwright.adapters import Functional
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
 from meshwright.experiment._stopping import StopEarly
-from meshwright.sharding import Rule, fsdp
-from meshwright.train import Builder, Init, Loss, Measure
+from meshwright.metrics import Writer
+from meshwright.sharding import MeshRule, Rule
+from meshwright.train import Builder, Init, Loss, Measure, Std, Tx
 from meshwright.when import When, every
+
+if TYPE_CHECKING:
+    from meshwright.experiment._ahead import AheadOfTime
 
 
 def _at_least(least: int, owner: Any, *names: str) -> None:
@@ -88,6 +94,10 @@ class Save:
             raise UsageError("Save.directory is empty; None stands for the run directory.")
 
 
+Tracker = Callable[[], AbstractContextManager[Writer]]
+"""Opens a place that reports go to: `functools.partial(mw.metrics.wandb, project="digits")`."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A whole run. `run` it from Python, or `meshwright train module:function` from a shell.
@@ -98,44 +108,74 @@ class Experiment:
 
     run: str
     """The run directory. An unfinished run found there is continued."""
-    model: Init
-    """Makes the parameters, a pytree of arrays, from a PRNG key."""
+    model: Init | Functional
+    """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""
     loss: Loss
     """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised."""
-    optimizer: optax.GradientTransformation
-    """Any optax transformation."""
+    optimizer: Tx
+    """Any optax transformation, or a `mw.Only` that trains some of the parameters."""
     input: Input
     """What to train on."""
     max_step: int
     """Updates in all, counting those before a restart."""
+
     mesh: str = "data=-1"
     """Axis sizes, the slowest first; -1 once, for the rest of the devices."""
-    rules: tuple[Rule, ...] = (fsdp(),)
-    """How parameters are split over the mesh; the first rule that answers decides."""
+    mesh_rules: tuple[MeshRule, ...] = ()
+    """What to change on which hardware: `(("NVIDIA H100.*:8", mw.edit(mesh="fsdp=8", remat="dots")), …)`. The
+    first rule whose pattern matches all of `mw.hardware()` stands."""
+    rules: tuple[Rule, ...] | None = None
+    """How parameters are split over the mesh; the first rule that answers decides. None reads it off what
+    the loss does with them, as `mw.auto` does."""
     batch_axis_names: tuple[str, ...] | None = None
     """The mesh axes that split a batch; None means those of data and fsdp that the mesh has."""
-    train_dtype: str | None = None
-    """"bfloat16", say: wider floating parameters are cast to it for the loss; None computes in their own."""
+
+    train_dtype: str | tuple[tuple[str, str | None], ...] | None = None
+    """"bfloat16", say: wider floating parameters are cast to it for the loss; None computes in their own.
+    Or pairs of a pattern and a dtype, of which the first that matches decides."""
     microbatches: int = 1
     """Pieces in which each batch is computed before its update."""
+    remat: str | None = None
+    """What of the loss is kept for its gradient, "dots" say, see `mw.remat`; None keeps what it needs."""
+    parameter_noise: tuple[tuple[str, float | Std], ...] = ()
+    """Gaussian noise on parameters in training: pairs of a pattern and a deviation, see `mw.noised`."""
     seed: int = 0
     """Of the parameters, the data's order and the steps' randomness."""
+    init_state_builder: Builder | None = None
+    """Where a new run's first state comes from, in whole or in part: `mw.from_checkpoint(path)`. What it does
+    not give is initialised as if it gave nothing. A run that is continued does not call it."""
+
     evalers: Mapping[str, Evaler] = field(default_factory=dict)
     """Evaluations by name; `test` gives scores `test/loss` and so on."""
     checkpoints: Save = Save()
     """When to save, and what to keep."""
+    save_input_iterator: bool = True
+    """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
     max_seconds: float | None = None
     """How long one process may train: then it saves and ends with exit code 75, to be run again."""
     stop_early: StopEarly | None = None
     """When the scores say that more training is of no use: `mw.no_better("test/loss", "min", patience=5)`."""
-    init_state_builder: Builder | None = None
-    """Where a new run's first state comes from, in whole or in part: `mw.from_checkpoint(path)`. What it does
-    not give is initialised as if it gave nothing. A run that is continued does not call it."""
+
     log_every: int = 50
     """Steps between reports."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where reports go besides the console, `metrics.jsonl` and TensorBoard. Opened on process 0 alone."""
+    start_trace_steps: tuple[int, ...] = ()
+    """Steps from which on a profile is taken, into the run directory, where TensorBoard finds it."""
+    num_trace_steps: int = 3
+    """How many steps a profile covers."""
+    start_trace_process_indices: tuple[int, ...] | Literal["all"] = (0,)
+    """The processes that take profiles."""
+    watchdog_timeout_seconds: float | None = 3600.0
+    """When no step ends for so long, every process writes down where its threads stand; None never does."""
+    crash_on_hang: bool = False
+    """End a process, with exit code 5, that hangs for two such timeouts in a row."""
+    compile_cache: bool = True
+    """Keep compiled programs in the run directory, for when it is continued. Where JAX has a cache already,
+    as by `JAX_COMPILATION_CACHE_DIR`, that one is used."""
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "max_step", "microbatches", "log_every")
+        _at_least(1, self, "max_step", "microbatches", "log_every", "num_trace_steps")
         if "://" in self.run:
             raise UsageError(
                 f"Experiment.run is {self.run}, but a run directory is local. To keep the checkpoints in an "
@@ -147,6 +187,26 @@ class Experiment:
             raise UsageError(
                 f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."
             )
+        if self.watchdog_timeout_seconds is not None and not self.watchdog_timeout_seconds > 0:
+            raise UsageError(
+                f"Experiment.watchdog_timeout_seconds is {self.watchdog_timeout_seconds}; it must be "
+                "positive, or None for no watchdog."
+            )
+        if any(step < 1 for step in self.start_trace_steps):
+            raise UsageError(f"Experiment.start_trace_steps is {self.start_trace_steps}; steps count from 1.")
+
+    def compile(self, devices: Sequence[jax.Device] | None = None) -> "AheadOfTime":
+        """Compile the step as a run on `devices` would, with no array of the state in memory.
+
+        Args:
+          devices: all of this process if left out. They may be ones to compile for only, as
+            `jax.experimental.topologies` describes them: none of them is used.
+
+        Raises: as `run` does before it starts.
+        """
+        from meshwright.experiment._ahead import compile_ahead  # which is made of Experiments
+
+        return compile_ahead(self, devices)
 
 
 def as_when(when: int | When) -> When:

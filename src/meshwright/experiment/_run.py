@@ -1,55 +1,38 @@
 """From a description to a run: each room is opened, checked, and handed to the loop."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
-import meshwright
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import UsageError
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._evaluations import Evaluations
 from meshwright.experiment._experiment import Experiment, as_when
-from meshwright.experiment._save import checkpoints_for, naming
+from meshwright.experiment._first_state import first_state, given_to
+from meshwright.experiment._parts import (
+    Parts,
+    batch_sharding,
+    data_of,
+    mesh_of,
+    naming,
+    on_hardware,
+    parts_of,
+)
+from meshwright.experiment._reports import heading, reported, reports, saying, writers
+from meshwright.experiment._save import checkpoints_for
 from meshwright.experiment._stopping import Stopping
-from meshwright.input import Batches, batches
-from meshwright.metrics import (
-    Console,
-    Log,
-    Writer,
-    json_number,
-    jsonl,
-    logger,
-    read_jsonl,
-    tee,
-    tensorboard,
-)
-from meshwright.sharding import Layout, make_mesh
-from meshwright.train import (
-    Given,
-    Step,
-    TrainState,
-    abstract_state,
-    check_given,
-    fit,
-    halt_on_divergence,
-    make_step,
-    nothing,
-    state_around,
-)
-from meshwright.when import When, asked_once, either, every
+from meshwright.input import Batches
+from meshwright.metrics import Console, StepTime, Writer, json_number
+from meshwright.profiling import Trace, tracer
+from meshwright.train import RUN_AHEAD, TrainState, fit, nothing, watchdog
+from meshwright.when import Tick, asked_once
 
 Scores = dict[str, float]
-
-log = logging.getLogger("meshwright")
 
 
 @dataclass(frozen=True)
@@ -86,17 +69,22 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
       DivergedError: a reported loss is not finite; nothing was saved since.
       Interrupted: told to stop; the state is saved.
     """
-    layout = Layout(make_mesh(experiment.mesh), experiment.rules, experiment.batch_axis_names)
-    target = abstract_state(experiment.model, experiment.optimizer, layout)
+    experiment = on_hardware(experiment)
+    mesh = mesh_of(experiment)
     directory = Path(experiment.run)
-    checkpoints = checkpoints_for(experiment, target)
-    _directory.prepare(directory)
     with contextlib.ExitStack() as opened:
+        data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
+        parts = parts_of(experiment, mesh, data.peek())
+        checkpoints = checkpoints_for(experiment, parts.target)
+        _directory.prepare(directory)
+        if experiment.checkpoints.directory is None:
+            _directory.check_shared(directory)
         signals = opened.enter_context(process.signals())
         with naming("checkpoints.directory"):
             opened.enter_context(checkpoints)
         opened.enter_context(_directory.log_file(directory))
-        outcome = _train(experiment, origin, layout, target, checkpoints, signals, opened)
+        opened.enter_context(_directory.compiled_programs(directory, experiment.compile_cache))
+        outcome = _train(experiment, origin, parts, data, checkpoints, signals, opened)
     if process.is_lead():
         _directory.write_outcome(directory, outcome.summary())
     return outcome
@@ -105,52 +93,45 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
 def _train(
     experiment: Experiment,
     origin: Mapping[str, Any] | None,
-    layout: Layout,
-    target: TrainState,
+    parts: Parts,
+    data: Batches,
     checkpoints: Checkpoints,
     signals: process.Signals,
     opened: contextlib.ExitStack,
 ) -> Outcome:
     """Check, restore and train, with what is opened on the way given to `opened`."""
     console = Console(experiment.max_step)
-    say = _saying(console)
-    data = opened.enter_context(contextlib.closing(_data(experiment, layout)))
-    evaluate = Evaluations(experiment, layout)
-    step = _step(experiment, layout)
-    say(_heading(experiment, layout))
-    say(layout.explain({"params": target.params}))
-    given = _given(experiment, target, checkpoints)
-    for found in preflight(experiment, layout, target, data, evaluate.each, step):
+    say = saying(console)
+    evaluate = Evaluations(experiment, parts.layout)
+    say(heading(experiment, parts.layout.mesh))
+    say(parts.layout.explain({"params": parts.target.params}))
+    given = given_to(experiment, parts.target, checkpoints)
+    for found in preflight(experiment, parts, evaluate.each):
         say(f"  ✓ {found}")
-    state = _first_state(experiment, layout, target, given, data, checkpoints, say)
+    state = first_state(experiment, parts, given, data, checkpoints, say)
+    del given  # the state has it now, and the first step donates that
     first = int(state.step)
     if first >= experiment.max_step:
         say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
         return Outcome(first, checkpoints.scores(), 0.0, state)
     if process.is_lead():
-        _directory.write_description(experiment, checkpoints, layout.mesh, origin)
-    write = _writers(opened, experiment, console, checkpoints, step, after=first)
+        _directory.write_description(experiment, checkpoints, parts, origin)
+    step_time = StepTime(RUN_AHEAD)
+    write = writers(opened, experiment, console, checkpoints.latest, parts, step_time, after=first)
     if process.is_lead():
         opened.enter_context(console)
-    when_saved = asked_once(as_when(experiment.checkpoints.when))
-    evaluate.history |= _history(experiment, before=first)
+    evaluate.history |= reported(experiment, before=first)
     stop = Stopping(
         signals, experiment.max_seconds, experiment.log_every, experiment.stop_early, evaluate.history
     )
+
+    def beat(tick: Tick) -> None:
+        step_time(tick)
+        if process.is_lead():
+            console.beat(tick)
+
     started = time.perf_counter()
-    state = fit(
-        step,
-        state,
-        data,
-        steps=experiment.max_step,
-        # A platform that takes its machine back leaves time to save, and none to evaluate.
-        evaluate=lambda tick, state: None if signals.ending else evaluate(tick, state),
-        log=_log(experiment, write, when_saved, data, paused=evaluate.seconds),
-        save=checkpoints.saver(when_saved),
-        beat=console.beat if process.is_lead() else nothing,
-        stop=stop,
-    )
-    checkpoints.wait()
+    state = _fit(experiment, parts, state, data, checkpoints, evaluate, write, beat, stop)
     if stop.interruption:
         raise stop.interruption
     outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
@@ -160,128 +141,66 @@ def _train(
     return outcome
 
 
-def _step(experiment: Experiment, layout: Layout) -> Step:
-    return make_step(
-        experiment.loss,
-        experiment.optimizer,
-        layout,
-        microbatches=experiment.microbatches,
-        compute_dtype=experiment.train_dtype,
-    )
-
-
-def _history(experiment: Experiment, *, before: int) -> dict[int, Scores]:
-    """Return what was reported up to a step, by step, as process 0 reads it."""
-    path = Path(experiment.run) / "metrics.jsonl"
-    if experiment.stop_early is None or not before:
-        return {}
-    reports = process.on_lead(lambda: read_jsonl(path) if path.exists() else [])
-    history: dict[int, Scores] = {}
-    for report in reports:
-        history.setdefault(int(report["step"]), {}).update(report)
-    return {step: found for step, found in history.items() if step <= before}
-
-
-def _given(experiment: Experiment, target: TrainState, checkpoints: Checkpoints) -> Given:
-    """Return what the builder of a new run gives, checked before anything compiles."""
-    is_new = process.on_lead(checkpoints.latest) is None
-    if experiment.init_state_builder is None or not is_new:
-        return {}
-    given = experiment.init_state_builder(target)
-    try:
-        check_given(given, target)
-    except UsageError as error:
-        raise UsageError(f"Experiment.init_state_builder: {error}") from None
-    return given
-
-
-def _first_state(
+def _fit(
     experiment: Experiment,
-    layout: Layout,
-    target: TrainState,
-    given: Given,
+    parts: Parts,
+    state: TrainState,
     data: Batches,
     checkpoints: Checkpoints,
-    say: Callable[[str], None],
+    evaluate: Evaluations,
+    write: Writer,
+    beat: Callable[[Tick], None],
+    stop: Stopping,
 ) -> TrainState:
-    """Return the state to go on from, restored or fresh, and tell which."""
-    tx, seed = experiment.optimizer, experiment.seed
-    state = checkpoints.resume(
-        target, data, otherwise=lambda: state_around(given, experiment.model, tx, seed, layout)
-    )
-    for warning in checkpoints.passed_over:
-        say(f"  ✗ {warning}")
-    if checkpoints.resumed is not None:
-        say(f"  ↻ continuing after step {checkpoints.resumed}")
+    """Train from `state` on, watched and profiled, and return the last state when it is saved."""
+    when_saved = asked_once(as_when(experiment.checkpoints.when))
+    save = checkpoints.saver(when_saved)
+    kept = data if experiment.save_input_iterator else None
+    with contextlib.ExitStack() as opened:
+        watch, pause = _watchdog(experiment, opened)
+        trace = opened.enter_context(_tracer(experiment))
+
+        def evaluated(tick: Tick, state: TrainState) -> Scores | None:
+            # A platform that takes its machine back leaves time to save, and none to evaluate.
+            with pause():
+                return None if stop.is_ending else evaluate(tick, state)
+
+        def watched(tick: Tick) -> None:
+            watch(tick)
+            beat(tick)
+
+        state = fit(
+            parts.step,
+            state,
+            data,
+            steps=experiment.max_step,
+            evaluate=evaluated,
+            log=reports(experiment, write, when_saved, data, paused=evaluate.seconds),
+            save=lambda tick, state, _, scores: save(tick, state, kept, scores),
+            trace=trace,
+            beat=watched,
+            stop=stop,
+        )
+        with pause():
+            checkpoints.wait()
     return state
 
 
-def _log(
-    experiment: Experiment, write: Writer, when_saved: When, data: Batches, *, paused: Callable[[], float]
-) -> Log:
-    given = experiment.input
-    return logger(
-        write,
-        # A report before each save: a crash then loses whole reports, which are made again.
-        either(every(experiment.log_every), when_saved),
-        per_second={given.item: given.batch_size * given.items_per_example},
-        waited=lambda: data.wait_seconds,
-        paused=paused,
+def _watchdog(
+    experiment: Experiment, opened: contextlib.ExitStack
+) -> tuple[Callable[[Tick], None], Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Return the watchdog's `beat`, and what opens a time that it does not count."""
+    timeout = experiment.watchdog_timeout_seconds
+    if timeout is None:
+        return nothing, contextlib.nullcontext
+    watching = opened.enter_context(watchdog(timeout, kill=experiment.crash_on_hang))
+    return watching, watching.paused
+
+
+def _tracer(experiment: Experiment) -> contextlib.AbstractContextManager[Trace]:
+    return tracer(
+        experiment.run,
+        experiment.start_trace_steps,
+        num_steps=experiment.num_trace_steps,
+        processes=experiment.start_trace_process_indices,
     )
-
-
-def _saying(console: Console) -> Callable[[str], None]:
-    """Return a function that tells people: all processes' logs, and the screen of one."""
-
-    def say(text: str) -> None:
-        log.info(text.strip())
-        if process.is_lead():
-            console.say(text)
-
-    return say
-
-
-def _data(experiment: Experiment, layout: Layout) -> Batches:
-    given = experiment.input
-    return batches(
-        given.examples,
-        given.batch_size,
-        layout.batch_sharding,
-        seed=experiment.seed if given.shuffle else None,
-        epochs=given.epochs,
-        num_threads=given.num_threads,
-    )
-
-
-def _writers(
-    opened: contextlib.ExitStack,
-    experiment: Experiment,
-    console: Console,
-    checkpoints: Checkpoints,
-    step: Step,
-    *,
-    after: int,
-) -> Writer:
-    """Return the writer of reports, having written how long the step took to compile.
-
-    All processes look whether the loss is finite; one writes.
-    """
-    halt = halt_on_divergence(checkpoints.latest)
-    if not process.is_lead():
-        return halt
-    directory = Path(experiment.run)
-    files = tee(
-        jsonl(directory / "metrics.jsonl", after=after),
-        opened.enter_context(tensorboard(directory, after=after)),
-    )
-    _directory.write_outcome(directory, None)
-    files(after, {"compile_seconds": step.compile_seconds})
-    return tee(files, console, halt)
-
-
-def _heading(experiment: Experiment, layout: Layout) -> str:
-    processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
-    devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-    mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items())
-    versions = f"meshwright {meshwright.__version__} · jax {jax.__version__}"
-    return f"{versions} · {processes}, {devices} · mesh {mesh} · run {experiment.run}\n"

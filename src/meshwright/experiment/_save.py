@@ -1,12 +1,10 @@
 """The checkpoints of an experiment: where they are, and whether they can be made as it says."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Experiment, as_casts, as_keep
+from meshwright.experiment._parts import naming
 from meshwright.train import TrainState
 
 
@@ -27,13 +25,3 @@ def checkpoints_for(experiment: Experiment, target: TrainState) -> Checkpoints:
     with naming("checkpoints.cast"):
         checkpoints.check(target)
     return checkpoints
-
-
-@contextmanager
-def naming(field: str) -> Iterator[None]:
-    """Say of a setting that is wrong which one it is."""
-    try:
-        yield
-    except UsageError as error:
-        parameter = field.rpartition(".")[2]  # which some messages begin with
-        raise UsageError(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None

@@ -59,6 +59,11 @@ class Stopping:
         self.is_early = False
         """Whether the scores ended the run, which is complete then."""
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether whoever takes the machine said so: there is time to save, and for no more."""
+        return self._signals.ending
+
     def __call__(self, tick: Tick) -> bool:
         if self._signals.stop(tick.step):
             self.interruption = self._signals.interruption

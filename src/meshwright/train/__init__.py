@@ -7,6 +7,7 @@ from meshwright.train._ema import EmaState, ema_params, keep_ema
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
 from meshwright.train._given import Builder, Given, check_given, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
+from meshwright.train._inferred import inferred_rules
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._noise import Std, noised, relative
@@ -57,6 +58,7 @@ __all__ = [
     "ema_params",
     "fit",
     "halt_on_divergence",
+    "inferred_rules",
     "init_state",
     "keep_ema",
     "make_step",

@@ -8,8 +8,10 @@ from jax.experimental.compilation_cache import compilation_cache
 from meshwright.errors import UsageError
 
 
-def compile_cache(directory: str | Path) -> None:
+def compile_cache(directory: str | Path | None) -> None:
     """Keep every program that this process compiles in `directory`, and take what is there from there.
+
+    None keeps none from now on.
 
     For the whole process, from now on; best before anything compiles. On several processes process 0
     writes, so the others gain by it where they share the directory. An entry is found again for the same
@@ -28,13 +30,16 @@ def compile_cache(directory: str | Path) -> None:
     Raises:
       UsageError: the directory cannot be made.
     """
-    directory = Path(directory).absolute()
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"compile_cache: cannot keep compiled programs in {directory}: {error}.") from None
-    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_compilation_cache_dir", None if directory is None else _made(Path(directory)))
     # Else only what takes a second to compile is kept.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     compilation_cache.reset_cache()  # or the directory that was used first would stay
+
+
+def _made(directory: Path) -> str:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"compile_cache: cannot keep compiled programs in {directory}: {error}.") from None
+    return str(directory.absolute())

@@ -1,7 +1,6 @@
 """What training starts from: arrays that are given, or the model's own."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import optax
 from meshwright import tree
 from meshwright.adapters import Functional
 from meshwright.errors import MeshwrightError, UsageError
-from meshwright.sharding import LOGICAL_AXES, Layout, Rule, auto, copy_to, fsdp, logical
+from meshwright.sharding import Layout, copy_to
 from meshwright.train import Init, TrainState, Tx, Variables, init_state, state_from
 from meshwright.tree import PyTree
 
@@ -83,30 +82,6 @@ def lost() -> MeshwrightError:
         "the state of training is lost: a step failed, and had taken the memory that it was in.\n"
         "  With Deployer(workdir=...) `fit` goes on from the newest checkpoint; else make a new Trainer."
     )
-
-
-def rules_for(
-    model: Functional | None, first: Variables, loss: Callable[..., Any] | None, *batch: PyTree
-) -> tuple[Rule, ...]:
-    """Return rules for a model's parameters: its own names for their dimensions, then what is inferred.
-
-    Args:
-      first: structs of the parameters and the model state.
-      loss: a `Loss` or `StatefulLoss` in evaluation mode: with the structs of a batch it tells what the
-        parameters are for.
-    """
-    axes = model.axes if model else {}
-    known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
-    inferred = _inferred(first, loss, *batch) if loss and batch else auto(first.params)
-    return (logical(known), inferred, fsdp())
-
-
-def _inferred(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
-    def evaluated(params: PyTree, batch: PyTree, *state: PyTree) -> PyTree:
-        return loss(params, batch, jax.random.key(0), *state)
-
-    state = () if first.model_state is None else (first.model_state,)
-    return auto(first.params, evaluated, batch, *state)
 
 
 def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Variables | None:

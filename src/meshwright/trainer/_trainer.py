@@ -23,6 +23,7 @@ from meshwright.train import (
     TrainState,
     Variables,
     abstract_state,
+    inferred_rules,
     make_step,
     narrowing,
 )
@@ -32,7 +33,7 @@ from meshwright.trainer._evaluation import LossOver
 from meshwright.trainer._loop import Loop
 from meshwright.trainer._schedule import Schedule, batch_sizes
 from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, check_together, eval_name
-from meshwright.trainer._start import Start, check_step, lost, rules_for
+from meshwright.trainer._start import Start, check_step, lost
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When
 
@@ -230,7 +231,8 @@ class Trainer:
 
     def _lay_out(self, *batch: PyTree) -> Layout:
         with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
-            rules = rules_for(self.model, self._start.outline(), self._losses.get(False), *batch)
+            axes = self.model.axes if self.model else {}
+            rules = inferred_rules(self._start.outline(), self._losses.get(False), *batch, axes=axes)
         return self.deployer.layout(*self._rules, *rules)
 
     def _step(self) -> Step:

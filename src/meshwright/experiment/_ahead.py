@@ -1,0 +1,84 @@
+"""The step of an experiment compiled ahead of time: what it takes of a device, before there is a state."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from meshwright import tree
+from meshwright.errors import MeshwrightError
+from meshwright.experiment._experiment import Experiment
+from meshwright.experiment._parts import Parts, data_of, mesh_of, on_hardware, parts_of
+from meshwright.sharding import Layout, device_bytes, human_bytes, make_mesh
+from meshwright.tree import PyTree
+
+
+@dataclass(frozen=True)
+class AheadOfTime:
+    """A compiled step and what XLA says of it, in bytes and operations of one device."""
+
+    compiled: jax.stages.Compiled
+    """`(state, batch) -> (state, metrics)`."""
+    mesh: Mapping[str, int]
+    """The size of each axis."""
+    seconds: float
+    """How long tracing and compiling took."""
+    state_bytes: int
+    """The state, which stays from step to step."""
+    batch_bytes: int
+    """The batch."""
+    temporary_bytes: int
+    """What is there while the step runs, activations above all."""
+    peak_bytes: int
+    """All of it together. The new state is written over the old one, where XLA says so, and counts once."""
+    flops: float | None
+    """Floating-point operations, as XLA counts them: the body of a loop once. None where it does not say."""
+    bytes_accessed: float | None
+    """Bytes read from memory and written to it, counted alike."""
+
+    def __str__(self) -> str:
+        axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        sizes = f"state {human_bytes(self.state_bytes)}, batch {human_bytes(self.batch_bytes)}, "
+        sizes += f"temporary {human_bytes(self.temporary_bytes)}, peak {human_bytes(self.peak_bytes)}"
+        counted = "" if self.flops is None else f"; {self.flops:.3g} FLOP"
+        return f"step compiled in {self.seconds:.1f} s for mesh {axes}. Per device: {sizes}{counted}"
+
+
+def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> AheadOfTime:
+    """Compile the step as a run on `devices` (default: all) would. See `Experiment.compile`."""
+    experiment = on_hardware(experiment, devices)
+    parts = parts_of(experiment, mesh_of(experiment, devices), _some_rows(experiment))
+    started = time.perf_counter()
+    compiled = parts.step.compile(parts.target, parts.batch)
+    return _told(compiled, parts, time.perf_counter() - started)
+
+
+def _some_rows(experiment: Experiment) -> PyTree:
+    """Return rows to train on, read for one device of this process: others may not be here."""
+    here = Layout(make_mesh("data=1", jax.local_devices()[:1]))
+    data = data_of(experiment, here.batch_sharding)
+    try:
+        return data.peek()
+    finally:
+        data.close()
+
+
+def _told(compiled: jax.stages.Compiled, parts: Parts, seconds: float) -> AheadOfTime:
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    if memory is None:
+        raise MeshwrightError("the compiler of these devices does not say what memory a program takes.")
+    return AheadOfTime(
+        compiled=compiled,
+        mesh=dict(parts.layout.mesh.shape),
+        seconds=seconds,
+        state_bytes=sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(parts.target)),
+        batch_bytes=tree.nbytes(parts.batch) // parts.layout.batch_ways,
+        temporary_bytes=memory.temp_size_in_bytes,
+        peak_bytes=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes,
+        flops=cost.get("flops"),
+        bytes_accessed=cost.get("bytes accessed"),
+    )

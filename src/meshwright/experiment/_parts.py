@@ -1,0 +1,148 @@
+"""What a description stands for on the devices at hand: mesh, examples, rules, state and step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from meshwright import tree
+from meshwright.adapters import Functional
+from meshwright.errors import MeshwrightError
+from meshwright.experiment._experiment import Experiment
+from meshwright.input import Batches, batches
+from meshwright.sharding import Layout, apply_mesh_rules, hardware, make_mesh
+from meshwright.train import (
+    Init,
+    Loss,
+    Step,
+    TrainState,
+    Variables,
+    abstract_state,
+    inferred_rules,
+    make_step,
+    noised,
+    remat,
+)
+from meshwright.tree import PyTree
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run before it has a state."""
+
+    layout: Layout
+    target: TrainState
+    """The state as structs with shardings."""
+    batch: PyTree
+    """A global batch as structs."""
+    step: Step
+
+
+def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Experiment:
+    """Return the experiment as its first mesh rule for `devices` (default: all) changes it.
+
+    Raises:
+      UsageError: a rule is wrong, whether or not it is the one.
+    """
+    with naming("mesh_rules"):
+        return apply_mesh_rules(experiment, experiment.mesh_rules, hardware(devices))
+
+
+def mesh_of(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Return the mesh, of `devices` or all."""
+    with naming("mesh"):
+        return make_mesh(experiment.mesh, devices)
+
+
+def batch_sharding(experiment: Experiment, mesh: Mesh) -> NamedSharding:
+    """Return how a batch is split."""
+    with naming("batch_axis_names"):
+        return Layout(mesh, (), experiment.batch_axis_names).batch_sharding
+
+
+def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
+    """Return the batches to train on."""
+    given = experiment.input
+    with naming("input"):
+        return batches(
+            given.examples,
+            given.batch_size,
+            sharding,
+            seed=experiment.seed if given.shuffle else None,
+            epochs=given.epochs,
+            num_threads=given.num_threads,
+        )
+
+
+def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
+    """Return the parts of a run on `mesh`, compiling nothing.
+
+    Args:
+      rows: some examples of a batch, arrays.
+
+    Raises:
+      UsageError: as the parts do.
+    """
+    init, loss = init_of(experiment), loss_of(experiment)
+    batch = global_batch(rows, experiment.input.batch_size)
+    layout = Layout(mesh, _rules(experiment, mesh, loss, batch), experiment.batch_axis_names)
+    target = abstract_state(init, experiment.optimizer, layout)
+    step = make_step(
+        loss,
+        experiment.optimizer,
+        layout,
+        microbatches=experiment.microbatches,
+        compute_dtype=experiment.train_dtype,
+    )
+    return Parts(layout, target, batch, step)
+
+
+def init_of(experiment: Experiment) -> Init:
+    """Return the function that makes the parameters."""
+    model = experiment.model
+    return model.init if isinstance(model, Functional) else model
+
+
+def loss_of(experiment: Experiment) -> Loss:
+    """Return the loss as the step minimises it."""
+    loss: Callable[..., Any] = experiment.loss
+    if experiment.remat is not None:
+        with naming("remat"):
+            loss = remat(loss, experiment.remat)
+    if experiment.parameter_noise:
+        with naming("parameter_noise"):
+            loss = noised(loss, experiment.parameter_noise)
+    return loss
+
+
+def global_batch(rows: PyTree, batch_size: int) -> PyTree:
+    """Return the structs of a global batch from some rows of it."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
+        tree.abstract(rows),
+    )
+
+
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Say of a setting that is wrong which one it is."""
+    try:
+        yield
+    except MeshwrightError as error:
+        parameter = field.rpartition(".")[2]  # which some messages begin with
+        raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None
+
+
+def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tuple[Any, ...]:
+    if experiment.rules is not None:
+        return tuple(experiment.rules)
+    if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
+        return ()  # nothing splits parameters: the loss need not be traced for it
+    made = jax.eval_shape(init_of(experiment), jax.random.key(0))
+    first = made if isinstance(made, Variables) else Variables(made, None)
+    axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
+    with jax.set_mesh(mesh):  # the loss may constrain by bare PartitionSpecs
+        return inferred_rules(first, loss, batch, axes=axes)

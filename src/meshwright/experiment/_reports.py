@@ -1,0 +1,123 @@
+"""What a run tells while it goes on, and to whom."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+
+import meshwright
+from meshwright import process
+from meshwright.experiment import _directory
+from meshwright.experiment._experiment import Experiment
+from meshwright.experiment._parts import Parts
+from meshwright.input import Batches
+from meshwright.metrics import Console, Log, StepTime, Writer, jsonl, logger, read_jsonl, tee, tensorboard
+from meshwright.sharding import hardware, mesh_rule
+from meshwright.train import halt_on_divergence, state_sizes
+from meshwright.when import When, either, every
+
+log = logging.getLogger("meshwright")
+
+
+def saying(console: Console) -> Callable[[str], None]:
+    """Return a function that tells people: all processes' logs, and the screen of one."""
+
+    def say(text: str) -> None:
+        log.info(text.strip())
+        if process.is_lead():
+            console.say(text)
+
+    return say
+
+
+def heading(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
+    """Return what runs where, as one line."""
+    processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
+    devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+    axes = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    versions = f"meshwright {meshwright.__version__} · jax {jax.__version__}"
+    return f"{versions} · {processes}, {devices} · mesh {axes}{_rule(experiment)} · run {experiment.run}\n"
+
+
+def _rule(experiment: Experiment) -> str:
+    if not experiment.mesh_rules:
+        return ""
+    here = hardware()
+    rule = mesh_rule(experiment.mesh_rules, here)
+    return f" · {f'no mesh rule for {here!r}' if rule is None else f'mesh rule {rule[0]!r}'}"
+
+
+def writers(
+    opened: contextlib.ExitStack,
+    experiment: Experiment,
+    console: Console,
+    latest: Callable[[], int | None],
+    parts: Parts,
+    step_time: StepTime,
+    *,
+    after: int,
+) -> Writer:
+    """Return the writer of reports, having written how large the state is and how long the step compiled.
+
+    All processes look whether the loss is finite; one writes.
+
+    Args:
+      opened: is given what is to be closed at the end.
+      latest: the step of the newest checkpoint.
+      after: the step that the run goes on from.
+    """
+    halt = halt_on_divergence(latest)
+    if not process.is_lead():
+        return halt
+    directory = Path(experiment.run)
+    files = tee(
+        jsonl(directory / "metrics.jsonl", after=after),
+        opened.enter_context(tensorboard(directory, after=after)),
+        *(opened.enter_context(tracker()) for tracker in experiment.trackers),
+    )
+    _directory.write_outcome(directory, None)
+    files(after, {"compile_seconds": parts.step.compile_seconds, **state_sizes(parts.target)})
+    return tee(_timed(files, step_time), console, halt)
+
+
+def _timed(write: Writer, step_time: StepTime) -> Writer:
+    """Return a writer that adds to what a report says of training how long one step took."""
+
+    def timed(step: int, values: Mapping[str, float], /) -> None:
+        seconds = step_time.seconds() if "steps_per_second" in values else None
+        write(step, values if seconds is None else {**values, "step_seconds": seconds})
+
+    return timed
+
+
+def reports(
+    experiment: Experiment,
+    write: Writer,
+    when_saved: When,
+    data: Batches,
+    *,
+    paused: Callable[[], float],
+) -> Log:
+    """Return the loop's `log`."""
+    given = experiment.input
+    return logger(
+        write,
+        # A report before each save: a crash then loses whole reports, which are made again.
+        either(every(experiment.log_every), when_saved),
+        per_second={given.item: given.batch_size * given.items_per_example},
+        waited=lambda: data.wait_seconds,
+        paused=paused,
+    )
+
+
+def reported(experiment: Experiment, *, before: int) -> dict[int, dict[str, float]]:
+    """Return what was reported up to a step, by step, as process 0 reads it."""
+    path = Path(experiment.run) / "metrics.jsonl"
+    if not before:
+        return {}
+    found: dict[int, dict[str, float]] = {}
+    for report in process.on_lead(lambda: read_jsonl(path) if path.exists() else []):
+        found.setdefault(int(report["step"]), {}).update(report)
+    return {step: values for step, values in found.items() if step <= before}

@@ -1,0 +1,37 @@
+"""How parameters are split where nobody says it: by a model's own names, then by what its loss does."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical
+from meshwright.train._state import Variables
+from meshwright.tree import PyTree
+
+
+def inferred_rules(
+    first: Variables,
+    loss: Callable[..., Any] | None,
+    *batch: PyTree,
+    axes: Mapping[str, Sequence[str | None]] = {},
+) -> tuple[Rule, ...]:
+    """Return rules for a model's parameters.
+
+    Args:
+      first: structs of the parameters and the model state.
+      loss: a `Loss` or `StatefulLoss`: with the structs of a batch it tells what the parameters are for.
+      axes: the names that the model itself gives to the dimensions of its parameters. Those that are usual
+        come first.
+    """
+    known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}
+    inferred = _traced(first, loss, *batch) if loss and batch else auto(first.params)
+    return (logical(known), inferred, fsdp())
+
+
+def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
+    def evaluated(params: PyTree, batch: PyTree, *state: PyTree) -> PyTree:
+        return loss(params, batch, jax.random.key(0), *state)
+
+    state = () if first.model_state is None else (first.model_state,)
+    return auto(first.params, evaluated, batch, *state)
