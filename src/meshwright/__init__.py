@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from meshwright.checkpoint import Checkpoints, open_source, restore
     from meshwright.deployer import Deployer
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, no_better, run
+    from meshwright.experiment import (
+        Evaler,
+        Experiment,
+        Input,
+        Save,
+        from_checkpoint,
+        no_better,
+        open_averages,
+        run,
+    )
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
@@ -88,7 +97,16 @@ _NAMES = {
     "adapters": ("functional",),
     "checkpoint": ("Checkpoints", "open_source", "restore"),
     "errors": ("MeshwrightError",),
-    "experiment": ("Evaler", "Experiment", "Input", "Save", "from_checkpoint", "no_better", "run"),
+    "experiment": (
+        "Evaler",
+        "Experiment",
+        "Input",
+        "Save",
+        "from_checkpoint",
+        "no_better",
+        "open_averages",
+        "run",
+    ),
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": ("Layout", "auto", "edit", "explain", "fsdp", "hardware", "logical", "make_mesh", "match"),

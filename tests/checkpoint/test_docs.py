@@ -32,3 +32,6 @@ def test_the_examples_of_the_page_run(mesh, tmp_path, monkeypatch):
     np.testing.assert_array_equal(names["renamed"]["model"]["head"]["w"], np.ones((4, 2)))
     assert names["stacked"](names["source"]).arrays()["params/layers/w"].shape == (2, 8, 4)
     assert np.asarray(names["heads"].arrays()["head"]).shape == (2, 4)
+    kernel = np.ones((3, 3, 3, 2), np.float32)
+    assert names["inflated"](kernel, jnp.zeros((3, 3, 4, 3, 2)))[0, 0].sum(0).tolist() == [[1, 1]] * 3
+    assert (names["gray"](kernel, None) == np.full((3, 3, 1, 2), 3)).all()

@@ -29,6 +29,8 @@ class Shell:
         self.environ = {
             name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
         }
+        here = str(Path(__file__).parent)
+        self.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
     def start(self, *words: str, **more) -> subprocess.Popen:
         command = [sys.executable, "-m", "meshwright", *words]

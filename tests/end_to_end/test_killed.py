@@ -4,6 +4,7 @@ import signal
 import pytest
 
 from end_to_end.running import SHORT, STEPS, final_arrays, kill, losses, reached, wait_for
+from meshwright.metrics import read_jsonl
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +81,31 @@ def test_ctrl_c_twice_stops_at_once(shell):
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=10)
     assert child.returncode in (-signal.SIGINT, 130)  # shells make 130 of the first
+
+
+@pytest.fixture(scope="module")
+def killed_at_every_step(shell):
+    """A run that was killed after each of its steps in turn, and one that was not."""
+    for step in range(1, 6):
+        killed = shell("train", "mortal:experiment", "run=mortal", f"dies_at={step}")
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    for run in ("mortal", "immortal"):
+        done = shell("train", "mortal:experiment", f"run={run}")
+        assert done.returncode == 0, done.stderr
+    return shell.folder / "mortal", shell.folder / "immortal"
+
+
+def test_killed_at_every_step_the_losses_and_scores_are_the_same_to_the_bit(killed_at_every_step):
+    mortal, immortal = killed_at_every_step
+    assert losses(mortal) == losses(immortal)
+    assert len(losses(mortal)) == 5
+    assert scores(mortal) == scores(immortal)
+
+
+def test_killed_at_every_step_the_state_is_the_same_to_the_bit(killed_at_every_step):
+    mortal, immortal = killed_at_every_step
+    assert final_arrays(mortal) == final_arrays(immortal)
+
+
+def scores(run):
+    return {r["step"]: r["all/loss"] for r in read_jsonl(run / "metrics.jsonl") if "all/loss" in r}

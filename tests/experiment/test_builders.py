@@ -1,6 +1,9 @@
 """Where a run's first state comes from."""
 
+import weakref
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -23,9 +26,14 @@ def loss(params, batch, key):
 
 
 def experiment(run, num_classes=2, **more):
-    given = {"optimizer": optax.adam(0.01), "input": mw.Input(EXAMPLES, batch_size=16), "max_step": 3}
-    init = jax.tree_util.Partial(model, num_classes)
-    return mw.Experiment(run=str(run), model=init, loss=loss, **given | more)
+    given = {
+        "model": jax.tree_util.Partial(model, num_classes),
+        "loss": loss,
+        "optimizer": optax.adam(0.01),
+        "input": mw.Input(EXAMPLES, batch_size=16),
+        "max_step": 3,
+    }
+    return mw.Experiment(run=str(run), **given | more)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,8 @@ def test_a_changed_head_is_initialised_and_the_rest_is_taken(pretrained):
     path, saved = pretrained
     state = first_state(mw.from_checkpoint(path, "params/(?!head).*"), num_classes=5)
     np.testing.assert_array_equal(state.params["body"], saved.params["body"])
-    assert state.params["head"].shape == (8, 5)
+    scratch = first_state(lambda target: {}, num_classes=5)
+    np.testing.assert_array_equal(state.params["head"], scratch.params["head"])
     assert int(state.step) == 0
 
 
@@ -58,6 +67,97 @@ def test_names_may_be_assigned(pretrained):
     path, saved = pretrained
     moments = mw.from_checkpoint(path, "params/body", assign=[("params/body", "opt_state/0/mu/body")])
     np.testing.assert_array_equal(first_state(moments).params["body"], saved.opt_state[0].mu["body"])
+
+
+def parts_taken(path, params, **more):
+    """What a builder gives, by name, for parameters of other names than the checkpoint has."""
+    target = mw.abstract_state(lambda key: params, optax.sgd(0.1), mw.Layout(mw.make_mesh("data=-1")))
+    return mw.from_checkpoint(path, **more)(target)
+
+
+BODY, HEAD = np.zeros((4, 8), np.float32), np.zeros((8, 2), np.float32)
+
+
+# Parameters, how they are asked for, and which saved array each is that is given.
+SCOPES = {
+    "whole": (
+        {"body": BODY, "head": HEAD},
+        {},
+        {"params/body": "params/body", "params/head": "params/head"},
+    ),
+    "some": ({"body": BODY, "other": HEAD}, {"only": "params/body"}, {"params/body": "params/body"}),
+    "renamed": (
+        {"trunk": BODY},
+        {"assign": [("params/trunk", "params/body")]},
+        {"params/trunk": "params/body"},
+    ),
+    "into a part": (
+        {"part": {"body": BODY, "head": HEAD}, "other": BODY},
+        {"only": "params/part/.*", "assign": [(r"params/part/(.*)", r"params/\1")]},
+        {"params/part/body": "params/body", "params/part/head": "params/head"},
+    ),
+    "into many": (
+        {"a": {"body": BODY}, "b": {"body": BODY}},
+        {"assign": [(r"params/[ab]/(.*)", r"params/\1")]},
+        {"params/a/body": "params/body", "params/b/body": "params/body"},
+    ),
+    "a leaf": (
+        {"body": BODY, "mu": BODY},
+        {"only": "params/mu", "assign": [("params/mu", "opt_state/0/mu/body")]},
+        {"params/mu": "opt_state/0/mu/body"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("params", "asked", "origins"), SCOPES.values(), ids=SCOPES)
+def test_models_and_parts_go_into_other_models(pretrained, params, asked, origins):
+    path, saved = pretrained
+    taken = parts_taken(path, params, **asked)
+    leaves = tree.named_leaves(saved)
+    jax.tree.map(np.testing.assert_array_equal, taken, {name: leaves[x] for name, x in origins.items()})
+
+
+def test_one_saved_array_in_two_places_is_trained_in_both(pretrained, tmp_path):
+    path, saved = pretrained
+    assign = [("params/.*", "params/body")]
+    begun = mw.run(
+        experiment(
+            tmp_path,
+            model=lambda key: {"left": jnp.zeros((4, 8)), "right": jnp.zeros((4, 8))},
+            loss=lambda params, batch, key: (params["left"] - 2 * params["right"]).sum(),
+            optimizer=optax.sgd(1.0),
+            max_step=1,
+            init_state_builder=mw.from_checkpoint(path, assign=assign),
+        )
+    )
+    np.testing.assert_allclose(begun.state.params["left"], saved.params["body"] - 1, rtol=1e-6)
+    np.testing.assert_allclose(begun.state.params["right"], saved.params["body"] + 2, rtol=1e-6)
+
+
+def test_of_a_directory_a_step_may_be_named(pretrained, tmp_path):
+    for step in (1, 2):
+        with mw.Checkpoints(tmp_path, keep=mw.checkpoint.everything) as checkpoints:
+            checkpoints.save(step, {"params": {"body": np.full((4, 8), step, np.float32)}})
+    for more, value in (({}, 2), ({"step": 1}, 1)):
+        taken = parts_taken(f"{tmp_path}/", {"body": BODY}, **more)
+        assert (np.asarray(taken["params/body"]) == value).all()
+    with pytest.raises(CheckpointError, match="step_00000003"):
+        parts_taken(str(tmp_path), {"body": BODY}, step=3)
+    with pytest.raises(UsageError, match="says which step"):
+        mw.from_checkpoint(f"{tmp_path}/step_00000001", step=1)
+
+
+def test_a_pattern_that_is_none_or_matches_nothing_is_an_error():
+    with pytest.raises(UsageError, match="not a regular expression"):
+        mw.from_checkpoint("there", "params/(")
+    with pytest.raises(UsageError, match=r"matches nothing of the state: .*params/body"):
+        parts_taken("there", {"body": BODY}, only="body")
+
+
+def test_any_source_will_do():
+    source = mw.checkpoint.as_source({"params/body": BODY + 1}, "made by hand")
+    taken = parts_taken("nowhere", {"body": BODY}, open_with=lambda path: source)
+    assert (np.asarray(taken["params/body"]) == 1).all()
 
 
 def test_of_a_chain_the_last_that_gives_something_decides(pretrained):
@@ -84,6 +184,22 @@ def test_a_run_starts_from_its_builder_and_continues_without_it(pretrained, tmp_
         raise AssertionError("called")
 
     assert mw.run(experiment(tmp_path, init_state_builder=never)).step == 3
+
+
+def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
+    given, is_held = [], []
+
+    def builder(target):
+        body = jax.device_put(jnp.ones((4, 8)), jax.devices()[0])
+        given.append(weakref.ref(body))
+        return {"params/body": body}
+
+    def look(step):
+        is_held.append(given[0]() is not None)
+        return False
+
+    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_step=2))
+    assert is_held == [False, False]
 
 
 def test_foreign_names_end_the_run_before_it_starts(tmp_path):

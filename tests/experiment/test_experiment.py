@@ -3,40 +3,18 @@ import signal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import meshwright as mw
+from experiment.runs import EXAMPLES, loss, losses, measure
+from experiment.runs import experiment as described
 from meshwright.errors import InputError, Interrupted, UsageError
 from meshwright.experiment import checkpoints_of, describe
 
-EXAMPLES = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
-
-
-def init(key):
-    return {"w": jax.random.normal(key, (4, 2))}
-
-
-def measure(params, batch):
-    return {"loss": ((batch["x"] @ params["w"]) ** 2).sum(-1)}
-
-
-def loss(params, batch, key):
-    return measure(params, batch)["loss"].mean()
-
 
 def experiment(run, **more):
-    described = {
-        "model": init,
-        "loss": loss,
-        "optimizer": optax.sgd(0.01),
-        "input": mw.Input(EXAMPLES, batch_size=16),
-        "max_step": 10,
-        "evalers": {"all": mw.Evaler(measure, EXAMPLES, when=4, batch_size=24)},
-        "checkpoints": mw.Save(when=4),
-        "log_every": 5,
-    }
-    return mw.Experiment(run=str(run), **described | more)
+    evaler = mw.Evaler(measure, EXAMPLES, when=4, batch_size=24)
+    return described(run, **{"evalers": {"all": evaler}} | more)
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +77,6 @@ def doing_at(step, act, monkeypatch):
     )
 
 
-def losses(run):
-    reports = mw.metrics.read_jsonl(run / "metrics.jsonl")
-    return [(report["step"], report["loss"]) for report in reports if "loss" in report]
-
-
 def test_a_crash_between_reports_and_saves_leaves_no_gap_and_no_overlap(tmp_path, monkeypatch):
     odd = {"log_every": 5, "checkpoints": mw.Save(when=7), "max_step": 15}
     with monkeypatch.context() as crashing:
@@ -154,8 +127,8 @@ def test_its_description_is_the_same_text_every_time(tmp_path):
     assert "0x" not in text
     assert text.splitlines()[:3] == [
         "run = 'runs/x'",
-        f"model = {__name__}.init",
-        f"loss = {__name__}.loss",
+        "model = experiment.runs.init",
+        "loss = experiment.runs.loss",
     ]
     assert "evalers.all.when = 4" in text.splitlines()
 

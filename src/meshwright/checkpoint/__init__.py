@@ -11,7 +11,8 @@ from meshwright.checkpoint._directory import step_name
 from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, stack
-from meshwright.checkpoint._match import Assign
+from meshwright.checkpoint._match import Assign, assigned
+from meshwright.checkpoint._patterns import first_matches
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
 from meshwright.checkpoint._restore import restore, restore_lazily
 from meshwright.checkpoint._retention import (
@@ -46,6 +47,7 @@ __all__ = [
     "always",
     "any_of",
     "as_source",
+    "assigned",
     "best",
     "cast",
     "contents",
@@ -53,6 +55,7 @@ __all__ = [
     "diff",
     "everything",
     "export_safetensors",
+    "first_matches",
     "is_pinned",
     "last",
     "multiples",

@@ -1,5 +1,7 @@
 """A run described whole, as one frozen value, and run from Python or from a shell."""
 
+from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, truncate_left
+from meshwright.experiment._averages import open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._directory import checkpoints_of
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, describe
@@ -7,6 +9,7 @@ from meshwright.experiment._run import Outcome, run
 from meshwright.experiment._stopping import no_better
 
 __all__ = [
+    "Adapt",
     "Evaler",
     "Experiment",
     "Input",
@@ -17,5 +20,9 @@ __all__ = [
     "describe",
     "from_checkpoint",
     "no_better",
+    "open_averages",
+    "replace_prefix",
     "run",
+    "truncate",
+    "truncate_left",
 ]

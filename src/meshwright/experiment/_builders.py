@@ -1,35 +1,70 @@
 """Where a run's first state comes from, other than from its seed."""
 
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import jax
 
 from meshwright import tree
-from meshwright.checkpoint import Assign, Casts, cast, open_source, restore
-from meshwright.errors import UsageError
+from meshwright.checkpoint import (
+    Assign,
+    Casts,
+    Source,
+    assigned,
+    cast,
+    first_matches,
+    open_source,
+    restore,
+    step_name,
+)
+from meshwright.errors import CheckpointError, UsageError
+from meshwright.experiment._adapt import Adapt
 from meshwright.train import Builder, Given, TrainState
 
 
-def from_checkpoint(path: str, only: str = "params/.*", *, assign: Assign = (), casts: Casts = ()) -> Builder:
+def from_checkpoint(
+    path: str,
+    only: str = "params/.*",
+    *,
+    step: int | None = None,
+    assign: Assign = (),
+    casts: Casts = (),
+    adapt: Sequence[tuple[str, Adapt]] = (),
+    open_with: Callable[[str], Source] = open_source,
+) -> Builder:
     r"""Return a builder that takes arrays from a checkpoint, each process what its own devices need.
 
     Args:
       path: a checkpoint, or a directory of them, of which the newest is taken; or an address.
       only: a pattern for the whole names of what to take: `params/(?!head/).*` leaves the head as it is
         initialised, `.*` takes all, step and optimizer state too.
-      assign: other names for what is wanted, as `mw.restore` takes them.
+      step: of a directory of checkpoints that of this step, not the newest.
+      assign: other names for what is wanted, as `mw.restore` takes them: of a model that becomes a part of
+        another, `[(r"params/encoder/(.*)", r"params/\1")]`. One saved array may be assigned to many.
       casts: other dtypes, as `mw.checkpoint.cast` takes them.
+      adapt: for arrays of other shapes, pairs of a pattern for whole names and a function of the saved array
+        and the struct that is wanted, `[("params/position", experiment.truncate())]`; the first that matches
+        decides. These are read whole, onto the host.
+      open_with: what opens the path: `mw.open_averages`, or anything that returns a source.
 
-    Raises (when called):
-      UsageError: `only` matches nothing of the state.
-      CheckpointError: there is no checkpoint, or it does not have what is wanted; all differences are listed.
+    Raises:
+      UsageError: `only` is no pattern, or the path is of one step and `step` is given, too; when called,
+        `only` or one of the other patterns matches nothing.
+      CheckpointError (when called): there is no checkpoint, or it does not have what is wanted; all
+        differences are listed.
     """
+    chosen, address = _compiled(only), _address(path, step)
 
     def build(target: TrainState) -> Given:
-        wanted = {name: x for name, x in tree.named_leaves(target).items() if re.fullmatch(only, name)}
-        if not wanted:
-            some = ", ".join(list(tree.named_leaves(target))[:6])
-            raise UsageError(f"from_checkpoint(only={only!r}) matches nothing of the state: {some} …")
-        source = cast(open_source(path), casts)
-        return tree.named_leaves(restore(source, tree.nested(wanted), assign=assign, ignore=".*"))
+        wanted = _chosen(chosen, tree.named_leaves(target))
+        source = cast(open_with(address), casts)
+        rules = first_matches([pattern for pattern, _ in adapt], wanted)
+        adapts = {name: adapt[number][1] for name, (number, _) in rules.items()}
+        as_found = wanted | _as_saved(source, wanted, assign, adapts)
+        found = tree.named_leaves(restore(source, tree.nested(as_found), assign=assign, ignore=".*"))
+        return found | _adapted(adapts, found, wanted, source)
 
     return build
 
@@ -37,3 +72,53 @@ def from_checkpoint(path: str, only: str = "params/.*", *, assign: Assign = (), 
 def chain(*builders: Builder) -> Builder:
     """Return a builder that takes what any of `builders` gives; of what several give, the last one's."""
     return lambda target: {name: x for build in builders for name, x in build(target).items()}
+
+
+def _compiled(only: str) -> re.Pattern[str]:
+    try:
+        return re.compile(only)
+    except re.error as error:
+        raise UsageError(f"from_checkpoint(only={only!r}) is not a regular expression: {error}.") from None
+
+
+def _address(path: str, step: int | None) -> str:
+    if step is None:
+        return path
+    if re.fullmatch(r"step_\d+", PurePosixPath(path).name):
+        raise UsageError(f"from_checkpoint({path!r}, step={step}): the path says which step; leave one out.")
+    return f"{path.rstrip('/')}/{step_name(step)}"
+
+
+def _chosen(chosen: re.Pattern[str], leaves: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    wanted = {name: x for name, x in leaves.items() if chosen.fullmatch(name)}
+    if not wanted:
+        some = ", ".join(list(leaves)[:6])
+        raise UsageError(f"from_checkpoint(only={chosen.pattern!r}) matches nothing of the state: {some} …")
+    return wanted
+
+
+def _as_saved(
+    source: Source, wanted: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return structs of the shapes that `source` has for `names`; without shardings, so for the host."""
+    saved, origins = source.arrays(), assigned(wanted, assign)
+    pairs = ((name, saved.get(origins[name] or "")) for name in names)
+    return {name: jax.ShapeDtypeStruct(x.shape, wanted[name].dtype) for name, x in pairs if x is not None}
+
+
+def _adapted(
+    adapts: Mapping[str, Adapt],
+    found: Mapping[str, Any],
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    source: Source,
+) -> dict[str, Any]:
+    """Return what becomes of arrays of other shapes, or say of all of them what is wrong."""
+    adapted, problems = {}, []
+    for name, adapt in adapts.items():
+        try:
+            adapted[name] = adapt(found[name], wanted[name])
+        except CheckpointError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
+    return adapted

@@ -132,6 +132,8 @@ def naming(field: str) -> Iterator[None]:
     try:
         yield
     except MeshwrightError as error:
+        if str(error).startswith(f"{field} "):
+            raise
         parameter = field.rpartition(".")[2]  # which some messages begin with
         raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None
 

@@ -8,12 +8,15 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.errors import UsageError, nearest
-from meshwright.sharding import Layout, move_to
+from meshwright.sharding import Layout, copy_to, move_to
 from meshwright.train._state import Init, TrainState, abstract_state, fresh_opt_state, fresh_variables
 from meshwright.train._trainable import Tx
 
 Given = Mapping[str, Any]
-"""Arrays of any sort by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`."""
+"""Arrays of any sort by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`.
+
+Instead of an array there may be a function, in JAX, that makes it of the one that is initialised there.
+"""
 
 Builder = Callable[[TrainState], Given]
 """Returns what to start from, given the state as structs with shardings. Called on all processes."""
@@ -24,8 +27,8 @@ def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) ->
 
     What is not given has the very values that it has when nothing is: `init` is traced whole, and what
     nobody needs of it is never computed. The optimizer's state is made for all parameters together.
-    The arrays given are moved, not copied, where that will do: they are the state's from then on.
-    Collective.
+    The arrays given are moved, not copied, where that will do: they are the state's from then on. One that
+    is given under several names is copied for all but one of them, as each is donated. Collective.
 
     Raises:
       UsageError: listing all names that the state does not have, and arrays of other shapes or dtypes.
@@ -34,8 +37,13 @@ def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) ->
     target = abstract_state(init, tx, layout)
     wanted = tree.named_leaves(target)
     check_given(given, target)
-    plain = {"step": np.int32(0), "seed": np.uint32(seed)}
-    here = {name: move_to(x, wanted[name].sharding) for name, x in (plain | dict(given)).items()}
+    arrays = {name: x for name, x in given.items() if not callable(x)}
+    here = _moved(arrays, wanted)
+
+    def put(fresh: Mapping[str, Any]) -> None:
+        """Take what is initialised, or what a function that is given makes of it."""
+        made = {name: given[name](x) if name in given else x for name, x in fresh.items()}
+        here.update({name: move_to(x, wanted[name].sharding) for name, x in made.items()})
 
     def fill(make: Callable[[Any], dict[str, Any]], argument: Any) -> None:
         """Make what is missing of a part of the state, and nothing else."""
@@ -47,8 +55,10 @@ def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) ->
             return {name: named[name] for name in missing}
 
         with jax.set_mesh(layout.mesh):
-            here.update(jax.jit(made, out_shardings=shardings)(argument))
+            put(jax.jit(made, out_shardings=shardings)(argument))
 
+    plain = {"step": np.int32(0), "seed": np.uint32(seed)}
+    put({name: x for name, x in plain.items() if name not in arrays})
     fill(lambda seed: vars(fresh_variables(init, seed)), here["seed"])
     params = tree.map_named(lambda name, _: here[f"params/{name}"], target.params)
     fill(lambda params: {"opt_state": fresh_opt_state(tx, params)}, params)
@@ -63,13 +73,28 @@ def check_given(given: Given, target: TrainState) -> None:
     """
     wanted = tree.named_leaves(target)
     problems = [_unknown(name, wanted) for name in given if name not in wanted]
+    outcomes = {name: _outcome(x, wanted[name]) for name, x in given.items() if name in wanted}
     problems += [
         f"{name}: {np.shape(x)} {_dtype(x)} is given, {wanted[name].shape} {wanted[name].dtype} needed"
-        for name, x in given.items()
-        if name in wanted and (np.shape(x), _dtype(x)) != (wanted[name].shape, wanted[name].dtype)
+        for name, x in outcomes.items()
+        if (np.shape(x), _dtype(x)) != (wanted[name].shape, wanted[name].dtype)
     ]
     if problems:
         raise UsageError("what is given does not fit the state of training:\n  " + "\n  ".join(problems))
+
+
+def _moved(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `arrays` where they are wanted, no two of them in the same memory."""
+    movable = {id(x): name for name, x in arrays.items()}
+    return {
+        name: (move_to if movable[id(x)] == name else copy_to)(x, wanted[name].sharding)
+        for name, x in arrays.items()
+    }
+
+
+def _outcome(given: Any, wanted: jax.ShapeDtypeStruct) -> Any:
+    """Return the array given, or the shape and dtype of what a function returns."""
+    return jax.eval_shape(given, wanted) if callable(given) else given
 
 
 def _unknown(name: str, wanted: Mapping[str, Any]) -> str:

@@ -1,0 +1,43 @@
+"""A checkpoint read with the averages of its parameters in their place."""
+
+from collections.abc import Mapping
+
+from meshwright.checkpoint import LazyArray, Source, as_source, open_source
+from meshwright.errors import CheckpointError
+
+
+def open_averages(path: str) -> Source:
+    """Open a checkpoint, as `open_source` does, with the parameters that `mw.keep_ema` averages as averages.
+
+    They are found wherever they are in the optimizer's state, and have the dtypes of the parameters. All else
+    is as it was saved.
+
+    Raises:
+      CheckpointError: its run kept no averages; or as `open_source`.
+    """
+    source = open_source(path)
+    arrays = source.arrays()
+    averages = _averages(arrays)
+    if not averages:
+        raise CheckpointError(
+            f"{source} has no averages of its parameters.\n  A run keeps them with `mw.keep_ema(0.999)` last "
+            "in its optimizer. To take the parameters themselves, open it with `open_source`."
+        )
+    return as_source({**arrays, **averages}, f"the averages of {source}")
+
+
+def _averages(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Return the averages by the names of the parameters: those of each `EmaState` that is found."""
+    found = {
+        f"params/{name.removeprefix(kept)}": x
+        for kept in _places(arrays)
+        for name, x in arrays.items()
+        if name.startswith(kept)
+    }
+    return {name: found[name].astype(x.dtype) for name, x in arrays.items() if name in found}
+
+
+def _places(arrays: Mapping[str, LazyArray]) -> list[str]:
+    """Return what the names of averages begin with: `opt_state/1/ema/`. The mass beside tells them apart."""
+    states = [name.removesuffix("/mass") for name in arrays if name.endswith("/mass")]
+    return [f"{state}/ema/" for state in states if state.split("/")[0] == "opt_state"]

@@ -1,0 +1,49 @@
+"""A run with all rooms open and randomness in each step, that ends itself without warning when told to."""
+
+import contextlib
+import os
+import signal
+
+import jax
+import numpy as np
+import optax
+
+import meshwright as mw
+
+EXAMPLES = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
+
+
+def measure(params, batch):
+    return {"loss": ((batch["x"] @ params["w"]) ** 2).sum(-1)}
+
+
+def loss(params, batch, key):
+    kept = jax.random.bernoulli(key, 0.5, batch["x"].shape)
+    return measure(params, {"x": batch["x"] * kept})["loss"].mean()
+
+
+@contextlib.contextmanager
+def ends_at(last_step):
+    def write(step, values):
+        if step == last_step and "loss" in values:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    yield write
+
+
+def experiment(run: str, dies_at: int = 0, steps: int = 5) -> mw.Experiment:
+    optimizer = optax.chain(mw.skip_exploding(optax.adam(0.01)), mw.keep_ema(0.9))
+    return mw.Experiment(
+        run=run,
+        model=lambda key: {"w": jax.random.normal(key, (4, 2))},
+        loss=loss,
+        optimizer=optimizer,
+        input=mw.Input(EXAMPLES, batch_size=12),
+        max_step=steps,
+        mesh_rules=(("cpu.*", mw.edit(microbatches=3)),),
+        parameter_noise=((".*", 0.01),),
+        evalers={"all": mw.Evaler(measure, EXAMPLES, when=2, batch_size=64)},
+        checkpoints=mw.Save(when=2),
+        log_every=1,
+        trackers=(lambda: ends_at(dies_at),),
+    )

@@ -1,0 +1,40 @@
+"""What docs/experiments.md shows is what happens."""
+
+import fnmatch
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+
+PAGE = (Path(__file__).parents[2] / "docs/experiments.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.S)[1], names)
+    run = tmp_path_factory.mktemp("page")
+    mw.run(names["experiment"](run=str(run)), origin={"target": "page:experiment"})
+    return run
+
+
+def test_the_run_directory_holds_what_the_page_says_and_nothing_else(run):
+    patterns = re.findall(r"^\| `([^`]+)` \|", PAGE, re.M)
+    found = [path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()]
+    unsaid = [name for name in found if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    unseen = [pattern for pattern in patterns if not fnmatch.filter(found, pattern)]
+    assert (unsaid, unseen) == ([], [])
+
+
+def test_its_files_hold_what_the_page_says(run):
+    assert "microbatches = 2\n" in (run / "experiment.txt").read_text()  # as the mesh rule left it
+    assert json.loads((run / "outcome.json").read_text()).keys() == {"step", "scores", "seconds"}
+    assert {"mesh", "packages", "devices", "command", "commit"} <= json.loads(
+        (run / "environment.json").read_text()
+    ).keys()
+    assert "params/w" in (run / "state.txt").read_text()
+    assert all({"step", "time"} <= report.keys() for report in mw.metrics.read_jsonl(run / "metrics.jsonl"))
+    assert "arrays of 32 parameters" in (run / "logs/process-00000.log").read_text()

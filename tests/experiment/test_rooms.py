@@ -1,0 +1,225 @@
+"""Each room that a description opens: that it is open, does what it is there for, and is closed again."""
+
+import contextlib
+import logging
+import re
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from experiment.runs import EXAMPLES, experiment, loss, losses
+from meshwright.errors import DivergedError, InputError, UsageError
+
+
+def recorded(seen):
+    """A tracker that keeps what it is told, and whether it is open."""
+
+    @contextlib.contextmanager
+    def tracker():
+        seen["open"] = True
+        yield lambda step, values: seen.setdefault("reports", []).append((step, dict(values)))
+        seen["open"] = False
+
+    return tracker
+
+
+def test_the_first_mesh_rule_for_the_hardware_changes_the_run(tmp_path):
+    rules = (
+        ("TPU.*", mw.edit(max_step=99)),
+        ("cpu:8", mw.edit(max_step=3, microbatches=2)),
+        (".*", mw.edit()),
+    )
+    outcome = mw.run(experiment(tmp_path, mesh_rules=rules))
+    assert outcome.step == 3
+    assert "microbatches = 2" in (tmp_path / "experiment.txt").read_text()
+
+
+def test_where_no_mesh_rule_matches_the_run_is_as_described_and_says_so(tmp_path, capsys):
+    assert mw.run(experiment(tmp_path, max_step=2, mesh_rules=(("TPU.*", mw.edit(max_step=99)),))).step == 2
+    assert "no mesh rule for 'cpu:8'" in capsys.readouterr().err
+
+
+def test_a_rule_for_other_hardware_that_names_no_field_is_an_error_here(tmp_path):
+    with pytest.raises(UsageError, match=r"mesh_rules: .*TPU.*'microbatch' \(did you mean 'microbatches'"):
+        mw.run(experiment(tmp_path, mesh_rules=(("TPU.*", mw.edit(microbatch=2)),)))
+
+
+def test_rules_that_nobody_gives_are_read_off_the_loss(tmp_path):
+    def wide(key):
+        return {"up": jax.random.normal(key, (4, 1024)), "down": jnp.ones((1024, 4))}
+
+    def of_wide(params, batch, key):
+        return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"]) ** 2).mean()
+
+    described = {"model": wide, "loss": of_wide, "mesh": "data=2,tensor=4", "max_step": 1}
+    params = mw.run(experiment(tmp_path, **described)).state.params
+    assert (params["up"].sharding.spec, params["down"].sharding.spec) == (P(None, "tensor"), P("tensor"))
+
+
+def test_a_functional_model_splits_by_its_own_names(tmp_path):
+    from flax import nnx
+
+    def network(rngs):
+        split = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "mlp"))
+        return nnx.Linear(4, 8, kernel_init=split, rngs=rngs)
+
+    model = mw.functional(network)
+
+    def of_model(params, batch, key):
+        return (model.apply(params, batch["x"]) ** 2).mean()
+
+    described = {"model": model, "loss": of_model, "mesh": "data=2,tensor=4", "max_step": 1}
+    kernel = mw.run(experiment(tmp_path, **described)).state.params["kernel"]
+    assert kernel.sharding.spec == P(None, "tensor")
+
+
+def test_without_rules_all_is_replicated(tmp_path):
+    outcome = mw.run(experiment(tmp_path, rules=(), mesh="fsdp=8", max_step=2))
+    assert outcome.state.params["w"].sharding.spec == P()
+
+
+@pytest.mark.parametrize("names", [None, ("data",), ("data", "fsdp")])
+def test_the_batch_is_split_over_its_axes(tmp_path, names):
+    seen = []
+
+    def looking(params, batch, key):
+        jax.debug.inspect_array_sharding(batch["x"], callback=seen.append)
+        return loss(params, batch, key)
+
+    mw.run(experiment(tmp_path, loss=looking, mesh="data=4,fsdp=2", batch_axis_names=names, max_step=1))
+    ways = 4 if names == ("data",) else 8
+    assert {sharding.shard_shape((16, 4)) for sharding in seen} == {(16 // ways, 4)}
+
+
+def test_trackers_hear_all_reports_and_are_closed(tmp_path):
+    seen = {}
+    mw.run(experiment(tmp_path, trackers=(recorded(seen),)))
+    assert [step for step, values in seen["reports"] if "loss" in values] == [4, 5, 8, 10]
+    assert seen["open"] is False
+
+
+def test_the_size_of_the_state_is_reported_at_the_start_of_each_attempt(tmp_path):
+    mw.run(experiment(tmp_path, max_step=2))
+    mw.run(experiment(tmp_path, max_step=4))
+    sizes = [
+        (r["step"], r["num_params"])
+        for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")
+        if "num_params" in r
+    ]
+    assert sizes == [(0, 8), (2, 8)]
+    assert re.search(r"params/w .*8 +32 B", (tmp_path / "state.txt").read_text())
+
+
+def test_reports_have_the_time_of_one_step(tmp_path):
+    mw.run(experiment(tmp_path))
+    reports = mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")
+    assert all(report["step_seconds"] > 0 for report in reports if report["step"] in (4, 8))
+
+
+def test_profiles_are_where_tensorboard_looks_and_one_cut_by_the_end_is_closed(tmp_path):
+    mw.run(experiment(tmp_path / "first", start_trace_steps=(2, 9)))
+    mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), num_trace_steps=1, max_step=1))
+    found = sorted(path.parent.name for path in tmp_path.glob("*/plugins/profile/*/*.xplane.pb"))
+    assert found == ["step_1", "step_2", "step_9"]
+
+
+def test_a_profile_cut_by_an_error_is_closed_and_the_next_run_can_take_one(tmp_path):
+    def failing(epoch):
+        yield from ({"x": row} for row in EXAMPLES["x"][:48])
+        raise OSError("the disk is gone")
+
+    described = {"start_trace_steps": (2,), "input": mw.Input(failing, batch_size=16, shuffle=False)}
+    with pytest.raises(OSError, match="the disk is gone"):
+        mw.run(experiment(tmp_path / "first", **described))
+    mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), max_step=1))
+    assert list(tmp_path.glob("second/plugins/profile/step_1/*.xplane.pb"))
+
+
+def test_the_watchdog_tells_of_a_step_that_does_not_end_and_the_run_goes_on(tmp_path, caplog):
+    def slow_once(tracker_is_open=threading.Event()):
+        @contextlib.contextmanager
+        def tracker():
+            def write(step, values):
+                if step == 5 and not tracker_is_open.wait(0.5):
+                    tracker_is_open.set()
+
+            yield write
+
+        return tracker
+
+    with caplog.at_level(logging.ERROR, "meshwright"):
+        outcome = mw.run(experiment(tmp_path, trackers=(slow_once(),), watchdog_timeout_seconds=0.2))
+    assert outcome.step == 10
+    assert "in write" in caplog.text
+
+
+def test_no_thread_is_left_when_the_data_fail(tmp_path):
+    def failing(epoch):
+        yield from ({"x": row} for row in EXAMPLES["x"][:32])
+        raise OSError("the disk is gone")
+
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="the disk is gone"):
+        mw.run(experiment(tmp_path, input=mw.Input(failing, batch_size=16, shuffle=False)))
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert left <= {"QueueFeederThread"}  # of multiprocessing's queues, which tensorboardX uses
+
+
+def test_parameter_noise_is_in_training_alone(tmp_path):
+    described = {"evalers": {"all": mw.Evaler(lambda p, b: {"w": b["x"][:, 0] * 0 + p["w"][0, 0]}, EXAMPLES)}}
+    plain = mw.run(experiment(tmp_path / "plain", max_step=1, **described))
+    noisy = mw.run(experiment(tmp_path / "noisy", max_step=1, parameter_noise=((".*", 0.1),), **described))
+    assert losses(tmp_path / "plain") != losses(tmp_path / "noisy")
+    assert noisy.scores["all/w"] == pytest.approx(float(noisy.state.params["w"][0, 0]))
+    assert plain.scores["all/w"] != noisy.scores["all/w"]
+
+
+def test_rematerialisation_changes_no_result(tmp_path):
+    plain = mw.run(experiment(tmp_path / "plain"))
+    saved = mw.run(experiment(tmp_path / "remat", remat="nothing"))
+    np.testing.assert_array_equal(plain.state.params["w"], saved.state.params["w"])
+
+
+def test_a_rematerialisation_policy_that_there_is_not_is_named(tmp_path):
+    with pytest.raises(UsageError, match="remat: there is no rematerialisation policy 'dot'"):
+        mw.run(experiment(tmp_path, remat="dot"))
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_run_goes_on_with_or_without_the_place_of_its_data(tmp_path, saved, restored):
+    mw.run(experiment(tmp_path, max_step=5, save_input_iterator=saved))
+    mw.run(experiment(tmp_path, max_step=6, save_input_iterator=restored))
+    stood = mw.open_source(tmp_path / "checkpoints").extra["data"]
+    read_since = 6 * 16 if saved else 16
+    assert stood == ({"samples": read_since, "seed": 0, "num_examples": 64} if restored else "not saved")
+
+
+def test_compiled_programs_are_kept_with_the_run_and_only_for_it(tmp_path):
+    mw.run(experiment(tmp_path))
+    kept = sorted((tmp_path / "compile_cache").iterdir())
+    assert kept
+    assert jax.config.jax_compilation_cache_dir is None
+    mw.run(experiment(tmp_path, max_step=12))
+    assert sorted((tmp_path / "compile_cache").iterdir()) == kept
+
+
+def test_no_program_is_kept_where_that_is_not_wanted(tmp_path):
+    mw.run(experiment(tmp_path, max_step=1, compile_cache=False))
+    assert not (tmp_path / "compile_cache").exists()
+
+
+def test_a_loss_that_is_infinite_ends_the_run(tmp_path):
+    with pytest.raises(DivergedError, match="step 4 is inf"):
+        mw.run(experiment(tmp_path, loss=lambda params, batch, key: loss(params, batch, key) + jnp.inf))
+
+
+def test_a_run_that_goes_on_with_another_seed_is_refused(tmp_path):
+    mw.run(experiment(tmp_path, max_step=2))
+    with pytest.raises(InputError, match="seed was 0, is 1"):
+        mw.run(experiment(tmp_path, seed=1))
