@@ -58,6 +58,16 @@ def declares(function: Callable[..., Any], name: str) -> bool:
     return name in {p.name for p in _parameters(function, "function")} - _fixed(function)
 
 
+def num_required(function: Callable[..., Any], what: str = "function") -> int:
+    """Return how many arguments `function` must be given, those fixed by a partial not counted.
+
+    Raises:
+      UsageError: it is no function, or does not tell.
+    """
+    fixed = _fixed(function)
+    return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
+
+
 def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
     if not callable(function):
         raise UsageError(f"the {what} must be a function; found {function!r} ({type(function).__name__}).")

@@ -5,6 +5,7 @@ from meshwright.experiment._averages import open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._directory import checkpoints_of
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, describe
+from meshwright.experiment._policies import InformedWhen, when_evaluated
 from meshwright.experiment._run import Outcome, run
 from meshwright.experiment._stopping import no_better
 
@@ -12,6 +13,7 @@ __all__ = [
     "Adapt",
     "Evaler",
     "Experiment",
+    "InformedWhen",
     "Input",
     "Outcome",
     "Save",
@@ -25,4 +27,5 @@ __all__ = [
     "run",
     "truncate",
     "truncate_left",
+    "when_evaluated",
 ]

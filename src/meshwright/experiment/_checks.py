@@ -12,16 +12,17 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
+from meshwright.experiment._evaluations import Evaluation
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._parts import Parts, global_batch, naming
 from meshwright.input import as_source, local_rows, read_rows
 from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
-from meshwright.train import Evaluator, TrainState, num_params
+from meshwright.train import TrainState, num_params
 
 PyTree = Any
 
 
-def preflight(experiment: Experiment, parts: Parts, evaluators: Mapping[str, Evaluator]) -> Iterator[str]:
+def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     """Yield what each check found; the last of them has compiled the step.
 
     Raises:
@@ -34,7 +35,8 @@ def preflight(experiment: Experiment, parts: Parts, evaluators: Mapping[str, Eva
     yield f"one batch read: {_shapes(parts.batch)}"
     for name, evaler in experiment.evalers.items():
         with naming(f"evalers.{name}"):
-            evaluators[name].check(target, _first_batch(evaler, layout))
+            first = _first_batch(evaler, layout)
+        evaluations[name].check(target, first)
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
     compiled = parts.step.compile(target, parts.batch)
     yield f"step compiled in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"

@@ -8,6 +8,7 @@ metrics.jsonl             the run's truth: one line a report
 events.out.tfevents…      the same for TensorBoard
 plugins/profile/step_…    profiles, if asked for, where TensorBoard looks for them
 checkpoints/step_…        see docs/checkpoint-format.md
+outputs/test/step_….jsonl what the model made of each example, of evaluations that ask for it
 compile_cache/            compiled programs, for when the run is continued
 logs/process-00000.log    what each process has to say
 outcome.json              how it ended, once it has

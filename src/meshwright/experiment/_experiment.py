@@ -11,14 +11,19 @@ import jax
 from meshwright.adapters import Functional
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
+from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
 from meshwright.experiment._stopping import StopEarly
 from meshwright.metrics import Writer
 from meshwright.sharding import MeshRule, Rule
-from meshwright.train import Builder, Init, Loss, Measure, Std, Tx
-from meshwright.when import When, every
+from meshwright.train import Builder, Init, Loss, Measure, StatefulMeasure, Std, Tx, eval_params
+from meshwright.tree import PyTree
+from meshwright.when import When
 
 if TYPE_CHECKING:
     from meshwright.experiment._ahead import AheadOfTime
+
+Outputs = Callable[..., Mapping[str, jax.Array]]
+"""`(params, batch)`, or `(params, batch, model_state)`, `-> {name: array}` with a row for each example."""
 
 
 def _at_least(least: int, owner: Any, *names: str) -> None:
@@ -56,27 +61,41 @@ class Input:
 class Evaler:
     """An evaluation: every example once, the last batch padded and the padding not counted."""
 
-    measure: Measure
-    """`(params, batch) -> {name: values}`, a value or an array of them for each example."""
+    measure: Measure | StatefulMeasure
+    """`(params, batch) -> {name: values}`, a value or an array of them for each example; of a model with a
+    state `(params, batch, model_state) -> {name: values}`."""
     examples: Any
     """As `Input.examples`."""
-    when: int | When = 500
-    """After these steps (a number: every so many), and always after the last."""
+    when: int | When | InformedWhen = 500
+    """After these steps (a number: every so many), and after the last. A function may be of the step, or
+    of the step and what the run last reported by each name, which is nothing at first:
+    `lambda step, metrics: metrics.get("loss", inf) < 2`. A run that is killed and continued decides as if
+    nothing had happened."""
     batch_size: int = 256
     """Examples at a time, over all devices."""
     dtype: str | None = "train"
     """What to compute in, as `Experiment.train_dtype`; "train" is that one, None the parameters' own."""
+    params: Callable[[Any], PyTree] = eval_params
+    """Which parameters of the state to evaluate: the average, if the optimizer keeps one (`mw.keep_ema`), or
+    say `lambda state: state.params`."""
+    outputs: Outputs | None = None
+    """`(params, batch) -> {name: array}` with a row for each example, of a model with a state `(params,
+    batch, model_state)`: written to `outputs/NAME/step_00000100.jsonl` of the run, a line an example."""
+    at_end: bool = True
+    """Evaluate after the last step, whatever `when` says."""
 
     def __post_init__(self) -> None:
         _at_least(1, self, "when", "batch_size")
+        is_informed(self.when)  # raises if it is no policy
 
 
 @dataclass(frozen=True)
 class Save:
     """When to save, where, in what form, and what to keep."""
 
-    when: int | When = 500
-    """After these steps (a number: every so many), and always after the last."""
+    when: int | When | InformedWhen = 500
+    """After these steps (a number: every so many), and always after the last. A function may be of the step,
+    or of the step and the scores found at this very step: `mw.experiment.when_evaluated("test", "dev")`."""
     keep: int | Keep = 2
     """Which checkpoints to keep (a number: the newest so many); `mw.checkpoint.best` and others say more."""
     directory: str | None = None
@@ -90,6 +109,7 @@ class Save:
 
     def __post_init__(self) -> None:
         _at_least(1, self, "when", "keep", "host_nbytes")
+        is_informed(self.when)  # raises if it is no policy
         if self.directory == "":
             raise UsageError("Save.directory is empty; None stands for the run directory.")
 
@@ -187,6 +207,8 @@ class Experiment:
             raise UsageError(
                 f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."
             )
+        if isinstance(self.checkpoints.when, WhenEvaluated):
+            self.checkpoints.when.check(self.evalers)
         if self.watchdog_timeout_seconds is not None and not self.watchdog_timeout_seconds > 0:
             raise UsageError(
                 f"Experiment.watchdog_timeout_seconds is {self.watchdog_timeout_seconds}; it must be "
@@ -207,11 +229,6 @@ class Experiment:
         from meshwright.experiment._ahead import compile_ahead  # which is made of Experiments
 
         return compile_ahead(self, devices)
-
-
-def as_when(when: int | When) -> When:
-    """Return a policy: a number means every so many steps."""
-    return every(when) if isinstance(when, int) else when
 
 
 def as_keep(keep: int | Keep) -> Keep:

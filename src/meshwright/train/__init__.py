@@ -3,8 +3,8 @@
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
 from meshwright.train._compile_cache import compile_cache
 from meshwright.train._divergence import halt_on_divergence
-from meshwright.train._ema import EmaState, ema_params, keep_ema
-from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
+from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
+from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, evaluating
 from meshwright.train._given import Builder, Given, check_given, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._inferred import inferred_rules
@@ -56,6 +56,8 @@ __all__ = [
     "decay_by_path",
     "describe_state",
     "ema_params",
+    "eval_params",
+    "evaluating",
     "fit",
     "halt_on_divergence",
     "inferred_rules",
@@ -69,6 +71,7 @@ __all__ = [
     "nothing",
     "num_params",
     "offloaded",
+    "only_averages",
     "relative",
     "remat",
     "remat_policy",
