@@ -77,6 +77,10 @@ class Program:
         rows = self.model.examples(NUM_EXAMPLES)
         self.examples = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
+    def measure(self, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        logits = self.model.apply(params, batch["image"])
+        return {"loss": optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])}
+
     def experiment(self, stopwatch: mw.when.When = mw.never) -> mw.Experiment:
         """Describe a run with what every run has, and with averages, clipping and skipping in its step."""
         adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
@@ -93,7 +97,7 @@ class Program:
 
     def everything(self, stopwatch: mw.when.When, times: int = 1) -> mw.Experiment:
         """Describe a run with everything on; of what there may be many of, `times` as many."""
-        evaler = mw.Evaler(lambda params, batch: {}, self.examples, when=NOT_DUE)
+        evaler = mw.Evaler(self.measure, self.examples, when=NOT_DUE)
         return replace(
             self.experiment(stopwatch),
             mesh_rules=(("no such hardware", mw.edit(microbatches=2)),) * 10 * times,
