@@ -225,3 +225,9 @@ def test_a_run_that_goes_on_with_another_seed_is_refused(tmp_path):
     mw.run(experiment(tmp_path, max_step=2))
     with pytest.raises(InputError, match="seed was 0, is 1"):
         mw.run(experiment(tmp_path, seed=1))
+
+
+def test_norms_of_single_parameters_are_reported_where_they_are_asked_for(tmp_path):
+    mw.run(experiment(tmp_path, norms="w", max_step=1))
+    report = next(r for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl") if "loss" in r)
+    assert report["grad_norm/w"] == pytest.approx(report["grad_norm"])

@@ -181,6 +181,8 @@ class Experiment:
 
     log_every: int = 50
     """Steps between reports."""
+    norms: str | None = None
+    """A pattern for the parameters of which, and of whose gradients, reports have the norms: ".*" for all."""
     trackers: tuple[Tracker, ...] = ()
     """Where reports go besides the console, `metrics.jsonl` and TensorBoard. Opened on process 0 alone."""
     start_trace_steps: tuple[int, ...] = ()

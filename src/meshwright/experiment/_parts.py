@@ -101,6 +101,7 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
         layout,
         microbatches=experiment.microbatches,
         compute_dtype=experiment.train_dtype,
+        norms=experiment.norms,
     )
     return Parts(layout, target, batch, step)
 
