@@ -121,7 +121,7 @@ def _nested(settings: Overrides) -> dict[str, Any]:
 
 
 def _check_names(settings: Overrides, parameters: Iterable[str], kind: type) -> None:
-    known = [*parameters, *(f.name for f in dataclasses.fields(kind))]
+    known = list(dict.fromkeys([*parameters, *(f.name for f in dataclasses.fields(kind))]))
     for name in settings:
         first = name.split(".")[0]
         if first not in known:
