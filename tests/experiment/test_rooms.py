@@ -121,6 +121,22 @@ def test_reports_have_the_time_of_one_step(tmp_path):
     assert all(report["step_seconds"] > 0 for report in reports if report["step"] in (4, 8))
 
 
+@pytest.mark.parametrize("peak", [None, 1e12])
+def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(
+    tmp_path, monkeypatch, capsys, peak
+):
+    monkeypatch.setattr("meshwright.profiling._utilisation.peak_flops", lambda kind, dtype: peak)
+    mw.run(experiment(tmp_path))
+    first, *reports = mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")
+    assert first["model_flops"] == 2 * 2 * 16 * 4 * 2
+    for report in (report for report in reports if "steps_per_second" in report):
+        used = report["steps_per_second"] * first["model_flops"] / 8 / 1e12
+        assert report["tflops_per_device"] == pytest.approx(used)
+        assert ("mfu" in report, "hfu" in report) == (peak is not None, peak is not None)
+        assert report.get("mfu", used) == report.get("hfu", used) == pytest.approx(used)
+    assert ("mfu=" in capsys.readouterr().err) == (peak is not None)
+
+
 def test_profiles_are_where_tensorboard_looks_and_one_cut_by_the_end_is_closed(tmp_path):
     mw.run(experiment(tmp_path / "first", start_trace_steps=(2, 9)))
     mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), num_trace_steps=1, max_step=1))

@@ -61,6 +61,8 @@ class Step:
         self._batch: PyTree = None
         self.compile_seconds = 0.0
         """How long tracing and compiling took."""
+        self.jaxpr: Any = None
+        """What was compiled, as traced, for `profiling.count_flops`, say; None before that."""
 
     def __call__(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         """Return the new state and the metrics, which stay on the devices.
@@ -88,8 +90,9 @@ class Step:
         batch, shardings = self._placed(batch), self._shardings(state)
         step = jax.jit(self._checked, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         with jax.set_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
-            self._compiled = step.lower(state, batch).compile()
-        self._batch = batch
+            traced = step.trace(state, batch)
+            self._compiled = traced.lower().compile()
+        self._batch, self.jaxpr = batch, traced.jaxpr
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
 
