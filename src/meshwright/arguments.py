@@ -2,10 +2,11 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from inspect import Parameter
 from itertools import takewhile
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from meshwright.errors import UsageError, nearest
 
@@ -119,3 +120,14 @@ def _title(function: Callable[..., Any]) -> str:
     while isinstance(inner, functools.partial):
         inner = inner.func
     return getattr(inner, "__qualname__", type(inner).__qualname__)
+
+
+def spelled(wanted: Any) -> str:
+    """Return a type in words for people: "int or a function"."""
+    if get_origin(wanted) in (types.UnionType, Union):
+        return " or ".join(map(spelled, get_args(wanted)))
+    if get_origin(wanted) is Callable:
+        return "a function"
+    if wanted in (None, types.NoneType):
+        return "none"
+    return wanted.__name__ if isinstance(wanted, type) and not get_args(wanted) else str(wanted)

@@ -301,8 +301,14 @@ def test_a_save_can_go_by_the_scores_of_its_very_step(tmp_path):
 
     run(tmp_path, evalers={"all": WHOLE}, checkpoints=mw.Save(when=when, keep=9), max_step=5)
     assert saved(tmp_path) == [2, 4, 5]
-    assert [step for step, scores in seen.items() if scores == {}] == [1, 3, 5]
+    assert [step for step, scores in seen.items() if scores == {}] == [1, 3]  # the last is saved anyway
     assert seen[4] == {name: dict(reports(tmp_path, name))[4] for name in ("all/loss", "all/large")}
+
+
+def test_the_last_checkpoint_has_the_scores_of_the_last_evaluation(tmp_path):
+    rare = mw.Evaler(measure, FEW, when=3)
+    outcome = run(tmp_path, evalers={"all": rare}, checkpoints=mw.Save(when=4), max_step=8)
+    assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores
 
 
 def test_a_save_that_waits_for_what_there_is_not_is_refused(tmp_path):

@@ -31,7 +31,8 @@ import jax
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import InputError, UsageError
-from meshwright.experiment._experiment import Experiment, describe
+from meshwright.experiment._describe import describe
+from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
 from meshwright.train import compile_cache, describe_state
 

@@ -30,9 +30,10 @@ class Evaluation:
         def data() -> Iterator[Any]:
             return padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)
 
-        self._evaluator = Evaluator(
-            evaler.measure, data, layout, when, compute_dtype=dtype, params=evaler.params
-        )
+        with naming(f"evalers.{name}.dtype"):
+            self._evaluator = Evaluator(
+                evaler.measure, data, layout, when, compute_dtype=dtype, params=evaler.params
+            )
         directory = Path(experiment.run) / "outputs" / name
         has_outputs = evaler.outputs is not None
         self._write = OutputFiles(directory, evaler, layout, dtype, experiment.seed) if has_outputs else None
@@ -53,17 +54,18 @@ class Evaluation:
         """How long this has taken in all, not counting the training steps that it waited for."""
         return self._evaluator.seconds + (0.0 if self._write is None else self._write.seconds)
 
-    def check(self, state: Any, batch: PyTree) -> None:
-        """Try the functions on structs of the state and of one batch, without compiling.
+    def check(self, state: Any, batch: PyTree) -> list[str]:
+        """Return the names of the scores, having tried the functions on structs of state and batch.
 
         Raises:
           UsageError: one returns something that has no value for each example.
         """
         with naming(f"evalers.{self._name}.measure"):
-            self._evaluator.check(state, batch)
+            scores = self._evaluator.check(state, batch)
         if self._write is not None:
             with naming(f"evalers.{self._name}.outputs"):
                 self._write.check(state, batch)
+        return [f"{self._name}/{score}" for score in scores]
 
 
 class Evaluations:

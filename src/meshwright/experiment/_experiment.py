@@ -1,6 +1,5 @@
 """A run, described whole, as one frozen value."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +11,7 @@ from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
 from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
 from meshwright.experiment._stopping import StopEarly
+from meshwright.experiment._types import check_types
 from meshwright.metrics import Tracker, is_writer
 from meshwright.sharding import MeshRule, Rule
 from meshwright.train import Builder, Init, Loss, Measure, StatefulMeasure, Std, Tx, eval_params
@@ -52,6 +52,7 @@ class Input:
     """How many of those an example holds: tokens of a sequence, say."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "batch_size", "epochs")
         _at_least(0, self, "num_threads")
 
@@ -84,6 +85,7 @@ class Evaler:
     """Evaluate after the last step, whatever `when` says."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "when", "batch_size")
         is_informed(self.when)  # raises if it is no policy
 
@@ -107,6 +109,7 @@ class Save:
     """What each process may hold in copies on the host that are not written yet."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "when", "keep", "host_nbytes")
         is_informed(self.when)  # raises if it is no policy
         if self.directory == "":
@@ -173,6 +176,8 @@ class Experiment:
 
     log_every: int = 50
     """Steps between reports."""
+    norms: str | None = None
+    """A pattern for the parameters of which, and of whose gradients, reports have the norms: ".*" for all."""
     trackers: tuple[Tracker, ...] = ()
     """Where reports go besides the console, `metrics.jsonl` and TensorBoard: functions `(step, values)`, or
     what opens one, `functools.partial(mw.metrics.wandb, project="digits")`. Called on process 0 alone;
@@ -192,6 +197,7 @@ class Experiment:
     as by `JAX_COMPILATION_CACHE_DIR`, that one is used."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "max_step", "microbatches", "log_every", "num_trace_steps")
         if "://" in self.run:
             raise UsageError(
@@ -238,29 +244,3 @@ def as_keep(keep: int | Keep) -> Keep:
 def as_casts(cast: str | Casts) -> Casts:
     """Return patterns with dtypes: a dtype alone is for the parameters."""
     return [("params/.*", cast)] if isinstance(cast, str) else cast
-
-
-def describe(experiment: Experiment) -> str:
-    """Return the experiment as text, one `field = value` a line, with dotted paths, for people and diffs."""
-    return "\n".join(f"{name} = {value}" for name, value in _flat("", experiment)) + "\n"
-
-
-def _flat(prefix: str, value: Any) -> list[tuple[str, str]]:
-    if dataclasses.is_dataclass(value):
-        parts = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    elif isinstance(value, Mapping) and all(dataclasses.is_dataclass(part) for part in value.values()):
-        parts = list(value.items())
-    else:
-        return [(prefix, _shown(value))]
-    return [row for name, part in parts for row in _flat(f"{prefix}.{name}" if prefix else name, part)]
-
-
-def _shown(value: Any) -> str:
-    """A text that is the same in every process: no addresses, no contents of data."""
-    if isinstance(value, str | int | float | bool | None):
-        return repr(value)
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return "[" + ", ".join(map(_shown, value)) + "]"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -154,7 +154,9 @@ def _fit(
     stop: Stopping,
 ) -> TrainState:
     """Train from `state` on, watched and profiled, and return the last state when it is saved."""
-    when_saved = asked_once(as_when(experiment.checkpoints.when, evaluate.at))
+    when = as_when(experiment.checkpoints.when, evaluate.at)
+    # The last step is saved in the turn that follows it, with the scores that are found only then.
+    when_saved = asked_once(lambda step: step < experiment.max_step and when(step))
     save = checkpoints.saver(when_saved)
     kept = data if experiment.save_input_iterator else None
     with contextlib.ExitStack() as opened:

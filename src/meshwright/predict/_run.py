@@ -9,7 +9,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.errors import UsageError
 from meshwright.sharding import Layout
-from meshwright.train import RUN_AHEAD
+from meshwright.train import RUN_AHEAD, key_of
 from meshwright.tree import PyTree
 
 Predict = Callable[[PyTree, PyTree, PyTree, jax.Array], PyTree]
@@ -38,7 +38,7 @@ def over_batches(
     """
 
     def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: np.uint32) -> PyTree:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _PREDICTION), number)
+        key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
         prediction = predict(params, model_state, batch, key)
         check_rows(prediction, jax.tree.leaves(batch)[0].shape[0])
         return prediction

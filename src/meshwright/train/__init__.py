@@ -8,6 +8,7 @@ from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, eval
 from meshwright.train._given import Builder, Given, check_given, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._inferred import inferred_rules
+from meshwright.train._keys import key_of, step_key
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._noise import Std, noised, relative
@@ -63,6 +64,7 @@ __all__ = [
     "inferred_rules",
     "init_state",
     "keep_ema",
+    "key_of",
     "make_step",
     "mean_plus",
     "narrowed",
@@ -81,6 +83,7 @@ __all__ = [
     "state_around",
     "state_from",
     "state_sizes",
+    "step_key",
     "update_rules",
     "watchdog",
 ]

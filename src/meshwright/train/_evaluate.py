@@ -96,15 +96,16 @@ class Evaluator:
         self.seconds += time.perf_counter() - started
         return scores
 
-    def check(self, state: Any, batch: PyTree) -> None:
-        """Try `measure` on structs of the state and of one batch, without compiling.
+    def check(self, state: Any, batch: PyTree) -> tuple[str, ...]:
+        """Return the names of the scores, having tried `measure` on structs of the state and of one batch.
 
         Raises:
           UsageError: it returns something that has no value for each example.
         """
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with jax.set_mesh(self._mesh):
-            self._score.eval_shape(state, batch, weights)  # which the evaluation need not trace again
+            # So that the evaluation need not trace it again.
+            return tuple(self._score.eval_shape(state, batch, weights))
 
     def _scores(self, state: Any) -> dict[str, float]:
         parts, wait = [], at_most_ahead(RUN_AHEAD)

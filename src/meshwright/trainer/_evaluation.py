@@ -11,7 +11,15 @@ from meshwright.errors import ExamplesError
 from meshwright.functions import split
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
-from meshwright.train import RUN_AHEAD, ComputeDtype, TrainState, at_most_ahead, eval_params, narrowing
+from meshwright.train import (
+    RUN_AHEAD,
+    ComputeDtype,
+    TrainState,
+    at_most_ahead,
+    eval_params,
+    key_of,
+    narrowing,
+)
 from meshwright.tree import PyTree
 
 _EVALUATION = 2**32 - 1  # no step of training has this number
@@ -85,7 +93,7 @@ class LossOver:
             sharding = self._layout.batch_sharding
             batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[rows], sharding), batch)
         # A stream of its own: evaluation draws nothing from the one that training draws from.
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), _EVALUATION), number)
+        key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
         params, has_state = self._narrow(eval_params(state)), state.model_state is not None
         returned = self._loss(params, batch, key, *([state.model_state] if has_state else []))
         value, metrics = split(returned, has_state)
