@@ -69,6 +69,11 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("directory", metavar="DIRECTORY", help="a run, or its checkpoints")
         each.add_argument("step", metavar="STEP", type=int)
     pin.add_argument("--note", metavar="TEXT", default="", help="why, for people")
+    trace = command("trace", "_trace", "Show where the time of a profile went: devices, operations, input.")
+    trace.add_argument("path", metavar="RUN", help="a run, a directory of profiles, or an .xplane.pb file")
+    trace.add_argument(
+        "--step", type=int, metavar="N", help="the profile from that step on; else the newest one"
+    )
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )
