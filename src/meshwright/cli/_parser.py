@@ -7,10 +7,10 @@ from typing import Any
 
 from meshwright._version import __version__
 
-TAKING_SETTINGS = ("demo", "train", "resume")
+TAKING_SETTINGS = ("demo", "hlo", "train", "resume")
 """The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
 
-FLAGS = ("--fake-devices", "--help", "--json", "--kill", "-h")
+FLAGS = ("--fake-devices", "--help", "--json", "--kill", "--to", "-h")
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
@@ -74,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument(
         "--step", type=int, metavar="N", help="the profile from that step on; else the newest one"
     )
+    hlo = command("hlo", "_hlo", "Write what the compiler makes of an experiment's step.", **settings)
+    hlo.add_argument("target", metavar="module:function")
+    hlo.add_argument("--to", metavar="DIR", required=True, help="for HLO text, its graph in DOT, and SVG")
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )

@@ -1,5 +1,6 @@
 """What a run's time and memory go to."""
 
+from meshwright.profiling._hlo import save_hlo
 from meshwright.profiling._measure import collective_of, summarize
 from meshwright.profiling._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.profiling._trace import Trace, tracer
@@ -13,6 +14,7 @@ __all__ = [
     "Trace",
     "collective_of",
     "find_profiles",
+    "save_hlo",
     "summarize",
     "tracer",
 ]
