@@ -8,6 +8,7 @@ A profile is planes of lines of events (XSpace, xplane.proto of XLA). What ran o
 """
 
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,20 +99,28 @@ def read_profile(file: Path) -> Recorded:
       InputError: it cannot be read, is damaged, or holds neither steps nor operations.
     """
     try:
-        planes = list(ProfileData.from_file(str(file)).planes)
+        profile = ProfileData.from_file(str(file))
     except (RuntimeError, OSError) as error:
         raise InputError(f"{file} is no profile, or a damaged one: {error}") from None
+    with warnings.catch_warnings():
+        # JAX 0.12 makes a type when stats are first read; where warnings are errors, its warning is an abort.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        recorded = _recorded(profile)
+    if not (recorded.steps or recorded.devices):
+        raise InputError(f"{file} holds neither steps nor operations: it is empty, or was cut short.")
+    return recorded
+
+
+def _recorded(profile: ProfileData) -> Recorded:
+    planes = list(profile.planes)
     host = [_marked(line) for plane in planes if plane.name == "/host:CPU" for line in plane.lines]
     accelerators = {plane.name: ops for plane in planes if (ops := _accelerator_ops(plane))}
     events = [event for line in host for event in line]
-    recorded = Recorded(
+    return Recorded(
         {int(stats["step_num"]): _span(event) for event, stats in events if "step_num" in stats},
         [_span(event) for event, _ in events if event.name == INPUT_WAIT] or None,
         accelerators or _cpu_ops(host),
     )
-    if not (recorded.steps or recorded.devices):
-        raise InputError(f"{file} holds neither steps nor operations: it is empty, or was cut short.")
-    return recorded
 
 
 def _marked(line: Any) -> list[tuple[Any, dict[str, Any]]]:
