@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.arguments import by_name
+from meshwright.arguments import by_name, num_required
 from meshwright.errors import UsageError
 
 VALUES = {"params": 2, "batch": 3, "rng": 5, "train": True, "model_state": 7, "step": 11}
@@ -77,6 +77,15 @@ def test_all_that_is_wrong_is_said_at_once_and_before_any_call():
     assert "'colour', which there is not.\n" in message
     assert "does not take 'params'" in message
     assert "There are: params, batch, rng, train, model_state, step." in message
+
+
+def test_arguments_that_must_be_given_are_counted():
+    policy = lambda step, metrics, least=5, *rest, known=1, **more: ...
+    assert num_required(policy) == 2
+    assert num_required(functools.partial(policy, metrics={})) == 1
+    assert num_required(lambda *rest: ...) == 0
+    with pytest.raises(UsageError, match="the policy must be a function; found 3"):
+        num_required(3, "policy")
 
 
 def test_arguments_without_names_are_refused():

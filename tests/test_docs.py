@@ -1,5 +1,6 @@
 """What the documents show of the code is the code."""
 
+import dataclasses
 import inspect
 import re
 import shlex
@@ -54,3 +55,30 @@ def test_every_room_of_the_design_is_there():
         path.stem for path in package.iterdir() if not path.name.startswith("_") and path.name != "py.typed"
     }
     assert named == found
+
+
+AXLEARN = (ROOT / "docs/coming-from-axlearn.md").read_text()
+
+
+def test_the_experiment_for_those_who_come_from_axlearn_is_one():
+    names = {}
+    exec(re.findall(r"```python\n(.*?)```", AXLEARN, re.S)[1], names)
+    assert names["experiment"](learning_rate=1e-3).max_step == 2_000
+
+
+def test_every_test_that_is_named_for_those_who_come_from_axlearn_is_there():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", AXLEARN)
+    assert len(named) > 100
+    missing = [(path, test) for path, test in named if f"\ndef {test}(" not in (ROOT / path).read_text()]
+    assert not missing
+
+
+def test_every_case_of_axlearn_s_own_tests_has_a_row():
+    numbers = {"C": 25, "L": 11, "B": 9, "T": 24, "E": 8}
+    wanted = [f"{letter}{i}" for letter, last in numbers.items() for i in range(1, last + 1)]
+    assert [name for name in re.findall(r"^\| ([CLBTE]\d+) \|", AXLEARN, re.M) if name in wanted] == wanted
+
+
+def test_every_field_of_an_experiment_is_in_the_table_for_those_who_come_from_axlearn():
+    told = re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", AXLEARN)))
+    assert {field.name for field in dataclasses.fields(mw.Experiment)} <= {*told}

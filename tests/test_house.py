@@ -73,6 +73,11 @@ def test_rooms_are_entered_by_the_door(path):
     assert not [parts for parts in elsewhere if any(part.startswith("_") for part in parts)]
 
 
+def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():
+    makers = [path for path in FILES if any(call in path.read_text() for call in ("random.key(", "PRNGKey("))]
+    assert makers == [PACKAGE / "train/_keys.py"]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_file_is_longer_than_three_hundred_lines(path):
     assert len(path.read_text().splitlines()) <= 300

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import meshwright as mw
+RUN_AHEAD = 4  # steps in flight, as in `mw.fit`, which the environments of some peers cannot import
 
 
 class Moment(NamedTuple):
@@ -59,7 +59,7 @@ def bare_loop(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: 
         for _ in range(num_steps):
             state, metrics = step(state, next(batches))
             in_flight.append(metrics)
-            if len(in_flight) > mw.train.RUN_AHEAD:
+            if len(in_flight) > RUN_AHEAD:
                 jax.block_until_ready(in_flight.popleft())
         jax.block_until_ready(state)
         return num_steps

@@ -1,5 +1,6 @@
 """Models to be trained by anybody: plain functions on a dictionary of layers."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +58,10 @@ def _convolved(layer: dict[str, Any], x: jax.Array) -> jax.Array:
 
 
 def _mlp(params: Params, x: jax.Array) -> jax.Array:
-    for name in ("hidden_0", "hidden_1"):
-        x = jax.nn.relu(_dense(params[name], x))
-    return _dense(params["out"], x)
+    *hidden, out = [layer for _, layer in sorted(params.items())]
+    for layer in hidden:
+        x = jax.nn.relu(_dense(layer, x))
+    return _dense(out, x)
 
 
 def _cnn(params: Params, x: jax.Array) -> jax.Array:
@@ -96,3 +98,12 @@ CNN = Model(
         mw.match(".*"),
     ),
 )
+
+
+def mlp(num_layers: int, width: int) -> Model:
+    """Return a network of so many hidden layers of one width, its parameters on every device."""
+    sizes = [64, *[width] * num_layers, 10]
+    names = [f"hidden_{i:03}" for i in range(num_layers)] + ["out"]
+    title = f"network 64-{f'{num_layers}×' if num_layers > 1 else ''}{width}-10"
+    shapes = dict(zip(names, itertools.pairwise(sizes), strict=True))
+    return Model(title, (64,), shapes, _mlp, (mw.match(".*"),))

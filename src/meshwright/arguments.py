@@ -2,10 +2,11 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from inspect import Parameter
 from itertools import takewhile
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from meshwright.errors import UsageError, nearest
 
@@ -56,6 +57,16 @@ def by_name(
 def declares(function: Callable[..., Any], name: str) -> bool:
     """Return whether `function` has a parameter of this name, which is not fixed by a partial."""
     return name in {p.name for p in _parameters(function, "function")} - _fixed(function)
+
+
+def num_required(function: Callable[..., Any], what: str = "function") -> int:
+    """Return how many arguments `function` must be given, those fixed by a partial not counted.
+
+    Raises:
+      UsageError: it is no function, or does not tell.
+    """
+    fixed = _fixed(function)
+    return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
 
 
 def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
@@ -109,3 +120,14 @@ def _title(function: Callable[..., Any]) -> str:
     while isinstance(inner, functools.partial):
         inner = inner.func
     return getattr(inner, "__qualname__", type(inner).__qualname__)
+
+
+def spelled(wanted: Any) -> str:
+    """Return a type in words for people: "int or a function"."""
+    if get_origin(wanted) in (types.UnionType, Union):
+        return " or ".join(map(spelled, get_args(wanted)))
+    if get_origin(wanted) is Callable:
+        return "a function"
+    if wanted in (None, types.NoneType):
+        return "none"
+    return wanted.__name__ if isinstance(wanted, type) and not get_args(wanted) else str(wanted)

@@ -8,6 +8,7 @@ import jax
 
 from meshwright.adapters import Functional
 from meshwright.arguments import by_name, declares
+from meshwright.train import step_key
 from meshwright.tree import PyTree
 
 BATCH_AXIS = "batch"
@@ -116,7 +117,6 @@ def step_of(train_step: Callable[..., Any]) -> Callable[[Any, PyTree], tuple[Any
     called = by_name(train_step, ("state", "batch", "rng"), "train step", ("state", "batch"))
 
     def step(state: Any, batch: PyTree) -> tuple[Any, Mapping[str, Any]]:
-        rng = jax.random.fold_in(jax.random.key(state.seed), state.step)
-        return called(state=state, batch=batch, rng=rng)
+        return called(state=state, batch=batch, rng=step_key(state))
 
     return step

@@ -86,11 +86,13 @@ def differences(then: PyTree, now: PyTree) -> str:
 
 def nbytes(tree: PyTree) -> int:
     """Return the bytes of all leaves of `tree` (arrays or `ShapeDtypeStruct`s), sharding not counted."""
-    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _described(x: jax.ShapeDtypeStruct | None) -> str:
-    return "missing" if x is None else f"{jax.dtypes.canonicalize_dtype(x.dtype)}{list(x.shape)}"
+    if x is None:
+        return "missing"
+    return f"{jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)}{list(x.shape)}"
 
 
 def _name(path: tuple[Any, ...]) -> str:

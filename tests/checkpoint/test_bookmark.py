@@ -155,3 +155,43 @@ def test_each_of_two_processes_gets_its_own_state_back(two_processes):
 def test_one_process_does_not_take_the_states_of_two(two_processes):
     with pytest.raises(CheckpointError, match="on each of 2 processes, and this run has 1"):
         resumed(two_processes / "checkpoints", Foreign())
+
+
+class Thirty:
+    """An iterator of Python's kind over 0 to 29."""
+
+    def __init__(self):
+        self.state = {"position": 0, "seen": []}
+
+    def __next__(self):
+        if self.state["position"] == 30:
+            raise StopIteration
+        self.state["seen"].append(self.state["position"])
+        self.state["position"] += 1
+        return self.state["seen"][-1]
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+def test_saved_and_restored_again_and_again_an_iterator_gives_each_element_once(tmp_path):
+    seen = []
+    for step in range(1, 11):
+        data = Thirty()
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.resume({"x": 0}, data, otherwise=dict)
+            seen += [next(data) for _ in range(3)]
+            checkpoints.saver(every(1))(Tick(step), {"x": 0}, data, None)
+            next(data, None)  # while it is being written
+    assert seen == list(range(30))
+
+
+@pytest.mark.parametrize("data", [None, iter([])])
+def test_data_without_a_state_leave_no_trace_and_ask_for_none(tmp_path, data):
+    saved_by(tmp_path, data)
+    assert "data_by_process" not in open_source(tmp_path).extra
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.resume({"x": 1}, data, otherwise=pytest.fail) == {"x": 0}

@@ -1,5 +1,7 @@
+import asyncio
 import os
 import resource
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -300,3 +302,58 @@ def test_a_cast_that_does_not_fit_is_told_before_there_is_a_state(tmp_path):
     checkpoints.check({"params": {"w": jax.ShapeDtypeStruct((3,), np.float32)}})
     with pytest.raises(UsageError, match=r"nothing that 'params/\.\*' matches is of the kind of number"):
         checkpoints.check({"params": {"w": jax.ShapeDtypeStruct((3,), np.int32)}})
+
+
+def writers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+
+
+def test_no_thread_is_left_however_a_directory_is_left_and_it_may_be_opened_again(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        assert not writers()
+        with checkpoints:
+            checkpoints.save(step, {"x": step})
+    with pytest.raises(ZeroDivisionError):
+        save_and_fail(tmp_path, {"x": 3})
+    assert not writers()
+    assert checkpoints.latest() == 2
+
+
+def test_save_returns_before_anything_is_written(tmp_path, monkeypatch):
+    begun, returned, pwrite = threading.Event(), threading.Event(), os.pwrite
+
+    def write_after_return(*given):
+        begun.set()
+        assert returned.wait(60)
+        return pwrite(*given)
+
+    monkeypatch.setattr(os, "pwrite", write_after_return)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": np.arange(5)})
+        assert begun.wait(60)
+        assert checkpoints.latest() is None
+        returned.set()
+    assert restore(open_source(tmp_path), {"x": np.zeros(5, int)})["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_coroutine_may_save_and_restore(make_state, tmp_path, same_bytes):
+    async def saved_and_restored():
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, make_state(seed=1))
+            await asyncio.sleep(0)
+            checkpoints.wait()
+            return checkpoints.resume(make_state(seed=2), None, otherwise=pytest.fail)
+
+    assert same_bytes(asyncio.run(saved_and_restored()), make_state(seed=1))
+
+
+def test_what_a_run_of_another_sharding_left_of_a_step_is_no_obstacle_to_it(make_state, tmp_path, same_bytes):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(seed=1))
+    (tmp_path / "step_00000001/manifest.json").unlink()  # as if it had been killed before its commit
+    whole = jax.tree.map(np.asarray, make_state(seed=2))
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.resume(whole, None, otherwise=lambda: None) is None
+        checkpoints.save(1, whole)
+    assert same_bytes(restore(open_source(tmp_path), whole), whole)

@@ -125,3 +125,36 @@ def test_damage_goes_unnoticed_only_where_that_is_asked_for(save):
     with pytest.raises(CheckpointError, match="CRC-32"):
         open_source(checkpoint).read("x", (slice(None),))
     assert open_source(checkpoint, verify=False).read("x", (slice(None),)).tolist() == [1, 0, 0, 0, 0]
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Frozen(dict):
+    """A dictionary of another type, as model libraries have them, whose keys are in no order of ours."""
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.DictKey(key), value) for key, value in self.items()], tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, keys, values):
+        return cls(zip(keys, values, strict=True))
+
+
+def test_a_dictionary_of_another_type_comes_back_as_such(save):
+    state = {"params": Frozen(b=np.ones(2), a=Frozen(w=np.zeros(3)))}
+    restored = restore(open_source(save(state)), state)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    assert isinstance(restored["params"], Frozen)
+    assert isinstance(restored["params"]["a"], Frozen)
+
+
+class Reordered(NamedTuple):
+    unused: None
+    mean: jax.Array
+
+
+def test_arrays_are_known_by_name_and_not_by_their_order(save):
+    saved = {"moments": Moments(np.ones(2), None), "params": Frozen(b=np.full(2, 2.0), a=np.full(2, 3.0))}
+    target = {"params": {"a": np.zeros(2), "b": np.zeros(2)}, "moments": Reordered(None, np.zeros(2))}
+    restored = restore(open_source(save(saved)), target)
+    assert restored["moments"].mean.tolist() == [1, 1]
+    assert (restored["params"]["a"].tolist(), restored["params"]["b"].tolist()) == ([3, 3], [2, 2])

@@ -1,5 +1,6 @@
 """A checkpoint that has less, or more, than is wanted."""
 
+import dataclasses
 import weakref
 
 import jax
@@ -113,3 +114,14 @@ def test_training_starts_with_pretrained_parameters_and_the_rest_from_scratch(me
     assert same_bytes(state.params["w"], old.params["w"])
     assert same_bytes((state.opt_state, state.step, state.seed), (fresh.opt_state, fresh.step, fresh.seed))
     assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, fresh)
+
+
+def test_an_average_is_restored_as_parameters_and_the_optimizer_left_out(mesh, save, same_bytes):
+    tx = optax.chain(optax.adam(0.1), mw.keep_ema(0.9))
+    state = mw.state_from({"w": jnp.ones(8)}, tx, 0, mw.Layout(mesh))
+    state = dataclasses.replace(state, params=jax.tree.map(lambda x: x * 3, state.params))
+    source, target = open_source(save(state)), {"params": state.params}
+    averaged = restore(source, target, assign=[("params/(.*)", r"opt_state/1/ema/\1")], ignore=".*")
+    assert same_bytes(averaged["params"]["w"], np.ones(8, np.float32))
+    with pytest.raises(CheckpointError, match="opt_state/0/0/mu/w: in the checkpoint, but not wanted"):
+        restore(source, target)

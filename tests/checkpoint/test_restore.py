@@ -149,3 +149,11 @@ def test_a_restored_state_may_be_donated(make_state, save, same_bytes):
     for_comparison = step(restore(source, target))
     assert same_bytes(step(step(restore(source, target))), step(for_comparison))
     assert same_bytes(restore(source, target), state)
+
+
+def test_the_target_may_be_read_off_the_checkpoint(state, save, same_bytes):
+    random = np.random.default_rng(0)
+    state = state | {"each": {name: random.integers(0, 2, (3, 5)).astype(name) for name in DTYPES.split()}}
+    source = open_source(save(state))
+    restored = tree.named_leaves(restore(source, tree.nested(source.arrays())))
+    assert same_bytes(restored, tree.named_leaves(state))

@@ -124,6 +124,7 @@ def test_without_the_right_to_save_a_damaged_checkpoint_is_left_where_it_is(save
     [
         ({"y": TARGET["x"]}, "y: wanted, but not in the checkpoint"),
         ({"x": np.zeros(99, int)}, "x: shape"),
+        ({"x": np.zeros((100, 1), int)}, "x: shape"),
         ({"x": np.zeros(100, np.float32)}, "x: dtype"),
     ],
 )

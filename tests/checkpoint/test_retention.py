@@ -200,3 +200,25 @@ def test_a_policy_that_fails_costs_no_checkpoint(tmp_path):
         ):
             checkpoints.wait()
         assert checkpoints.latest() == 1
+
+
+@pytest.mark.parametrize(
+    ("saved", "kept"),
+    [(range(10), [0, 2, 4, 6, 7, 8, 9]), ([0, 3, 6, 8, 9], [0, 3, 6, 8, 9]), ([0, 1, 9], [0, 1, 9])],
+)
+def test_the_newest_three_and_every_second_step_before_them_are_left(tmp_path, saved, kept):
+    uncommitted = [tmp_path / f"step_{step:08d}.tmp-0123abcd" for step in (5, 11)]
+    with Checkpoints(tmp_path, keep=any_of(last(3), spaced(2))) as checkpoints:
+        for path in uncommitted:  # what others are writing is neither counted nor removed
+            path.mkdir()
+        save_all(checkpoints, dict.fromkeys(saved, 0.0))
+    assert all(path.exists() for path in uncommitted)
+    for path in uncommitted:
+        path.rmdir()
+    assert saved_steps(tmp_path) == kept
+
+
+def test_a_short_run_keeps_no_more_than_it_was_told(tmp_path):
+    with Checkpoints(tmp_path, keep=last(1)) as checkpoints:
+        save_all(checkpoints, {1: 0.0, 2: 0.0})
+    assert saved_steps(tmp_path) == [2]

@@ -14,6 +14,8 @@ import safetensors
 import meshwright as mw
 from meshwright.cli import main
 
+EXAMPLES = {"x": np.ones((16, 4), np.float32)}
+
 
 def init(key, width):
     return {"w": jax.random.normal(key, (4, width))}
@@ -21,6 +23,10 @@ def init(key, width):
 
 def loss(params, batch, key):
     return ((batch["x"] @ params["w"]) ** 2).mean()
+
+
+def measure(params, batch):
+    return {"loss": ((batch["x"] @ params["w"]) ** 2).mean(-1)}
 
 
 def unreduced_loss(params, batch, key):
@@ -41,6 +47,8 @@ def tiny(
     rule: str = "fsdp",
     diverging: bool = False,
     width: int = 2,
+    evaluated: bool = False,
+    early: str | None = None,
 ) -> mw.Experiment:
     examples = [{"x": np.ones(4 if i or not ragged else 3, np.float32)} for i in range(16)]
     return mw.Experiment(
@@ -52,6 +60,8 @@ def tiny(
         max_step=steps,
         mesh=mesh,
         rules=(mw.match("w", rule),),
+        evalers={"test": mw.Evaler(measure, EXAMPLES, batch_size=8)} if evaluated else {},
+        stop_early=mw.no_better(early, "min", patience=3) if early else None,
     )
 
 
@@ -77,7 +87,17 @@ def train(tmp_path, monkeypatch):
         (["batch_size=6"], 2, "a batch of 6 examples does not divide by 8"),
         (["microbatches=3"], 2, "microbatches=3 does not divide input.batch_size=8"),
         (["microbatches=2"], 2, "multiple of 16"),
-        (["rule=tesnor"], 2, "the mesh has no axis 'tesnor'"),
+        (["rule=tesnor"], 2, "error: rules: cannot split params/w: the mesh has no axis 'tesnor'"),
+        (["mesh=data=-1,fsdp=-1"], 2, "error: mesh 'data=-1,fsdp=-1': every axis needs a size"),
+        (["batch_axis_names=[dta]"], 2, "error: batch_axis_names: batch axes ['dta'] are not in the mesh"),
+        (["train_dtype=bf"], 2, "error: train_dtype: compute_dtype='bf' is no floating dtype"),
+        (
+            ["evaluated=true", "evalers.test.dtype=bf"],
+            2,
+            "error: evalers.test.dtype: compute_dtype='bf' is no",
+        ),
+        (["evaluated=true", "evalers.test.when=0"], 2, "error: evalers.test.when=0: Evaler.when is 0; it"),
+        (["evaluated=true", "early=test/lossy"], 2, "error: stop_early goes by 'test/lossy', which no"),
         (["mesh=fsdp=8"], 2, "dimension 0 has size 4, which mesh axis 'fsdp' of size 8 does not divide"),
         (["unreduced=true"], 2, r"loss must be a scalar or a Mean of scalars; it has shape (8,)"),
         (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),

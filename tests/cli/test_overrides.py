@@ -65,6 +65,10 @@ def test_the_functions_parameters_come_first_then_the_fields_of_what_it_returns(
     ("text", "wanted", "value"),
     [
         ("1e-4", float, 1e-4),
+        ("1e6", int, 1_000_000),
+        ("none", float | None, None),
+        ("[100,200]", tuple[int, ...], (100, 200)),
+        ("[1e-3, 1e-4]", tuple[float, ...], (1e-3, 1e-4)),
         ("yes", bool, True),
         ("none", int | None, None),
         ("none", str | None, None),
@@ -85,14 +89,45 @@ def test_a_text_becomes_what_is_wanted(text, wanted, value):
     [
         ({"lyers": "3"}, "unknown setting 'lyers'. Did you mean 'layers'"),
         ({"inner.sise": "3"}, "unknown setting 'inner.sise'. Did you mean 'size'"),
-        ({"parts.b.size": "3"}, "unknown setting 'parts.b.size'"),
+        ({"parts.b.size": "3"}, "unknown setting 'parts.b'"),
         ({"layers": "many"}, "layers=many: expected int, found 'many'"),
-        ({"inner.size": "0"}, "Inner.size is 0; it must be at least 1"),
+        ({"inner.size": "0"}, "^inner.size=0: Inner.size is 0; it must be at least 1"),
+        ({"parts.a.size": "0"}, "^parts.a.size=0: Inner.size is 0"),
+        ({"parts.a": "0"}, "parts.a=0: expected Inner, found '0'"),
+        ({"inner.when": "x"}, "inner.when=x: expected int or a function, found 'x'"),
+        ({"inner.when": "3", "inner": "x"}, "inner is set, and so is a part of it"),
+        ({"inner": "x", "inner.when": "3"}, "inner.when is set, and so is all of inner"),
+        ({"name.first": "x"}, "unknown setting 'name.first'"),
+        ({"mesh.first": "x"}, "unknown setting 'mesh.first'"),
     ],
 )
 def test_a_setting_that_fits_nothing_is_refused_in_words(settings, says):
     with pytest.raises(UsageError, match=says):
         build(make, settings, Outer)
+
+
+def test_settings_of_one_dataclass_are_made_at_once():
+    @dataclass(frozen=True)
+    class Even:
+        whole: int = 4
+        half: int = 2
+
+        def __post_init__(self):
+            if self.whole != 2 * self.half:
+                raise ValueError("not the half")
+
+    assert build(Even, {"whole": "6", "half": "3"}, Even) == Even(6, 3)
+    assert build(lambda: Even(), {"whole": "6", "half": "3"}, Even) == Even(6, 3)
+    with pytest.raises(UsageError, match="not the half"):
+        build(lambda: Even(), {"whole": "6"}, Even)
+
+
+def test_a_parameter_that_is_a_dataclass_or_a_mapping_can_be_set_in_part():
+    def made(inner: Inner = Inner(size=2), options: dict[str, float] = {"a": 1.0, "b": 2.0}):  # noqa: B006
+        return Outer(options["a"], inner=inner)
+
+    found = build(made, {"inner.when": "9", "options.a": "1e-3"}, Outer)
+    assert found == Outer(1e-3, inner=Inner(when=9, size=2))
 
 
 def test_unknown_names_are_refused_before_the_function_is_called():

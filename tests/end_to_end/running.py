@@ -22,10 +22,11 @@ QUICK = SHORT[:-1]
 
 
 class Shell:
-    """Runs `meshwright` in a folder."""
+    """Runs `meshwright`, or another program that is called as it is, in a folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *program: str | Path):
         self.folder = folder
+        self.program = program or ("-m", "meshwright")
         self.environ = {
             name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
         }
@@ -33,7 +34,7 @@ class Shell:
         self.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
     def start(self, *words: str, **more) -> subprocess.Popen:
-        command = [sys.executable, "-m", "meshwright", *words]
+        command = [sys.executable, *self.program, *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, cwd=self.folder, env=self.environ, **pipes, **more)
 

@@ -35,13 +35,16 @@ def test_a_split_state_takes_a_share_of_each_device(tmp_path):
     assert split.state_bytes == pytest.approx(whole.state_bytes / 8, rel=0.01)
 
 
-def test_it_counts_operations_and_bytes(tmp_path):
-    one = experiment(tmp_path, model=wide, loss=of_wide, mesh="data=1", input=mw.Input(EXAMPLES, 64))
-    found = one.compile(jax.devices()[:1])
-    assert (
-        found.flops >= 6 * 64 * 2 * 4 * 1024 * 2 / 3
-    )  # forward and backward, but for the first layer's input
-    assert "peak" in str(found)
+@pytest.mark.parametrize(
+    ("more", "times"),
+    [({}, 1), ({"microbatches": 4}, 1), ({"remat": "nothing"}, 7 / 5), ({"mesh": "data=4"}, 1 / 4)],
+)
+def test_it_counts_operations_of_all_microbatches_and_of_what_is_computed_again(tmp_path, more, times):
+    described = {"mesh": "data=1", "model": wide, "loss": of_wide, "input": mw.Input(EXAMPLES, 64)} | more
+    found = experiment(tmp_path, **described).compile(jax.devices()[: 4 if "mesh" in more else 1])
+    forward_and_backward = 5 * 2 * 64 * 4 * 1024  # two products and three: the examples need no gradient
+    assert found.flops == pytest.approx(times * forward_and_backward)
+    assert f"{found.flops:.3g} FLOP" in str(found)
 
 
 def test_a_batch_over_the_devices_of_one_is_a_share_of_it(tmp_path):

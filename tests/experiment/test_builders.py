@@ -198,7 +198,7 @@ def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
         is_held.append(given[0]() is not None)
         return False
 
-    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_step=2))
+    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_step=3))
     assert is_held == [False, False]
 
 

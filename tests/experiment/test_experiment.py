@@ -9,7 +9,7 @@ import meshwright as mw
 from experiment.runs import EXAMPLES, loss, losses, measure
 from experiment.runs import experiment as described
 from meshwright.errors import InputError, Interrupted, UsageError
-from meshwright.experiment import checkpoints_of, describe
+from meshwright.experiment import checkpoints_of
 
 
 def experiment(run, **more):
@@ -69,6 +69,22 @@ def test_a_finished_run_continues_when_it_is_told_to_go_further(finished):
     assert np.array_equal(after.state.params["w"], undisturbed.state.params["w"])
 
 
+def test_under_another_default_implementation_of_keys_a_run_goes_on_to_the_bit(tmp_path):
+    def with_dropout(params, batch, key):
+        return loss(params, {"x": batch["x"] * jax.random.bernoulli(key, 0.5, batch["x"].shape)}, key)
+
+    described = {"loss": with_dropout, "log_every": 1}
+    mw.run(experiment(tmp_path / "undisturbed", **described))
+    mw.run(experiment(tmp_path / "changed", max_step=3, **described))
+    before = jax.config.jax_default_prng_impl
+    jax.config.update("jax_default_prng_impl", "rbg")
+    try:
+        mw.run(experiment(tmp_path / "changed", **described))
+    finally:
+        jax.config.update("jax_default_prng_impl", before)
+    assert losses(tmp_path / "changed") == losses(tmp_path / "undisturbed")
+
+
 def doing_at(step, act, monkeypatch):
     """Do something in the turn of one step, where a real run would be hit."""
     beat = mw.Console.beat
@@ -121,24 +137,23 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
         mw.run(experiment(tmp_path))
 
 
-def test_its_description_is_the_same_text_every_time(tmp_path):
-    text = describe(experiment("runs/x"))
-    assert text == describe(experiment("runs/x"))
-    assert "0x" not in text
-    assert text.splitlines()[:3] == [
-        "run = 'runs/x'",
-        "model = experiment.runs.init",
-        "loss = experiment.runs.loss",
-    ]
-    assert "evalers.all.when = 4" in text.splitlines()
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ({"max_step": 0}, "Experiment.max_step is 0"),
         ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
         ({"log_every": -1}, "Experiment.log_every is -1"),
+        ({"max_step": 1e3}, r"Experiment\.max_step is 1000\.0; it must be int\."),
+        ({"seed": True}, r"Experiment\.seed is True; it must be int\."),
+        (
+            {"mesh": None, "max_seconds": "9"},
+            r"(?s)mesh is of type NoneType.*max_seconds is '9'; .* float or no",
+        ),
+        ({"input": EXAMPLES}, r"Experiment\.input is of type dict; it must be Input\."),
+        ({"evalers": {"all": measure}}, r"Experiment\.evalers is of type dict; it must be .*Mapping.*Evaler"),
+        ({"loss": "loss"}, r"Experiment\.loss is 'loss'; it must be a function"),
+        ({"start_trace_steps": (1.5,)}, r"Experiment\.start_trace_steps is of type tuple; .*int"),
+        ({"start_trace_process_indices": "some"}, r"start_trace_process_indices is 'some'"),
         ({"run": "s3://bucket/run"}, "Experiment.run is s3://bucket/run, but a run directory is local"),
     ],
 )
@@ -159,6 +174,15 @@ def test_parts_refuse_their_own_values_by_name():
         mw.Input(EXAMPLES, batch_size=0)
     with pytest.raises(UsageError, match=r"Save\.keep is 0"):
         mw.Save(keep=0)
+    with pytest.raises(UsageError, match=r"Evaler\.when is 'often'; it must be int or a function"):
+        mw.Evaler(measure, EXAMPLES, when="often")
+
+
+def test_numbers_of_numpy_and_lists_will_do():
+    made = experiment(
+        "runs/x", max_step=np.int64(3), max_seconds=np.float32(2), rules=[], start_trace_steps=[2]
+    )
+    assert (made.max_step, made.max_seconds) == (3, 2.0)
 
 
 def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypatch):
@@ -230,6 +254,31 @@ def test_a_run_that_gets_no_better_is_done(tmp_path):
     described = {"evalers": {"all": evaler}, "max_step": 20, "stop_early": early}
     assert mw.run(experiment(tmp_path, **described)).step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 3
+
+
+LOSSY = mw.checkpoint.best("all/lossy", "min")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"stop_early": mw.no_better("all/lossy", "min", 3)}, r"^stop_early goes by 'all/lossy', which no"),
+        ({"checkpoints": mw.Save(keep=LOSSY)}, r"(?s)^checkpoints\.keep goes .* Did you mean 'all/loss'\?"),
+        (
+            {"checkpoints": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)), "evalers": {}},
+            r"(?s)^checkpoints\.keep goes by .* There are: none; give the experiment evalers",
+        ),
+    ],
+)
+def test_a_policy_by_a_score_that_no_evaluation_gives_is_refused(tmp_path, monkeypatch, more, says):
+    monkeypatch.setattr(mw.train.Step, "compile", pytest.fail)
+    with pytest.raises(UsageError, match=says):
+        mw.run(experiment(tmp_path, **more))
+
+
+def test_a_score_in_event_files_is_not_looked_for_among_the_evaluations(tmp_path):
+    keep = mw.checkpoint.best("loss", "min", events=tmp_path)
+    assert mw.run(experiment(tmp_path, max_step=2, checkpoints=mw.Save(keep=keep))).step == 2
 
 
 def test_patience_outlives_a_restart(tmp_path):

@@ -13,12 +13,22 @@ PAGE = (Path(__file__).parents[2] / "docs/experiments.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def experiment():
     names = {}
     exec(re.search(r"```python\n(.*?)```", PAGE, re.S)[1], names)
+    return names["experiment"]
+
+
+@pytest.fixture(scope="module")
+def run(experiment, tmp_path_factory):
     run = tmp_path_factory.mktemp("page")
-    mw.run(names["experiment"](run=str(run)), origin={"target": "page:experiment"})
+    mw.run(experiment(run=str(run)), origin={"target": "page:experiment"})
     return run
+
+
+def test_the_experiment_is_described_as_the_page_says(experiment):
+    shown = re.search(r"^```\n((?:\S+ = .*\n)+)```$", PAGE, re.M)[1].splitlines()
+    assert set(shown) <= set(mw.experiment.describe(experiment()).splitlines())
 
 
 def test_the_run_directory_holds_what_the_page_says_and_nothing_else(run):

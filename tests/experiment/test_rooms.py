@@ -121,6 +121,22 @@ def test_reports_have_the_time_of_one_step(tmp_path):
     assert all(report["step_seconds"] > 0 for report in reports if report["step"] in (4, 8))
 
 
+@pytest.mark.parametrize("peak", [None, 1e12])
+def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(
+    tmp_path, monkeypatch, capsys, peak
+):
+    monkeypatch.setattr("meshwright.profiling._utilisation.peak_flops", lambda kind, dtype: peak)
+    mw.run(experiment(tmp_path))
+    first, *reports = mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")
+    assert first["model_flops"] == 2 * 2 * 16 * 4 * 2
+    for report in (report for report in reports if "steps_per_second" in report):
+        used = report["steps_per_second"] * first["model_flops"] / 8 / 1e12
+        assert report["tflops_per_device"] == pytest.approx(used)
+        assert ("mfu" in report, "hfu" in report) == (peak is not None, peak is not None)
+        assert report.get("mfu", used) == report.get("hfu", used) == pytest.approx(used)
+    assert ("mfu=" in capsys.readouterr().err) == (peak is not None)
+
+
 def test_profiles_are_where_tensorboard_looks_and_one_cut_by_the_end_is_closed(tmp_path):
     mw.run(experiment(tmp_path / "first", start_trace_steps=(2, 9)))
     mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), num_trace_steps=1, max_step=1))
@@ -166,8 +182,10 @@ def test_no_thread_is_left_when_the_data_fail(tmp_path):
     before = set(threading.enumerate())
     with pytest.raises(OSError, match="the disk is gone"):
         mw.run(experiment(tmp_path, input=mw.Input(failing, batch_size=16, shuffle=False)))
-    left = {thread.name for thread in set(threading.enumerate()) - before}
-    assert left <= {"QueueFeederThread"}  # of multiprocessing's queues, which tensorboardX uses
+    left = [thread for thread in set(threading.enumerate()) - before if thread.name != "QueueFeederThread"]
+    for thread in left:  # those that read ahead are told to end, and not waited for
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in left)
 
 
 def test_parameter_noise_is_in_training_alone(tmp_path):
@@ -223,3 +241,9 @@ def test_a_run_that_goes_on_with_another_seed_is_refused(tmp_path):
     mw.run(experiment(tmp_path, max_step=2))
     with pytest.raises(InputError, match="seed was 0, is 1"):
         mw.run(experiment(tmp_path, seed=1))
+
+
+def test_norms_of_single_parameters_are_reported_where_they_are_asked_for(tmp_path):
+    mw.run(experiment(tmp_path, norms="w", max_step=1))
+    report = next(r for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl") if "loss" in r)
+    assert report["grad_norm/w"] == pytest.approx(report["grad_norm"])

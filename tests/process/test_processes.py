@@ -103,6 +103,14 @@ def test_predictions_are_whole_on_both_of_two_processes_and_one_writes_them(term
         assert len(found) == 21
 
 
+def test_an_experiment_on_two_writes_each_output_once_and_goes_by_one_clock(terminated):
+    for said in terminated.said:
+        described = said["trained"]["described"]
+        assert list(described["outputs"]) == ["step_00000003.jsonl", "step_00000004.jsonl"]
+        assert all([row["id"] for row in rows] == [*range(21)] for rows in described["outputs"].values())
+        assert described["all_heard_process_0"]
+
+
 def test_ctrl_c_to_one_stops_both_after_one_step(ctrl_c):
     steps = [said["step"] for said in ctrl_c.said]
     assert steps == [steps[0]] * 2

@@ -1,3 +1,5 @@
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,14 +87,28 @@ def test_frozen_parameters_are_their_own_average():
     assert not np.allclose(mw.ema_params(state)["w"], seen[-1]["w"])
 
 
-def test_an_evaluation_can_measure_the_average():
+def test_an_evaluation_measures_the_average_and_the_raw_parameters_if_told():
     state, seen = trained(optax.chain(optax.sgd(0.1), mw.keep_ema(0.5)), steps=2)
     data = lambda: mw.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
     measure = lambda params, batch: {"b": jnp.broadcast_to(params["b"][0], 8)}
-    evaluate = mw.Evaluator(measure, data, LAYOUT, mw.never, params=mw.ema_params)
+    evaluate = mw.Evaluator(measure, data, LAYOUT, mw.never)
     evaluate.check(mw.tree.abstract(state), jax.tree.map(lambda x: x[:8], BATCH))
     found = evaluate(mw.Tick(2, last=True), state)["b"]
     np.testing.assert_allclose(found, (seen[0]["b"][0] + 2 * seen[1]["b"][0]) / 3, rtol=1e-5)
+    raw = mw.Evaluator(measure, data, LAYOUT, mw.never, params=lambda state: state.params)
+    assert raw(mw.Tick(2, last=True), state)["b"] == seen[1]["b"][0]
+
+
+def test_the_parameters_themselves_are_evaluated_where_there_is_no_average():
+    without = mw.init_state(init, optax.adam(0.1), 0, LAYOUT)
+    assert mw.eval_params(without) is without.params
+    own = types.SimpleNamespace(params={"w": 1.0})  # a user's state, without an optimizer's
+    assert mw.eval_params(own) is own.params
+
+
+def test_the_average_is_found_within_other_optimizers():
+    state, _ = trained(mw.skip_exploding(optax.chain(optax.adam(0.1), mw.keep_ema(0.5))))
+    jax.tree.map(np.testing.assert_array_equal, mw.eval_params(state), mw.ema_params(state))
 
 
 def test_an_optimizer_without_an_average_is_told():

@@ -1,3 +1,5 @@
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +68,28 @@ def test_each_device_computes_its_own_examples_only():
     data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
     mw.Evaluator(measure, data, layout, mw.never)(mw.Tick(1, last=True), state)
     assert seen[0].shard_shape((8, 4)) == (1, 4)
+
+
+def test_what_was_checked_is_not_traced_again():
+    layout, traced = mw.Layout(mw.make_mesh("data=8")), []
+    measure = lambda params, batch: traced.append(1) or {"x": batch["x"]}
+    target = mw.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), layout)
+    state = mw.init_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), 0, layout)
+    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
+    evaluate = mw.Evaluator(measure, data, layout, mw.every(1))
+    evaluate.check(target, {"x": jax.ShapeDtypeStruct((8, 4), np.float32)})
+    for step in (1, 2):
+        evaluate(mw.Tick(step), state)
+    assert traced == [1]
+
+
+def test_a_state_of_the_user_needs_parameters_only():
+    layout = mw.Layout(mw.make_mesh("data=8"))
+    Mine = collections.namedtuple("Mine", "params")
+    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
+    measure = lambda params, batch: {"sum": (batch["x"] * params["w"]).sum(-1)}
+    found = mw.Evaluator(measure, data, layout, mw.never)(mw.Tick(1, last=True), Mine({"w": jnp.ones(4)}))
+    np.testing.assert_allclose(found["sum"], X.astype(np.float64).sum(1).mean(), rtol=1e-5)
 
 
 def test_a_measure_that_has_averaged_already_is_refused():

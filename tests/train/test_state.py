@@ -57,6 +57,59 @@ def test_without_a_model_state_there_is_no_leaf_for_it():
     assert mw.tree.leaf_names(state) == ["step", "params/w", "seed"]
 
 
+def test_a_model_state_keeps_its_structure_whatever_empty_parts_the_loss_adds():
+    def with_empty_parts(*given):
+        value, metrics, new = loss(*given)
+        return value, metrics, new | {"a": {"b": {}}, "none": None}
+
+    state = trained(with_empty_parts, microbatches=2)
+    assert jax.tree.structure(state) == jax.tree.structure(trained(microbatches=2))
+    np.testing.assert_array_equal(state.model_state["mean"], trained(microbatches=2).model_state["mean"])
+
+
+def with_model_state(model_state, new, params=1.0):
+    """Train two steps of `params` and a model state that `new` replaces; both are in the loss."""
+
+    def loss(params, batch, key, model_state):
+        floats = [x for x in jax.tree.leaves(model_state) if x.dtype == jnp.float32]
+        return batch["x"].mean() * params["w"] * (1 + sum(map(jnp.sum, floats))), {}, new(model_state)
+
+    tx, layout = optax.sgd(0.1), mw.Layout(LAYOUT.mesh)
+    state = mw.state_from(mw.Variables({"w": jnp.float32(params)}, model_state), tx, 0, layout)
+    step = mw.make_step(loss, tx, layout, microbatches=2)
+    for _ in range(2):
+        state, _ = step(state, {"x": X})
+    return state
+
+
+def test_arrays_without_elements_and_false_values_stay_in_the_model_state():
+    kept = {"empty": jnp.zeros((0, 3)), "zero": jnp.float32(0), "off": jnp.bool_(False), "none": {}}
+    state = with_model_state(kept, lambda model_state: model_state)
+    assert jax.tree.structure(state.model_state) == jax.tree.structure(kept)
+    assert {name: x.shape for name, x in mw.tree.named_leaves(state.model_state).items()} == {
+        "empty": (0, 3),
+        "zero": (),
+        "off": (),
+    }
+
+
+def test_what_the_loss_says_of_its_state_stands_whatever_its_gradient():
+    state = with_model_state({"amax": jnp.float32(5)}, lambda model_state: {"amax": jnp.float32(3)})
+    assert state.model_state["amax"] == 3
+    assert state.params["w"] != 1
+
+
+def test_a_model_state_may_hold_typed_keys_and_is_told_and_counted_with_them():
+    first = {"rng": jax.random.key(3), "each": jax.random.split(jax.random.key(4), 8)}
+    state = with_model_state(first, lambda now: now | {"rng": jax.random.split(now["rng"])[0]})
+    expected = first["rng"]
+    for _ in range(4):
+        expected = jax.random.split(expected)[0]
+    assert jnp.array_equal(jax.random.key_data(state.model_state["rng"]), jax.random.key_data(expected))
+    assert mw.train.state_sizes(state)["model_state_bytes"] == 9 * 8
+    assert "key<fry>" in mw.train.describe_state(state)
+
+
 @pytest.mark.parametrize(
     ("returned", "says"),
     [

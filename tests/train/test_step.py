@@ -195,3 +195,13 @@ def test_a_batch_that_does_not_divide_over_devices_and_microbatches_is_refused()
 def test_integer_parameters_are_refused_by_name(mesh):
     with pytest.raises(UsageError, match="params/n is int32"):
         mw.abstract_state(lambda key: {"n": jnp.arange(3), "w": jnp.ones(3)}, TX, mw.Layout(mesh))
+
+
+def test_jax_s_own_checks_see_the_initial_state_and_the_step(mesh):
+    layout = mw.Layout(mesh, RULES)
+    state, bad = mw.init_state(init, TX, 0, layout), lambda *given: {"w": jnp.log(-jnp.ones((8, 4)))}
+    with jax.debug_nans(True):
+        with pytest.raises(Exception, match="nan"):
+            mw.init_state(bad, TX, 0, layout)
+        with pytest.raises(Exception, match="nan"):
+            make_step(lambda *given: loss(*given) * bad()["w"].sum(), TX, layout)(state, batch_of())

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,7 +29,9 @@ class Functional:
     """Is `apply` called with one example, not with a batch? So modules of Equinox are written."""
     has_values: bool
     """Was a module given, whose values `init` returns, whatever the key?"""
-    _library: Library
+    given: Any
+    """What `functional` was given, for people to read."""
+    _library: Library = field(repr=False)
 
     def init(self, key: jax.Array) -> PyTree:
         """Return the parameters; those of a `stateful` model as `Variables(params, model_state)`."""
@@ -104,7 +106,7 @@ def functional(model: Any, *example_args: Any, **example_kwargs: Any) -> Functio
     if isinstance(model, Functional):
         return model
     library = _library_of(model, example_args, example_kwargs)
-    return Functional(library.axes, library.stateful, library.per_example, _has_values(model), library)
+    return Functional(library.axes, library.stateful, library.per_example, _has_values(model), model, library)
 
 
 def _library_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Library:

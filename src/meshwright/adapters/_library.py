@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from meshwright import tree
 from meshwright.errors import UsageError
-from meshwright.train import Variables
+from meshwright.train import Variables, key_of
 
 PyTree = Any
 Axes = tuple[str | None, ...]
@@ -63,7 +63,7 @@ def abstract(take_apart: Callable[[jax.Array], tuple[Any, PyTree]]) -> tuple[Any
     kept = []
 
     def leaves(seed: jax.Array) -> PyTree:
-        structure, tree_of_arrays = take_apart(jax.random.key(seed))
+        structure, tree_of_arrays = take_apart(key_of(seed))
         kept.append(structure)
         return tree_of_arrays
 

@@ -10,7 +10,7 @@ from flax import nnx
 from meshwright import tree
 from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick
 from meshwright.errors import UsageError
-from meshwright.train import Variables
+from meshwright.train import Variables, key_of
 
 
 class Nnx:
@@ -38,7 +38,7 @@ class Nnx:
             raise UsageError(f"to train, this model draws random numbers ({stream_names[0]}): give it a key.")
         values = (
             pick(params, param_names, "params"),
-            _fresh(self._structs[1], jax.random.key(0) if key is None else key),
+            _fresh(self._structs[1], key_of(0) if key is None else key),
             pick(model_state, state_names, "model_state"),
         )
         states = [

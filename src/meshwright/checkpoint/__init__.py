@@ -23,6 +23,7 @@ from meshwright.checkpoint._retention import (
     best,
     everything,
     last,
+    metrics_of,
     multiples,
     spaced,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "first_matches",
     "is_pinned",
     "last",
+    "metrics_of",
     "multiples",
     "open_best",
     "open_source",

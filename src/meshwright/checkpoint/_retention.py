@@ -10,14 +10,22 @@ Policies are put together from smaller ones. The newest two, the best three, and
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.errors import UsageError
 from meshwright.events import import_tensorboardx, read_scalars
 
 Scores = Mapping[str, float]
 Keep = Callable[[Mapping[int, Scores]], set[int]]
+"""A policy. One that goes by scores may name them in an attribute `metrics`, so that an experiment can check
+before it starts that its evaluations give them."""
+
+
+def metrics_of(policy: Any) -> tuple[str, ...]:
+    """Return the names of the scores that a policy says it goes by."""
+    return getattr(policy, "metrics", ())
 
 
 def everything(scores: Mapping[int, Scores]) -> set[int]:
@@ -84,21 +92,49 @@ def best(
     _at_least_1("best", num_checkpoints)
     if events is not None:
         import_tensorboardx()  # here, as policies are called on a thread
+    return Best(metric, mode, num_checkpoints, without_metric, events)
 
-    def keep(scores: Mapping[int, Scores]) -> set[int]:
-        found = _saved(scores, metric) if events is None else read_scalars(events, metric)
+
+@dataclass(frozen=True)
+class Best:
+    """What `best` returns."""
+
+    metric: str
+    mode: Literal["min", "max"]
+    num_checkpoints: int
+    without_metric: Literal["keep", "drop"]
+    events: str | Path | None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,) if self.events is None else ()
+
+    def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
+        found = _saved(scores, self.metric) if self.events is None else read_scalars(self.events, self.metric)
         newest = max(scores, default=None)
         older = scores.keys() - {newest}
-        spared = older - found.keys() if without_metric == "keep" else set()
-        ranked = sorted(older - spared, key=lambda step: _rank(step, found.get(step), mode))
-        return (scores.keys() - older) | spared | set(ranked[-num_checkpoints:])
-
-    return keep
+        spared = older - found.keys() if self.without_metric == "keep" else set()
+        ranked = sorted(older - spared, key=lambda step: _rank(step, found.get(step), self.mode))
+        return (scores.keys() - older) | spared | set(ranked[-self.num_checkpoints :])
 
 
 def any_of(*keeps: Keep) -> Keep:
     """Keep what any of `keeps` keeps."""
-    return lambda scores: set().union(*(keep(scores) for keep in keeps))
+    return AnyOf(keeps)
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """What `any_of` returns."""
+
+    keeps: tuple[Keep, ...]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(metric for keep in self.keeps for metric in metrics_of(keep))
+
+    def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
+        return set().union(*(keep(scores) for keep in self.keeps))
 
 
 def always(keep: Keep, *, then: Keep) -> Keep:
@@ -107,14 +143,25 @@ def always(keep: Keep, *, then: Keep) -> Keep:
     `any_of(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be
     multiples; `always(multiples(1000), then=last(2))` does not count multiples among the two.
     """
+    return Always(keep, then)
 
-    def both(scores: Mapping[int, Scores]) -> set[int]:
-        forced = keep(scores)
+
+@dataclass(frozen=True)
+class Always:
+    """What `always` returns."""
+
+    keep: Keep
+    then: Keep
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return metrics_of(self.keep) + metrics_of(self.then)
+
+    def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
+        forced = self.keep(scores)
         newest = max(scores, default=None)
         rest = {step: saved for step, saved in scores.items() if step == newest or step not in forced}
-        return forced | then(rest)
-
-    return both
+        return forced | self.then(rest)
 
 
 def _saved(scores: Mapping[int, Scores], metric: str) -> dict[int, float]:

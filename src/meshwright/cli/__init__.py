@@ -5,12 +5,14 @@ Nothing here imports JAX until a command needs it, so that help and usage errors
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, TAKING_SETTINGS, parser
+from meshwright.cli._settings import read_settings
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, Interrupted, MeshwrightError
 
 __all__ = ["main"]
@@ -42,7 +44,8 @@ def _options(words: list[str]) -> argparse.Namespace:
     if any(word in TAKING_SETTINGS for word in _before_dashes(words)):
         words, settings = split(words, FLAGS)
     options = parser().parse_args(words)
-    options.settings = settings
+    from_files = [read_settings(path) for path in getattr(options, "settings_files", ())]
+    options.settings = {name: text for each in (*from_files, settings) for name, text in each.items()}
     return options
 
 
@@ -57,8 +60,15 @@ def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
     if isinstance(result, int):
         return result
     text, document, exit_code = (*result, EXIT_DONE)[:3]
-    print(json.dumps(document, indent=2) if as_json else text)
+    _print(json.dumps(document, indent=2) if as_json else text)
     return exit_code
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(error: MeshwrightError, *, as_json: bool) -> int:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
+from meshwright.arguments import spelled
 from meshwright.errors import OverrideError, UsageError, nearest
 
 Overrides = Mapping[str, str]
@@ -47,19 +48,21 @@ def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], di
 def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
     """Return what `function` makes with `settings`, those that are not its parameters set on the result.
 
+    All settings of one dataclass are made at once, so that its checks see no state in between.
+
     Raises:
       OverrideError: a name fits neither the function nor `kind`, a value has the wrong type, or a
         parameter without a default has none.
-      UsageError: `function` does not return a `kind`.
+      UsageError: `function` does not return a `kind`, or a dataclass refuses what is set.
     """
+    asked, hints = _nested(settings), get_type_hints(function)
     parameters = inspect.signature(function).parameters
     _check_names(settings, parameters, kind)
-    _check_complete(settings, parameters)
-    hints = get_type_hints(function)
+    _check_complete(asked, parameters)
     own = {
-        name: convert(name, text, hints.get(name, _type_of_default(parameters[name])))
-        for name, text in settings.items()
-        if name in parameters
+        name: _changed(p.default, name, hints.get(name, _type_of_default(p)), asked[name])
+        for name, p in parameters.items()
+        if name in asked
     }
     made = function(**own)
     if not isinstance(made, kind):
@@ -67,10 +70,8 @@ def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
             f"{function.__module__}:{function.__qualname__} returned {type(made).__name__}, "
             f"not {kind.__name__}.\n  A function to train from returns an mw.Experiment."
         )
-    for name, text in settings.items():
-        if name not in parameters:
-            made = _replaced(made, name, name.split("."), text)
-    return made
+    rest = {name: new for name, new in asked.items() if name not in parameters}
+    return _replaced(made, "", rest) if rest else made
 
 
 def convert(name: str, text: str, wanted: Any) -> Any:
@@ -91,48 +92,91 @@ def convert(name: str, text: str, wanted: Any) -> Any:
         lambda: text,
         lambda: yaml.safe_load(text),
         lambda: text.split(","),
+        lambda: float(text),  # 1e6, of which pydantic makes an int
     ):
         try:
             return adapter.validate_python(reading())
-        except (pydantic.ValidationError, yaml.YAMLError, KeyError):
+        except (ValueError, yaml.YAMLError, KeyError):
             continue
-    raise OverrideError(f"{name}={text}: expected {_spelled(wanted)}, found {text!r}.")
+    raise OverrideError(f"{name}={text}: expected {spelled(wanted)}, found {text!r}.")
 
 
 _NONE = {"none": None}
 
 
+def _nested(settings: Overrides) -> dict[str, Any]:
+    """Return `{"input": {"batch_size": "8"}}` for `{"input.batch_size": "8"}`."""
+    asked: dict[str, Any] = {}
+    for name, text in settings.items():
+        *above, last = name.split(".")
+        inner = asked
+        for part in above:
+            inner = inner.setdefault(part, {})
+            if isinstance(inner, str):
+                raise OverrideError(f"{name} is set, and so is all of {part}. Leave one of them out.")
+        if last in inner:
+            raise OverrideError(f"{name} is set, and so is a part of it. Leave one of them out.")
+        inner[last] = text
+    return asked
+
+
 def _check_names(settings: Overrides, parameters: Iterable[str], kind: type) -> None:
-    fields = [f.name for f in dataclasses.fields(kind)]
+    known = list(dict.fromkeys([*parameters, *(f.name for f in dataclasses.fields(kind))]))
     for name in settings:
-        known = [*parameters, *fields]
-        if name not in parameters and name.split(".")[0] not in fields:
-            raise _unknown(name, name, known)
+        first = name.split(".")[0]
+        if first not in known:
+            raise _unknown(name, first, known)
 
 
-def _check_complete(settings: Overrides, parameters: Mapping[str, inspect.Parameter]) -> None:
+def _check_complete(asked: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
     positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for name, parameter in parameters.items():
         if (
             parameter.kind in positional
             and parameter.default is inspect.Parameter.empty
-            and name not in settings
+            and name not in asked
         ):
             raise OverrideError(f"the function needs a value for {name!r}: {name}=VALUE.")
 
 
-def _replaced(owner: Any, name: str, path: list[str], text: str) -> Any:
-    """Return `owner` with the field at `path` replaced; `name` is the whole path, for errors."""
-    first, *rest = path
+def _changed(value: Any, path: str, wanted: Any, new: Any) -> Any:
+    """Return what a text says, or `value` with the parts changed that a mapping says."""
+    return convert(path, new, wanted) if isinstance(new, str) else _replaced(value, path, new)
+
+
+def _replaced(owner: Any, path: str, asked: Mapping[str, Any]) -> Any:
+    """Return `owner`, which is at `path`, with some of its fields or values changed.
+
+    Raises:
+      OverrideError: it has none of that name.
+      UsageError: it refuses the change, in its own words after those of the settings.
+    """
+    known = _types_in(owner)
+    for name in asked:
+        if name not in known:
+            raise _unknown(f"{path}.{name}".lstrip("."), name, known)
+    values = owner if isinstance(owner, Mapping) else {name: getattr(owner, name) for name in asked}
+    changes = {
+        name: _changed(values[name], f"{path}.{name}".lstrip("."), known[name], new)
+        for name, new in asked.items()
+    }
     if isinstance(owner, Mapping):
-        if first not in owner:
-            raise _unknown(name, first, owner)
-        return {**owner, first: _replaced(owner[first], name, rest, text)}
-    hints = get_type_hints(type(owner)) if dataclasses.is_dataclass(owner) else {}
-    if first not in hints:
-        raise _unknown(name, first, hints)
-    value = _replaced(getattr(owner, first), name, rest, text) if rest else convert(name, text, hints[first])
-    return dataclasses.replace(owner, **{first: value})
+        return {**owner, **changes}
+    try:
+        return dataclasses.replace(owner, **changes)
+    except ValueError as error:
+        said = ", ".join(f"{path}.{name}={new}" for name, new in asked.items() if isinstance(new, str))
+        raise UsageError(f"{said or path}: {error}" if path else str(error)) from None
+
+
+def _types_in(owner: Any) -> dict[str, Any]:
+    """Return what can be set in a dataclass or mapping, with types; nothing where it is neither."""
+    if isinstance(owner, Mapping):
+        return {name: type(value) for name, value in owner.items()}
+    if not dataclasses.is_dataclass(owner) or isinstance(owner, type):
+        return {}
+    hints = get_type_hints(type(owner))
+    return {field.name: hints[field.name] for field in dataclasses.fields(owner) if field.init}
 
 
 def _unknown(name: str, part: str, known: Iterable[str]) -> OverrideError:
@@ -144,7 +188,3 @@ def _unknown(name: str, part: str, known: Iterable[str]) -> OverrideError:
 def _type_of_default(parameter: inspect.Parameter) -> Any:
     default = parameter.default
     return Any if default in (None, inspect.Parameter.empty) else type(default)
-
-
-def _spelled(wanted: Any) -> str:
-    return wanted.__name__ if isinstance(wanted, type) else str(wanted)

@@ -7,14 +7,15 @@ from typing import Any
 
 from meshwright._version import __version__
 
-TAKING_SETTINGS = ("demo", "hlo", "train", "resume")
+TAKING_SETTINGS = ("demo", "hlo", "train", "resume", "show")
 """The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
 
-FLAGS = ("--fake-devices", "--help", "--json", "--kill", "--to", "-h")
+FLAGS = ("--against", "--fake-devices", "--help", "--json", "--kill", "--settings", "--to", "-h")
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
   max_step=2000   input.batch_size=128   checkpoints.when=100   mesh=data=-1,fsdp=4   run=runs/other
+  --settings FILE says the same in YAML, nested or with dotted keys; what stands here wins over it
 """
 
 
@@ -35,16 +36,35 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(run=_later(module, name))
         return made
 
-    settings = {"epilog": SETTINGS, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    demo = command("demo", "_demo", "Train a small real model on virtual devices, offline.", **settings)
+    def with_settings(name: str, module: str, summary: str) -> argparse.ArgumentParser:
+        made = command(
+            name, module, summary, epilog=SETTINGS, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        made.add_argument(
+            "--settings",
+            dest="settings_files",
+            metavar="FILE",
+            action="append",
+            default=[],
+            help="settings in YAML; may be given several times, the later ones win",
+        )
+        return made
+
+    demo = with_settings("demo", "_demo", "Train a small real model on virtual devices, offline.")
     demo.add_argument("name", nargs="?", choices=("digits", "text"), default="digits")
     demo.add_argument("--kill", action="store_true", help="kill it half way, to see it continue")
-    train = command(
-        "train", "_train", "Run the experiment that a function returns, or continue it.", **settings
-    )
+    train = with_settings("train", "_train", "Run the experiment that a function returns, or continue it.")
     train.add_argument("target", metavar="module:function")
-    resume = command("resume", "_train", "Continue a run as it was started.", **settings)
+    resume = with_settings("resume", "_train", "Continue a run as it was started.")
     resume.add_argument("path", metavar="RUN", help="its run directory")
+    show = with_settings("show", "_show", "Describe the experiment that a function returns, running nothing.")
+    show.add_argument("target", metavar="module:function")
+    show.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="show in what it differs from another: module:function, a run, or its experiment.txt; exit code "
+        "0 if in nothing, else 1",
+    )
     inspect = command("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH")
     export = command("export", "_export", "Write a checkpoint's arrays in a format that other programs read.")
@@ -74,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument(
         "--step", type=int, metavar="N", help="the profile from that step on; else the newest one"
     )
-    hlo = command("hlo", "_hlo", "Write what the compiler makes of an experiment's step.", **settings)
+    hlo = with_settings("hlo", "_hlo", "Write what the compiler makes of an experiment's step.")
     hlo.add_argument("target", metavar="module:function")
     hlo.add_argument("--to", metavar="DIR", required=True, help="for HLO text, its graph in DOT, and SVG")
     command(

@@ -68,9 +68,14 @@ def init(cfg: Config, key):
 
 def logits(cfg: Config, params, tokens_BT):
     """Return float32[B, T, V]: at each position, the scores of the token that follows."""
+    return (features(cfg, params, tokens_BT) @ params["head"]).astype(jnp.float32)
+
+
+def features(cfg: Config, params, tokens_BT):
+    """Return [B, T, D], in the parameters' dtype: what a head reads at each position."""
     x_BTD = params["embedding"][tokens_BT]
     x_BTD, _ = jax.lax.scan(lambda x, layer: (block(cfg, layer, x), None), x_BTD, params["layers"])
-    return rms_norm(x_BTD, params["norm"]) @ params["head"]
+    return rms_norm(x_BTD, params["norm"])
 
 
 def block(cfg: Config, layer, x_BTD):
@@ -106,4 +111,5 @@ def rotate(x_BTHK):
     angle_TK = jnp.arange(x_BTHK.shape[1])[:, None] * 10_000.0 ** (-jnp.arange(half) / half)
     cos, sin = jnp.cos(angle_TK)[:, None], jnp.sin(angle_TK)[:, None]
     first, second = x_BTHK[..., :half], x_BTHK[..., half:]
-    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+    return turned.astype(x_BTHK.dtype)

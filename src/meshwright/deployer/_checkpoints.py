@@ -93,7 +93,7 @@ def load_ckpt(
     loaded = process.together(lambda: read(source, wanted))
     info = info_of(source)
     if update_rng and "rng" in info:
-        deployer.rng = jax.random.wrap_key_data(info["rng"])
+        deployer.rng = jax.random.wrap_key_data(info["rng"], impl=jax.random.key_impl(deployer.rng))
     deployer.log_info(_named.told(step_dir, info))
     return {"params": None, "opt_state": None} | loaded, info
 

@@ -18,7 +18,7 @@ from meshwright.deployer._plain import plain, scalars
 from meshwright.errors import UsageError
 from meshwright.metrics import Bar, Writer, jsonl
 from meshwright.sharding import Layout, Rule, make_mesh
-from meshwright.train import RUN_AHEAD
+from meshwright.train import RUN_AHEAD, key_of
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Deployer:
             local_device_ids=range(n_local_devices) if n_local_devices else None,
         )
         self.seed = int(jax_seed)
-        self.rng = jax.random.key(self.seed)
+        self.rng = key_of(self.seed)
         """What `gen_rng` draws from; saved with checkpoints."""
         self.verbose = verbose and process.is_lead()
         self.accumulated: dict[int, int] = {}

@@ -3,21 +3,26 @@
 from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, truncate_left
 from meshwright.experiment._averages import open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
+from meshwright.experiment._describe import Difference, describe, differences
 from meshwright.experiment._directory import checkpoints_of
-from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, describe
+from meshwright.experiment._experiment import Evaler, Experiment, Input, Save
+from meshwright.experiment._policies import InformedWhen, when_evaluated
 from meshwright.experiment._run import Outcome, run
 from meshwright.experiment._stopping import no_better
 
 __all__ = [
     "Adapt",
+    "Difference",
     "Evaler",
     "Experiment",
+    "InformedWhen",
     "Input",
     "Outcome",
     "Save",
     "chain",
     "checkpoints_of",
     "describe",
+    "differences",
     "from_checkpoint",
     "no_better",
     "open_averages",
@@ -25,4 +30,5 @@ __all__ = [
     "run",
     "truncate",
     "truncate_left",
+    "when_evaluated",
 ]

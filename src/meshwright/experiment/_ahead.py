@@ -10,6 +10,7 @@ from meshwright import tree
 from meshwright.errors import MeshwrightError
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts, data_of, mesh_of, on_hardware, parts_of
+from meshwright.profiling import count_flops
 from meshwright.sharding import Layout, device_bytes, human_bytes, make_mesh
 from meshwright.tree import PyTree
 
@@ -32,17 +33,19 @@ class AheadOfTime:
     """What is there while the step runs, activations above all."""
     peak_bytes: int
     """All of it together. The new state is written over the old one, where XLA says so, and counts once."""
-    flops: float | None
-    """Floating-point operations, as XLA counts them: the body of a loop once. None where it does not say."""
+    flops: float
+    """Floating-point operations, recomputed ones included: of what `profiling.flops` counts of the whole step
+    the share of a device."""
     bytes_accessed: float | None
-    """Bytes read from memory and written to it, counted alike."""
+    """Bytes read from memory and written to it, as XLA counts them: of a loop's body once. None where it does
+    not say."""
 
     def __str__(self) -> str:
         axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
         sizes = f"state {human_bytes(self.state_bytes)}, batch {human_bytes(self.batch_bytes)}, "
         sizes += f"temporary {human_bytes(self.temporary_bytes)}, peak {human_bytes(self.peak_bytes)}"
-        counted = "" if self.flops is None else f"; {self.flops:.3g} FLOP"
-        return f"step compiled in {self.seconds:.1f} s for mesh {axes}. Per device: {sizes}{counted}"
+        sizes += f"; {self.flops:.3g} FLOP"
+        return f"step compiled in {self.seconds:.1f} s for mesh {axes}. Per device: {sizes}"
 
 
 def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> AheadOfTime:
@@ -79,6 +82,6 @@ def _told(compiled: jax.stages.Compiled, parts: Parts, seconds: float) -> AheadO
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes,
-        flops=cost.get("flops"),
+        flops=count_flops(parts.step.jaxpr).hardware / parts.layout.mesh.size,
         bytes_accessed=cost.get("bytes accessed"),
     )

@@ -4,24 +4,26 @@ Each check says in a few words what it found, or raises. The cheap ones come fir
 compiles before all that can be seen without compiling has been.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.errors import LayoutError, nearest
+from meshwright.checkpoint import metrics_of
+from meshwright.errors import LayoutError, UsageError, nearest
+from meshwright.experiment._evaluations import Evaluation
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._parts import Parts, global_batch, naming
 from meshwright.input import as_source, local_rows, read_rows
 from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
-from meshwright.train import Evaluator, TrainState, num_params
+from meshwright.train import TrainState, num_params
 
 PyTree = Any
 
 
-def preflight(experiment: Experiment, parts: Parts, evaluators: Mapping[str, Evaluator]) -> Iterator[str]:
+def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Evaluation]) -> Iterator[str]:
     """Yield what each check found; the last of them has compiled the step.
 
     Raises:
@@ -32,10 +34,13 @@ def preflight(experiment: Experiment, parts: Parts, evaluators: Mapping[str, Eva
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     yield f"{num_arrays} arrays of {num_all:,} parameters fit the mesh"
     yield f"one batch read: {_shapes(parts.batch)}"
+    scores: list[str] = []
     for name, evaler in experiment.evalers.items():
         with naming(f"evalers.{name}"):
-            evaluators[name].check(target, _first_batch(evaler, layout))
+            first = _first_batch(evaler, layout)
+        scores += evaluations[name].check(target, first)
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
+    _check_metrics(experiment, scores)
     compiled = parts.step.compile(target, parts.batch)
     yield f"step compiled in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
 
@@ -49,6 +54,20 @@ def _check_axes(layout: Layout, target: TrainState) -> None:
             f"compute the same.{f' Did you mean {close!r}?' if close else ''}\n"
             f"  Standard axes are {', '.join(AXES)}; for another, give a rule that uses it."
         )
+
+
+def _check_metrics(experiment: Experiment, scores: Sequence[str]) -> None:
+    """Check that the evaluations give the `scores` by which policies go."""
+    policies = {"checkpoints.keep": experiment.checkpoints.keep, "stop_early": experiment.stop_early}
+    for field, policy in policies.items():
+        for metric in metrics_of(policy):
+            if metric not in scores:
+                close = nearest(metric, scores)
+                raise UsageError(
+                    f"{field} goes by {metric!r}, which no evaluation gives."
+                    f"{f' Did you mean {close!r}?' if close else ''}\n"
+                    f"  There are: {', '.join(scores) or 'none; give the experiment evalers'}."
+                )
 
 
 def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:

@@ -8,6 +8,7 @@ metrics.jsonl             the run's truth: one line a report
 events.out.tfevents…      the same for TensorBoard
 plugins/profile/step_…    profiles, if asked for, where TensorBoard looks for them
 checkpoints/step_…        see docs/checkpoint-format.md
+outputs/test/step_….jsonl what the model made of each example, of evaluations that ask for it
 compile_cache/            compiled programs, for when the run is continued
 logs/process-00000.log    what each process has to say
 outcome.json              how it ended, once it has
@@ -30,7 +31,8 @@ import jax
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import InputError, UsageError
-from meshwright.experiment._experiment import Experiment, describe
+from meshwright.experiment._describe import describe
+from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
 from meshwright.train import compile_cache, describe_state
 

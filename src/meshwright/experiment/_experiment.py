@@ -1,6 +1,5 @@
 """A run, described whole, as one frozen value."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,14 +10,20 @@ import jax
 from meshwright.adapters import Functional
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
 from meshwright.errors import UsageError
+from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
 from meshwright.experiment._stopping import StopEarly
+from meshwright.experiment._types import check_types
 from meshwright.metrics import Writer
 from meshwright.sharding import MeshRule, Rule
-from meshwright.train import Builder, Init, Loss, Measure, Std, Tx
-from meshwright.when import When, every
+from meshwright.train import Builder, Init, Loss, Measure, StatefulMeasure, Std, Tx, eval_params
+from meshwright.tree import PyTree
+from meshwright.when import When
 
 if TYPE_CHECKING:
     from meshwright.experiment._ahead import AheadOfTime
+
+Outputs = Callable[..., Mapping[str, jax.Array]]
+"""`(params, batch)`, or `(params, batch, model_state)`, `-> {name: array}` with a row for each example."""
 
 
 def _at_least(least: int, owner: Any, *names: str) -> None:
@@ -48,6 +53,7 @@ class Input:
     """How many of those an example holds: tokens of a sequence, say."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "batch_size", "epochs")
         _at_least(0, self, "num_threads")
 
@@ -56,27 +62,42 @@ class Input:
 class Evaler:
     """An evaluation: every example once, the last batch padded and the padding not counted."""
 
-    measure: Measure
-    """`(params, batch) -> {name: values}`, a value or an array of them for each example."""
+    measure: Measure | StatefulMeasure
+    """`(params, batch) -> {name: values}`, a value or an array of them for each example; of a model with a
+    state `(params, batch, model_state) -> {name: values}`."""
     examples: Any
     """As `Input.examples`."""
-    when: int | When = 500
-    """After these steps (a number: every so many), and always after the last."""
+    when: int | When | InformedWhen = 500
+    """After these steps (a number: every so many), and after the last. A function may be of the step, or
+    of the step and what the run last reported by each name, which is nothing at first:
+    `lambda step, metrics: metrics.get("loss", inf) < 2`. A run that is killed and continued decides as if
+    nothing had happened."""
     batch_size: int = 256
     """Examples at a time, over all devices."""
     dtype: str | None = "train"
     """What to compute in, as `Experiment.train_dtype`; "train" is that one, None the parameters' own."""
+    params: Callable[[Any], PyTree] = eval_params
+    """Which parameters of the state to evaluate: the average, if the optimizer keeps one (`mw.keep_ema`), or
+    say `lambda state: state.params`."""
+    outputs: Outputs | None = None
+    """`(params, batch) -> {name: array}` with a row for each example, of a model with a state `(params,
+    batch, model_state)`: written to `outputs/NAME/step_00000100.jsonl` of the run, a line an example."""
+    at_end: bool = True
+    """Evaluate after the last step, whatever `when` says."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "when", "batch_size")
+        is_informed(self.when)  # raises if it is no policy
 
 
 @dataclass(frozen=True)
 class Save:
     """When to save, where, in what form, and what to keep."""
 
-    when: int | When = 500
-    """After these steps (a number: every so many), and always after the last."""
+    when: int | When | InformedWhen = 500
+    """After these steps (a number: every so many), and always after the last. A function may be of the step,
+    or of the step and the scores found at this very step: `mw.experiment.when_evaluated("test", "dev")`."""
     keep: int | Keep = 2
     """Which checkpoints to keep (a number: the newest so many); `mw.checkpoint.best` and others say more."""
     directory: str | None = None
@@ -89,7 +110,9 @@ class Save:
     """What each process may hold in copies on the host that are not written yet."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "when", "keep", "host_nbytes")
+        is_informed(self.when)  # raises if it is no policy
         if self.directory == "":
             raise UsageError("Save.directory is empty; None stands for the run directory.")
 
@@ -158,6 +181,8 @@ class Experiment:
 
     log_every: int = 50
     """Steps between reports."""
+    norms: str | None = None
+    """A pattern for the parameters of which, and of whose gradients, reports have the norms: ".*" for all."""
     trackers: tuple[Tracker, ...] = ()
     """Where reports go besides the console, `metrics.jsonl` and TensorBoard. Opened on process 0 alone."""
     start_trace_steps: tuple[int, ...] = ()
@@ -175,6 +200,7 @@ class Experiment:
     as by `JAX_COMPILATION_CACHE_DIR`, that one is used."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "max_step", "microbatches", "log_every", "num_trace_steps")
         if "://" in self.run:
             raise UsageError(
@@ -187,6 +213,8 @@ class Experiment:
             raise UsageError(
                 f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."
             )
+        if isinstance(self.checkpoints.when, WhenEvaluated):
+            self.checkpoints.when.check(self.evalers)
         if self.watchdog_timeout_seconds is not None and not self.watchdog_timeout_seconds > 0:
             raise UsageError(
                 f"Experiment.watchdog_timeout_seconds is {self.watchdog_timeout_seconds}; it must be "
@@ -209,11 +237,6 @@ class Experiment:
         return compile_ahead(self, devices)
 
 
-def as_when(when: int | When) -> When:
-    """Return a policy: a number means every so many steps."""
-    return every(when) if isinstance(when, int) else when
-
-
 def as_keep(keep: int | Keep) -> Keep:
     """Return a retention policy: a number means the newest so many."""
     return last(keep) if isinstance(keep, int) else keep
@@ -222,29 +245,3 @@ def as_keep(keep: int | Keep) -> Keep:
 def as_casts(cast: str | Casts) -> Casts:
     """Return patterns with dtypes: a dtype alone is for the parameters."""
     return [("params/.*", cast)] if isinstance(cast, str) else cast
-
-
-def describe(experiment: Experiment) -> str:
-    """Return the experiment as text, one `field = value` a line, with dotted paths, for people and diffs."""
-    return "\n".join(f"{name} = {value}" for name, value in _flat("", experiment)) + "\n"
-
-
-def _flat(prefix: str, value: Any) -> list[tuple[str, str]]:
-    if dataclasses.is_dataclass(value):
-        parts = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    elif isinstance(value, Mapping) and all(dataclasses.is_dataclass(part) for part in value.values()):
-        parts = list(value.items())
-    else:
-        return [(prefix, _shown(value))]
-    return [row for name, part in parts for row in _flat(f"{prefix}.{name}" if prefix else name, part)]
-
-
-def _shown(value: Any) -> str:
-    """A text that is the same in every process: no addresses, no contents of data."""
-    if isinstance(value, str | int | float | bool | None):
-        return repr(value)
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return "[" + ", ".join(map(_shown, value)) + "]"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"

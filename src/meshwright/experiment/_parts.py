@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright import tree
 from meshwright.adapters import Functional
-from meshwright.errors import MeshwrightError
+from meshwright.errors import LayoutError, MeshwrightError
 from meshwright.experiment._experiment import Experiment
 from meshwright.input import Batches, batches
 from meshwright.sharding import Layout, apply_mesh_rules, hardware, make_mesh
@@ -22,7 +22,9 @@ from meshwright.train import (
     Variables,
     abstract_state,
     inferred_rules,
+    key_of,
     make_step,
+    narrowing,
     noised,
     remat,
 )
@@ -89,13 +91,17 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
     init, loss = init_of(experiment), loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)
     layout = Layout(mesh, _rules(experiment, mesh, loss, batch), experiment.batch_axis_names)
-    target = abstract_state(init, experiment.optimizer, layout)
+    with naming("rules", LayoutError):
+        target = abstract_state(init, experiment.optimizer, layout)
+    with naming("train_dtype"):
+        narrowing(experiment.train_dtype)
     step = make_step(
         loss,
         experiment.optimizer,
         layout,
         microbatches=experiment.microbatches,
         compute_dtype=experiment.train_dtype,
+        norms=experiment.norms,
     )
     return Parts(layout, target, batch, step)
 
@@ -127,11 +133,11 @@ def global_batch(rows: PyTree, batch_size: int) -> PyTree:
 
 
 @contextmanager
-def naming(field: str) -> Iterator[None]:
-    """Say of a setting that is wrong which one it is."""
+def naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> Iterator[None]:
+    """Say of a setting that is wrong which one it is, if an error of this kind says that it is."""
     try:
         yield
-    except MeshwrightError as error:
+    except kind as error:
         if str(error).startswith(f"{field} "):
             raise
         parameter = field.rpartition(".")[2]  # which some messages begin with
@@ -143,7 +149,7 @@ def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tup
         return tuple(experiment.rules)
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
         return ()  # nothing splits parameters: the loss need not be traced for it
-    made = jax.eval_shape(init_of(experiment), jax.random.key(0))
+    made = jax.eval_shape(init_of(experiment), key_of(0))
     first = made if isinstance(made, Variables) else Variables(made, None)
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
     with jax.set_mesh(mesh):  # the loss may constrain by bare PartitionSpecs

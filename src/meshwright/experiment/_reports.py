@@ -14,6 +14,7 @@ from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
 from meshwright.input import Batches
 from meshwright.metrics import Console, Log, StepTime, Writer, jsonl, logger, read_jsonl, tee, tensorboard
+from meshwright.profiling import Flops, count_flops, utilisation, with_utilisation
 from meshwright.sharding import hardware, mesh_rule
 from meshwright.train import halt_on_divergence, state_sizes
 from meshwright.when import When, either, every
@@ -78,8 +79,24 @@ def writers(
         *(opened.enter_context(tracker()) for tracker in experiment.trackers),
     )
     _directory.write_outcome(directory, None)
-    files(after, {"compile_seconds": parts.step.compile_seconds, **state_sizes(parts.target)})
-    return tee(_timed(files, step_time), console, halt)
+    counted = count_flops(parts.step.jaxpr)
+    sizes = {"model_flops": float(counted.model), **state_sizes(parts.target)}
+    files(after, {"compile_seconds": parts.step.compile_seconds, **sizes})
+    return tee(*_used(_timed(files, step_time), console, counted, parts.layout.mesh), halt)
+
+
+def _used(files: Writer, console: Writer, counted: Flops, mesh: jax.sharding.Mesh) -> tuple[Writer, Writer]:
+    """Return writers that add how well the devices are used; on the screen only where their peak is known."""
+    devices = list(mesh.devices.flat)
+    if counted.not_counted or counted.open_loops:
+        log.info(
+            "the step's FLOPs are more than is counted: %s times, %d loops of unknown length counted once",
+            dict(counted.not_counted),
+            counted.open_loops,
+        )
+    known = "mfu" in utilisation(counted, 1.0, devices)
+    seen = with_utilisation(console, counted, devices) if known else console
+    return with_utilisation(files, counted, devices), seen
 
 
 def _timed(write: Writer, step_time: StepTime) -> Writer:

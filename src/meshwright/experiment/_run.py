@@ -12,7 +12,7 @@ from meshwright.checkpoint import Checkpoints
 from meshwright.experiment import _directory
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._evaluations import Evaluations
-from meshwright.experiment._experiment import Experiment, as_when
+from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._first_state import first_state, given_to
 from meshwright.experiment._parts import (
     Parts,
@@ -23,11 +23,12 @@ from meshwright.experiment._parts import (
     on_hardware,
     parts_of,
 )
+from meshwright.experiment._policies import as_when
 from meshwright.experiment._reports import heading, reported, reports, saying, writers
 from meshwright.experiment._save import checkpoints_for
 from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches
-from meshwright.metrics import Console, StepTime, Writer, json_number
+from meshwright.metrics import Console, StepTime, Writer, json_number, tee
 from meshwright.profiling import Trace, tracer
 from meshwright.train import RUN_AHEAD, TrainState, fit, nothing, watchdog
 from meshwright.when import Tick, asked_once
@@ -42,7 +43,7 @@ class Outcome:
     step: int
     """Updates made, those of earlier attempts included."""
     scores: Mapping[str, float]
-    """The results of the last evaluations."""
+    """The results of the last evaluations: after the last step, but of those that are not made `at_end`."""
     seconds: float
     """How long this process trained and evaluated; compiling the step and restoring do not count."""
     state: TrainState
@@ -120,7 +121,7 @@ def _train(
     write = writers(opened, experiment, console, checkpoints.latest, parts, step_time, after=first)
     if process.is_lead():
         opened.enter_context(console)
-    evaluate.history |= reported(experiment, before=first)
+    evaluate.recall(reported(experiment, before=first))
     stop = Stopping(
         signals, experiment.max_seconds, experiment.log_every, experiment.stop_early, evaluate.history
     )
@@ -153,7 +154,9 @@ def _fit(
     stop: Stopping,
 ) -> TrainState:
     """Train from `state` on, watched and profiled, and return the last state when it is saved."""
-    when_saved = asked_once(as_when(experiment.checkpoints.when))
+    when = as_when(experiment.checkpoints.when, evaluate.at)
+    # The last step is saved in the turn that follows it, with the scores that are found only then.
+    when_saved = asked_once(lambda step: step < experiment.max_step and when(step))
     save = checkpoints.saver(when_saved)
     kept = data if experiment.save_input_iterator else None
     with contextlib.ExitStack() as opened:
@@ -175,8 +178,9 @@ def _fit(
             data,
             steps=experiment.max_step,
             evaluate=evaluated,
-            log=reports(experiment, write, when_saved, data, paused=evaluate.seconds),
-            save=lambda tick, state, _, scores: save(tick, state, kept, scores),
+            log=reports(experiment, tee(write, evaluate.hear), when_saved, data, paused=evaluate.seconds),
+            # With all scores of the step: some may have been found in the turn before the last.
+            save=lambda tick, state, *_: save(tick, state, kept, evaluate.at(tick.step)),
             trace=trace,
             beat=watched,
             stop=stop,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from meshwright import process
@@ -12,7 +13,8 @@ History = Mapping[int, Mapping[str, float]]
 """The scores of a run by step, those before a restart included."""
 
 StopEarly = Callable[[History], bool]
-"""Whether to end the run, a pure function of its scores; asked after each evaluation."""
+"""Whether to end the run, a pure function of its scores; asked after each evaluation. One that says in an
+attribute `metrics` by which scores it goes is refused where no evaluation gives them."""
 
 
 def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
@@ -23,14 +25,28 @@ def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: fl
     """
     if mode not in ("min", "max") or patience < 1:
         raise UsageError(f"no_better({metric!r}, {mode!r}, {patience}): give 'min' or 'max', and at least 1.")
-    sign = 1 if mode == "max" else -1
+    return NoBetter(metric, mode, patience, by)
 
-    def stop(history: History) -> bool:
-        found = [sign * history[step][metric] for step in sorted(history) if metric in history[step]]
-        before, newest = found[:-patience], found[-patience:]
-        return bool(before) and not any(score > max(before) + by for score in newest)
 
-    return stop
+@dataclass(frozen=True)
+class NoBetter:
+    """What `no_better` returns."""
+
+    metric: str
+    mode: Literal["min", "max"]
+    patience: int
+    by: float
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    def __call__(self, history: History) -> bool:
+        sign = 1 if self.mode == "max" else -1
+        judged = (history[step] for step in sorted(history) if self.metric in history[step])
+        found = [sign * scores[self.metric] for scores in judged]
+        before, newest = found[: -self.patience], found[-self.patience :]
+        return bool(before) and not any(score > max(before) + self.by for score in newest)
 
 
 class Stopping:

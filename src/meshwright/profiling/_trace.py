@@ -72,16 +72,16 @@ class _Windows:
         self._first: int | None = None
         self._place = ExitStack()  # what is open while a window is
 
-    @contextmanager
-    def step(self, tick: Tick) -> Iterator[None]:
+    def step(self, tick: Tick) -> AbstractContextManager[Any]:
         if tick.step in self._starts:
             self._open(tick.step)
-        if self._first is None:
-            yield
-            return
+        return nullcontext() if self._first is None else self._profiled(tick, self._first)
+
+    @contextmanager
+    def _profiled(self, tick: Tick, first: int) -> Iterator[None]:
         with jax.profiler.StepTraceAnnotation("train", step_num=tick.step):
             yield
-        if tick.step >= self._first + self._num_steps - 1:
+        if tick.step >= first + self._num_steps - 1:
             self.finish()
 
     def finish(self) -> None:

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright import tree
@@ -99,7 +98,7 @@ def human_bytes(num_bytes: float) -> str:
 
 def device_bytes(x: Any, sharding: NamedSharding) -> int:
     """Return the bytes of `x` that one device holds."""
-    return math.prod(sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize
+    return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def _row(name: str, x: Any, sharding: NamedSharding, reason: str) -> Row:
@@ -110,7 +109,7 @@ def _row(name: str, x: Any, sharding: NamedSharding, reason: str) -> Row:
     return Row(
         name,
         tuple(x.shape),
-        np.dtype(x.dtype).name,
+        x.dtype.name,
         spec or WHOLE,
         math.prod(x.shape),
         device_bytes(x, sharding),

@@ -37,11 +37,11 @@ def match(pattern: str, *spec: AxisEntry) -> Rule:
       LayoutError: `pattern` is not a regular expression.
     """
     try:
-        matches = tree.ends_in(pattern)
+        tree.ends_in(pattern)
     except re.error as error:
         raise LayoutError(f"rule {pattern!r} is not a regular expression: {error}.") from None
-    chosen = P(*spec)
-    return lambda name, x, mesh: chosen if matches(name) else None
+    # Closing over what was given, not over what is made of it, is what a description of the rule shows.
+    return lambda name, x, mesh: P(*spec) if tree.ends_in(pattern)(name) else None
 
 
 def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:

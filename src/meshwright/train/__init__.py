@@ -3,11 +3,12 @@
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
 from meshwright.train._compile_cache import compile_cache
 from meshwright.train._divergence import halt_on_divergence
-from meshwright.train._ema import EmaState, ema_params, keep_ema
-from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure
+from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
+from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, evaluating
 from meshwright.train._given import Builder, Given, check_given, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._inferred import inferred_rules
+from meshwright.train._keys import key_of, step_key
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._noise import Std, noised, relative
@@ -56,11 +57,14 @@ __all__ = [
     "decay_by_path",
     "describe_state",
     "ema_params",
+    "eval_params",
+    "evaluating",
     "fit",
     "halt_on_divergence",
     "inferred_rules",
     "init_state",
     "keep_ema",
+    "key_of",
     "make_step",
     "mean_plus",
     "narrowed",
@@ -69,6 +73,7 @@ __all__ = [
     "nothing",
     "num_params",
     "offloaded",
+    "only_averages",
     "relative",
     "remat",
     "remat_policy",
@@ -78,6 +83,7 @@ __all__ = [
     "state_around",
     "state_from",
     "state_sizes",
+    "step_key",
     "update_rules",
     "watchdog",
 ]

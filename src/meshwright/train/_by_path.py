@@ -34,8 +34,11 @@ def first_match(rules: ByPath[V], default: V) -> Callable[[str], V]:
     Raises:
       UsageError: a pattern is not a regular expression.
     """
-    read = [(compiled(pattern, "pattern"), value) for pattern, value in rules]
-    return lambda name: next((value for matches, value in read if matches(name)), default)
+    rules = tuple(rules)
+    for pattern, _ in rules:
+        compiled(pattern, "pattern")
+    # Closing over what was given, not over what is made of it, is what a description of an experiment shows.
+    return lambda name: next((value for pattern, value in rules if tree.ends_in(pattern)(name)), default)
 
 
 def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
@@ -46,7 +49,8 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
     Raises:
       UsageError: a pattern is not a regular expression; or, in `init`, parameters that no rule matches.
     """
-    number = first_match([(pattern, str(i)) for i, (pattern, _) in enumerate(rules)], "")
+    patterns = [pattern for pattern, _ in rules]
+    number = first_match([(pattern, str(i)) for i, pattern in enumerate(patterns)], "")
 
     def labels(params: PyTree) -> PyTree:
         found = tree.map_named(lambda name, _: number(f"params/{name}"), params)
@@ -54,7 +58,7 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
         if missed:
             raise UsageError(
                 f"by_path: no optimizer for {', '.join(missed)}.\n  The patterns are "
-                f"{', '.join(repr(pattern) for pattern, _ in rules)}. Add one that matches, or a last "
+                f"{', '.join(map(repr, patterns))}. Add one that matches, or a last "
                 "('.*', tx) for all others."
             )
         return found

@@ -1,6 +1,6 @@
 """An exponential moving average of the parameters, kept in the optimizer's state."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -63,13 +63,12 @@ def keep_ema(
 def ema_params(state: Any) -> PyTree:
     """Return the parameters of `state` (a `TrainState`, say) with those that `keep_ema` averages as averages.
 
-    In the parameters' dtypes; `Evaluator(..., params=ema_params)` evaluates them.
+    In the parameters' dtypes.
 
     Raises:
       UsageError: the optimizer keeps no average.
     """
-    nodes = jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, EmaState))
-    averages = [tree.named_leaves(node.ema) for node in nodes if isinstance(node, EmaState)]
+    averages = _averages(state)
     if not averages:
         raise UsageError(
             "the optimizer keeps no average of the parameters.\n  Put `mw.keep_ema(0.999)` last in it: "
@@ -77,6 +76,29 @@ def ema_params(state: Any) -> PyTree:
         )
     found = on_devices({name: x for average in averages for name, x in average.items()})
     return tree.map_named(lambda name, x: found.get(name, x).astype(x.dtype), state.params)
+
+
+def eval_params(state: Any) -> PyTree:
+    """Return the parameters that are evaluated: `ema_params(state)` if there are any, else `state.params`.
+
+    The state need have no more than `params`.
+    """
+    return ema_params(state) if _averages(state) else state.params
+
+
+def only_averages(opt_state: optax.OptState) -> PyTree:
+    """Return what `keep_ema` keeps in an optimizer's state, which has None in place of all else."""
+    return jax.tree.map(lambda x: x if _is_average(x) else None, opt_state, is_leaf=_is_average)
+
+
+def _averages(state: Any) -> list[dict[str, jax.Array]]:
+    """Return the averages in a state of training, by the names of their parameters."""
+    nodes = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_average)
+    return [tree.named_leaves(node.ema) for node in nodes if _is_average(node)]
+
+
+def _is_average(x: Any) -> TypeGuard[EmaState]:
+    return isinstance(x, EmaState)
 
 
 def _kept(x: jax.Array) -> jax.Array:

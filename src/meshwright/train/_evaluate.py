@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
+from meshwright.train._ema import eval_params
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
 from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.tree import PyTree
 from meshwright.when import Due, Tick, When
+
+T = TypeVar("T")
 
 Measure = Callable[[PyTree, PyTree], Mapping[str, jax.Array]]
 """`(params, batch) -> {name: values}` with a value, or an array of them, for each example: [batch, ...]."""
@@ -25,6 +28,28 @@ WeightedBatch = tuple[PyTree, Any]
 """A batch and float32[batch]: 1 for an example that counts, 0 for one that only fills the batch."""
 
 
+def evaluating(
+    function: Callable[..., T],
+    *,
+    compute_dtype: ComputeDtype = None,
+    params: Callable[[Any], PyTree] = eval_params,
+) -> Callable[[Any, PyTree], T]:
+    """Return `function(params, batch)`, or `(params, batch, model_state)`, as one of a state and a batch.
+
+    Args: as of `Evaluator`.
+
+    Raises:
+      UsageError: `compute_dtype` is not a floating dtype.
+    """
+    narrow = narrowing(compute_dtype)
+
+    def evaluated(state: Any, batch: PyTree) -> T:
+        model_state = getattr(state, "model_state", None)  # which users' own states need not have
+        return function(narrow(params(state)), batch, *(() if model_state is None else (model_state,)))
+
+    return evaluated
+
+
 class Evaluator:
     """The loop's `evaluate`: when due, the mean of each of `measure`'s values over all of `data`.
 
@@ -34,7 +59,8 @@ class Evaluator:
       data: called for each evaluation; yields batches of one shape and the weights of their examples.
       when: due at these steps, and after the last update.
       compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
-      params: which parameters to measure, of the state that the loop gives; `ema_params`, say.
+      params: which parameters to measure, of the state that the loop gives; without it their averages, if
+        the optimizer keeps any (`keep_ema`).
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
@@ -49,10 +75,10 @@ class Evaluator:
         when: When,
         *,
         compute_dtype: ComputeDtype = None,
-        params: Callable[[Any], PyTree] = lambda state: state.params,
+        params: Callable[[Any], PyTree] = eval_params,
     ):
-        self._measure, self._data, self._mesh, self._due = measure, data, layout.mesh, Due(when)
-        self._narrow, self._params = narrowing(compute_dtype), params
+        self._measure = evaluating(measure, compute_dtype=compute_dtype, params=params)
+        self._data, self._mesh, self._due = data, layout.mesh, Due(when)
         split = layout.batch_sharding
         self._score = jax.jit(
             self._weighed, in_shardings=(None, split, split), out_shardings=layout.replicated
@@ -70,15 +96,16 @@ class Evaluator:
         self.seconds += time.perf_counter() - started
         return scores
 
-    def check(self, state: Any, batch: PyTree) -> None:
-        """Try `measure` on structs of the state and of one batch, without compiling.
+    def check(self, state: Any, batch: PyTree) -> tuple[str, ...]:
+        """Return the names of the scores, having tried `measure` on structs of the state and of one batch.
 
         Raises:
           UsageError: it returns something that has no value for each example.
         """
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with jax.set_mesh(self._mesh):
-            jax.eval_shape(self._weighed, state, batch, weights)
+            # So that the evaluation need not trace it again.
+            return tuple(self._score.eval_shape(state, batch, weights))
 
     def _scores(self, state: Any) -> dict[str, float]:
         parts, wait = [], at_most_ahead(RUN_AHEAD)
@@ -89,13 +116,7 @@ class Evaluator:
         return merge(jax.device_get(parts))
 
     def _weighed(self, state: Any, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
-        params = self._narrow(self._params(state))
-        model_state = getattr(state, "model_state", None)  # which users' own states need not have
-        if model_state is None:
-            values = self._measure(params, batch)  # type: ignore[call-arg]
-        else:
-            values = self._measure(params, batch, model_state)  # type: ignore[call-arg]
-        return _weighed(values, weights)
+        return _weighed(self._measure(state, batch), weights)
 
 
 def _weighed(values: Mapping[str, jax.Array], weights: jax.Array) -> dict[str, Mean]:

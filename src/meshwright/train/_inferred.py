@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical
+from meshwright.train._keys import key_of
 from meshwright.train._state import Variables
 from meshwright.tree import PyTree
 
@@ -31,7 +30,7 @@ def inferred_rules(
 
 def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
     def evaluated(params: PyTree, batch: PyTree, *state: PyTree) -> PyTree:
-        return loss(params, batch, jax.random.key(0), *state)
+        return loss(params, batch, key_of(0), *state)
 
     state = () if first.model_state is None else (first.model_state,)
     return auto(first.params, evaluated, batch, *state)

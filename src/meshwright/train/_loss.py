@@ -149,14 +149,18 @@ def _outline(returned: Any) -> str:
 
 
 def _like(model_state: PyTree, new: PyTree) -> PyTree:
-    """Return `new`, whose leaves must be as those of `model_state`: the next step is compiled for them."""
+    """Return the leaves of `new`, which must be as those of `model_state`, in its structure.
+
+    The next step is compiled for it, so what has no leaves, `{"a": {"b": {}}}`, is not taken over.
+    """
     changes = tree.differences({"model_state": model_state}, {"model_state": new})
     if changes:
         raise UsageError(
             f"the loss returned another model state than it was given: {changes}.\n"
             "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
         )
-    return jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), model_state, new)
+    leaves = tree.named_leaves(new)
+    return tree.map_named(lambda name, old: jnp.asarray(leaves[name], old.dtype), model_state)
 
 
 def _check_metrics(metrics: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from meshwright.sharding import Layout, beside_params, copy_to, place
+from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
 from meshwright.train._trainable import Tx, as_only
 from meshwright.tree import PyTree
@@ -43,7 +44,7 @@ class TrainState:
     opt_state: optax.OptState
     """The optimizer's memory."""
     seed: jax.Array
-    """uint32[]: step i draws from `fold_in(key(seed), i)`. A plain number outlives key formats."""
+    """uint32[]: step i draws from `fold_in(key_of(seed), i)`. A plain number outlives key formats."""
     model_state: PyTree = None
     """What the loss replaces; None, which is no leaf, where the model has no state."""
 
@@ -96,12 +97,12 @@ def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
 
 
 def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
-    return lambda seed: _fresh(init(jax.random.key(seed)), tx, seed)
+    return lambda seed: _fresh(init(key_of(seed)), tx, seed)
 
 
 def fresh_variables(init: Init, seed: jax.Array) -> Variables:
     """Return what `init` makes for a seed."""
-    return _variables(init(jax.random.key(seed)))
+    return _variables(init(key_of(seed)))
 
 
 def fresh_opt_state(tx: Tx, params: PyTree) -> optax.OptState:

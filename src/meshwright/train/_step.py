@@ -15,6 +15,7 @@ from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout
 from meshwright.train._guard import with_skipped
+from meshwright.train._keys import step_key
 from meshwright.train._loss import (
     REPORTED,
     Loss,
@@ -24,6 +25,7 @@ from meshwright.train._loss import (
     mean_gradients,
     objective,
 )
+from meshwright.train._norms import norms_of
 from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.train._state import TrainState
@@ -59,6 +61,8 @@ class Step:
         self._batch: PyTree = None
         self.compile_seconds = 0.0
         """How long tracing and compiling took."""
+        self.jaxpr: Any = None
+        """What was compiled, as traced, for `profiling.count_flops`, say; None before that."""
 
     def __call__(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         """Return the new state and the metrics, which stay on the devices.
@@ -86,8 +90,9 @@ class Step:
         batch, shardings = self._placed(batch), self._shardings(state)
         step = jax.jit(self._checked, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         with jax.set_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
-            self._compiled = step.lower(state, batch).compile()
-        self._batch = batch
+            traced = step.trace(state, batch)
+            self._compiled = traced.lower().compile()
+        self._batch, self.jaxpr = batch, traced.jaxpr
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
 
@@ -143,6 +148,7 @@ def make_step(
     *,
     microbatches: int = 1,
     compute_dtype: ComputeDtype = None,
+    norms: str | None = None,
 ) -> Step:
     """Return the step that minimises `loss` with `tx`.
 
@@ -157,18 +163,21 @@ def make_step(
         parameters, the model state, the batch (float32 examples times bfloat16 weights are computed in
         float32: cast them in the loss), and the parameters that are kept, their gradients, the updates and
         the optimizer's state.
+      norms: a pattern for those of the trained parameters whose norms, and those of their gradients, are
+        among the metrics: `param_norm/layers/0/q`, `grad_norm/layers/0/q`. ".*" is all of them.
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
       parameters that are trained, as `Mean`s on the device; and `skipped`, where `tx` may skip updates.
 
     Raises:
-      UsageError: `compute_dtype` is not a floating dtype.
+      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression.
     """
     only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
+    norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+        key = step_key(state)
         trained, frozen = only.split(state.params)
 
         def of_trained(trained: PyTree, model_state: PyTree, *rest: Any) -> Any:
@@ -182,8 +191,9 @@ def make_step(
         updates, opt_state = only.tx.update(grads, before, trained)
         params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
+        metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, with_skipped({**metrics, "grad_norm": norm}, before, opt_state)
+        return new, with_skipped(metrics, before, opt_state)
 
     return Step(step, layout, microbatches=microbatches)
 

@@ -11,7 +11,15 @@ from meshwright.errors import ExamplesError
 from meshwright.functions import split
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout
-from meshwright.train import RUN_AHEAD, ComputeDtype, TrainState, at_most_ahead, narrowing
+from meshwright.train import (
+    RUN_AHEAD,
+    ComputeDtype,
+    TrainState,
+    at_most_ahead,
+    eval_params,
+    key_of,
+    narrowing,
+)
 from meshwright.tree import PyTree
 
 _EVALUATION = 2**32 - 1  # no step of training has this number
@@ -20,8 +28,9 @@ _EVALUATION = 2**32 - 1  # no step of training has this number
 class LossOver:
     """The measure of a loss: its mean and those of its metrics over `batches()`.
 
-    A scalar weighs as many examples as its batch has; a `Mean` weighs what it says. Nothing is left out, and
-    no filler counts. What the loss draws depends on the seed and the examples' numbers only.
+    Of the averages of the parameters, if the optimizer keeps any. A scalar weighs as many examples as its
+    batch has; a `Mean` weighs what it says. Nothing is left out, and no filler counts. What the loss draws
+    depends on the seed and the examples' numbers only.
 
     Args:
       loss: a `Loss` or `StatefulLoss` in evaluation mode.
@@ -40,7 +49,7 @@ class LossOver:
         self._loss, self._layout, self._batches = loss, layout, batches
         self._seed, self._narrow = seed, narrowing(compute_dtype)
         # Left open, each device would compute all of a batch that comes as NumPy arrays.
-        shardings = (None, None, layout.batch_sharding, None, None, None)
+        shardings = (None, layout.batch_sharding, None, None, None)
         self._of_rows = jax.jit(self._means, in_shardings=shardings, out_shardings=layout.replicated)
 
     def __call__(self, state: TrainState) -> dict[str, float]:
@@ -57,12 +66,11 @@ class LossOver:
 
     def _over(self, batches: Iterable[tuple[PyTree, range]], state: TrainState) -> dict[str, float]:
         found, wait = [], at_most_ahead(RUN_AHEAD)
-        model = state.params, state.model_state
         with jax.set_mesh(self._layout.mesh):
             for batch, ids in batches:
                 for rows, repeats in self._pieces(batch, len(ids)):
                     number = ids.start if rows is None else ids.start + int(rows[0])
-                    found.append(self._of_rows(*model, batch, rows, np.float32(repeats), np.uint32(number)))
+                    found.append(self._of_rows(state, batch, rows, np.float32(repeats), np.uint32(number)))
                     wait(found[-1])
         if not found:
             raise ExamplesError("there are no examples to evaluate on.")
@@ -75,8 +83,7 @@ class LossOver:
 
     def _means(
         self,
-        params: PyTree,
-        model_state: PyTree,
+        state: TrainState,
         batch: PyTree,
         rows: jax.Array | None,
         repeats: jax.Array,
@@ -86,10 +93,10 @@ class LossOver:
             sharding = self._layout.batch_sharding
             batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[rows], sharding), batch)
         # A stream of its own: evaluation draws nothing from the one that training draws from.
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), _EVALUATION), number)
-        state = () if model_state is None else (model_state,)
-        returned = self._loss(self._narrow(params), batch, key, *state)
-        value, metrics = split(returned, model_state is not None)
+        key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
+        params, has_state = self._narrow(eval_params(state)), state.model_state is not None
+        returned = self._loss(params, batch, key, *([state.model_state] if has_state else []))
+        value, metrics = split(returned, has_state)
         means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
         return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}
 

@@ -11,7 +11,7 @@ from meshwright import tree
 from meshwright.adapters import Functional
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.sharding import Layout, copy_to
-from meshwright.train import Init, TrainState, Tx, Variables, init_state, state_from
+from meshwright.train import Init, TrainState, Tx, Variables, init_state, key_of, state_from
 from meshwright.tree import PyTree
 
 
@@ -34,7 +34,7 @@ class Start:
 
     def outline(self) -> Variables:
         """Return parameters and model state as structs."""
-        made = jax.eval_shape(self.init, jax.random.key(0))
+        made = jax.eval_shape(self.init, key_of(0))
         return made if isinstance(made, Variables) else Variables(made, None)
 
     def state(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
@@ -90,7 +90,7 @@ def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Var
         return Variables(params, model_state)
     if model is None or not model.has_values:
         return None
-    made = model.init(jax.random.key(0))
+    made = model.init(key_of(0))
     return made if isinstance(made, Variables) else Variables(made, None)
 
 

@@ -1,6 +1,7 @@
 """`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -23,9 +24,11 @@ from meshwright.train import (
     TrainState,
     Variables,
     abstract_state,
+    eval_params,
     inferred_rules,
     make_step,
     narrowing,
+    only_averages,
 )
 from meshwright.trainer._checks import checks, structs_of, told
 from meshwright.trainer._epochs import Epochs
@@ -217,14 +220,17 @@ class Trainer:
     def best(self, score: str, mode: Literal["min", "max"]) -> Variables:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.
 
+        They are as they were evaluated: averages, if the optimizer keeps any.
+
         Raises:
           CheckpointError: no checkpoint has this score.
           UsageError: there is no workdir.
         """
         directory = self.deployer.shared_workdir("best") / CHECKPOINTS
         target = abstract_state(self._start.init, self._tx, self.layout)
-        wanted = {"params": target.params, "model_state": target.model_state}
-        return Variables(**restore(open_best(directory, eval_name(score), mode), wanted, ignore=".*"))
+        wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
+        state = restore(open_best(directory, eval_name(score), mode), wanted, ignore=".*")
+        return Variables(eval_params(state), state.model_state)
 
     def _called(self, loss: Callable[..., Any], train: bool) -> Callable[..., Any]:
         return loss_of(loss, self.model, train=train, has_state=self._start.has_state)

@@ -1,0 +1,226 @@
+"""What a whole run costs a step: `mw.run` with everything on, beside bare loops over the step it compiles.
+
+For each setting all run in one process, in rounds in which all take turns. The main thread's CPU time is
+what the loop costs the host. With `--axlearn-python`, AXLearn's `SpmdTrainer` follows, in its environment.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+import optax
+from peers.loops import Cost, Moment, Run, Span, bare_loop, measure, on_devices, say, show, shuffled
+from peers.models import mlp
+
+import meshwright as mw
+
+MAX_ADDED = 100  # µs a step
+LEANEST = "bare, numpy batches"
+NOT_DUE = 10**6  # steps
+WARM = 50  # steps of each run before those that are timed
+NUM_EXAMPLES = 2048
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Devices, a network and a batch."""
+
+    num_devices: int
+    num_layers: int
+    width: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        network = mlp(self.num_layers, self.width).title
+        return f"{self.num_devices} device(s), {network}, batches of {self.batch_size}"
+
+
+SETTINGS = (
+    Setting(8, num_layers=1, width=128, batch_size=64),
+    Setting(1, num_layers=1, width=512, batch_size=256),
+    Setting(1, num_layers=24, width=16, batch_size=256),
+)
+
+
+class Stopwatch:
+    """A policy that is never due, notes when `num_steps` steps began and were done, and ends the run then."""
+
+    def __init__(self, num_steps: int):
+        self._num_steps = num_steps
+        self.begin = self.end = Moment.now()
+
+    def __call__(self, step: int) -> bool:
+        if step == WARM:
+            self.begin = Moment.now()
+        if step == WARM + self._num_steps:
+            self.end = Moment.now()
+            raise mw.errors.Interrupted("timed; a last evaluation and save are not wanted")
+        return False
+
+
+class Program:
+    """What all loops share: the examples, the model and its optimizer."""
+
+    def __init__(self, setting: Setting):
+        self.setting, self.model = setting, mlp(setting.num_layers, setting.width)
+        rows = self.model.examples(NUM_EXAMPLES)
+        self.examples = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def measure(self, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        logits = self.model.apply(params, batch["image"])
+        return {"loss": optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])}
+
+    def experiment(self, stopwatch: mw.when.When = mw.never) -> mw.Experiment:
+        """Describe a run with what every run has, and with averages, clipping and skipping in its step."""
+        adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+        return mw.Experiment(
+            run="",
+            model=lambda key: self.model.init(),
+            loss=lambda params, batch, key: self.model.loss(params, batch),
+            optimizer=optax.chain(mw.skip_exploding(adam, mw.mean_plus(6)), mw.keep_ema(0.999)),
+            input=mw.Input(self.examples, batch_size=self.setting.batch_size),
+            max_step=NOT_DUE,
+            rules=(),
+            checkpoints=mw.Save(when=stopwatch),
+        )
+
+    def everything(self, stopwatch: mw.when.When, times: int = 1) -> mw.Experiment:
+        """Describe a run with everything on; of what there may be many of, `times` as many."""
+        evaler = mw.Evaler(self.measure, self.examples, when=NOT_DUE)
+        return replace(
+            self.experiment(stopwatch),
+            mesh_rules=(("no such hardware", mw.edit(microbatches=2)),) * 10 * times,
+            rules=(mw.match("no such name"),) * 10 * times,
+            evalers={f"evaler{i}": evaler for i in range(2 * times)},
+            stop_early=mw.no_better("evaler0/loss", "min", patience=5),
+            max_seconds=1e6,
+            trackers=(_tracker,) * times,
+            start_trace_steps=tuple(range(NOT_DUE, NOT_DUE + 5 * times)),
+            crash_on_hang=True,
+        )
+
+
+@contextlib.contextmanager
+def _tracker() -> Iterator[mw.metrics.Writer]:
+    yield lambda step, values: None
+
+
+def run_loop(program: Program, nowhere: TextIO, described: Any) -> Run:
+    """Whole runs of what `described(stopwatch)` describes, each timed in the middle."""
+
+    def run(num_steps: int) -> Span:
+        stopwatch = Stopwatch(num_steps)
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            contextlib.redirect_stderr(nowhere),
+            contextlib.suppress(mw.errors.Interrupted),
+        ):
+            mw.run(replace(described(stopwatch), run=directory))
+        return Span(num_steps, stopwatch.begin, stopwatch.end)
+
+    return run
+
+
+def our_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
+    layout = mw.Layout(mw.make_mesh("data=-1"))
+    experiment = program.experiment()
+    compiled = experiment.compile().compiled
+
+    def bare(place: Any) -> Run:
+        state = mw.init_state(experiment.model, experiment.optimizer, 0, layout)
+        rows_of = lambda rows: place({name: x[rows] for name, x in program.examples.items()})  # noqa: E731
+        return bare_loop(compiled, state, shuffled(NUM_EXAMPLES, program.setting.batch_size, rows_of))
+
+    return {
+        "bare": bare(lambda batch: jax.device_put(batch, layout.batch_sharding)),
+        LEANEST: bare(lambda batch: batch),
+        "run, as it comes": run_loop(program, nowhere, program.experiment),
+        "run, everything on": run_loop(program, nowhere, program.everything),
+        "run, 10 x everything": run_loop(
+            program, nowhere, lambda stopwatch: program.everything(stopwatch, times=10)
+        ),
+    }
+
+
+def axlearn_costs(setting: Setting, options: argparse.Namespace) -> dict[str, Cost]:
+    """Let AXLearn's own Python measure `peers/axlearn_fit.py`."""
+    asked = {
+        "devices": setting.num_devices,
+        "layers": setting.num_layers,
+        "width": setting.width,
+        "batch-size": setting.batch_size,
+        "steps": options.axlearn_steps,
+        "rounds": options.rounds,
+    }
+    flags = f"--xla_force_host_platform_device_count={setting.num_devices}"
+    found = subprocess.run(
+        [options.axlearn_python, "-m", "peers.axlearn_fit", *(f"--{name}={x}" for name, x in asked.items())],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return {name: Cost(**cost) for name, cost in json.loads(found.stdout)["us_per_step"].items()}
+
+
+def added(costs: dict[str, Cost], name: str, to: str) -> float:
+    """Return the median over rounds of what a loop takes of the main thread beyond another, µs a step."""
+    return statistics.median(a - b for a, b in zip(costs[name].main, costs[to].main, strict=True))
+
+
+def measure_here(setting: Setting, options: argparse.Namespace) -> dict[str, Cost]:
+    program = Program(setting)
+    with Path(os.devnull).open("w") as nowhere:
+        costs = measure(our_loops(program, nowhere), steps=options.steps, rounds=options.rounds)
+    show(setting, costs, lambda name: LEANEST)
+    for name in costs:
+        if name.startswith("run"):
+            found = added(costs, name, to=LEANEST)
+            say(found <= MAX_ADDED, f"{name}, adds {found:.0f} µs to the leaner bare loop, bar {MAX_ADDED}")
+    return costs
+
+
+def measure_axlearn(setting: Setting, options: argparse.Namespace) -> dict[str, Cost]:
+    costs = axlearn_costs(setting, options)
+    show(f"AXLearn, {setting}", costs, lambda name: "bare")
+    for name in costs:
+        if name != "bare":
+            print(f"    {name}, adds {added(costs, name, to='bare'):.0f} µs to its own bare loop")
+    return {f"AXLearn, {name}": cost for name, cost in costs.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Host time per step of mw.run, bare loops and AXLearn.")
+    parser.add_argument("--steps", type=int, default=500, help="in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="some settings, from 0")
+    parser.add_argument("--axlearn-python", metavar="PATH", help="a Python that can import axlearn")
+    parser.add_argument("--axlearn-steps", type=int, default=100)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for every number measured")
+    options = parser.parse_args()
+    found = []
+    for setting in [SETTINGS[i] for i in options.only or range(len(SETTINGS))]:
+        costs = on_devices(setting.num_devices, measure_here, setting, options)
+        if options.axlearn_python:
+            costs |= measure_axlearn(setting, options)
+        else:
+            print("  AXLearn is left out; --axlearn-python names a Python that can import it.")
+        found.append({"setting": vars(setting), "us_per_step": {name: vars(c) for name, c in costs.items()}})
+    if options.json:
+        heading = {"date": date.today().isoformat(), "jax": jax.__version__}
+        options.json.write_text(json.dumps(heading | {"found": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A small transformer learns Python, byte by byte, from the source code of the standard library.
+
+    python source_code.py                                     # five minutes on two cores
+    python source_code.py steps=50 layers=1 run=runs/quick    # or: meshwright train source_code:experiment
+
+Kill it when you like: the same command goes on from its last checkpoint and comes to the same bits.
+"""
+
+import functools
+import math
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import optax
+
+import meshwright as mw
+from meshwright.cli import main
+from meshwright.demo import transformer
+from meshwright.demo.text import Windows, measure
+
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+"""What was installed beside the library, and its tests, which are larger than all of it and much alike."""
+
+
+def split() -> tuple[list[Path], list[Path]]:
+    """Return the library's files to train on and those held out, a sixteenth, each in a mixed order."""
+    found = (path.relative_to(LIBRARY) for path in LIBRARY.rglob("*.py"))
+    files = sorted((path for path in found if not LEFT_OUT & {*path.parts}), key=number)
+    held_out = [path for path in files if number(path) < 2**32 // 16]
+    return files[len(held_out) :], held_out
+
+
+def number(path: Path) -> int:
+    """Return 32 bits that depend on a file's name alone: what is held out is so in all versions."""
+    return zlib.crc32(path.as_posix().encode())
+
+
+def read(paths: Iterable[Path]) -> np.ndarray:
+    """Return the text of the files as one, uint8[n]."""
+    return np.frombuffer(b"\n".join((LIBRARY / path).read_bytes() for path in paths), np.uint8)
+
+
+def score(cfg: transformer.Config, params, batch):
+    """Return each byte's loss, in nats and in bits: [B, T]."""
+    nats = measure(cfg, params, batch)["loss"]
+    return {"loss": nats, "bits_per_byte": nats / math.log(2)}
+
+
+def optimizer(rate: optax.Schedule, ema: float = 0.99) -> optax.GradientTransformation:
+    """Return AdamW on clipped gradients that skips exploding ones, and an average of what it makes."""
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95))
+    return optax.chain(mw.skip_exploding(clipped, mw.mean_plus(6)), mw.keep_ema(ema))
+
+
+def experiment(
+    run: str = "runs/source_code",
+    steps: int = 500,
+    learning_rate: float = 4e-3,
+    layers: int = 4,
+    length: int = 256,
+    batch_size: int = 16,
+    evaluated: int = 2**18,
+) -> mw.Experiment:
+    """Describe the run; `evaluated` is how many bytes each evaluation reads."""
+    cfg = transformer.Config(layers=layers)
+    train, held_out = map(read, split())
+    rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
+    scored = functools.partial(score, cfg)
+    return mw.Experiment(
+        run=run,
+        model=functools.partial(transformer.init, cfg),
+        loss=lambda params, batch, key: measure(cfg, params, batch)["loss"].mean(),
+        optimizer=optimizer(rate),
+        input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
+        max_step=steps,
+        mesh_rules=(
+            ("cpu.*", mw.edit(microbatches=2)),  # half the memory, at the same speed
+            ("(NVIDIA|TPU).*", mw.edit(train_dtype="bfloat16")),
+        ),
+        evalers={
+            "held_out": mw.Evaler(scored, Windows(held_out[:evaluated], length), when=100, batch_size=64),
+            "train": mw.Evaler(scored, Windows(train[:evaluated], length), when=250, batch_size=64),
+        },
+        checkpoints=mw.Save(
+            when=50,
+            keep=mw.checkpoint.any_of(
+                mw.checkpoint.last(2),
+                mw.checkpoint.best("held_out/loss", "min", without_metric="drop"),
+            ),
+        ),
+        log_every=10,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(["train", "source_code:experiment", *sys.argv[1:]]))

@@ -1,0 +1,60 @@
+"""`meshwright show`: an experiment as text, and in what it differs from another. Nothing of it is run."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli._overrides import build
+from meshwright.cli._train import Result, load, use_fake_devices
+from meshwright.errors import EXIT_DONE, InputError
+
+EXIT_DIFFERENT = 1
+
+
+def show(options: argparse.Namespace) -> Result:
+    """Describe an experiment; or compare it, with exit code 0 where nothing differs, as that of `diff`.
+
+    Raises:
+      InputError: there is nothing to compare with.
+    """
+    if options.fake_devices:
+        use_fake_devices(options.fake_devices)
+    text = _described(options.target, options.settings)
+    if options.against is None:
+        rows = (line.partition(" = ") for line in text.splitlines())
+        return text.rstrip("\n"), {path: value for path, _, value in rows}
+    name = " ".join([options.target, *(f"{key}={value}" for key, value in options.settings.items())])
+    return _compared(name, text, options.against)
+
+
+def _described(target: str, settings: dict[str, str]) -> str:
+    from meshwright.experiment import Experiment, describe
+
+    return describe(build(load(target), settings, Experiment))
+
+
+def _compared(name: str, text: str, against: str) -> Result:
+    from meshwright.experiment import differences
+
+    found = differences(_description(against), text)
+    document: dict[str, Any] = {
+        "a": against,
+        "b": name,
+        "different": {each.path: {"a": each.a, "b": each.b} for each in found},
+    }
+    lines = [f"a  {against}", f"b  {name}", "", *(f"  {each}" for each in found)]
+    lines.append(f"{len(found)} values differ" if found else "nothing differs")
+    return "\n".join(lines), document, EXIT_DIFFERENT if found else EXIT_DONE
+
+
+def _description(place: str) -> str:
+    """Return the description that a run or file holds, or that of an experiment without settings."""
+    file = Path(place) / "experiment.txt" if Path(place).is_dir() else Path(place)
+    if file.is_file():
+        return file.read_text()
+    if ":" in place:
+        return _described(place, {})
+    raise InputError(
+        f"{place} is nothing to compare with: {file} is not there.\n"
+        "  Give a run directory, its experiment.txt, or module:function."
+    )

@@ -1,0 +1,61 @@
+"""Whether the values of a description are of the types that it declares, as far as that is plain to see.
+
+Looked at are numbers, texts, flags, functions, sequences, mappings and dataclasses; anything else passes.
+"""
+
+import collections.abc
+import dataclasses
+import numbers
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from meshwright.arguments import spelled
+from meshwright.errors import UsageError
+
+PLAIN = (str, bool, types.NoneType)
+NUMBERS = {int: numbers.Integral, float: numbers.Real}
+"""NumPy's numbers will do, and a whole number for any; a flag is no number here."""
+
+
+def check_types(description: Any) -> None:
+    """Check the fields of a dataclass.
+
+    Raises:
+      UsageError: listing all that are of another type than declared.
+    """
+    kind = type(description)
+    wanted = get_type_hints(kind)
+    values = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
+    problems = [
+        f"{kind.__name__}.{name} is {_shown(value)}; it must be {spelled(wanted[name])}."
+        for name, value in values.items()
+        if not _fits(value, wanted[name])
+    ]
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    origin, arguments = get_origin(wanted), get_args(wanted)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if wanted in NUMBERS:
+        return isinstance(value, NUMBERS[wanted]) and not isinstance(value, bool)
+    if wanted in PLAIN or (isinstance(wanted, type) and dataclasses.is_dataclass(wanted)):
+        return isinstance(value, wanted)
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(each, arguments[1]) for each in value.values())
+    if origin is tuple and Ellipsis in arguments:
+        return isinstance(value, tuple | list) and all(_fits(each, arguments[0]) for each in value)
+    return True
+
+
+def _shown(value: Any) -> str:
+    """Return a number or short text itself, and of the rest the type."""
+    text = repr(value) if isinstance(value, str | numbers.Number) else ""
+    return text if 0 < len(text) < 80 else f"of type {type(value).__name__}"

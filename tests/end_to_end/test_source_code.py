@@ -1,0 +1,105 @@
+"""The experiment of `examples/source_code.py` at small size: killed, continued, and built upon."""
+
+import dataclasses
+import importlib
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from end_to_end.running import Shell, final_arrays, kill, losses, reached, wait_for
+from meshwright import tree
+from meshwright.metrics import read_jsonl
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STEPS = 60
+SMALL = (
+    *(f"steps={STEPS}", "layers=1", "length=64", "evaluated=16384", "log_every=1", "checkpoints.when=10"),
+    *("evalers.held_out.when=10", "evalers.train.when=25"),
+)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return Shell(tmp_path_factory.mktemp("source_code"), EXAMPLES / "source_code.py")
+
+
+@pytest.fixture(scope="module")
+def whole(program):
+    """A run that nobody disturbed."""
+    done = program("run=whole", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return program.folder / "whole"
+
+
+@pytest.fixture(scope="module")
+def killed_twice(program):
+    """A run that was killed at two random steps, and then left to end."""
+    run = program.folder / "killed"
+    for step in (random.randint(5, 20), random.randint(25, 40)):
+        child = program.start("run=killed", *SMALL)
+        wait_for(reached(run, step), child, seconds=150)
+        kill(child)
+        assert child.returncode == -signal.SIGKILL
+    done = program("run=killed", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def finetuning():
+    """The module of the example that fine-tunes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        yield importlib.import_module("finetune_source_code")
+
+
+def scores(run, name):
+    return {report["step"]: report[name] for report in read_jsonl(run / "metrics.jsonl") if name in report}
+
+
+def test_it_learns_and_evaluates_two_texts_each_in_its_own_time(whole):
+    held_out = scores(whole, "held_out/bits_per_byte")
+    assert sorted(held_out) == [10, 20, 30, 40, 50, 60]
+    assert sorted(scores(whole, "train/loss")) == [25, 50, 60]
+    assert held_out[60] < held_out[10] - 0.5
+
+
+def test_killed_twice_it_reports_and_ends_as_if_nobody_had(killed_twice, whole):
+    assert losses(killed_twice) == losses(whole)
+    assert len(losses(whole)) == STEPS
+    for name in ("held_out/loss", "train/bits_per_byte", "skipped"):
+        assert scores(killed_twice, name) == scores(whole, name)
+    assert final_arrays(killed_twice) == final_arrays(whole)
+
+
+def test_the_best_by_what_is_held_out_is_kept_beside_the_newest_two(whole):
+    held_out = scores(whole, "held_out/loss")
+    best = mw.checkpoint.open_best(whole / "checkpoints", "held_out/loss", "min")
+    assert best.step == min(held_out, key=held_out.get)
+    kept = {int(path.name.removeprefix("step_")) for path in (whole / "checkpoints").glob("step_*")}
+    assert kept == {50, 60, best.step}
+
+
+def test_fine_tuning_starts_from_the_averages_below_the_head(whole, finetuning):
+    made = finetuning.experiment(base=str(whole), layers=1)
+    target = mw.abstract_state(made.model, made.optimizer, mw.Layout(mw.make_mesh("data=-1")))
+    given = made.init_state_builder(target)
+    assert given.keys() == tree.named_leaves({"params": target.params}).keys() - {"params/head"}
+    saved = mw.checkpoint.open_best(whole / "checkpoints", "held_out/loss", "min").arrays()
+    for name, x in given.items():
+        average = saved[f"opt_state/1/ema/{name.removeprefix('params/')}"]
+        np.testing.assert_array_equal(x, np.asarray(average))
+
+
+def test_fine_tuning_learns(whole, finetuning, tmp_path):
+    made = finetuning.experiment(str(tmp_path), str(whole), steps=30, layers=1, length=64)
+    few = {name: x[::20] for name, x in made.evalers["held_out"].examples.items()}
+    evaler = dataclasses.replace(made.evalers["held_out"], examples=few)
+    outcome = mw.run(dataclasses.replace(made, evalers={"held_out": evaler}))
+    first, *_, last = scores(tmp_path, "loss").values()
+    assert last < 0.8 * first
+    assert outcome.scores["held_out/accuracy"] > 1 / 8

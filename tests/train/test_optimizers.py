@@ -1,0 +1,112 @@
+"""Optimizers put together: the numbers, to the last place, of one that can be computed by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright.errors import UsageError
+
+LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("w", "fsdp"),))
+START = {"w": np.float32([1, 1, 1, 1]), "b": np.float32([2])}
+SLOPE = {"w": np.float32([2, 2, 2, 2]), "b": np.float32([3])}
+"""The gradient, whatever the parameters: its norm is 5."""
+
+
+def loss(params, batch, key):
+    slopes = jax.tree.map(lambda slope, x: jnp.sum(slope * x), SLOPE, params)
+    return sum(jax.tree.leaves(slopes)) * batch["scale"].mean()
+
+
+def trained(tx, scales=(1.0,), **more):
+    state, step = mw.state_from(START, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2, **more)
+    for scale in scales:
+        state, metrics = step(state, {"scale": np.full(16, scale, np.float32)})
+    return state, metrics
+
+
+def assert_close(found, **expected):
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], np.broadcast_to(value, found[name].shape), rtol=1e-6)
+
+
+def test_descent_after_a_clip_and_its_average_are_the_numbers_of_a_calculation_by_hand():
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1), mw.keep_ema(0.5, bias_correction=False))
+    state, metrics = trained(tx, scales=(1.0, 1.0))
+    assert_close(state.params, w=1 - 2 * 0.1 * 2 / 5, b=2 - 2 * 0.1 * 3 / 5)
+    assert_close(mw.ema_params(state), w=1 - 0.04 / 4 - 0.08 / 2, b=2 - 0.06 / 4 - 0.12 / 2)
+    assert float(metrics["grad_norm"].value) == pytest.approx(5)
+    assert state.opt_state[2].ema["w"].sharding.spec == state.params["w"].sharding.spec == P("fsdp")
+
+
+@pytest.mark.parametrize("rule", ["none", "optimizer", "state", "all"])
+@pytest.mark.parametrize(("name", "other"), [("w", "b"), ("b", "w")])
+def test_what_is_excluded_has_no_gradient_and_no_place_in_the_optimizer(name, other, rule):
+    tx = mw.update_rules([(name, rule)], optax.sgd(0.1, momentum=0.9))
+    state, metrics = trained(tx)
+    moved = {"w", "b"} if rule in ("optimizer", "all") else {other}
+    assert_close(state.params, **{x: START[x] - 0.1 * SLOPE[x] * (x in moved) for x in START})
+    assert set(mw.tree.leaf_names(state.opt_state[0].trace)) == moved
+    norms = [np.linalg.norm(SLOPE[x]) for x in moved]
+    assert float(metrics["grad_norm"].value) == pytest.approx(np.linalg.norm(norms))
+
+
+def test_norms_are_those_of_the_parameters_before_the_update_and_of_their_gradients():
+    _, metrics = trained(optax.chain(optax.clip(0.1), optax.sgd(0.1)), norms=".*")
+    found = {name: float(mean.value) for name, mean in metrics.items() if "norm/" in name}
+    assert found == {"param_norm/w": 2, "param_norm/b": 2, "grad_norm/w": 4, "grad_norm/b": 3}
+
+
+def test_norms_are_told_of_what_a_pattern_matches_and_is_trained():
+    assert "grad_norm/b" not in trained(optax.sgd(0.1), norms="w")[1]
+    with pytest.raises(UsageError, match="norms='w' matches none of the parameters that are trained"):
+        trained(mw.Only("b", optax.sgd(0.1)), norms="w")
+
+
+def test_a_gradient_that_is_too_large_may_be_dropped_and_the_optimizer_still_run():
+    """A guard around nothing gives a gradient of zeros to what follows it."""
+    tx = optax.chain(mw.skip_exploding(optax.identity(), 10.0), optax.sgd(0.1, momentum=0.5))
+    state, metrics = trained(tx, scales=(1.0, 99.0))
+    assert_close(state.opt_state[1][0].trace, w=SLOPE["w"] / 2, b=SLOPE["b"] / 2)
+    assert_close(state.params, w=1 - 0.1 * 2 * 1.5, b=2 - 0.1 * 3 * 1.5)
+    assert metrics["skipped"].value == 1
+
+
+def test_a_guard_of_some_parameters_hides_no_divergence_of_the_others():
+    tx = mw.by_path([("w", mw.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
+    state, metrics = trained(tx, scales=(np.nan, 1.0))
+    assert_close(state.params, w=1 - 0.1 * 2)
+    assert np.isnan(state.params["b"])
+    assert np.isnan(metrics["loss"].value)
+
+
+def test_an_average_over_several_optimizers_is_of_all_parameters():
+    tx = optax.chain(mw.by_path([("w", optax.sgd(0.1)), ("b", optax.adamw(0.01))]), mw.keep_ema(0.5))
+    state, _ = trained(tx, scales=(1.0, 1.0))
+    assert mw.tree.leaf_names(state.opt_state[1].ema) == ["b", "w"]
+    assert mw.tree.leaf_names(state.opt_state[0].inner_states["1"].inner_state[0].mu) == ["b"]
+    assert_close(mw.ema_params(state), w=((1 - 0.2) + 2 * (1 - 0.4)) / 3)
+
+
+def mapped(tx):
+    """`tx` for each of the layers that lie stacked along the first dimension."""
+    update = lambda updates, state, params: jax.vmap(tx.update)(updates, state, params)
+    return optax.GradientTransformation(jax.vmap(tx.init), update)
+
+
+def test_an_optimizer_mapped_over_stacked_layers_treats_each_as_its_own():
+    tx = optax.adafactor(0.1, min_dim_size_to_factor=2)
+    w = np.random.default_rng(0).normal(size=(4, 8, 4)).astype(np.float32)
+    of = lambda params, batch, key: ((batch["x"] @ params["w"]) ** 2).mean(-2).sum()
+    batch = {"x": np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)}
+
+    def after(params, tx):
+        state, step = mw.state_from(params, tx, 0, LAYOUT), mw.make_step(of, tx, LAYOUT)
+        return step(state, batch)[0].params["w"]
+
+    alone = [after({"w": layer}, tx) for layer in w]
+    together = after({"w": w}, mw.by_path([("w", mapped(tx))]))
+    np.testing.assert_allclose(together, np.stack(alone), rtol=1e-5)
