@@ -18,7 +18,8 @@ def digits(shell):
 def test_it_survives_its_kill_and_learns_the_digits(digits):
     assert digits.returncode == 0, digits.stderr
     assert "killed (SIGKILL" in digits.stderr
-    assert int(re.search(r"continuing after step (\d+)", digits.stderr)[1]) >= 300
+    # Killed after 350: that of 300 may have been in flight, that of 200 was complete before it began.
+    assert int(re.search(r"continuing after step (\d+)", digits.stderr)[1]) in (200, 300)
     assert float(re.search(r"test/accuracy (\S+)", digits.stdout)[1]) >= 0.96
 
 
