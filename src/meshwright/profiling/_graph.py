@@ -5,7 +5,7 @@
     }
     ENTRY %main (…) -> f32[8] { … }                           the last one, where it starts
 
-The text is what JAX shows of a program. XLA's own drawing can be had by private names only, shows the inside of
+The text is what JAX shows of a program. XLA's own drawing is had by private names only, shows the inside of
 every fusion, and loads a font from the network.
 """
 
