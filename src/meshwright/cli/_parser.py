@@ -7,10 +7,10 @@ from typing import Any
 
 from meshwright._version import __version__
 
-TAKING_SETTINGS = ("demo", "train", "resume", "show")
+TAKING_SETTINGS = ("demo", "hlo", "train", "resume", "show")
 """The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
 
-FLAGS = ("--against", "--fake-devices", "--help", "--json", "--kill", "--settings", "-h")
+FLAGS = ("--against", "--fake-devices", "--help", "--json", "--kill", "--settings", "--to", "-h")
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
@@ -89,6 +89,14 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("directory", metavar="DIRECTORY", help="a run, or its checkpoints")
         each.add_argument("step", metavar="STEP", type=int)
     pin.add_argument("--note", metavar="TEXT", default="", help="why, for people")
+    trace = command("trace", "_trace", "Show where the time of a profile went: devices, operations, input.")
+    trace.add_argument("path", metavar="RUN", help="a run, a directory of profiles, or an .xplane.pb file")
+    trace.add_argument(
+        "--step", type=int, metavar="N", help="the profile from that step on; else the newest one"
+    )
+    hlo = with_settings("hlo", "_hlo", "Write what the compiler makes of an experiment's step.")
+    hlo.add_argument("target", metavar="module:function")
+    hlo.add_argument("--to", metavar="DIR", required=True, help="for HLO text, its graph in DOT, and SVG")
     command(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )

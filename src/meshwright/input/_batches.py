@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Self
 
+import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -60,7 +61,8 @@ class Batches:
           ExamplesError: the examples do not stack, or `collate` did not return a batch.
         """
         started = time.perf_counter()
-        batch, self._position = self._peeked or self._read()
+        with jax.profiler.TraceAnnotation("input wait"):  # the name by which `profiling` knows it
+            batch, self._position = self._peeked or self._read()
         self._peeked = None
         self.wait_seconds += time.perf_counter() - started
         return self._place(batch)

@@ -1,18 +1,19 @@
 """The loop's `trace`: profiles of a few steps, in the files that TensorBoard's profiler and XProf read.
 
 <directory>/plugins/profile/step_100/<host>.xplane.pb          what the profilers open
-<host>.trace.json.gz      the same for Perfetto
+<host>.trace.json.gz      the same for Perfetto (Chrome's JSON)
 """
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
 from meshwright.errors import UsageError
+from meshwright.profiling._place import connect, is_address, on_disk
 from meshwright.when import Tick
 
 Trace = Callable[[Tick], AbstractContextManager[Any]]
@@ -40,19 +41,22 @@ def tracer(
     warning and the run goes on.
 
     Args:
-      directory: made if missing; on a disk. Each window goes to `plugins/profile/step_N` in it, on a run of
-        several processes to `step_N_process_P`. TensorBoard is given `directory`.
+      directory: made if missing; or an address that fsspec knows, `s3://bucket/run`, where a window is put
+        when it ends. Each window goes to `plugins/profile/step_N` in it, on a run of several processes to
+        `step_N_process_P`. TensorBoard is given `directory`.
       start_steps: the first update of each window, counted from 1 as ticks are.
       processes: those that profile.
 
     Raises:
-      UsageError: a number that cannot be.
+      UsageError: a number that cannot be; or an address that fsspec does not know.
     """
     _check(start_steps, num_steps, processes)
     if processes != "all" and jax.process_index() not in processes:
         yield lambda _: nullcontext()
         return
-    windows = _Windows(Path(directory), frozenset(start_steps), num_steps)
+    if is_address(directory):
+        connect(str(directory))  # to be told now that it cannot be
+    windows = _Windows(directory, frozenset(start_steps), num_steps)
     try:
         yield windows.step
         windows.finish()
@@ -63,9 +67,10 @@ def tracer(
 class _Windows:
     """The windows of one run, of which one is open at a time."""
 
-    def __init__(self, directory: Path, starts: frozenset[int], num_steps: int):
+    def __init__(self, directory: str | Path, starts: frozenset[int], num_steps: int):
         self._directory, self._starts, self._num_steps = directory, starts, num_steps
         self._first: int | None = None
+        self._place = ExitStack()  # what is open while a window is
 
     def step(self, tick: Tick) -> AbstractContextManager[Any]:
         if tick.step in self._starts:
@@ -90,9 +95,10 @@ class _Windows:
             return
         first, self._first = self._first, None
         try:
-            jax.profiler.stop_trace()
+            with self._place:
+                jax.profiler.stop_trace()
             log.info("profile of steps from %d on: tensorboard --logdir %s", first, self._directory)
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # the errors of JAX, disks and stores have nothing in common
             log.warning("the profile of steps from %d on is lost: %s", first, error)
 
     def _open(self, step: int) -> None:
@@ -102,10 +108,12 @@ class _Windows:
         options = jax.profiler.ProfileOptions()
         options.session_id = _name(step)
         try:
-            # Now rather than at the end: JAX 0.10 cannot trace again after a profile that it could not write.
-            (self._directory / "plugins/profile" / _name(step)).mkdir(parents=True, exist_ok=True)
-            jax.profiler.start_trace(self._directory, profiler_options=options)
-            self._first = step
+            with ExitStack() as place:
+                directory = place.enter_context(on_disk(self._directory))
+                # Now and not at the end: after a profile that it cannot write, JAX 0.10 cannot trace again.
+                (directory / "plugins/profile" / _name(step)).mkdir(parents=True, exist_ok=True)
+                jax.profiler.start_trace(directory, profiler_options=options)
+                self._first, self._place = step, place.pop_all()
         except (RuntimeError, OSError) as error:
             log.warning("no profile from step %d on: %s", step, error)
 

@@ -1,0 +1,25 @@
+"""`meshwright hlo`: what the compiler makes of an experiment's step, before it runs."""
+
+import argparse
+import dataclasses
+
+from meshwright.cli._overrides import build
+from meshwright.cli._train import Result, load, use_fake_devices
+
+
+def hlo(options: argparse.Namespace) -> Result:
+    """Compile the step ahead of time, and write it as text, graph and picture.
+
+    Raises:
+      UsageError: as `train` does before it starts; or the directory cannot be written to.
+    """
+    if options.fake_devices:
+        use_fake_devices(options.fake_devices)
+    from meshwright import experiment, profiling
+
+    made = build(load(options.target), options.settings, experiment.Experiment)
+    ahead = made.compile()
+    files = [str(file) for file in profiling.save_hlo(ahead.compiled, options.to)]
+    told = {field.name: getattr(ahead, field.name) for field in dataclasses.fields(ahead)}
+    del told["compiled"]
+    return "\n".join([str(ahead), *files]), {"files": files, **told}

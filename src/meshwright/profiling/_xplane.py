@@ -1,0 +1,174 @@
+"""Profiles on a disk: which there are, and what one holds, as plain numbers.
+
+<run>/plugins/profile/step_100/<host>.xplane.pb           one process
+<run>/plugins/profile/step_100_process_0/<host>.xplane.pb     several
+
+A profile is planes of lines of events (XSpace, xplane.proto of XLA). What ran on a TPU is on the line
+"XLA Ops" of its plane, on a GPU on its streams; of CPU devices it is on the threads of the host's plane.
+"""
+
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax.profiler import ProfileData
+
+from meshwright.errors import InputError
+
+INPUT_WAIT = "input wait"
+"""What `input.Batches` calls the time in which it waits for examples."""
+
+
+class Span(NamedTuple):
+    """A stretch of time, in seconds since the profile began."""
+
+    start: float
+    end: float
+
+
+class Op(NamedTuple):
+    """One operation that ran on a device once."""
+
+    name: str
+    """As the compiled program calls it: `all-reduce.12`."""
+    module: str
+    """The compiled program; "" where the profile does not say."""
+    span: Span
+    is_outer: bool = False
+    """Whether it is only the frame of others: a loop, a call."""
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it ran."""
+        return self.span.end - self.span.start
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a profile holds."""
+
+    steps: Mapping[int, Span]
+    """The launch of each step on the host."""
+    input_waits: Sequence[Span] | None
+    """None where nothing in it says when the loop waited."""
+    devices: Mapping[str, Sequence[Op]]
+    """What each device did."""
+
+
+def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
+    """Return the files of one window, those of all its processes.
+
+    Args:
+      path: a run directory, a directory of profiles, or an `.xplane.pb` file.
+      step: the window's first step; None takes the window that was written last.
+
+    Raises:
+      InputError: there is none.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    places = ("plugins/profile/*/", "*/", "")
+    found = sorted(file for place in places for file in path.glob(f"{place}*.xplane.pb"))
+    if not found:
+        raise InputError(
+            f"{path} has no profile: there is no *.xplane.pb in it, nor in its plugins/profile/*.\n"
+            "  A run takes one of the steps from 100 on with start_trace_steps=100."
+        )
+    windows = defaultdict(list)
+    for file in found:
+        windows[re.sub(r"_process_\d+$", "", file.parent.name)].append(file)
+    newest = max(windows, key=lambda name: max(file.stat().st_mtime for file in windows[name]))
+    wanted = newest if step is None else f"step_{step}"
+    if wanted not in windows:
+        raise InputError(
+            f"{path} has no profile from step {step} on. There are: {', '.join(sorted(windows))}."
+        )
+    return windows[wanted]
+
+
+def read_profile(file: Path) -> Recorded:
+    """Return what a profile holds.
+
+    Raises:
+      InputError: it cannot be read, is damaged, or holds neither steps nor operations.
+    """
+    try:
+        profile = ProfileData.from_file(str(file))
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"{file} is no profile, or a damaged one: {error}") from None
+    with warnings.catch_warnings():
+        # JAX 0.12 makes a type when stats are first read; where warnings are errors, its warning is an abort.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        recorded = _recorded(profile)
+    if not (recorded.steps or recorded.devices):
+        raise InputError(f"{file} holds neither steps nor operations: it is empty, or was cut short.")
+    return recorded
+
+
+def _recorded(profile: ProfileData) -> Recorded:
+    planes = list(profile.planes)
+    host = [_marked(line) for plane in planes if plane.name == "/host:CPU" for line in plane.lines]
+    accelerators = {plane.name: ops for plane in planes if (ops := _accelerator_ops(plane))}
+    events = [event for line in host for event in line]
+    return Recorded(
+        {int(stats["step_num"]): _span(event) for event, stats in events if "step_num" in stats},
+        [_span(event) for event, _ in events if event.name == INPUT_WAIT] or None,
+        accelerators or _cpu_ops(host),
+    )
+
+
+def _marked(line: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Return what is no frame of Python, of which there are most, with its stats, which take long to read."""
+    return [(event, _stats(event)) for event in line.events if not event.name.startswith("$")]
+
+
+def _accelerator_ops(plane: Any) -> list[Op]:
+    if not plane.name.startswith("/device:"):
+        return []
+    lines = list(plane.lines)
+    chosen = [line for line in lines if line.name == "XLA Ops"]
+    chosen = chosen or [line for line in lines if line.name.startswith("Stream")]
+    return [op for line in chosen for op in _framed([_op(event, _stats(event)) for event in line.events])]
+
+
+def _cpu_ops(lines: Iterable[list[tuple[Any, dict[str, Any]]]]) -> dict[str, list[Op]]:
+    """Return what ran on each CPU device; all share the host's threads."""
+    devices: dict[str, list[Op]] = defaultdict(list)
+    for line in lines:
+        here: dict[str, list[Op]] = defaultdict(list)
+        for event, stats in line:
+            if "hlo_op" in stats and "device_ordinal" in stats:
+                here[f"cpu:{stats['device_ordinal']}"].append(_op(event, stats))
+        for device, ops in here.items():
+            devices[device] += _framed(ops)
+    return dict(sorted(devices.items()))
+
+
+def _framed(ops: Sequence[Op]) -> list[Op]:
+    """Return a line's operations in their order, with those marked that another one lies in."""
+    ordered = sorted(ops, key=lambda op: (op.span.start, -op.span.end))
+    marked = [op._replace(is_outer=_lies_in(after.span, op.span)) for op, after in pairwise(ordered)]
+    return marked + ordered[-1:]
+
+
+def _lies_in(inner: Span, outer: Span) -> bool:
+    return inner.start < outer.end and inner.end <= outer.end
+
+
+def _op(event: Any, stats: Mapping[str, Any]) -> Op:
+    on_a_tpu = event.name.split(" = ")[0].removeprefix("%")  # where events are called by their whole HLO line
+    return Op(str(stats.get("hlo_op") or on_a_tpu), str(stats.get("hlo_module", "")), _span(event))
+
+
+def _stats(event: Any) -> dict[str, Any]:
+    return dict(event.stats)
+
+
+def _span(event: Any) -> Span:
+    return Span(event.start_ns / 1e9, event.end_ns / 1e9)
