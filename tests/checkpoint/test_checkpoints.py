@@ -269,6 +269,14 @@ def test_resume_restores_state_and_data_and_says_from_where(make_state, tmp_path
     assert open_source(tmp_path).extra == {"data": {"position": 1}, "scores": {"loss": 0.5}}
 
 
+def test_scores_are_numbers_and_what_else_an_evaluation_gave_is_not_saved(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        given = {"loss": 0.5, "accuracy": np.float32(0.25), "sample": "once", "picture": object()}
+        checkpoints.saver(every(1))(Tick(3), {"x": 1}, None, given)
+        checkpoints.wait()
+        assert checkpoints.scores() == {"loss": 0.5, "accuracy": 0.25}
+
+
 def test_without_a_checkpoint_resume_starts_afresh(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.resume({"x": 0}, Counting(), otherwise=lambda: "fresh") == "fresh"

@@ -1,6 +1,7 @@
 """Each room that a description opens: that it is open, does what it is there for, and is closed again."""
 
 import contextlib
+import json
 import logging
 import re
 import threading
@@ -97,10 +98,23 @@ def test_the_batch_is_split_over_its_axes(tmp_path, names):
 
 
 def test_trackers_hear_all_reports_and_are_closed(tmp_path):
-    seen = {}
-    mw.run(experiment(tmp_path, trackers=(recorded(seen),)))
+    seen, plain = {}, []
+    mw.run(experiment(tmp_path, trackers=(recorded(seen), lambda step, values: plain.append((step, values)))))
     assert [step for step, values in seen["reports"] if "loss" in values] == [4, 5, 8, 10]
     assert seen["open"] is False
+    assert plain == seen["reports"]
+
+
+def test_histograms_that_the_loss_returns_are_reported_and_a_run_with_them_goes_on(tmp_path):
+    def counting(params, batch, key):
+        return loss(params, batch, key), {"x": mw.Histogram.of(batch["x"])}
+
+    heard = {}
+    for max_step in (2, 4):
+        mw.run(experiment(tmp_path, loss=counting, max_step=max_step, trackers=(heard.__setitem__,)))
+    assert heard[4]["x"].bins()[0].sum() == 2 * 16 * 4
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "x" in line] == [2, 4]
 
 
 def test_the_size_of_the_state_is_reported_at_the_start_of_each_attempt(tmp_path):

@@ -87,6 +87,20 @@ def test_reports_leave_out_what_a_skip_made_harmless():
     np.testing.assert_allclose(report["seen"], X.mean(), rtol=1e-5)
 
 
+def test_reports_leave_out_histograms_of_steps_that_were_skipped_for_what_they_hold():
+    counting = lambda params, batch, key: (
+        loss(params, batch, key)[0],
+        {"x": mw.Histogram.of(batch["scale"])},
+    )
+    state, _ = started(tx := mw.skip_exploding(INNER))
+    step, reports = mw.make_step(counting, tx, LAYOUT), []
+    for scale in (2.0, np.nan):
+        state, metrics = step(state, batch(scale))
+        reports.append(metrics)
+    merged = mw.metrics.merge(reports)["x"]
+    assert (merged.sum, merged.min, merged.num_not_finite) == (32, 2, 0)
+
+
 @pytest.mark.parametrize("wrong", [{"threshold": 0.0}, {"decay": 1.0}])
 def test_a_guard_that_makes_no_sense_is_told(wrong):
     with pytest.raises(UsageError, match="skip_exploding"):

@@ -198,10 +198,7 @@ class Checkpoints:
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
             if due(tick):
-                numbers = {
-                    name: x for name, x in (scores or {}).items() if isinstance(x, Real)
-                }  # texts are not
-                self.save(tick.step, state, {**bookmark(data), "scores": numbers})
+                self.save(tick.step, state, {**bookmark(data), "scores": _numbers(scores or {})})
 
         return save
 
@@ -287,6 +284,11 @@ def _check_json(extra: Mapping[str, Any] | None) -> None:
         json.dumps(extra)
     except (TypeError, ValueError) as error:
         raise UsageError(f"cannot save `extra`, as JSON cannot hold it: {error}.") from None
+
+
+def _numbers(scores: Scores) -> Scores:
+    """Return those that are numbers: an evaluation may also give texts and images, for reports."""
+    return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
 
 
 def _scores(path: Directory) -> Scores:
