@@ -28,16 +28,30 @@ def parser() -> argparse.ArgumentParser:
         "4 diverged, 5 hung, 75 stopped with the state saved (run it again), 130 Ctrl-C",
     )
     top.add_argument("--version", action="version", version=f"meshwright {__version__}")
-    shared = _shared(top)
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = _Commands(top)
+    _add_runs(commands)
+    _add_looks_at_runs(commands)
+    _add_checkpoints(commands)
+    _add_machines(commands)
+    return top
 
-    def command(name: str, module: str, summary: str, **more: Any) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=summary, description=summary, parents=[shared], **more)
+
+class _Commands:
+    """Adds commands to a parser, each with the options that all have."""
+
+    def __init__(self, top: argparse.ArgumentParser):
+        self._shared = _shared(top)
+        self._commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(self, name: str, module: str, summary: str, **more: Any) -> argparse.ArgumentParser:
+        made = self._commands.add_parser(
+            name, help=summary, description=summary, parents=[self._shared], **more
+        )
         made.set_defaults(run=_later(module, name))
         return made
 
-    def with_settings(name: str, module: str, summary: str) -> argparse.ArgumentParser:
-        made = command(
+    def with_settings(self, name: str, module: str, summary: str) -> argparse.ArgumentParser:
+        made = self.add(
             name, module, summary, epilog=SETTINGS, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         made.add_argument(
@@ -50,14 +64,20 @@ def parser() -> argparse.ArgumentParser:
         )
         return made
 
-    demo = with_settings("demo", "_demo", "Train a small real model on virtual devices, offline.")
+
+def _add_runs(commands: _Commands) -> None:
+    demo = commands.with_settings("demo", "_demo", "Train a small real model on virtual devices, offline.")
     demo.add_argument("name", nargs="?", choices=("digits", "text"), default="digits")
     demo.add_argument("--kill", action="store_true", help="kill it half way, to see it continue")
-    train = with_settings("train", "_train", "Run the experiment that a function returns, or continue it.")
+    train = commands.with_settings(
+        "train", "_train", "Run the experiment that a function returns, or continue it."
+    )
     train.add_argument("target", metavar="module:function")
-    resume = with_settings("resume", "_train", "Continue a run as it was started.")
+    resume = commands.with_settings("resume", "_train", "Continue a run as it was started.")
     resume.add_argument("path", metavar="RUN", help="its run directory")
-    show = with_settings("show", "_show", "Describe the experiment that a function returns, running nothing.")
+    show = commands.with_settings(
+        "show", "_show", "Describe the experiment that a function returns, running nothing."
+    )
     show.add_argument("target", metavar="module:function")
     show.add_argument(
         "--against",
@@ -65,49 +85,65 @@ def parser() -> argparse.ArgumentParser:
         help="show in what it differs from another: module:function, a run, or its experiment.txt; exit code "
         "0 if in nothing, else 1",
     )
-    inspect = command("inspect", "_inspect", "Show what a run or a checkpoint holds.")
+
+
+def _add_looks_at_runs(commands: _Commands) -> None:
+    inspect = commands.add("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH")
-    export = command("export", "_export", "Write a checkpoint's arrays in a format that other programs read.")
+    trace = commands.add(
+        "trace", "_trace", "Show where the time of a profile went: devices, operations, input."
+    )
+    trace.add_argument("path", metavar="RUN", help="a run, a directory of profiles, or an .xplane.pb file")
+    trace.add_argument(
+        "--step", type=int, metavar="N", help="the profile from that step on; else the newest one"
+    )
+    hlo = commands.with_settings("hlo", "_hlo", "Write what the compiler makes of an experiment's step.")
+    hlo.add_argument("target", metavar="module:function")
+    hlo.add_argument("--to", metavar="DIR", required=True, help="for HLO text, its graph in DOT, and SVG")
+
+
+def _add_checkpoints(commands: _Commands) -> None:
+    export = commands.add(
+        "export", "_export", "Write a checkpoint's arrays in a format that other programs read."
+    )
     export.add_argument("source", metavar="SRC", help="a run, its checkpoints, or one of them")
     export.add_argument("directory", metavar="DST")
     export.add_argument("--to", choices=("safetensors",), required=True)
     export.add_argument("--dtype", metavar="D", help="convert floating-point arrays to it: bfloat16")
     export.add_argument("--only", metavar="REGEX", help="arrays it matches whole; a group in it renames them")
-    verify = command("verify", "_verify", "Compare every byte of checkpoints with what was written.")
+    verify = commands.add("verify", "_verify", "Compare every byte of checkpoints with what was written.")
     verify.add_argument("path", metavar="PATH", help="a run or a directory, for all in it, or a checkpoint")
-    diff = command("diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1.")
+    diff = commands.add(
+        "diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1."
+    )
     diff.add_argument("a", metavar="A")
     diff.add_argument("b", metavar="B")
-    convert = command("convert", "_convert", "Write a checkpoint anew: of another dtype, or a part of it.")
+    convert = commands.add(
+        "convert", "_convert", "Write a checkpoint anew: of another dtype, or a part of it."
+    )
     convert.add_argument("source", metavar="SRC")
     convert.add_argument("destination", metavar="DST", help="a directory of checkpoints, made if need be")
     convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
     convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names it matches")
-    pin = command("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")
-    unpin = command("unpin", "_pin", "Leave the checkpoint of a step to the retention policy again.")
+    pin = commands.add("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")
+    unpin = commands.add("unpin", "_pin", "Leave the checkpoint of a step to the retention policy again.")
     for each in (pin, unpin):
         each.add_argument("directory", metavar="DIRECTORY", help="a run, or its checkpoints")
         each.add_argument("step", metavar="STEP", type=int)
     pin.add_argument("--note", metavar="TEXT", default="", help="why, for people")
-    trace = command("trace", "_trace", "Show where the time of a profile went: devices, operations, input.")
-    trace.add_argument("path", metavar="RUN", help="a run, a directory of profiles, or an .xplane.pb file")
-    trace.add_argument(
-        "--step", type=int, metavar="N", help="the profile from that step on; else the newest one"
-    )
-    hlo = with_settings("hlo", "_hlo", "Write what the compiler makes of an experiment's step.")
-    hlo.add_argument("target", metavar="module:function")
-    hlo.add_argument("--to", metavar="DIR", required=True, help="for HLO text, its graph in DOT, and SVG")
-    command(
+
+
+def _add_machines(commands: _Commands) -> None:
+    commands.add(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )
-    launch = command("launch", "_launch", "Start one program as several processes on this machine.")
+    launch = commands.add("launch", "_launch", "Start one program as several processes on this machine.")
     launch.add_argument("where", choices=("local",))
     launch.add_argument("-n", "--num-processes", type=int, required=True, metavar="N")
     launch.add_argument(
         "--devices-per-process", type=int, metavar="D", help="give each process D GPUs of its own, in order"
     )
     launch.add_argument("command", nargs="+", metavar="-- CMD")
-    return top
 
 
 def _shared(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
