@@ -56,7 +56,8 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
         return within
     num_rows = math.isqrt(num_records - 1) + 1
     table = num_rows, -(-num_records // num_rows)
-    keys = _round_keys(seed, epochs)
+    distinct, which = np.unique(epochs, return_inverse=True)
+    keys = np.take(_round_keys(seed, distinct), which, axis=1)
     ids = _feistel(within.astype(np.uint64), table, keys)
     outside = np.flatnonzero(ids >= num_records)
     while outside.size:
@@ -67,11 +68,15 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
 
 def _feistel(x: Uint64s, table: tuple[int, int], keys: Uint64s) -> Uint64s:
     num_rows, num_columns = (np.uint64(size) for size in table)
-    row, column = x // num_columns, x % num_columns
+    row, column = x // num_columns, _remainder(x, num_columns)
     for row_key, column_key in zip(keys[::2], keys[1::2], strict=True):
-        row = (row + _hash(column ^ row_key)) % num_rows
-        column = (column + _hash(row ^ column_key)) % num_columns
+        row = _remainder(row + _hash(column ^ row_key), num_rows)
+        column = _remainder(column + _hash(row ^ column_key), num_columns)
     return row * num_columns + column
+
+
+def _remainder(x: Uint64s, n: np.uint64) -> Uint64s:
+    return x - x // n * n  # NumPy divides by one number with multiplications, and has no such `%`
 
 
 def _hash(x: Uint64s) -> Uint64s:
@@ -79,7 +84,7 @@ def _hash(x: Uint64s) -> Uint64s:
 
 
 def _round_keys(seed: int, epochs: np.ndarray) -> Uint64s:
-    """Return a key for each round and position: uint64[ROUNDS, k]."""
+    """Return a key for each round and epoch: uint64[ROUNDS, k]."""
     of_seed = _mix(np.array([seed], np.int64).astype(np.uint64))
     rounds = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
     return _mix(_mix(of_seed ^ epochs.astype(np.uint64)) + rounds)
