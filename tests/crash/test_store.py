@@ -53,12 +53,12 @@ def check(told):
 
 
 def test_requests_that_fail_at_random_cost_no_checkpoint(store):
-    saved = [-1]
-    for step in range(STEPS):
+    outcomes, told = [], -1
+    while len(outcomes) < STEPS or len(set(outcomes)) < 2:  # until there were both, saves and failures
         store.fails = fails_at_random
-        saved += [step] if save(step) else []
+        outcomes.append(save(len(outcomes)))
+        told = len(outcomes) - 1 if outcomes[-1] else told
         store.fails = lambda number: None
-        check(saved[-1])
-    assert save(STEPS)
-    check(STEPS)
-    assert 1 < len(saved) < STEPS
+        check(told)
+    assert save(len(outcomes))
+    check(len(outcomes))
