@@ -28,7 +28,7 @@ from meshwright.checkpoint._retention import (
     multiples,
     spaced,
 )
-from meshwright.checkpoint._source import Source, open_source
+from meshwright.checkpoint._source import Opened, Source, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
 from meshwright.checkpoint._verify import Report, verify, verify_all
 from meshwright.checkpoint.readers._t5x import open_t5x
@@ -44,6 +44,7 @@ __all__ = [
     "Keep",
     "LazyArray",
     "Listed",
+    "Opened",
     "Report",
     "Scores",
     "Source",

@@ -26,13 +26,14 @@ from meshwright.checkpoint._format import (
 )
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
+from meshwright.checkpoint._source import Opened
 from meshwright.errors import UsageError, nearest
 
 PARAMETERS = "params/.*"
 
 
 def convert(
-    source: NativeSource,
+    source: Opened,
     destination: str | Directory,
     *,
     dtype: DTypeLike | Mapping[str, DTypeLike] | None = None,
@@ -51,10 +52,12 @@ def convert(
       only: a pattern of the arrays to take, as a full match.
 
     Raises:
-      UsageError: A pattern matches nothing, a dtype is none of floating-point numbers, a number does
-        not fit into it, or the step is at the destination already.
+      UsageError: The source is of another format, a pattern matches nothing, a dtype is none of
+        floating-point numbers, a number does not fit into it, or the step is at the destination already.
       DamagedError: A piece of the source is damaged.
     """
+    if not isinstance(source, NativeSource):
+        raise UsageError(f"{source} is of another format, of which only exports are made.")
     taken = _matching(only, list(source.arrays())) if only else list(source.arrays())
     patterns = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {PARAMETERS: dtype}
     dtypes = _dtypes(source, taken) | _new_dtypes(source, taken, patterns)

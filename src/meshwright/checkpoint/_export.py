@@ -31,7 +31,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PART_BYTES = 1 << 28  # what of one array is in memory at a time
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
-_RESERVED = "__metadata__"
 
 Names = Callable[[str], str | None]
 
@@ -163,7 +162,9 @@ def _check(wanted: Mapping[str, str], arrays: _safetensors.Arrays) -> None:
         sharing.setdefault(new, []).append(name)
     doubles = {new: several for new, several in sharing.items() if len(several) > 1}
     problems = [f"{_listed(several)} would all be called {new}" for new, several in doubles.items()]
-    problems += [f"{name} cannot be called {new}" for name, new in wanted.items() if new == _RESERVED]
+    problems += [
+        f"{name} cannot be called {new}" for name, new in wanted.items() if new == _safetensors.METADATA
+    ]
     problems += [
         f"{name} is of type {array.dtype.name}, which safetensors has not"
         for name, array in arrays.items()

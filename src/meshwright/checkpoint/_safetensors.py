@@ -22,7 +22,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
+METADATA = "__metadata__"
+"""The entry of the header that is no array: text by name."""
 _ALIGNMENT = 8
 
 DTYPES = {
@@ -81,6 +83,6 @@ def _header(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
         dtype = DTYPES[array.dtype.name]
         entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [start, end]}
         start = end
-    text = json.dumps({"__metadata__": dict(metadata), **entries}, separators=(",", ":")).encode()
+    text = json.dumps({METADATA: dict(metadata), **entries}, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
-    return _LENGTH.pack(len(text)) + text
+    return LENGTH.pack(len(text)) + text

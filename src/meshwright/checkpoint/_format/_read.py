@@ -16,6 +16,7 @@ from meshwright.checkpoint._format._memory import empty
 from meshwright.checkpoint._format._parts import Bounds, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_bytes import ObjectBytes
+from meshwright.checkpoint._object_file import parts_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import DamagedError
 
@@ -44,6 +45,11 @@ class NativeSource:
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
         return str(self._path)
+
+    @property
+    def format(self) -> str:
+        """Return what people call the format."""
+        return "Meshwright"
 
     @property
     def manifest(self) -> Manifest:
@@ -135,7 +141,7 @@ class NativeSource:
         expected = self._manifest.files[place.file]
         path = self._path / expected.name
         if isinstance(path, ObjectPath):
-            return ObjectBytes(path, expected.nbytes)
+            return ObjectBytes(parts_of(path, expected.nbytes))
         if not path.exists():
             raise self._damaged(name, place, "the file is missing")
         if (found := path.stat().st_size) != expected.nbytes:
