@@ -11,6 +11,7 @@ from meshwright.checkpoint._directory import step_name
 from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, stack
+from meshwright.checkpoint._load import load, load_lazily
 from meshwright.checkpoint._match import Assign, assigned
 from meshwright.checkpoint._patterns import first_matches
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
@@ -30,6 +31,7 @@ from meshwright.checkpoint._retention import (
 from meshwright.checkpoint._source import Opened, Source, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
 from meshwright.checkpoint._verify import Report, verify, verify_all
+from meshwright.checkpoint.readers._t5x import open_t5x
 
 __all__ = [
     "HOST_NBYTES",
@@ -60,10 +62,13 @@ __all__ = [
     "first_matches",
     "is_pinned",
     "last",
+    "load",
+    "load_lazily",
     "metrics_of",
     "multiples",
     "open_best",
     "open_source",
+    "open_t5x",
     "pin",
     "restore",
     "restore_lazily",

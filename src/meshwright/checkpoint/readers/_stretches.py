@@ -7,6 +7,7 @@ dimension; parts that have the same rows, as devices that split other dimensions
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,14 @@ def read_at(path: Directory, offset: int, nbytes: int) -> bytes:
     return content
 
 
+def beginning(path: Directory, nbytes: int) -> bytes:
+    """Return the first bytes of a file, all where it has fewer, and none where there is no file."""
+    try:
+        return read_at(path, 0, nbytes)
+    except DamagedError:
+        return path.read_bytes() if path.is_file() else b""
+
+
 @dataclass(frozen=True)
 class _Rows:
     """What a `LazyArray` of stretches reads with."""
@@ -82,3 +91,14 @@ class _Rows:
         row_size = math.prod(self.shape[1:])
         values = self.stretch(rows.start * row_size, max(rows.start, rows.stop) * row_size)
         return values.reshape(len(rows), *self.shape[1:])
+
+
+def in_memory(value: Any) -> LazyArray:
+    """Return an array, or a number, that is there already."""
+    array = np.asarray(value)
+    return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
+
+
+def viewed(array: LazyArray, dtype: np.dtype) -> LazyArray:
+    """Return an array whose bits are those of another dtype of the same size."""
+    return LazyArray(array.shape, dtype, lambda index: array.read(index).view(dtype))

@@ -45,11 +45,17 @@ class Zarr2:
           KeyError, TypeError, ValueError: it is no such thing.
         """
         if metadata.get("filters") or metadata.get("order", "C") != "C":
-            raise CheckpointError("zarr arrays with filters, or in column-major order, are not read")
+            raise CheckpointError("zarr arrays with filters, or in column-major order, are not read.")
+        shape, chunks = tuple(map(int, metadata["shape"])), tuple(map(int, metadata["chunks"]))
+        dtype = np.dtype(metadata["dtype"])
+        if len(shape) != len(chunks) or min(chunks, default=1) < 1 or min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape} in chunks of {chunks}")
+        if dtype.hasobject:
+            raise ValueError(f"dtype {dtype}")
         return cls(
-            tuple(map(int, metadata["shape"])),
-            tuple(map(int, metadata["chunks"])),
-            np.dtype(metadata["dtype"]),
+            shape,
+            chunks,
+            dtype,
             metadata.get("compressor"),
             metadata.get("dimension_separator", "."),
             metadata.get("fill_value"),
