@@ -31,7 +31,7 @@ from meshwright.checkpoint._retention import (
 from meshwright.checkpoint._source import Opened, Source, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
 from meshwright.checkpoint._verify import Report, verify, verify_all
-from meshwright.checkpoint.readers._t5x import open_t5x
+from meshwright.checkpoint.readers import open_t5x
 
 __all__ = [
     "HOST_NBYTES",

@@ -53,8 +53,8 @@ def open_t5x(path: str | Directory, like: tree.PyTree = None) -> Foreign:
     """Open a checkpoint, or the newest in a directory of them.
 
     Args:
-      like: a tree that is named as the checkpoint's, of arrays or structs, for the shapes and dtypes of arrays
-        that have neither a `.zarray` nor a spec, as some of the first that Orbax wrote.
+      like: a tree that is named as the checkpoint's, of arrays or structs, for the shapes and dtypes of
+        arrays that have neither a `.zarray` nor a spec, as some of the first that Orbax wrote.
 
     Raises:
       CheckpointError: there is no complete one; it is of another version; or what is known of its arrays does
