@@ -208,7 +208,7 @@ def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
     whole = file.read_bytes()
     for end in range(20, len(whole)):
         file.write_bytes(whole[:end])
-        with pytest.raises(DamagedError, match="is not msgpack as Flax writes it"):
+        with pytest.raises(DamagedError, match="it is not msgpack as Flax writes it"):
             mw.open_source(file)
 
 
