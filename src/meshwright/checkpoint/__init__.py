@@ -9,6 +9,7 @@ from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
 from meshwright.checkpoint._directory import step_name
 from meshwright.checkpoint._export import export_safetensors
+from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, stack
 from meshwright.checkpoint._load import load, load_lazily
@@ -59,6 +60,7 @@ __all__ = [
     "diff",
     "everything",
     "export_safetensors",
+    "export_t5x",
     "first_matches",
     "is_pinned",
     "last",
@@ -76,6 +78,7 @@ __all__ = [
     "stack",
     "step_name",
     "subtree",
+    "t5x_names",
     "unpin",
     "verify",
     "verify_all",

@@ -38,7 +38,7 @@ _STEP = re.compile(r"checkpoint_(\d+)")
 _SPEC = {"driver", "kvstore", "metadata"}
 _PLACEHOLDER = "PLACEHOLDER://"
 _KEYS = tuple(bytes([0xA0 + len(key)]) + key for key in (b"version", b"optimizer", b"_optimizer"))
-_BEGINNING_NBYTES = 4096
+_BEGINNING_NBYTES = 16
 _NUM_THREADS = 16
 
 
@@ -75,9 +75,8 @@ READER = Reader(NAME, recognises, open_t5x)
 
 
 def _is_tree(file: Directory) -> bool:
-    """Say whether a file begins as T5X's tree, whichever key comes first, or as one of Orbax."""
-    content = head(file, _BEGINNING_NBYTES)
-    return content[1:].startswith(_KEYS) or _PLACEHOLDER.encode() in content
+    """Say whether a file begins as T5X's tree, whichever key comes first."""
+    return head(file, _BEGINNING_NBYTES)[1:].startswith(_KEYS)
 
 
 def _steps(place: Directory) -> dict[int, Directory]:
