@@ -9,6 +9,7 @@ from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
 from meshwright.checkpoint._directory import step_name
 from meshwright.checkpoint._export import export_safetensors
+from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, stack
 from meshwright.checkpoint._load import load, load_lazily
@@ -31,7 +32,7 @@ from meshwright.checkpoint._retention import (
 from meshwright.checkpoint._source import Opened, Source, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
 from meshwright.checkpoint._verify import Report, verify, verify_all
-from meshwright.checkpoint.readers._t5x import open_t5x
+from meshwright.checkpoint.readers import open_t5x
 
 __all__ = [
     "HOST_NBYTES",
@@ -59,6 +60,7 @@ __all__ = [
     "diff",
     "everything",
     "export_safetensors",
+    "export_t5x",
     "first_matches",
     "is_pinned",
     "last",
@@ -76,6 +78,7 @@ __all__ = [
     "stack",
     "step_name",
     "subtree",
+    "t5x_names",
     "unpin",
     "verify",
     "verify_all",

@@ -73,6 +73,11 @@ class LazyArray:
             self, dtype=wanted, read=lambda index: self.read(index).astype(wanted, copy=False)
         )
 
+    def view(self, dtype: DTypeLike) -> Self:
+        """Return the array with its bits taken for another dtype of the same size, lazily."""
+        wanted = np.dtype(dtype)
+        return dataclasses.replace(self, dtype=wanted, read=lambda index: self.read(index).view(wanted))
+
     def __getitem__(self, index: Any) -> Self:
         """Return a part, lazily. `index` holds integers and slices of step 1.
 
@@ -101,6 +106,12 @@ class LazyArray:
         if len(index) > self.ndim:
             raise UsageError(f"{len(index)} indices are too many for an array of shape {self.shape}.")
         return index + (slice(None),) * (self.ndim - len(index))
+
+
+def in_memory(array: Any) -> LazyArray:
+    """Return an array that is there already, or a number, like one that is not."""
+    array = array if hasattr(array, "dtype") else np.asarray(array)
+    return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
 
 
 def stack(arrays: Sequence[LazyArray]) -> LazyArray:

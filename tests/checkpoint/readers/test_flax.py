@@ -49,7 +49,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path):
     write(tmp_path / "x.msgpack", {"w": np.zeros(100)})
     content = (tmp_path / "x.msgpack").read_bytes()
     (tmp_path / "x.msgpack").write_bytes(content[:-8])
-    with pytest.raises(DamagedError, match=r"x\.msgpack is not msgpack as Flax writes it"):
+    with pytest.raises(DamagedError, match=r"x\.msgpack is damaged: it is not msgpack as Flax writes it"):
         open_source(tmp_path)
 
 

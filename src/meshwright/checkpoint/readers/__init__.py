@@ -5,7 +5,7 @@ seen from a few names or bytes, and how it is opened, which reads no array. A ne
 and a word in the tuple below.
 """
 
-from meshwright.checkpoint.readers import _flax, _npz, _orbax, _safetensors, _seqax, _t5x
+from meshwright.checkpoint.readers import _flax, _npz, _orbax, _safetensors, _seqax, _t5, _t5x
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._t5x import open_t5x
 
@@ -13,6 +13,7 @@ READERS: tuple[Reader, ...] = (
     _seqax.READER,
     _orbax.READER,
     _t5x.READER,
+    _t5.READER,
     # These are asked last, as such a file may lie beside another system's checkpoint.
     _safetensors.READER,
     _flax.READER,

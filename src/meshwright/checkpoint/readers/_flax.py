@@ -11,13 +11,12 @@ import json
 from typing import Any
 
 from meshwright import tree
-from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._lazy import LazyArray, in_memory
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint.readers._file import head
 from meshwright.checkpoint.readers._flax_msgpack import read_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import step_of, steps_in
-from meshwright.checkpoint.readers._stretches import in_memory
 from meshwright.errors import DamagedError
 
 _INDEX = "*.msgpack.index.json"

@@ -12,19 +12,18 @@ An array of more than 2^30 bytes is a map of its stretches, each an array of one
 Source: github.com/msgpack/msgpack/blob/master/spec.md; `serialization.py` of github.com/google/flax.
 """
 
-import io
-import itertools
 import math
 import struct
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._object_path import Directory, ObjectPath
-from meshwright.checkpoint.readers._stretches import from_stretches, in_file
-from meshwright.errors import DamagedError
+from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint.readers._file import File
+from meshwright.checkpoint.readers._raw import raw_array
+from meshwright.checkpoint.readers._stretches import joined
 
 _CHUNKED = "__msgpack_chunked_array__"
 _NUMBERS = {
@@ -53,32 +52,28 @@ _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 def read_tree(path: Directory) -> Any:
     """Return what a file holds: dictionaries, lists, numbers, texts, None, and `LazyArray`s.
 
-    Of a local file only what lies between the arrays is read.
+    Only what lies between the arrays is read.
 
     Raises:
-      DamagedError: it is not msgpack as Flax writes it, or ends before its end.
-      FileNotFoundError: there is none.
+      DamagedError: The file is missing, is not msgpack as Flax writes it, or ends before its end.
     """
-    content = io.BytesIO(path.read_bytes()) if isinstance(path, ObjectPath) else path.open("rb")
-    with content as file:
-        try:
-            return _Reader(path, file).whole()
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error) as error:
-            raise DamagedError(f"{path} is not msgpack as Flax writes it: {error}.") from None
+    file = File(path)
+    try:
+        return _Reader(file).whole()
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error) as error:
+        raise file.damaged(f"it is not msgpack as Flax writes it: {error}") from None
 
 
 class _Reader:
     """Takes one value after the other from a file."""
 
-    def __init__(self, path: Directory, file: BinaryIO):
-        self._path, self._file = path, file
-        self._end = file.seek(0, io.SEEK_END)
-        file.seek(0)
+    def __init__(self, file: File):
+        self._file, self._position = file, 0
 
     def whole(self) -> Any:
         value = self._value()
-        if self._file.tell() != self._end:
-            raise ValueError(f"{self._end - self._file.tell()} bytes follow its end")
+        if self._position != self._file.nbytes:
+            raise ValueError(f"{self._file.nbytes - self._position} bytes follow its end")
         return value
 
     def _value(self) -> Any:
@@ -109,7 +104,7 @@ class _Reader:
             return self._map(self._length(_MAPS[kind]))
         if kind in _EXTS or kind in _FIXED_EXTS:
             return self._ext(_FIXED_EXTS.get(kind) or self._length(_EXTS[kind]))
-        raise ValueError(f"byte {self._file.tell() - 1} is {kind:#x}, which begins no value")
+        raise ValueError(f"byte {self._position - 1} is {kind:#x}, which begins no value")
 
     def _map(self, length: int) -> Any:
         # Not at once, as a damaged length may be larger than memory.
@@ -122,10 +117,10 @@ class _Reader:
     def _ext(self, length: int) -> Any:
         code = self._take(1)[0]
         if code in (_ARRAY, _SCALAR):
-            end = self._file.tell() + length
+            end = self._position + length
             array = self._array()
-            if self._file.tell() != end:
-                raise ValueError(f"an array's data ends at byte {self._file.tell()}, not {end}")
+            if self._position != end:
+                raise ValueError(f"an array's data ends at byte {self._position}, not {end}")
             return array
         if code == _COMPLEX:
             real, imaginary = self._value()
@@ -140,7 +135,7 @@ class _Reader:
         nbytes = self._length(_BYTES[self._take(1)[0]])
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != nbytes or min(shape, default=0) < 0:
             raise ValueError(f"an array of {dtype}{list(shape)} has {nbytes} bytes")
-        return in_file(self._path, self._skip(nbytes), shape, dtype)
+        return raw_array(self._file, self._skip(nbytes), shape, dtype)
 
     def _length(self, nbytes: int) -> int:
         return self._number(_LENGTHS[nbytes])
@@ -150,33 +145,17 @@ class _Reader:
 
     def _take(self, nbytes: int) -> bytes:
         start = self._skip(nbytes)
-        self._file.seek(start)
-        return self._file.read(nbytes)
+        return self._file[start : start + nbytes].tobytes()
 
     def _skip(self, nbytes: int) -> int:
         """Move on by so many bytes, and return where they begin."""
-        start = self._file.tell()
-        if start + nbytes > self._end:
-            raise ValueError(f"it ends at byte {self._end}, where at least {start + nbytes} were written")
-        self._file.seek(start + nbytes)
+        start, self._position = self._position, self._position + nbytes
+        if self._position > self._file.nbytes:
+            raise ValueError(f"it ends at byte {self._file.nbytes}, and should go on to {self._position}")
         return start
 
 
 def _joined(parts: Mapping[str, Any]) -> LazyArray:
     """Return the array that was cut into stretches because it is large."""
     shape = tuple(parts["shape"][str(dim)] for dim in range(len(parts["shape"])))
-    chunks = [parts["chunks"][str(number)] for number in range(len(parts["chunks"]))]
-    sizes = [math.prod(chunk.shape) for chunk in chunks]
-    if sum(sizes) != math.prod(shape) or len({chunk.dtype for chunk in chunks}) != 1:
-        raise ValueError(f"an array of shape {list(shape)} is cut into chunks of {sizes} values")
-    starts = list(itertools.accumulate(sizes, initial=0))
-
-    def stretch(first: int, last: int) -> np.ndarray:
-        within = [
-            chunk.read((slice(max(first - start, 0), max(last - start, 0)),))
-            for chunk, start in zip(chunks, starts[:-1], strict=True)
-            if start < last and start + chunk.shape[0] > first
-        ]
-        return np.concatenate([chunks[0].read((slice(0, 0),)), *within])
-
-    return from_stretches(shape, chunks[0].dtype, stretch)
+    return joined(shape, [parts["chunks"][str(number)] for number in range(len(parts["chunks"]))])

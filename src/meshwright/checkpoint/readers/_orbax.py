@@ -23,14 +23,13 @@ from typing import Any
 
 from meshwright import tree
 from meshwright.checkpoint import _kvstore
-from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._lazy import LazyArray, in_memory
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint.readers import _t5x
 from meshwright.checkpoint.readers._file import head
 from meshwright.checkpoint.readers._flax_msgpack import read_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
-from meshwright.checkpoint.readers._stretches import in_memory
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 

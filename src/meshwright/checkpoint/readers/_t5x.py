@@ -23,11 +23,11 @@ import numpy as np
 from jax import ShapeDtypeStruct
 
 from meshwright import tree
-from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._lazy import LazyArray, in_memory
 from meshwright.checkpoint._object_path import Directory, location
+from meshwright.checkpoint.readers._file import head
 from meshwright.checkpoint.readers._flax_msgpack import read_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._stretches import beginning, in_memory, viewed
 from meshwright.checkpoint.readers._zarr2 import ZARRAY, Zarr2, zarr_array
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -38,7 +38,7 @@ _STEP = re.compile(r"checkpoint_(\d+)")
 _SPEC = {"driver", "kvstore", "metadata"}
 _PLACEHOLDER = "PLACEHOLDER://"
 _KEYS = tuple(bytes([0xA0 + len(key)]) + key for key in (b"version", b"optimizer", b"_optimizer"))
-_BEGINNING_NBYTES = 4096
+_BEGINNING_NBYTES = 16
 _NUM_THREADS = 16
 
 
@@ -53,8 +53,8 @@ def open_t5x(path: str | Directory, like: tree.PyTree = None) -> Foreign:
     """Open a checkpoint, or the newest in a directory of them.
 
     Args:
-      like: a tree that is named as the checkpoint's, of arrays or structs, for the shapes and dtypes of arrays
-        that have neither a `.zarray` nor a spec, as some of the first that Orbax wrote.
+      like: a tree that is named as the checkpoint's, of arrays or structs, for the shapes and dtypes of
+        arrays that have neither a `.zarray` nor a spec, as some of the first that Orbax wrote.
 
     Raises:
       CheckpointError: there is no complete one; it is of another version; or what is known of its arrays does
@@ -75,9 +75,8 @@ READER = Reader(NAME, recognises, open_t5x)
 
 
 def _is_tree(file: Directory) -> bool:
-    """Say whether a file begins as T5X's tree, whichever key comes first, or as one of Orbax."""
-    content = beginning(file, _BEGINNING_NBYTES)
-    return content[1:].startswith(_KEYS) or _PLACEHOLDER.encode() in content
+    """Say whether a file begins as T5X's tree, whichever key comes first."""
+    return head(file, _BEGINNING_NBYTES)[1:].startswith(_KEYS)
 
 
 def _steps(place: Directory) -> dict[int, Directory]:
@@ -234,7 +233,7 @@ def _array(folder: Directory, name: str, zarr: Zarr2, version: int | None) -> La
     if array.dtype != np.uint16:
         return array
     if version == 2:  # which had no other way to store bfloat16
-        return viewed(array, np.dtype("bfloat16"))
+        return array.view("bfloat16")
     raise CheckpointError("uint16, which T5X does not write: it may be bfloat16 that was copied bit by bit.")
 
 

@@ -115,9 +115,7 @@ class _Chunks:
         return np.full(self.zarr.chunks, self.zarr.fill_value, self.zarr.dtype)
 
 
-def _shares(
-    bounds: Sequence[range], chunks: Sequence[int]
-) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
+def _shares(bounds: Sequence[range], chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
     """Yield the chunks that have some of a part: which, where in the part that is, and where in the chunk."""
     for place in itertools.product(*map(_numbers, bounds, chunks)):
         into, within = [], []
@@ -178,7 +176,7 @@ def _by_tensorstore(content: bytes, zarr: Zarr2) -> bytes:
         import tensorstore
     except ImportError:
         raise UsageError(
-            f"zarr chunks that {zarr.compressor} compressed need TensorStore: pip install 'meshwright[remote]'."
+            f"chunks compressed by {zarr.compressor} need TensorStore: pip install 'meshwright[remote]'."
         ) from None
     shape = [math.prod(zarr.chunks) * zarr.dtype.itemsize]
     metadata = {"shape": shape, "chunks": shape, "dtype": "|u1", "compressor": zarr.compressor}

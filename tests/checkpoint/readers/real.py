@@ -10,7 +10,7 @@ import pytest
 from meshwright import tree
 from meshwright.checkpoint import restore
 
-FIXTURES = Path(__file__).parents[3] / "shared/fixtures"
+FIXTURES = Path(__file__).parents[4] / "shared/fixtures"
 
 needs_fixtures = pytest.mark.skipif(
     not FIXTURES.is_dir(), reason=f"the real checkpoints are not there: {FIXTURES}"

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import meshwright as mw
-from checkpoint import t5x
-from checkpoint.real import FIXTURES, assert_same, expected, needs_fixtures, restored
+from checkpoint.readers import t5x
+from checkpoint.readers.real import FIXTURES, assert_same, expected, needs_fixtures, restored
 from meshwright import tree
 from meshwright.checkpoint import cast, load, load_lazily, open_t5x
 from meshwright.errors import CheckpointError, DamagedError
@@ -167,7 +167,7 @@ def test_the_newest_complete_checkpoint_is_taken(written):
 def test_a_save_that_did_not_come_to_its_end_is_no_checkpoint(written):
     directory = written()
     directory.rename(directory.with_name("checkpoint_5.tmp-1654000000"))
-    with pytest.raises(CheckpointError, match="only checkpoint_5.tmp-1654000000: a save that did not come"):
+    with pytest.raises(CheckpointError, match=r"only checkpoint_5\.tmp-1654000000: a save that did not come"):
         mw.open_source(directory.parent)
 
 
@@ -208,7 +208,7 @@ def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
     whole = file.read_bytes()
     for end in range(20, len(whole)):
         file.write_bytes(whole[:end])
-        with pytest.raises(DamagedError, match="is not msgpack as Flax writes it"):
+        with pytest.raises(DamagedError, match="it is not msgpack as Flax writes it"):
             mw.open_source(file)
 
 
