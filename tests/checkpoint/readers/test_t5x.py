@@ -206,7 +206,7 @@ def test_a_chunk_that_was_cut_off_is_refused(compressor, cut, written):
 def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
     file = written(in_tree=ARRAYS) / "checkpoint"
     whole = file.read_bytes()
-    for end in range(20, len(whole)):
+    for end in range(20, len(whole), 11):
         file.write_bytes(whole[:end])
         with pytest.raises(DamagedError, match="it is not msgpack as Flax writes it"):
             mw.open_source(file)
@@ -215,7 +215,7 @@ def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
 def test_a_tree_with_a_wrong_byte_is_refused_or_read_but_breaks_nothing(written):
     file = written() / "checkpoint"
     whole = file.read_bytes()
-    for place in range(20, len(whole)):
+    for place in range(20, len(whole), 7):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         try:
             restored(mw.open_source(file))

@@ -1,7 +1,9 @@
 """A file of another system, local or in an object store, of which parts are read."""
 
+import io
 import os
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +43,10 @@ class File:
             return self._bytes[part]
         return self._pread(self._bytes, part)
 
+    def stream(self) -> io.RawIOBase:
+        """Return it as a file that can be read and sought in, for one thread."""
+        return _Stream(self)
+
     def damaged(self, how: str) -> DamagedError:
         """Return the error that says what is wrong with the file."""
         return DamagedError(f"{self.path} is damaged: {how}. Copy it again.")
@@ -54,6 +60,28 @@ class File:
                 raise self.damaged("it became shorter while it was read")
             done += count
         return room
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, file: File):
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.nbytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, room: Any, /) -> int:
+        content = self._file[self._at : max(self._at, min(self._at + len(room), self._file.nbytes))]
+        room[: len(content)] = content.data
+        self._at += len(content)
+        return len(content)
 
 
 def head(path: Directory, nbytes: int) -> bytes:

@@ -3,11 +3,11 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from meshwright.checkpoint._lazy import Index, LazyArray
-from meshwright.checkpoint.readers._file import File
 
 _GAP = 1 << 15
 """Bytes between two pieces that are wanted, up to which both are read as one: a request costs more."""
@@ -15,7 +15,15 @@ _PIECE = 16 << 20
 """Bytes that are read at a time, of which not all are wanted."""
 
 
-def raw_array(file: File, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> LazyArray:
+class Bytes(Protocol):
+    """Bytes that are sliced, with both ends: those of a file, say."""
+
+    def __getitem__(self, part: slice, /) -> np.ndarray:
+        """Return them in memory of their own."""
+        ...
+
+
+def raw_array(file: Bytes, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> LazyArray:
     """Return the array that begins at byte `offset` of `file`.
 
     Of a part no more is read than its own bytes and the short gaps between them.

@@ -26,7 +26,7 @@ from meshwright.errors import CheckpointError, DamagedError
 _ALL, _LAST = "ckpts", "last_ckpt.txt"
 _PARAMS, _OPT_STATE, _SHAPES, _INFO = "params", "opt_state", "params_shape.pkl", "info.json"
 _SAVED = "_CHECKPOINT_METADATA"
-_SAVE_AGAIN = "Take another checkpoint."
+_OTHERWISE = "Take another checkpoint."
 
 
 def _recognises(place: Directory) -> bool:
@@ -46,11 +46,10 @@ def _directory(place: Directory) -> Directory | None:
 
 def _is_checkpoint(place: Directory) -> bool:
     """Say whether a directory holds a checkpoint, or what became of one."""
-    if (place / _SHAPES).is_file():
-        return True
-    is_among_others = place.parent.name == _ALL or (place.parent / _LAST).is_file()
+    has_shapes, has_info = (place / _SHAPES).is_file(), (place / _INFO).is_file()
     has_trees = (place / _PARAMS).is_dir() or (place / _OPT_STATE).is_dir()
-    return has_trees and (is_among_others or (place / _INFO).is_file())
+    is_among_others = place.parent.name == _ALL or (place.parent / _LAST).is_file()
+    return (has_shapes and has_info) or (has_trees and (has_shapes or has_info or is_among_others))
 
 
 def _open(place: Directory) -> Foreign:
@@ -75,13 +74,13 @@ def _check_whole(directory: Directory) -> None:
     has_params, has_info = (directory / _PARAMS).is_dir(), (directory / _INFO).is_file()
     if lacking := [name for name, has in ((_PARAMS, has_params), (_INFO, has_info)) if not has]:
         raise CheckpointError(
-            f"{directory} has no {' and no '.join(lacking)}: redco was killed while it saved. {_SAVE_AGAIN}"
+            f"{directory} has no {' and no '.join(lacking)}: redco was killed while it saved. {_OTHERWISE}"
         )
     params, opt_state = _begun(directory / _PARAMS), _begun(directory / _OPT_STATE)
     if params is not None and opt_state is not None and params > opt_state:
         raise CheckpointError(
-            f"{directory} has {_PARAMS} of a later save than {_OPT_STATE}: redco was killed between the two, or "
-            f"saved the second time without the optimizer's state. {_SAVE_AGAIN} If it was the latter, take "
+            f"{directory} has {_PARAMS} of a later save than {_OPT_STATE}: redco was killed between the two, "
+            f"or saved again without the optimizer's state. {_OTHERWISE} If it was the latter, take "
             f"{_OPT_STATE} away."
         )
 
