@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -167,9 +168,22 @@ def test_split_over_a_mesh_it_computes_the_same(name, mesh):
     placed = jax.device_put(params, layout.shardings(params))
     tokens = jax.device_put(TOKENS, layout.batch_sharding)
     assert placed["layers"]["q"].sharding.spec == jax.P(None, "fsdp", "tensor")
-    np.testing.assert_allclose(
-        logits_of(cfg)(placed, tokens), logits_of(cfg)(params, TOKENS), rtol=1e-4, atol=1e-4
-    )
+    with jax.set_mesh(mesh):
+        found = jax.jit(functools.partial(decoder.logits, cfg))(placed, tokens)
+    np.testing.assert_allclose(found, logits_of(cfg)(params, TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_devices_exchange_weights_and_no_activations():
+    cfg, length = dataclasses.replace(PLAIN, vocabulary=32), 23
+    layout = mw.Layout(mw.make_mesh("fsdp=8"), decoder.RULES)
+    params = layout.place(jax.eval_shape(functools.partial(decoder.init, cfg), jax.random.key(0)))
+    batch = {"tokens": jax.ShapeDtypeStruct((16, length + 1), np.int32, sharding=layout.batch_sharding)}
+    with jax.set_mesh(layout.mesh):
+        gradient = jax.jit(jax.grad(lambda params, batch: decoder.loss(cfg, params, batch).value))
+        text = gradient.lower(params, batch).compile().as_text()
+    exchanged = re.findall(r"= (.*?) (?:all-\w+|reduce-scatter|collective-permute)\(", text)
+    assert any("f32[16,24]" in shapes for shapes in exchanged)  # a layer's gate, gathered
+    assert not [shapes for shapes in exchanged if re.search(rf"f32\[.*\b{length}\b", shapes)]
 
 
 PUBLISHED = {

@@ -18,10 +18,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec as P
 
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
-from meshwright.sharding import match
+from meshwright.sharding import BATCH_AXES, match
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -131,7 +132,7 @@ def losses(
 
     @jax.checkpoint
     def at_one_time(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x_BD, follows_B = inputs
+        x_BD, follows_B = map(split_by_example, inputs)
         return optax.softmax_cross_entropy_with_integer_labels(scores(cfg, params, x_BD), follows_B)
 
     return jax.lax.map(at_one_time, (x_BTD.swapaxes(0, 1), tokens_BT[:, 1:].T), batch_size=256).T
@@ -155,13 +156,25 @@ def features(
 
     def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
         layer, frequencies_H, window = inputs
-        return block(cfg, layer, x_BTD, frequencies_H, visible(cfg, x_BTD, window, segments_BT)), None
+        x_BTD = block(cfg, layer, x_BTD, frequencies_H, visible(cfg, x_BTD, window, segments_BT))
+        return split_by_example(x_BTD), None
 
     # A scan shares nothing between its turns, so that what is computed twice need not be kept apart.
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
     x_BTD = params["embedding"][tokens_BT] * jnp.asarray(cfg.embedding_scale, params["embedding"].dtype)
-    x_BTD, _ = jax.lax.scan(one, x_BTD, (params["layers"], cfg.layer_frequencies(), cfg.layer_windows()))
+    layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
+    x_BTD, _ = jax.lax.scan(one, split_by_example(x_BTD), layers)
     return rms_norm(cfg, x_BTD, params["norm"])
+
+
+def split_by_example(x: jax.Array) -> jax.Array:
+    """Keep the examples [B, ...] split over the mesh, if there is one, and all else of them whole.
+
+    Left to itself, XLA splits the features as the weights are, and adds up activations over all devices
+    where it could gather a layer's weights: many times the bytes, and each device holds the whole batch.
+    """
+    axes = tuple(axis for axis in BATCH_AXES if axis in jax.sharding.get_abstract_mesh().axis_names)
+    return jax.lax.with_sharding_constraint(x, P(axes)) if axes else x
 
 
 def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:
