@@ -1,5 +1,6 @@
 """What a run's time and memory go to."""
 
+from meshwright.profiling._collectives import Collective, collectives
 from meshwright.profiling._flops import Flops, Product, count_flops, flops
 from meshwright.profiling._hlo import save_hlo
 from meshwright.profiling._measure import collective_of, summarize
@@ -10,6 +11,7 @@ from meshwright.profiling._utilisation import utilisation, utilisation_on, with_
 from meshwright.profiling._xplane import find_profiles
 
 __all__ = [
+    "Collective",
     "DeviceTimes",
     "Flops",
     "OpTimes",
@@ -18,6 +20,7 @@ __all__ = [
     "Summary",
     "Trace",
     "collective_of",
+    "collectives",
     "count_flops",
     "find_profiles",
     "flops",
