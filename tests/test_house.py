@@ -19,7 +19,7 @@ FLOORS = [
     {"train", "profiling"},
     {"adapters", "models", "predict"},
     {"experiment", "deployer", "functions"},
-    {"predictor"},
+    {"predictor", "plan"},
     {"trainer"},
     {"demo"},
     {"cli"},
