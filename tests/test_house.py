@@ -17,7 +17,7 @@ FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},
     {"train", "profiling"},
-    {"adapters", "models", "predict"},
+    {"adapters", "models", "plan", "predict"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},
