@@ -1,19 +1,18 @@
-"""The texts under hlo/ are of real compilers, by make.py there; what they exchange is known by arithmetic."""
-
-import lzma
-import re
 from collections import Counter
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import UsageError
 from meshwright.profiling import collectives
+from profiling.stored_hlo import stored
 
 
 def program(*lines, num_partitions=8):
@@ -25,13 +24,6 @@ def program(*lines, num_partitions=8):
     return (
         f"HloModule m, num_partitions={num_partitions}\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"
     )
-
-
-def stored(platform, shape):
-    """The program of a platform for a mesh, and the mesh, on virtual devices."""
-    name = re.sub(r"\W", "_", shape)
-    file = Path(__file__).parent / f"hlo/{platform}_{name}.hlo.txt.xz"
-    return lzma.decompress(file.read_bytes()).decode(), mw.make_mesh(shape)
 
 
 def exchanged(hlo, mesh, **where):
@@ -197,3 +189,54 @@ def test_a_ring_of_permutations_is_along_its_axis(mesh):
     (found,) = collectives(on_devices(shift, mesh, (8, 8), "fsdp"), mesh)
     assert (found.kind, found.axes, found.group_size) == ("collective-permute", ("fsdp",), 2)
     assert found.nbytes == found.sent_nbytes == 4 * 8 * 4
+
+
+SHAPES = st.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2), (1, 8), (2, 1, 4)])
+
+
+def written(numbers):
+    return ",".join(map(str, numbers))
+
+
+def same_groups(groups, text):
+    """Whether devices written as `text` take part together as in these groups, seen on several meshes."""
+    listed = "{" + ",".join("{" + written(group) + "}" for group in groups) + "}"
+    programs = [program(f"%x = f32[8]{{0}} all-reduce(%p), replica_groups={each}") for each in (listed, text)]
+    meshes = [mw.make_mesh(shape) for shape in ("a=8", "a=2,b=4", "a=4,b=2", "a=2,b=2,c=2")]
+    one, other = (
+        [collectives(hlo, mesh, devices_per_host=n) for mesh in meshes for n in (1, 2, 4)] for hlo in programs
+    )
+    return one == other
+
+
+@given(shape=SHAPES, size=st.sampled_from([2, 4, 8]), data=st.data())
+def test_counted_groups_are_those_that_numpy_makes(shape, size, data):
+    order = data.draw(st.permutations(range(len(shape))))
+    groups = np.arange(8).reshape(shape).transpose(order).reshape(-1, size)
+    transposed = "" if order == sorted(order) else f"T({written(order)})"
+    assert same_groups(groups, f"[{8 // size},{size}]<=[{written(shape)}]{transposed}")
+
+
+@given(shape=SHAPES, order=st.none() | st.permutations(range(8)), data=st.data())
+def test_groups_along_axes_are_those_that_numpy_makes(shape, order, data):
+    dims = data.draw(st.sets(st.sampled_from(range(len(shape))), min_size=1))
+    devices = np.arange(8) if order is None else np.array(order)
+    groups = np.moveaxis(devices.reshape(shape), sorted(dims), range(-len(dims), 0))
+    sizes = ",".join(f"'axis_{dim}'={size}" for dim, size in enumerate(shape))
+    ids = "" if order is None else f", device_ids=({written(order)})"
+    axes = ",".join(f"'axis_{dim}'" for dim in dims)
+    size = np.prod([shape[dim] for dim in dims])
+    assert same_groups(groups.reshape(-1, size), f"mesh[{sizes}]{ids} {{{axes}}}, dimensions={{0}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("mesh['a'=8] {'a':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['a'=8] {'a':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("mesh['a'=2,'b'=4] {'a','b':(2)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+    ],
+)
+def test_groups_along_axes_of_reordered_devices_and_along_parts_of_axes(text, groups):
+    assert same_groups(groups, text)

@@ -3,6 +3,7 @@
 from meshwright.profiling._collectives import Collective, collectives
 from meshwright.profiling._flops import Flops, Product, count_flops, flops
 from meshwright.profiling._hlo import save_hlo
+from meshwright.profiling._kernels import Kernel, kernels, memory_traffic
 from meshwright.profiling._measure import collective_of, summarize
 from meshwright.profiling._peaks import peak_flops
 from meshwright.profiling._summary import DeviceTimes, OpTimes, StepTimes, Summary
@@ -14,6 +15,7 @@ __all__ = [
     "Collective",
     "DeviceTimes",
     "Flops",
+    "Kernel",
     "OpTimes",
     "Product",
     "StepTimes",
@@ -24,6 +26,8 @@ __all__ = [
     "count_flops",
     "find_profiles",
     "flops",
+    "kernels",
+    "memory_traffic",
     "peak_flops",
     "save_hlo",
     "summarize",

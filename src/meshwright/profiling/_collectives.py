@@ -89,7 +89,7 @@ def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) ->
         )
     hosts = _hosts(mesh, devices_per_host)
     found = [
-        _collective(each, mesh, hosts) for run in executions(program) for each in _exchanging(program, run)
+        _collective(each, mesh, hosts) for run in executions(program) for each in exchanging(program, run)
     ]
     return [each for each in found if each.group_size > 1]
 
@@ -112,7 +112,9 @@ def device_groups(op: Instruction, num_devices: int) -> Groups:
     raise ValueError(f"cannot read the devices of {op.opcode} {op.name}: {written[:300]}")
 
 
-class _Exchange(NamedTuple):
+class Exchange(NamedTuple):
+    """A collective in a program."""
+
     op: Instruction
     within: Computation
     caller: Instruction
@@ -120,30 +122,31 @@ class _Exchange(NamedTuple):
     run: Execution
 
 
-def _exchanging(program: Program, run: Execution) -> Iterator[_Exchange]:
+def exchanging(program: Program, run: Execution) -> Iterator[Exchange]:
+    """Yield the collectives of a computation and of its fusions; one that several share in the first."""
     spread: set[str | None] = {None}
     for op in run.computation.values():
-        if _kind(op):
-            yield _Exchange(op, run.computation, op, run)
-        for inner in filter(_kind, program.fused(op).values()):
+        if kind_of(op):
+            yield Exchange(op, run.computation, op, run)
+        for inner in filter(kind_of, program.fused(op).values()):
             channel = inner.attribute("channel_id")
             if channel not in spread or channel is None:
-                yield _Exchange(inner, program.fused(op), op, run)
+                yield Exchange(inner, program.fused(op), op, run)
             spread.add(channel)
 
 
-def _kind(op: Instruction) -> str | None:
+def kind_of(op: Instruction) -> str | None:
     """Return which kind of collective an instruction is; of a pair of start and done, the first is one."""
     if op.opcode.endswith(("-done", "-update")):
         return None
     return "send" if op.opcode == "send" else collective_of(op.opcode)
 
 
-def _collective(found: _Exchange, mesh: Mesh, hosts: np.ndarray) -> Collective:
+def _collective(found: Exchange, mesh: Mesh, hosts: np.ndarray) -> Collective:
     op, run = found.op, found.run
     groups = device_groups(op, mesh.size)
     size = max(map(len, groups), default=1)
-    kind = _kind(op) or ""
+    kind = kind_of(op) or ""
     if (found.caller.attribute("calls") or "").startswith("all-reduce-scatter"):  # what TPUs make of one
         kind = "reduce-scatter"
     whole = sum(nbytes(found.within[name].type) for name in op.operands) * (
@@ -206,7 +209,8 @@ def _order(text: str) -> np.ndarray:
     if shape is None:
         return np.array(_ints(text))
     sizes = _ints(shape[1])
-    return np.arange(math.prod(sizes)).reshape(sizes).transpose(_ints(shape[2]) if shape[2] else None).ravel()
+    order = _ints(shape[2]) if shape[2] else range(len(sizes))
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(order).ravel()
 
 
 def _along_axes(mesh: str, device_ids: str, axes: str) -> Groups:

@@ -21,6 +21,7 @@ INSTRUCTION = re.compile(
 END_OF_OPERANDS = re.compile(r"\)(?=, [\w-]+=|$)")
 NAME = re.compile(r"%([\w.-]+)")
 ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([^\]]*)\](\{[^}]*\})?")
+SPACE = re.compile(r"S\((\d+)\)")
 NUM_PARTITIONS = re.compile(r"^HloModule .*\bnum_partitions=(\d+)", re.MULTILINE)
 KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
@@ -120,6 +121,20 @@ def arrays(type_: str) -> Iterator[tuple[tuple[int, ...], int, str]]:
 def nbytes(type_: str) -> int:
     """Return the bytes of all arrays in a type."""
     return sum(math.prod(shape) * bits // 8 for shape, bits, _ in arrays(type_))
+
+
+def memory_bytes(type_: str) -> int:
+    """Return the bytes of those arrays in a type that are in the device's memory.
+
+    Not in it are those of memory space 5, which is the host's memory, and on TPUs, whose layouts have tiles,
+    `{1,0:T(8,128)S(1)}`, those of any space but 0: they are on the chip. On GPUs space 1 is for NCCL.
+    """
+    return sum(math.prod(shape) * bits // 8 for shape, bits, layout in arrays(type_) if _is_in_memory(layout))
+
+
+def _is_in_memory(layout: str) -> bool:
+    space = SPACE.search(layout)
+    return space is None or (space[1] != "5" and "T(" not in layout)
 
 
 def _instruction(found: re.Match[str]) -> Instruction:
