@@ -19,6 +19,7 @@ INSTRUCTION = re.compile(
     r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.+?) (?P<opcode>[a-z][\w-]*)\((?P<rest>.*)$"
 )
 END_OF_OPERANDS = re.compile(r"\)(?=, [\w-]+=|$)")
+QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 NAME = re.compile(r"%([\w.-]+)")
 ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([^\]]*)\](\{[^}]*\})?")
 SPACE = re.compile(r"S\((\d+)\)")
@@ -48,6 +49,11 @@ class Instruction(NamedTuple):
         """Which operation of the traced function it comes from; "" where it does not say."""
         found = re.search(r'op_name="(.*?)"', self.attributes)
         return found[1].replace("\\'", "'") if found else ""
+
+    @property
+    def mentions(self) -> list[str]:
+        """Names of operands, of computations, and of what must have run before."""
+        return [*self.operands, *NAME.findall(QUOTED.sub("", self.attributes))]
 
     def attribute(self, name: str) -> str | None:
         """Return an attribute that is a word: the name of a computation, a number."""

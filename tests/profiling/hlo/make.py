@@ -48,8 +48,8 @@ TOPOLOGIES = {
 
 
 def mesh_of(shape, platform):
-    sizes = mw.sharding.mesh_sizes(shape, 8)
     devices = topologies.get_topology_desc(platform=platform, **TOPOLOGIES[platform]).devices
+    sizes = mw.sharding.mesh_sizes(shape, len(devices))
     return Mesh(
         np.array(devices).reshape(*sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
     )
@@ -68,7 +68,7 @@ def scores(params, tokens_BT, batch_axes):
 
 def compiled(shape, platform):
     layout = mw.Layout(mesh_of(shape, platform), transformer.RULES)
-    batch_axes = layout.batch_sharding.spec[0]
+    batch_axes = next(iter(layout.batch_sharding.spec), None)
 
     def loss(params, batch, key):
         scores_BTV = scores(params, batch["tokens"], batch_axes)
