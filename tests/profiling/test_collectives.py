@@ -164,6 +164,70 @@ def test_what_is_gathered_counts_whole_and_what_is_scattered_before(mesh):
     }
 
 
+def loop(*, test="compare(%i, %limit), direction=LT", after="%next = s32[] add(%i, %step)", start="%zero"):
+    """A loop with an exchange in it, in the way that TPUs' programs have them."""
+    return f"""HloModule m, num_partitions=8
+
+%condition (c: (s32[], s32[], f32[8])) -> pred[] {{
+  %c = (s32[], s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %kept = s32[] get-tuple-element(%c), index=1
+  %limit = s32[] constant(6)
+  ROOT %test = pred[] {test}
+}}
+
+%body (b: (s32[], s32[], f32[8])) -> (s32[], s32[], f32[8]) {{
+  %b = (s32[], s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %kept = s32[] get-tuple-element(%b), index=1
+  %x = f32[8] get-tuple-element(%b), index=2
+  %step = s32[] constant(1)
+  {after}
+  %sum = f32[8] all-reduce(%x), replica_groups={{}}, to_apply=%add
+  ROOT %turned = (s32[], s32[], f32[8]) tuple(%next, %kept, %sum)
+}}
+
+ENTRY %main (x: f32[8]) -> (s32[], s32[], f32[8]) {{
+  %x = f32[8] parameter(0)
+  %zero = s32[] constant(0)
+  %two = s32[] constant(2)
+  %start = s32[] copy({start})
+  %carried = (s32[], s32[], f32[8]) tuple(%start, %two, %x)
+  ROOT %while = (s32[], s32[], f32[8]) while(%carried), condition=%condition, body=%body
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "turns"),
+    [
+        ({}, 6),
+        ({"test": "compare(%limit, %i), direction=GT"}, 6),
+        ({"test": "compare(%i, %kept), direction=LT"}, 2),
+        ({"start": "%two"}, 4),
+        ({"after": "%next = s32[] add(%kept, %i)"}, 3),
+        ({"after": "%one = s32[] add(%i, %step)\n  %next = s32[] add(%one, %kept)"}, 2),
+    ],
+)
+def test_turns_are_counted_where_the_compiler_does_not_say(mesh, changes, turns):
+    (found,) = collectives(loop(**changes), mesh)
+    assert (found.times, found.in_open_loop) == (turns, False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"test": "compare(%i, %limit), direction=NE"},
+        {"after": "%next = s32[] add(%i, %i)"},
+        {"after": "%next = s32[] multiply(%i, %step)"},
+        {"after": "%next = s32[] copy(%i)"},
+    ],
+)
+def test_turns_that_are_not_known_are_said_to_be(mesh, changes):
+    (found,) = collectives(loop(**changes), mesh)
+    assert (found.times, found.in_open_loop) == (1, True)
+
+
 def test_a_loop_that_may_end_at_any_turn_counts_once_and_says_so(mesh):
     def halved(x):
         return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)

@@ -20,13 +20,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from meshwright.errors import UsageError
+from meshwright.profiling._executions import Execution, executions
 from meshwright.profiling._measure import collective_of
 from meshwright.profiling._program import (
     Computation,
-    Execution,
     Instruction,
     Program,
-    executions,
     nbytes,
     parse,
 )

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwright.profiling._collectives import exchanging, kind_of
+from meshwright.profiling._executions import Execution, executions
 from meshwright.profiling._hlo_products import hlo_flops
 from meshwright.profiling._program import (
     Computation,
-    Execution,
     Instruction,
     Program,
-    executions,
     memory_bytes,
     parse,
     root_of,
