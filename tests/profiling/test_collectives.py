@@ -128,6 +128,36 @@ def test_an_exchange_says_whether_it_leaves_the_host_and_where_it_comes_from():
     assert "jvp()/while/dot_general" in {each.source for each in found}
 
 
+def test_what_slices_of_tpus_exchange_through_their_hosts_is_there():
+    """Each of six layers is gathered forward. Backward the compiler has taken the first turn out of the loop."""
+    hlo, mesh = stored("slices", "fsdp=2,data=4")
+    assert exchanged(hlo, mesh, times=6) == {("all-gather", "fsdp"): 6 * LAYER}
+    found = collectives(hlo, mesh, devices_per_host=4)
+    assert {(each.axes, each.crosses_processes) for each in found} == {(("fsdp",), True), (("data",), False)}
+
+
+def over_slices(transfer, target):
+    return program(
+        f"%s = (f32[8]{{0}}, u32[], token[]) send(%p, %token), is_host_transfer=true, frontend_attributes="
+        f'{{_xla_megascale_target={target},_xla_megascale_transfer_type="{transfer}"}}',
+        num_partitions=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("transfer", "target", "expected"),
+    [
+        ("ALL_REDUCE", '"{1,2}x{0:3}"', ("all-reduce", ("data",), 2, 32)),
+        ("ALL_GATHER", "{{100000,200000},{100001,200001}}", ("all-gather", ("data",), 2, 64)),
+        ("ALL_REDUCE", "{{100000,200000,100001,200001}}", ("all-reduce", ("data", "tensor"), 4, 32)),
+        ("ONE_TO_ONE", "{{100000->200000},{200000->100000}}", ("collective-permute", ("data",), 2, 32)),
+    ],
+)
+def test_each_way_to_write_devices_of_several_slices(mesh, transfer, target, expected):
+    (found,) = collectives(over_slices(transfer, target), mesh)
+    assert (found.kind, found.axes, found.group_size, found.nbytes) == expected
+
+
 def compiled(function, *arguments):
     return jax.jit(function).lower(*arguments).compile().as_text()
 

@@ -98,8 +98,17 @@ def test_traffic_grows_with_the_layers_and_not_with_their_square():
     assert thirty_two - sixteen == pytest.approx(2 * (sixteen - eight), rel=0.01)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@pytest.mark.parametrize("shape", ["data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"])
+@pytest.mark.parametrize(
+    ("platform", "shape"),
+    [
+        *[
+            (platform, shape)
+            for platform in ("cuda", "tpu")
+            for shape in ("data=8", "data=2,fsdp=2,tensor=2")
+        ],
+        ("slices", "fsdp=2,data=4"),
+    ],
+)
 def test_products_are_counted_to_the_operation(platform, shape):
     """Of a layer computed twice all but its last product, which nothing needs, is done four times."""
     hlo, _ = stored(platform, shape)

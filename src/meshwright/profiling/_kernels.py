@@ -112,7 +112,7 @@ def _bytes(op: Instruction, computation: Computation) -> int:
 def _result_bytes(op: Instruction, operands: list[Instruction]) -> int:
     """Return the bytes of the result; that of the first of an async pair has the operands in it as well."""
     result = memory_bytes(op.type)
-    if op.opcode.endswith("-start") and op.opcode != "all-reduce-start":
+    if op.opcode == "send" or (op.opcode.endswith("-start") and op.opcode != "all-reduce-start"):
         return result - sum(memory_bytes(each.type) for each in operands)
     return result
 

@@ -1,7 +1,7 @@
 """How often a loop of a compiled program turns.
 
-CPUs' and GPUs' programs say it. Those of TPUs do not, and are read: the condition compares a counter, an element
-of the tuple that the loop carries, with a constant, and the body adds another to it.
+CPUs' and GPUs' programs say it. Those of TPUs do not, and are read: the condition compares a counter, which
+is an element of the tuple that the loop carries, with a constant, and the body adds another to it.
 
     %condition (c) -> pred[] {                            %body (b) -> (s32[], …) {
       %limit = s32[] constant(6)                            %step = s32[] constant(2)
@@ -43,7 +43,7 @@ class _Loop(NamedTuple):
     def turns(self, counter: Instruction, limit: int | None) -> int | None:
         """Return how often a counter is less than `limit`; a start that is not seen is taken to be 0."""
         step = self.step(counter) if counter.opcode == "get-tuple-element" else None
-        if not step or limit is None:
+        if step is None or step < 1 or limit is None:
             return None
         return max(0, -(-(limit - (self.start(counter) or 0)) // step))
 
@@ -55,8 +55,6 @@ class _Loop(NamedTuple):
 
     def start(self, element: Instruction) -> int | None:
         """Return what an element of what is carried is before the first turn."""
-        if self.carried.opcode != "tuple":
-            return None
         return _literal(_original(_at(element, self.carried, self.caller), self.caller))
 
     def after(self, element: Instruction) -> Instruction:
@@ -87,7 +85,7 @@ def _literal(op: Instruction) -> int | None:
 
 
 def _at(element: Instruction, tuple_: Instruction, within: Computation) -> Instruction:
-    return within[tuple_.operands[_index(element)]]
+    return within[tuple_.operands[_index(element)]] if tuple_.opcode == "tuple" else tuple_
 
 
 def _is_element(op: Instruction, element: Instruction) -> bool:
