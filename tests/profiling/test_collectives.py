@@ -129,7 +129,7 @@ def test_an_exchange_says_whether_it_leaves_the_host_and_where_it_comes_from():
 
 
 def test_what_slices_of_tpus_exchange_through_their_hosts_is_there():
-    """Each of six layers is gathered forward. Backward the compiler has taken the first turn out of the loop."""
+    """Six layers are gathered forward. Backward the compiler has taken the first turn out of the loop."""
     hlo, mesh = stored("slices", "fsdp=2,data=4")
     assert exchanged(hlo, mesh, times=6) == {("all-gather", "fsdp"): 6 * LAYER}
     found = collectives(hlo, mesh, devices_per_host=4)

@@ -14,13 +14,7 @@ from jax.sharding import Mesh
 from meshwright.profiling._executions import Execution, executions
 from meshwright.profiling._groups import Groups, device_groups, places_of
 from meshwright.profiling._measure import collective_of
-from meshwright.profiling._program import (
-    Computation,
-    Instruction,
-    Program,
-    nbytes,
-    parse,
-)
+from meshwright.profiling._program import Computation, Instruction, Program, nbytes, parse
 
 MAX_SOURCE = 80  # letters
 PASSED_ON = ("collective-permute", "collective-broadcast", "send")
@@ -54,7 +48,7 @@ class Collective:
 
 
 def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) -> list[Collective]:
-    """Return what a program, such as `compiled.as_text()`, exchanges, in the order of its text.
+    """Return what a program, such as `compiled.as_text()`, exchanges.
 
     Async pairs count once, and so do the several fusions that one exchange is spread over on a TPU. Of the
     branches of a condition only the one that makes the most bytes counts. What a device exchanges with itself
@@ -91,13 +85,13 @@ class Exchange(NamedTuple):
 
 def exchanging(program: Program, run: Execution) -> Iterator[Exchange]:
     """Yield the collectives of a computation and of its fusions; one that several share in the first."""
-    spread: set[str | None] = {None}
+    spread: set[str | None] = set()
     for op in run.computation.values():
         if kind_of(op):
             yield Exchange(op, run.computation, op, run)
         for inner in filter(kind_of, program.fused(op).values()):
             channel = inner.attribute("channel_id")
-            if channel not in spread or channel is None:
+            if channel is None or channel not in spread:
                 yield Exchange(inner, program.fused(op), op, run)
             spread.add(channel)
 
@@ -120,20 +114,20 @@ def _kind_of_send(op: Instruction) -> str | None:
 def _collective(found: Exchange, groups: Groups, mesh: Mesh, hosts: np.ndarray) -> Collective:
     op, run = found.op, found.run
     size = max(map(len, groups), default=1)
-    kind = kind_of(op) or ""
-    if (found.caller.attribute("calls") or "").startswith("all-reduce-scatter"):  # what TPUs make of one
-        kind = "reduce-scatter"
-    whole = sum(nbytes(found.within[name].type) for name in op.operands) * (
-        size if kind == "all-gather" else 1
-    )
+    members = np.array([device for group in groups for device in group], int)
+    firsts = np.array([group[0] for group in groups for _ in group], int)
+    is_scattered = (found.caller.attribute("calls") or "").startswith("all-reduce-scatter")  # TPUs' name
+    kind = "reduce-scatter" if is_scattered else kind_of(op) or ""
+    given = sum(nbytes(found.within[name].type) for name in op.operands)
+    whole = given * size if kind == "all-gather" else given
     return Collective(
         kind=kind,
-        axes=_axes(groups, mesh),
+        axes=_axes(members, firsts, mesh),
         group_size=size,
         times=run.times,
         nbytes=whole,
         sent_nbytes=_sent(kind, whole, size),
-        crosses_processes=any(len(set(hosts[group])) > 1 for group in groups),
+        crosses_processes=bool(np.any(hosts[members] != hosts[firsts])),
         source=_shortened(op.source or found.caller.source),
         in_open_loop=run.in_open_loop,
     )
@@ -159,10 +153,7 @@ def _hosts(mesh: Mesh, devices_per_host: int | None) -> np.ndarray:
     return np.argsort(np.argsort(ids)) // devices_per_host
 
 
-def _axes(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes along which devices of one group differ."""
-    differ: set[str] = set()
-    for group in groups:
-        places = np.unravel_index(group, mesh.devices.shape)
-        differ |= {axis for axis, place in zip(mesh.axis_names, places, strict=True) if len(set(place)) > 1}
-    return tuple(axis for axis in mesh.axis_names if axis in differ)
+def _axes(members: np.ndarray, firsts: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes along which devices are elsewhere than the first ones of their groups."""
+    places = zip(*(np.unravel_index(each, mesh.devices.shape) for each in (members, firsts)), strict=True)
+    return tuple(axis for axis, (x, y) in zip(mesh.axis_names, places, strict=True) if np.any(x != y))
