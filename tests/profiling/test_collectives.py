@@ -106,6 +106,14 @@ def test_layers_split_by_fsdp_are_gathered_twice_and_their_gradients_scattered_o
     assert found["reduce-scatter", "fsdp"] == 6 * LAYER
 
 
+def test_an_exchange_without_a_source_has_that_of_its_fusion():
+    found = collectives(*stored("tpu", "fsdp=8"))
+    assert {each.source for each in found if each.kind == "reduce-scatter"} == {
+        "transpose(jvp())/while/dot_general",
+        "transpose(jvp())/dot_general",
+    }
+
+
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_each_axis_of_three_has_what_is_exchanged_along_it(platform):
     """Over tensor two sums of activations forward, one when they are computed again, and two backward."""

@@ -154,3 +154,51 @@ def test_a_convolution_does_not_multiply_by_its_padding():
 
     found = kernels(compiled(convolved, (2, 3, 10), (4, 3, 5)))
     assert sum(kernel.flops for kernel in found) == 2 * (2 * 4 * 3) * (5 * 10 - 2 * (1 + 2))
+
+
+def test_a_convolution_with_holes_in_its_window_does_not_multiply_by_its_padding():
+    def convolved(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1,), "SAME", rhs_dilation=(2,))
+
+    found = kernels(compiled(convolved, (2, 3, 10), (4, 3, 3)))
+    assert sum(kernel.flops for kernel in found) == 2 * (2 * 4 * 3) * (3 * 10 - 2 * 2)
+
+
+def test_an_exchange_that_goes_on_beside_other_work_moves_its_bytes_once():
+    """As TPUs have it: begun in one fusion, carried through a second, which negates, and ended in a third."""
+    gather = "all-gather(%shard), channel_id=7, replica_groups={}, dimensions={0}"
+    handed = "(f32[1,1024]{1,0}, f32[8,1024]{1,0})"
+    both = "%shard = f32[1,1024]{1,0} parameter(0)\n  %whole = f32[8,1024]{1,0} parameter(1)"
+    inner = f"""%begin (a: f32[1,1024]) -> {handed} {{
+  %shard = f32[1,1024]{{1,0}} parameter(0)
+  %gather = f32[8,1024]{{1,0}} {gather}
+  ROOT %x = {handed} tuple(%shard, %gather)
+}}
+
+%go_on (a: f32[1,1024], b: f32[8,1024], c: f32[16,1024]) -> (f32[16,1024], f32[1,1024], f32[8,1024]) {{
+  {both}
+  %c = f32[16,1024]{{1,0}} parameter(2)
+  %gather = f32[8,1024]{{1,0}} {gather}
+  %negated = f32[16,1024]{{1,0}} negate(%c)
+  ROOT %x = (f32[16,1024]{{1,0}}, f32[1,1024]{{1,0}}, f32[8,1024]{{1,0}}) tuple(%negated, %shard, %gather)
+}}
+
+%end (a: f32[1,1024], b: f32[8,1024]) -> f32[8,1024] {{
+  {both}
+  %gather = f32[8,1024]{{1,0}} {gather}
+  ROOT %x = f32[8,1024]{{1,0}} custom-call(%shard, %whole, %gather), custom_call_target="AsyncCollectiveDone"
+}}"""
+    hlo = program(
+        f"%begun = {handed} fusion(%row), kind=kCustom, calls=%begin",
+        "%shard = f32[1,1024]{1,0} get-tuple-element(%begun), index=0",
+        "%whole = f32[8,1024]{1,0} get-tuple-element(%begun), index=1",
+        "%going = (f32[16,1024]{1,0}, f32[1,1024]{1,0}, f32[8,1024]{1,0}) fusion(%shard, %whole, %stack),"
+        " kind=kOutput, calls=%go_on",
+        "ROOT %ended = f32[8,1024]{1,0} fusion(%shard, %whole), kind=kCustom, calls=%end",
+        also=inner,
+    )
+    assert {kernel.name: kernel.nbytes for kernel in kernels(hlo)} == {
+        "begun": ROW + 8 * ROW,
+        "going": 2 * STACK,
+        "ended": 0,
+    }

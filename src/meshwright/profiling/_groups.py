@@ -58,14 +58,14 @@ def device_groups(op: Instruction, places: np.ndarray) -> Groups:
     Raises:
       ValueError: they are written in a way that is not known.
     """
-    if "_xla_megascale_target=" in op.attributes:
-        return [[int(places[n // SLICE - 1, n % SLICE]) for n in group] for group in _over_slices(op)]
+    if target := re.search(r'_xla_megascale_target=(\{\{.*?\}\}|"[^"]*")', op.attributes):
+        return [[int(places[n // SLICE - 1, n % SLICE]) for n in group] for group in _over_slices(target[1])]
     return [places[0, list(group)].tolist() for group in _in_slice(op, places.shape[1])]
 
 
 def _in_slice(op: Instruction, num_devices: int) -> Groups:
     written = op.attributes
-    if pairs := re.search(r"source_target_pairs=\{([\d,{}]*)\}", written):
+    if pairs := re.search(r'source_target_pairs="?\{([\d,{}]*)\}', written):
         return _connected(_listed(pairs[1]))
     if listed := re.search(r"replica_groups=\{([\d,{}]*)\}", written):
         return _listed(listed[1]) or [list(range(num_devices))]
@@ -76,8 +76,7 @@ def _in_slice(op: Instruction, num_devices: int) -> Groups:
     raise ValueError(f"cannot read the devices of {op.opcode} {op.name}: {written[:300]}")
 
 
-def _over_slices(op: Instruction) -> Groups:
-    (target,) = re.findall(r'_xla_megascale_target=(\{\{.*?\}\}|"[^"]*")', op.attributes)
+def _over_slices(target: str) -> Groups:
     if product := re.match(r'"\{([\d,]+)\}x\{(\d+):(\d+)\}"', target):
         slices, first, last = _ints(product[1]), int(product[2]), int(product[3])
         return [[SLICE * each + place for each in slices] for place in range(first, last + 1)]
