@@ -6,9 +6,10 @@ from meshwright.profiling._hlo import save_hlo
 from meshwright.profiling._kernels import Kernel, kernels, memory_traffic
 from meshwright.profiling._measure import collective_of, summarize
 from meshwright.profiling._peaks import peak_flops
+from meshwright.profiling._products import product_flops
 from meshwright.profiling._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.profiling._trace import Trace, tracer
-from meshwright.profiling._utilisation import utilisation, with_utilisation
+from meshwright.profiling._utilisation import utilisation, utilisation_on, with_utilisation
 from meshwright.profiling._xplane import find_profiles
 
 __all__ = [
@@ -29,9 +30,11 @@ __all__ = [
     "kernels",
     "memory_traffic",
     "peak_flops",
+    "product_flops",
     "save_hlo",
     "summarize",
     "tracer",
     "utilisation",
+    "utilisation_on",
     "with_utilisation",
 ]
