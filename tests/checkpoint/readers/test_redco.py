@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from checkpoint.readers import redco
+from checkpoint.readers import redco, written
 from checkpoint.readers.real import FIXTURES, assert_same, expected, needs_fixtures, restored
 from meshwright import tree
 from meshwright.errors import CheckpointError, DamagedError
@@ -83,6 +83,16 @@ def test_a_checkpoint_is_read_by_the_names_of_our_own_and_no_pickle_is_opened(ma
     source = mw.open_source(workdir)
     assert_same(restored(source), arrays)
     assert (source.step, source.extra) == (6, {"info": INFO})
+
+
+@pytest.mark.parametrize("version", ["0.5.20", "0.12.8"])
+def test_trees_of_both_generations_of_orbax_are_read(version, golden, copied):
+    for part in ("params", "opt_state"):
+        shutil.rmtree(copied / part)
+        shutil.copytree(golden / version / "tree_ocdbt", copied / part)
+    found = restored(mw.open_source(copied))
+    assert found.keys() == {f"{part}/{name}" for part in ("params", "opt_state") for name in written.ORBAX}
+    assert all(np.array_equal(found[f"params/{name}"], x) for name, x in written.ORBAX.items())
 
 
 def test_a_work_directory_of_redco_is_gone_on_with_by_a_deployer(made, copied):

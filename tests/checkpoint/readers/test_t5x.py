@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from checkpoint.readers import t5x
+from checkpoint.readers import redco, t5x
 from checkpoint.readers.real import FIXTURES, assert_same, expected, needs_fixtures, restored
 from meshwright import tree
 from meshwright.checkpoint import cast, load, load_lazily, open_t5x
@@ -201,6 +201,25 @@ def test_a_chunk_that_was_cut_off_is_refused(compressor, cut, written):
     chunk.write_bytes(chunk.read_bytes()[:cut])
     with pytest.raises(DamagedError, match=r"target/decoder/wi/kernel: .*/0\.0 .*Copy it again"):
         restored(mw.open_source(directory))
+
+
+def test_a_wrong_byte_in_a_chunk_is_found_by_gzip(written):
+    chunk = written() / "target.decoder.wi.kernel/0.0"
+    whole = chunk.read_bytes()
+    for place in range(0, len(whole), 37):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        array = mw.open_source(chunk.parents[1]).arrays()["target/decoder/wi/kernel"]
+        try:
+            assert np.asarray(array).tobytes() == KERNEL.tobytes()  # a byte of the header that says nothing
+        except DamagedError:
+            continue
+
+
+def test_what_t5x_writes_by_orbax_has_the_same_names(tmp_path):
+    redco.write_tree(tmp_path / "model/checkpoint_9/state", tree.nested(ARRAYS))
+    source = mw.open_source(tmp_path / "model")
+    assert_same(restored(source), ARRAYS)
+    assert source.step == 9
 
 
 def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
