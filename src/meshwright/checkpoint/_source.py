@@ -32,6 +32,11 @@ class Opened(Source, Protocol):
     """A checkpoint, opened where it lies; of what its format has no place for, None or nothing."""
 
     @property
+    def path(self) -> Directory:
+        """Return what was opened: a file, or the directory of one step."""
+        ...
+
+    @property
     def format(self) -> str:
         """Return what people call the format."""
         ...

@@ -5,7 +5,14 @@ import pytest
 
 from checkpoint.readers import written
 
-WRITERS = [written.safetensors, written.npz, written.npz_compressed, written.flax_msgpack, written.seqax]
+WRITERS = [
+    written.safetensors,
+    written.npz,
+    written.npz_compressed,
+    written.flax_msgpack,
+    written.seqax,
+    written.t5x,
+]
 ORBAX_TREES = [
     *(
         "0.3.5/tree",
@@ -20,6 +27,7 @@ ORBAX_TREES = [
 ALSO = {
     written.safetensors: written.HALF,
     written.flax_msgpack: written.HALF,
+    written.t5x: written.HALF,
     written.npz: {"columns": written.ARRAYS["params/w"]},
     written.npz_compressed: {"big_endian": np.arange(9, dtype=np.int16)},
 }

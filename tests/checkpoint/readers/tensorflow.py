@@ -68,7 +68,7 @@ def table(entries, compress=False, per_block=5):
     return out + handles.ljust(40, b"\0") + 0xDB4775248B80FB57.to_bytes(8, "little")
 
 
-def write(prefix, variables, *, shards=1, compress=False, more=None):
+def write(prefix, variables, *, shards=1, compress=False, more=None, checksums=True):
     """Write variables in turn into the shards, and the index."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     contents = [b""] * shards
@@ -82,9 +82,9 @@ def write(prefix, variables, *, shards=1, compress=False, more=None):
             + field(3, shard)
             + field(4, len(contents[shard]))
             + field(5, len(data))
-            + varint(6 << 3 | 5)
-            + struct.pack("<I", masked(crc32c(data)))
         )
+        if checksums:
+            entries[name.encode()] += varint(6 << 3 | 5) + struct.pack("<I", masked(crc32c(data)))
         contents[shard] += data
     for shard, content in enumerate(contents):
         prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}").write_bytes(content)

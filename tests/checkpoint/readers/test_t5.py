@@ -14,6 +14,7 @@ import meshwright as mw
 from checkpoint.readers import tensorflow
 from checkpoint.readers.real import FIXTURES, assert_same, expected, needs_fixtures, restored
 from meshwright.checkpoint import subtree
+from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint.readers._crc32c import crc32c
 from meshwright.checkpoint.readers._snappy import decompressed
 from meshwright.errors import CheckpointError, DamagedError
@@ -139,6 +140,14 @@ def test_a_variable_saved_in_slices_and_text_are_told_apart(written):
     sliced = tensorflow.field(1, 1) + tensorflow.field(7, b"\n\0")
     with pytest.raises(CheckpointError, match="w: it was saved in slices"):
         mw.open_source(written(more={b"w": sliced}))
+
+
+def test_a_store_is_read_as_a_directory_is(written):
+    prefix = written(shards=2)
+    for file in prefix.parent.iterdir():
+        location(f"memory://t5/{file.name}").put(file.read_bytes())
+    assert_same(restored(mw.open_source("memory://t5")), RENAMED)
+    assert_same(restored(mw.open_source(f"memory://t5/{prefix.name}")), RENAMED)
 
 
 def test_only_the_bytes_that_are_wanted_are_needed(written):

@@ -10,6 +10,8 @@ import numpy as np
 import zarr
 from safetensors.numpy import save_file
 
+from checkpoint.readers import t5x as writer
+
 ARRAYS = {
     "params/w": np.arange(16 * 24, dtype=np.float32).reshape(16, 24),
     "params/deep": np.arange(3 * 8 * 5, dtype=np.int32).reshape(3, 8, 5),
@@ -43,6 +45,14 @@ def flax_msgpack(directory):
     content = flax.serialization.to_bytes(nested | {"step": np.int32(7), "nothing": ARRAYS["nothing"]} | HALF)
     flax.serialization.MAX_CHUNK_SIZE = largest
     (directory / "checkpoint_7").write_bytes(content)
+    return directory
+
+
+def t5x(directory):
+    """Write a step of arrays in chunks, compressed by gzip, and a tree with the rest."""
+    chunks = {"params/w": (5, 24), "params/deep": (3, 3, 2)}
+    in_tree = ("step", "nothing", "params/b")
+    writer.write(directory / "checkpoint_7", ARRAYS | HALF, in_tree=in_tree, chunks=chunks)
     return directory
 
 

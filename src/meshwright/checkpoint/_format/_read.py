@@ -35,7 +35,7 @@ class NativeSource:
           CheckpointError: There is no manifest, or it is newer than this reader.
           DamagedError: The manifest is not what was written.
         """
-        self._path = path
+        self.path = path
         self._verify = verify
         self._manifest = read_manifest(path)
         self._files: dict[int, int | ObjectBytes] = {}
@@ -44,7 +44,7 @@ class NativeSource:
 
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
-        return str(self._path)
+        return str(self.path)
 
     @property
     def format(self) -> str:
@@ -141,7 +141,7 @@ class NativeSource:
 
     def _opened(self, name: str, place: Place) -> int | ObjectBytes:
         expected = self._manifest.files[place.file]
-        path = self._path / expected.name
+        path = self.path / expected.name
         if isinstance(path, ObjectPath):
             return ObjectBytes(parts_of(path, expected.nbytes))
         if not path.exists():
@@ -153,7 +153,7 @@ class NativeSource:
         return file
 
     def _damaged(self, name: str, place: Place, how: str) -> DamagedError:
-        path = self._path / self._manifest.files[place.file].name
+        path = self.path / self._manifest.files[place.file].name
         return DamagedError(
             f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
             "Copy the file again, or use another checkpoint."

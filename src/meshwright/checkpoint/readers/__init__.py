@@ -5,13 +5,14 @@ seen from a few names or bytes, and how it is opened, which reads no array. A ne
 and a word in the tuple below.
 """
 
-from meshwright.checkpoint.readers import _flax, _npz, _orbax, _safetensors, _seqax, _t5, _t5x
+from meshwright.checkpoint.readers import _flax, _npz, _orbax, _redco, _safetensors, _seqax, _t5, _t5x
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._t5x import open_t5x
 from meshwright.checkpoint.readers._zarr import store_of
 
 READERS: tuple[Reader, ...] = (
     _seqax.READER,
+    _redco.READER,  # whose parts are Orbax's
     _orbax.READER,
     _t5x.READER,
     _t5.READER,

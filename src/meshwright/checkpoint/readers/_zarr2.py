@@ -34,7 +34,6 @@ class Zarr2:
     dtype: np.dtype
     compressor: Mapping[str, Any] | None
     separator: str = "."
-    fill_value: Any = None
 
     @classmethod
     def parse(cls, metadata: Mapping[str, Any]) -> Self:
@@ -58,7 +57,6 @@ class Zarr2:
             dtype,
             metadata.get("compressor"),
             metadata.get("dimension_separator", "."),
-            metadata.get("fill_value"),
         )
 
 
@@ -104,15 +102,11 @@ class _Chunks:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            return self._filled(path)
+            raise DamagedError(
+                f"{self.name}: the chunk {path} is missing. Copy the whole checkpoint again."
+            ) from None
         values = _decoded(content, self.zarr, f"{self.name}: {path}")
         return values.reshape(self.zarr.chunks)
-
-    def _filled(self, path: Directory) -> np.ndarray:
-        """Return a chunk that was not written, as it holds nothing but the fill value, if there is one."""
-        if self.zarr.fill_value is None:
-            raise DamagedError(f"{self.name}: the chunk {path} is missing. Copy the whole checkpoint again.")
-        return np.full(self.zarr.chunks, self.zarr.fill_value, self.zarr.dtype)
 
 
 def _shares(bounds: Sequence[range], chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
@@ -160,8 +154,8 @@ def _decompressed(content: bytes, zarr: Zarr2) -> bytes:
 def _inflated(content: bytes) -> bytes:
     stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # of either header
     plain = stream.decompress(content)
-    if not stream.eof:
-        raise EOFError("it ends before its end")
+    if not stream.eof or stream.unused_data:
+        raise EOFError("it ends before its end, or goes on behind it")
     return plain
 
 
