@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
-from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 
 PINNED = "PINNED"
@@ -149,6 +149,24 @@ def lock(directory: Directory) -> TextIO:
         on_failure.pop_all()
     _locks.add(file)
     return file
+
+
+def is_held(directory: str | Directory) -> bool | None:
+    """Return whether a run has `directory` open to save there; None of an object store, which has no locks.
+
+    It is asked by taking the lock for a moment: the lock alone says so of dead processes, too.
+    """
+    place = location(directory)
+    if isinstance(place, ObjectPath):
+        return None
+    try:
+        with (place / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def probe(directory: Directory) -> None:
