@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
-from meshwright.checkpoint._object_path import Directory, ObjectPath, location
+from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 
 PINNED = "PINNED"
@@ -151,16 +151,13 @@ def lock(directory: Directory) -> TextIO:
     return file
 
 
-def is_held(directory: str | Directory) -> bool | None:
-    """Return whether a run has `directory` open to save there; None of an object store, which has no locks.
+def is_held(directory: Path) -> bool:
+    """Return whether a run has `directory` open to save there; False where it is not there.
 
-    It is asked by taking the lock for a moment: the lock alone says so of dead processes, too.
+    It is asked by sharing the lock for a moment: what the file says may be of a process that is dead.
     """
-    place = location(directory)
-    if isinstance(place, ObjectPath):
-        return None
     try:
-        with (place / ".lock").open() as file:
+        with (directory / ".lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

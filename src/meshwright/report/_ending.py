@@ -38,7 +38,8 @@ def ending_of(
         return Ending(str(outcome.get("ended", "finished")), str(outcome.get("message", "")))
     if checkpoints is None:
         return Ending("unknown")
-    held = is_held(checkpoints) if "://" in checkpoints or Path(checkpoints).is_dir() else False
-    if held is None:  # an object store: only the reports tell
-        held = silent_seconds is not None and silent_seconds < _STILL_NEW
-    return Ending("running" if held else "killed")
+    if "://" in checkpoints:  # object stores have no locks
+        goes_on = silent_seconds is not None and silent_seconds < _STILL_NEW
+    else:
+        goes_on = is_held(Path(checkpoints))
+    return Ending("running" if goes_on else "killed")
