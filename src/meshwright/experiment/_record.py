@@ -47,16 +47,21 @@ class Record:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not process.is_lead() or not (self._has_begun or self.summary):
-            return
-        write_outcome(self._directory, _ended_by(error) if error else {"ended": "finished", **self.summary})
+        is_known = bool(self._has_begun or self.summary)
+        if process.is_lead() and is_known and (error is None or isinstance(error, Exception)):
+            self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        """Write down how the run ended. It did so: nothing that goes wrong here may say otherwise."""
         try:
+            outcome = {"ended": "finished", **self.summary} if error is None else _ended_by(error)
+            write_outcome(self._directory, outcome)
             write_page(read_run(self._directory))
-        except Exception:  # the run is done, and its page can be made at any time
-            log.warning("the run's page could not be written; see `meshwright report`", exc_info=True)
+        except Exception:
+            log.warning("how the run ended could not be written down whole", exc_info=True)
 
 
-def _ended_by(error: BaseException) -> dict[str, Any]:
+def _ended_by(error: Exception) -> dict[str, Any]:
     match error:
         case Interrupted():
             ended = "stopped"

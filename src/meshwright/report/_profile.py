@@ -9,8 +9,8 @@ from meshwright.profiling import DeviceTimes, Summary, find_profiles, summarize
 from meshwright.report._html import Html, tag
 from meshwright.report._tables import table
 
-_LARGEST_NBYTES = 32 * 2**20
-"""Profiles are read at some 20 MB/s: a page should not keep the end of a run waiting."""
+_LARGEST_NBYTES = 16 * 2**20
+"""Profiles are read at some 12 MB/s: a page should not keep the end of a run waiting."""
 _NUM_OPS = 12
 PARTS = ("computing", "both", "only collectives", "idle")
 _MOST_DEVICES = 16
