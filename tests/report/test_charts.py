@@ -75,7 +75,8 @@ def test_of_many_arrays_the_largest_are_drawn(tmp_path):
 @given(st.lists(st.floats() | st.sampled_from(EDGE), min_size=1, max_size=400))
 def test_any_numbers_can_be_drawn(tmp_path_factory, values):
     run = tmp_path_factory.mktemp("run")
-    lines = (f'{{"step": {i}, "loss": "{value}"}}\n' for i, value in enumerate(values))
+    line = '{{"step": {}, "loss": "{}", "e/loss": "{}", "e/seconds": 1}}\n'
+    lines = (line.format(i, value, value) for i, value in enumerate(values))
     (run / "metrics.jsonl").write_text("".join(lines))
     chart = chart_of(run)
     places = re.findall(r' (?:d|x|y|x1|y1|cx|cy|width)="([^"]*)"', chart)

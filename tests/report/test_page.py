@@ -8,6 +8,11 @@ from hypothesis import strategies as st
 
 from report.runs import DESCRIPTION, chart_of, page_of, write_run
 
+MARKUP = st.sampled_from(["<b>", "</title>", "<!--", "&amp;", '"', "'", "]]>", "</style>", "=", " "])
+NAMES = st.lists(MARKUP | st.text(st.characters(exclude_categories=("Cs",)), min_size=1), min_size=1).map(
+    "".join
+)
+
 
 class Reader(HTMLParser):
     """The elements of a page, and its text."""
@@ -82,7 +87,7 @@ def test_many_evaluations_are_shown_in_part_and_folded(tmp_path):
     assert 'class="mark">best </span>50<' in shown
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filter(lambda x: x not in ("step", "time"))
 )

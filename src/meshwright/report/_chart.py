@@ -148,7 +148,7 @@ def _crosses(points: Series, x: Scale) -> Html | None:
 
 
 def _label(curve: Curve, found: Sequence[Sequence[Column]], y: Scale) -> Label:
-    place = y(found[-1][-1].mean) if found else TOP + 6
+    place = min(max(y(found[-1][-1].mean), TOP), BOTTOM) if found else TOP
     return Label(curve.label, number(curve.points.last), curve.tone, place, RIGHT + 8)
 
 

@@ -17,6 +17,9 @@ _HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge
 """Words in the names of scores that say what is better."""
 
 
+_LARGEST = 1e100
+
+
 @dataclass(frozen=True)
 class Series:
     """The values of one number, in the order of their steps."""
@@ -106,10 +109,15 @@ def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
     return "min" if words & _LOWER else "max" if words & _HIGHER else None
 
 
+def is_finite(value: float) -> bool:
+    """Return whether a value is a number; what lies far beyond float32 is taken for infinite."""
+    return abs(value) < _LARGEST  # NaN is not
+
+
 def best_of(points: Series, mode: Mode | None) -> Best | None:
     """Return the best finite value, the newest of equals; None where nothing says what is better."""
     finite = [(value, step) for step, value in zip(points.steps, points.values, strict=True)]
-    finite = [(value, step) for value, step in finite if math.isfinite(value)]
+    finite = [(value, step) for value, step in finite if is_finite(value)]
     if mode is None or not finite:
         return None
     sign = 1 if mode == "max" else -1

@@ -95,7 +95,7 @@ def _numbers(run: Run) -> Iterator[tuple[str, str, str]]:
     for name, best in list(run.best.items())[:_MOST_FIGURES]:
         yield name, number(best.value), f"best, step {best.step:,}"
     if "step_seconds" in series:
-        yield "step", f"{number(1000 * series['step_seconds'].last)} ms", "median at the end"
+        yield "step time", f"{number(1000 * series['step_seconds'].last)} ms", "median at the end"
     if "mfu" in series:
         yield "mfu", f"{100 * series['mfu'].last:.1f} %", "of the devices’ peak"
     if "num_params" in sizes:

@@ -102,7 +102,7 @@ class Run:
     @property
     def step(self) -> int:
         """The last step that was reported."""
-        return int(self.reports[-1]["step"]) if self.reports else 0
+        return int(max((report["step"] for report in self.reports), default=0))
 
     @property
     def max_step(self) -> int | None:

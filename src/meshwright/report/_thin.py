@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from meshwright.report._history import Series
+from meshwright.report._history import Series, is_finite
 
-_LARGEST, _SMALLEST = 1e100, 1e-100
-"""What is beyond float32 is drawn as infinite, or as nothing: axes then need no care of float64's ends."""
+_SMALLEST = 1e-100
+"""What is smaller is drawn as 0: axes then need no care of where float64 ends."""
 
 
 class Column(NamedTuple):
@@ -28,7 +28,7 @@ def segments(points: Series, most_columns: int) -> list[list[Column]]:
     """
     found: list[list[Column]] = [[]]
     for steps, values in _groups(points, most_columns):
-        finite = [value if abs(value) > _SMALLEST else 0.0 for value in values if _is_finite(value)]
+        finite = [value if abs(value) > _SMALLEST else 0.0 for value in values if is_finite(value)]
         if finite:
             found[-1].append(
                 Column(statistics.fmean(steps), min(finite), statistics.fmean(finite), max(finite))
@@ -40,11 +40,7 @@ def segments(points: Series, most_columns: int) -> list[list[Column]]:
 
 def not_finite(points: Series) -> list[int]:
     """Return the steps at which the value is NaN or infinite."""
-    return [step for step, value in zip(points.steps, points.values, strict=True) if not _is_finite(value)]
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < _LARGEST  # NaN is not
+    return [step for step, value in zip(points.steps, points.values, strict=True) if not is_finite(value)]
 
 
 def _groups(points: Series, most: int) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
