@@ -88,9 +88,7 @@ def test_many_evaluations_are_shown_in_part_and_folded(tmp_path):
 
 
 @settings(max_examples=15)
-@given(
-    st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filter(lambda x: x not in ("step", "time"))
-)
+@given(NAMES)
 def test_no_name_or_text_breaks_a_page(tmp_path_factory, name):
     """The elements are the same, whatever stands in them; and what stands there is what was written."""
     tags = []
