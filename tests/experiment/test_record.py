@@ -61,3 +61,10 @@ def test_a_page_that_cannot_be_made_does_not_fail_the_run(tmp_path, caplog):
     assert mw.run(experiment(tmp_path)).step == 10
     assert "could not be written down whole" in caplog.text
     assert report.read_run(tmp_path).ending.state == "finished"
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_page_that_takes_long(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("meshwright.experiment._record.LARGEST_METRICS_NBYTES", 100)
+    mw.run(experiment(tmp_path))
+    assert not (tmp_path / "report.html").exists()
+    assert f"`meshwright report {tmp_path}` does" in caplog.text

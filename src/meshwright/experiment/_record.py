@@ -16,6 +16,9 @@ from meshwright.report import read_run, write_page
 
 log = logging.getLogger("meshwright")
 
+LARGEST_METRICS_NBYTES = 16 * 2**20
+"""Read and drawn in some three seconds. Whoever stops a run may not wait longer for its process to end."""
+
 
 class Record:
     """Held open around all of a run, so that what it tells of the end is told when everything is closed.
@@ -56,9 +59,16 @@ class Record:
         try:
             outcome = {"ended": "finished", **self.summary} if error is None else _ended_by(error)
             write_outcome(self._directory, outcome)
-            write_page(read_run(self._directory))
+            self._write_page()
         except Exception:
             log.warning("how the run ended could not be written down whole", exc_info=True)
+
+    def _write_page(self) -> None:
+        metrics = self._directory / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
+            log.warning("so many reports take long to draw: `meshwright report %s` does", self._directory)
+        else:
+            write_page(read_run(self._directory))
 
 
 def _ended_by(error: Exception) -> dict[str, Any]:
