@@ -17,6 +17,8 @@ _HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge
 """Words in the names of scores that say what is better."""
 
 
+_TRAINERS = "eval"
+"""What `Trainer` calls its evaluation: it reports `eval_loss`."""
 _LARGEST = 1e100
 
 
@@ -85,16 +87,22 @@ def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> 
     """Return the names of a run's evaluations: those described, and those that told how long they took."""
     described = [match[1] for path in settings if (match := re.match(r"evalers\.([^.]+)\.", path))]
     timed = [name.removesuffix("/seconds") for name in series if name.endswith("/seconds")]
-    return sorted({*described, *timed})
+    unnamed = [_TRAINERS for name in series if name.startswith(f"{_TRAINERS}_")]
+    return sorted({*described, *timed, *unnamed})
+
+
+def evaluated(name: str, evaluators: Sequence[str]) -> tuple[str, str] | None:
+    """Return of which evaluation a number is and what it is, `("test", "loss")`; None of one of training."""
+    first, slash, rest = name.partition("/")
+    if slash and first in evaluators:
+        return first, rest
+    return (_TRAINERS, name.removeprefix(f"{_TRAINERS}_")) if name.startswith(f"{_TRAINERS}_") else None
 
 
 def scores_of(series: Mapping[str, Series], evaluators: Sequence[str]) -> dict[str, Series]:
     """Return what evaluations found, without how long they took."""
-    return {
-        name: points
-        for name, points in series.items()
-        if name.partition("/")[0] in evaluators and not name.endswith("/seconds")
-    }
+    found = {name: evaluated(name, evaluators) for name in series}
+    return {name: series[name] for name, place in found.items() if place and place[1] != "seconds"}
 
 
 def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.report._chart import Curve, chart
-from meshwright.report._history import Best, Series
+from meshwright.report._history import Best, Series, evaluated
 from meshwright.report._html import Html
 
 NUM_TONES = 8
@@ -59,13 +59,11 @@ def is_of_speed(title: str) -> bool:
 
 def _place(name: str, evaluators: Sequence[str]) -> tuple[str, str, int]:
     """Return the title of a number's chart, its name there, and its tone; -1 leaves that to the order."""
+    if place := evaluated(name, evaluators):
+        title = "evaluation seconds" if place[1] == "seconds" else place[1]
+        return title, place[0], 1 + evaluators.index(place[0]) % (NUM_TONES - 1)
     first, slash, rest = name.partition("/")
-    if not slash:
-        return name, "train", 0
-    if first not in evaluators:
-        return f"{first}{_FAMILY}", rest, -1
-    title = "evaluation seconds" if rest == "seconds" else rest
-    return title, first, 1 + evaluators.index(first) % (NUM_TONES - 1)
+    return (f"{first}{_FAMILY}", rest, -1) if slash else (name, "train", 0)
 
 
 def _quantity(title: str, curves: Sequence[Curve]) -> Quantity:
