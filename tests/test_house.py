@@ -17,7 +17,7 @@ FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},
     {"train", "profiling"},
-    {"adapters", "models", "plan", "predict", "report"},
+    {"adapters", "models", "predict", "report"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},
