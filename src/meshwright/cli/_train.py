@@ -134,6 +134,6 @@ def program() -> str:
 
 
 def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
-    scores = "   ".join(f"{name} {value:.4g}" for name, value in found["scores"].items())
-    lines = [f"\n done: step {found['step']} in {found['seconds']:.1f} s   {scores}   run {found['run']}\n"]
-    return "\n".join([*lines, *(f"   {program()} {command}" for command in commands)])
+    scores = [f"{name} {value:.4g}" for name, value in found["scores"].items()]
+    done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['run']}"]
+    return "\n".join([f"\n {'   '.join(done)}\n", *(f"   {program()} {command}" for command in commands)])

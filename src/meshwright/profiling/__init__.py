@@ -6,7 +6,11 @@ from meshwright.profiling._measure import collective_of, summarize
 from meshwright.profiling._peaks import peak_flops
 from meshwright.profiling._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.profiling._trace import Trace, tracer
-from meshwright.profiling._utilisation import utilisation, with_utilisation
+from meshwright.profiling._utilisation import (
+    utilisation,
+    with_known_utilisation,
+    with_utilisation,
+)
 from meshwright.profiling._xplane import find_profiles
 
 __all__ = [
@@ -26,5 +30,6 @@ __all__ = [
     "summarize",
     "tracer",
     "utilisation",
+    "with_known_utilisation",
     "with_utilisation",
 ]
