@@ -24,7 +24,7 @@ from peers.loops import Cost, Run, measure, on_devices, ratio, say, show, timed
 import meshwright as mw
 
 NUM_SCALARS, NUM_HISTOGRAMS, LOG_EVERY = 1000, 20, 50
-WIDTH, NUM_PRODUCTS = 512, 2  # a step of 10 to 20 ms on one core or two
+WIDTH, NUM_PRODUCTS = 512, 5  # a step of 20 ms on two cores
 MAX_SHARE = 0.02
 MAX_ADDED = MAX_SHARE * 20_000  # µs a step
 TX = optax.sgd(1e-6)
