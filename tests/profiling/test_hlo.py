@@ -124,6 +124,14 @@ def test_what_stands_before_the_picture_is_left_out(compiled, no_graphviz):
     assert "//fonts" not in file.read_text()
 
 
+def test_a_blank_in_a_path_is_no_obstacle_to_a_picture(graphviz, compiled, no_graphviz):
+    (no_graphviz / "with a blank").mkdir()
+    (no_graphviz / "with a blank/dot").symlink_to(graphviz)
+    (no_graphviz / "dot").symlink_to("with a blank/dot")
+    *_, file = profiling.save_hlo(compiled, no_graphviz / "and here")
+    assert file == no_graphviz / "and here/step.svg"
+
+
 def test_without_dot_the_package_draws_it(compiled, no_graphviz, monkeypatch):
     class AGraph:
         def __init__(self, string):
