@@ -7,18 +7,19 @@ and from shapes alone, and redco's rules.
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import jax
-from hlo.collectives import collective_bytes
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from models.cases import CASES, Case
 
 import meshwright as mw
+from meshwright.profiling import collectives
 from meshwright.sharding import Rule, device_bytes, place
 
 Tree = Any
@@ -47,7 +48,14 @@ def measure(case: Case, shardings: Tree, layout: mw.Layout) -> Found:
     with jax.set_mesh(layout.mesh):
         compiled = gradients.lower(place(case.params, shardings), batch).compile()
     held = sum(jax.tree.leaves(jax.tree.map(device_bytes, case.params, shardings)))
-    return Found(dict(collective_bytes(compiled.as_text())), held)
+    return Found(bytes_by_kind(compiled.as_text(), layout.mesh), held)
+
+
+def bytes_by_kind(hlo: str, mesh: jax.sharding.Mesh) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for each in collectives(hlo, mesh):
+        found[each.kind] += each.times * each.nbytes
+    return dict(found)
 
 
 def redco_shardings(params: Tree, layout: mw.Layout) -> Tree:

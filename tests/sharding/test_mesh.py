@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 
 import jax
+import optax
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from jax.sharding import AxisType
 
 import meshwright as mw
 from meshwright.errors import LayoutError
-from meshwright.sharding import mesh_sizes
+from meshwright.sharding import group_parts, grouped_mesh, mesh_sizes
 
 
 def test_text_and_mapping_make_the_same_mesh():
@@ -156,3 +157,24 @@ def test_groups_of_different_sizes_are_refused():
     devices = [Fake(0, 0), Fake(1, 0), Fake(2, 1)]
     with pytest.raises(LayoutError, match=r"2 groups .* have \[1, 2\] devices"):
         mw.make_mesh("data=-1; fsdp=-1", devices)
+
+
+def test_devices_listed_group_by_group_are_laid_out_as_the_semicolon_says():
+    mesh = grouped_mesh("data=2,fsdp=2; fsdp=2", 4, jax.devices())
+    over, inside = group_parts("data=2,fsdp=2; fsdp=2", 4, 8)
+    assert (over, inside) == ({"data": 2, "fsdp": 2}, {"fsdp": 2})
+    assert [[device.id for device in row] for row in mesh.devices] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_without_a_semicolon_the_leading_axes_go_over_the_groups():
+    assert group_parts("data=4,fsdp=16", 8, 64) == ({"data": 4, "fsdp": 2}, {"data": 1, "fsdp": 8})
+
+
+def test_a_step_is_traced_for_more_devices_than_there_are():
+    layout = mw.Layout(grouped_mesh("fsdp=512,tensor=8", 512, 4096), (mw.match("w", "fsdp", "tensor"),))
+    tx = optax.adam(1e-3)
+    state = mw.abstract_state(lambda key: {"w": jax.numpy.ones((4096, 64))}, tx, layout)
+    step = mw.make_step(lambda params, batch, key: (batch["x"] @ params["w"]).mean(), tx, layout)
+    step.trace(state, {"x": jax.ShapeDtypeStruct((512, 4096), "float32")})
+    assert state.params["w"].sharding.shard_shape((4096, 64)) == (8, 8)
+    assert step.jaxpr is not None

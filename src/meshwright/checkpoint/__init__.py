@@ -1,7 +1,7 @@
 """Checkpoints: saved behind the loop, restored onto any mesh, in an open format that is checked when read."""
 
 from meshwright.checkpoint._best import open_best
-from meshwright.checkpoint._cast import Casts
+from meshwright.checkpoint._cast import Casts, cast_dtypes
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._contents import Contents, Listed, contents
 from meshwright.checkpoint._convert import convert
@@ -51,6 +51,7 @@ __all__ = [
     "assigned",
     "best",
     "cast",
+    "cast_dtypes",
     "contents",
     "convert",
     "diff",

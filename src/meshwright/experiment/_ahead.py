@@ -51,13 +51,22 @@ class AheadOfTime:
 def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> AheadOfTime:
     """Compile the step as a run on `devices` (default: all) would. See `Experiment.compile`."""
     experiment = on_hardware(experiment, devices)
-    parts = parts_of(experiment, mesh_of(experiment, devices), _some_rows(experiment))
+    return compile_parts(parts_of(experiment, mesh_of(experiment, devices), some_rows(experiment)))
+
+
+def compile_parts(parts: Parts) -> AheadOfTime:
+    """Compile the step of a run's parts.
+
+    Raises:
+      UsageError, LayoutError: as `Step.compile`.
+      MeshwrightError: the compiler does not say what memory it takes.
+    """
     started = time.perf_counter()
     compiled = parts.step.compile(parts.target, parts.batch)
     return _told(compiled, parts, time.perf_counter() - started)
 
 
-def _some_rows(experiment: Experiment) -> PyTree:
+def some_rows(experiment: Experiment) -> PyTree:
     """Return rows to train on, read for one device of this process: others may not be here."""
     here = Layout(make_mesh("data=1", jax.local_devices()[:1]))
     data = data_of(experiment, here.batch_sharding)

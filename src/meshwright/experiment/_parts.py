@@ -13,7 +13,7 @@ from meshwright.adapters import Functional
 from meshwright.errors import LayoutError, MeshwrightError
 from meshwright.experiment._experiment import Experiment
 from meshwright.input import Batches, batches
-from meshwright.sharding import Layout, apply_mesh_rules, hardware, make_mesh
+from meshwright.sharding import Layout, apply_mesh_rules, hardware, in_mesh, make_mesh
 from meshwright.train import (
     Init,
     Loss,
@@ -152,5 +152,5 @@ def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tup
     made = jax.eval_shape(init_of(experiment), key_of(0))
     first = made if isinstance(made, Variables) else Variables(made, None)
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
-    with jax.set_mesh(mesh):  # the loss may constrain by bare PartitionSpecs
+    with in_mesh(mesh):  # the loss may constrain by bare PartitionSpecs
         return inferred_rules(first, loss, batch, axes=axes)

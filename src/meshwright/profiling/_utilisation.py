@@ -22,13 +22,20 @@ def utilisation(counted: Flops, steps_per_second: float, devices: Sequence[jax.D
 
     What is not counted (`Flops.not_counted`) makes all of them too small.
     """
+    return utilisation_on(counted, steps_per_second, devices[0].device_kind, len(devices))
+
+
+def utilisation_on(
+    counted: Flops, steps_per_second: float, device_kind: str, num_devices: int
+) -> dict[str, float]:
+    """Return what `utilisation` does for devices that need not be there."""
     if not counted.hardware:
         return {}
-    per_device = steps_per_second / len(devices)
+    per_device = steps_per_second / num_devices
     told = {"tflops_per_device": counted.model * per_device / 1e12}
     kept = {product: count for product, count in counted.products.items() if not product.recomputed}
-    kind = devices[0].device_kind
-    least, least_with_recomputed = _seconds_at_peak(kept, kind), _seconds_at_peak(counted.products, kind)
+    least = _seconds_at_peak(kept, device_kind)
+    least_with_recomputed = _seconds_at_peak(counted.products, device_kind)
     if least is None or least_with_recomputed is None:
         return told
     return {**told, "mfu": least * per_device, "hfu": least_with_recomputed * per_device}

@@ -12,10 +12,13 @@ slice (of TPUs; the GPUs of one NVLink domain), or a process where devices have 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from meshwright.errors import LayoutError
 
@@ -64,6 +67,47 @@ def mesh_sizes(shape: str | Mapping[str, int], num_devices: int, num_groups: int
         return {axis: over.get(axis, 1) * inside.get(axis, 1) for axis in over | inside}
     sizes = _parse(shape) if isinstance(shape, str) else dict(shape)
     return _filled(sizes, num_devices, "devices", "this run has")
+
+
+def grouped_mesh(
+    shape: str | Mapping[str, int], num_groups: int, devices: Sequence[jax.Device] | int
+) -> Mesh:
+    """Return the mesh that `make_mesh` makes of devices listed group by group, all groups alike.
+
+    For hardware that is not there: what JAX describes of GPUs to compile for does not tell their groups.
+
+    Args:
+      devices: or the number of them, for an abstract mesh: one to lay out and trace for.
+
+    Raises: as `make_mesh`.
+    """
+    count = devices if isinstance(devices, int) else len(devices)
+    over, inside = group_parts(shape, num_groups, count)
+    axes = tuple({**over, **inside})
+    sizes = [over.get(axis, 1) * inside.get(axis, 1) for axis in axes]
+    types = (AxisType.Auto,) * len(axes)
+    if isinstance(devices, int):
+        return cast(Mesh, AbstractMesh(tuple(sizes), axes, axis_types=types))
+    split = [of.get(axis, 1) for of in (over, inside) for axis in axes]
+    pairs = [place for i in range(len(axes)) for place in (i, i + len(axes))]
+    return Mesh(np.array(devices).reshape(split).transpose(pairs).reshape(sizes), axes, axis_types=types)
+
+
+def group_parts(
+    shape: str | Mapping[str, int], num_groups: int, num_devices: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the sizes of a mesh over groups of devices with fast links among them, and inside each.
+
+    Raises: as `make_mesh`.
+    """
+    if isinstance(shape, str) and ";" in shape:
+        return _parts(shape, num_devices, num_groups)
+    return _over_slices(mesh_sizes(shape, num_devices), [num_devices // num_groups] * num_groups)
+
+
+def in_mesh(mesh: Mesh | AbstractMesh) -> AbstractContextManager[Any]:
+    """Return a context in which models may constrain by bare `PartitionSpec`s; if abstract, to trace."""
+    return jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
 
 
 def group_of(device: jax.Device) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from meshwright.sharding import Layout, beside_params, copy_to, place
+from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
 from meshwright.train._trainable import Tx, as_only
@@ -91,7 +91,7 @@ def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
 
     Raises: as `init_state`.
     """
-    with jax.set_mesh(layout.mesh):
+    with in_mesh(layout.mesh):
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
     return _placed(state, tx, layout)
 

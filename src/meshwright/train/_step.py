@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
-from meshwright.sharding import Layout
+from meshwright.sharding import Layout, in_mesh
 from meshwright.train._guard import with_skipped
 from meshwright.train._keys import step_key
 from meshwright.train._loss import (
@@ -62,7 +62,7 @@ class Step:
         self.compile_seconds = 0.0
         """How long tracing and compiling took."""
         self.jaxpr: Any = None
-        """What was compiled, as traced, for `profiling.count_flops`, say; None before that."""
+        """What was traced, for `profiling.count_flops`, say; None before that."""
 
     def __call__(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         """Return the new state and the metrics, which stay on the devices.
@@ -87,14 +87,23 @@ class Step:
             not on the mesh.
         """
         started = time.perf_counter()
-        batch, shardings = self._placed(batch), self._shardings(state)
-        step = jax.jit(self._checked, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
-        with jax.set_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
-            traced = step.trace(state, batch)
+        traced = self.trace(state, batch)
+        with in_mesh(self._layout.mesh):
             self._compiled = traced.lower().compile()
-        self._batch, self.jaxpr = batch, traced.jaxpr
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
+
+    def trace(self, state: Any, batch: PyTree) -> jax.stages.Traced:
+        """Trace for `state` and `batch` as `compile` does, compiling nothing; the mesh may be abstract.
+
+        Raises: as `compile`.
+        """
+        batch, shardings = self._placed(batch), self._shardings(state)
+        step = jax.jit(self._checked, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
+        with in_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
+            traced = step.trace(state, batch)
+        self._batch, self.jaxpr = batch, traced.jaxpr
+        return traced
 
     def _checked(self, state: Any, batch: PyTree) -> tuple[Any, Packed]:
         returned = self._function(state, batch)

@@ -1,6 +1,7 @@
 """What training starts from: arrays that are given, or the model's own."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -98,7 +99,9 @@ def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Var
 def _like(variables: Variables | None) -> Init:
     """Return a function that makes zeros of these shapes and dtypes."""
     structs = tree.abstract(variables)
-    canonical = partial(jax.dtypes.canonicalize_dtype, allow_extended_dtype=True)  # typed keys have one
+    canonical: Callable[[Any], Any] = partial(
+        jax.dtypes.canonicalize_dtype, allow_extended_dtype=True
+    )  # typed keys have one
 
     def zeros(key: jax.Array) -> Variables:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, canonical(x.dtype)), structs)
