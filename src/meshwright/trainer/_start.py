@@ -1,8 +1,6 @@
 """What training starts from: arrays that are given, or the model's own."""
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -99,12 +97,13 @@ def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Var
 def _like(variables: Variables | None) -> Init:
     """Return a function that makes zeros of these shapes and dtypes."""
     structs = tree.abstract(variables)
-    canonical: Callable[[Any], Any] = partial(
-        jax.dtypes.canonicalize_dtype, allow_extended_dtype=True
-    )  # typed keys have one
+
+    def one(x: jax.ShapeDtypeStruct) -> jax.Array:
+        dtype: Any = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)  # that of typed keys
+        return jnp.zeros(x.shape, dtype)
 
     def zeros(key: jax.Array) -> Variables:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, canonical(x.dtype)), structs)
+        return jax.tree.map(one, structs)
 
     return zeros
 
