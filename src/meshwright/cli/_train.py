@@ -134,6 +134,10 @@ def program() -> str:
 
 
 def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
+    from meshwright.report import PAGE
+
     scores = [f"{name} {value:.4g}" for name, value in found["scores"].items()]
     done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['run']}"]
-    return "\n".join([f"\n {'   '.join(done)}\n", *(f"   {program()} {command}" for command in commands)])
+    page = Path(found["run"]) / PAGE
+    lines = [f"\n {'   '.join(done)}", f" page: {page}\n" if page.exists() else ""]
+    return "\n".join([*lines, *(f"   {program()} {command}" for command in commands)])

@@ -9,7 +9,6 @@ import jax
 
 import meshwright
 from meshwright import process
-from meshwright.experiment import _directory
 from meshwright.experiment._evaluations import seconds_of
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
@@ -91,7 +90,6 @@ def writers(
         opened.enter_context(tensorboard(directory, after=after)),
         open_trackers(opened, *experiment.trackers),
     )
-    _directory.write_outcome(directory, None)
     counted, devices = count_flops(parts.step.jaxpr), list(parts.layout.mesh.devices.flat)
     _tell_what_is_not_counted(counted)
     sizes = {"model_flops": float(counted.model), **state_sizes(parts.target)}
