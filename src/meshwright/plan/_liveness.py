@@ -35,6 +35,7 @@ class Liveness:
         last = buffers.last_uses(kept)
         changes = self._lifetimes(program, buffers, last)
         self._add_copies(changes, program, copies)
+        self._add_sums(changes, program)
         return self._fullest(program, buffers, changes, times)
 
     def _fullest(
@@ -85,7 +86,7 @@ class Liveness:
         if any(tie.target is value and tie.target_stacked for tie in operation.ties):
             return False
         for old in ending:
-            if self._specs.nbytes(old) == nbytes and (not operation.bodies or old in operation.inputs):
+            if self._specs.nbytes(old) == nbytes and old in operation.inputs:
                 ending.remove(old)
                 return True
         return False
@@ -108,6 +109,13 @@ class Liveness:
             end = max(i for i, of in enumerate(program.operations) if any(v is value for v in of.inputs))
             _change(changes, 2 * start, GATHERED, nbytes)
             _change(changes, 2 * end + 1, GATHERED, -nbytes)
+
+    def _add_sums(self, changes: dict[int, Counter[str]], program: Program) -> None:
+        """Gradients that are yet to be summed and scattered wait for each other: XLA sends them together."""
+        for i, operation in enumerate(program.operations):
+            for nbytes in self._traffic.sums.get(operation, []):
+                _change(changes, 2 * i, GRADIENTS, nbytes)
+                _change(changes, 2 * len(program.operations), GRADIENTS, -nbytes)
 
     def _passed(self, operation: Operation, buffers: Buffers) -> int:
         made = buffers.makes(operation)

@@ -19,6 +19,8 @@ class Traffic:
         """The axes that share the work of an operation, with the letter that each splits."""
         self.copies: dict[Operation, list[tuple[Value, int]]] = defaultdict(list)
         """The operands that are brought elsewhere for an operation, and their bytes there."""
+        self.sums: dict[Operation, list[int]] = defaultdict(list)
+        """Bytes of what an operation makes of its results before they are summed and scattered."""
         self._uses: Counter[Value] = Counter()
         self._pending: dict[Value, tuple[tuple[str, ...], int, str]] = {}
         self._moved: set[tuple[Value, Spec]] = set()
@@ -134,6 +136,7 @@ class Traffic:
         if scattered:
             nbytes = self.specs.nbytes(value) * self.specs.ways(scattered)
             self._add("reduce-scatter", scattered, nbytes, times, _source(operation))
+            self.sums[operation].append(nbytes)
             made = wanted
         if left:
             self._pending[value] = (left, self.specs.nbytes(value), _source(operation))
