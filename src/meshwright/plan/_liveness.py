@@ -105,10 +105,10 @@ class Liveness:
         for i, operation in enumerate(program.operations):
             for value, nbytes in copies[operation]:
                 first.setdefault(value, (i, nbytes))
+        last = {value: i for i, operation in enumerate(program.operations) for value in operation.inputs}
         for value, (start, nbytes) in first.items():
-            end = max(i for i, of in enumerate(program.operations) if any(v is value for v in of.inputs))
             _change(changes, 2 * start, GATHERED, nbytes)
-            _change(changes, 2 * end + 1, GATHERED, -nbytes)
+            _change(changes, 2 * last[value] + 1, GATHERED, -nbytes)
 
     def _add_sums(self, changes: dict[int, Counter[str]], program: Program) -> None:
         """Gradients that are yet to be summed and scattered wait for each other: XLA sends them together."""

@@ -19,7 +19,7 @@ _KINDS = {
 
 
 def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], int] | None:
-    """Return the kind, the axes, and the bytes of what an operation exchanges; None if it is none of these."""
+    """Return the kind, the axes and the bytes of what an operation exchanges; None if it is no collective."""
     kind = _KINDS.get(operation.kind)
     if kind is None:
         return None

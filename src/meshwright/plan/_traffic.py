@@ -1,6 +1,7 @@
 """What devices exchange for a program whose values are split over a mesh, operation by operation."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from meshwright.plan._manual import exchange_of
@@ -36,24 +37,25 @@ class Traffic:
         self._uses: Counter[Value] = Counter()
         self._pending: dict[Value, Sum] = {}
         self._moved: set[tuple[Value, Spec, float]] = set()
-        self._added_to: dict[Value, Value] = {}
-        """What loops carry from turn to turn, and what it is in the next."""
+        self._carried: dict[Value, Value] = {}
+        """For what loops carry from turn to turn, what it was in the turn before."""
         self._open_loops = 0
 
-    def run(self, program: Program, times: int = 1, results: dict[Value, Value] | None = None) -> None:
-        """Add the exchanges of a program that runs so many times, as a body with `results` outside."""
+    def run(self, program: Program, times: int = 1, results: Mapping[Value, Value] | None = None) -> None:
+        """Add the exchanges of a program that runs so many times; `results` are those of a body, outside."""
         self._uses.update(x for operation in program.operations for x in operation.inputs)
         self._uses.update(program.outputs)
         for operation in program.operations:
             self._run(operation, times)
         for value in program.outputs:
-            if value in self._pending and value in (results or {}) and self._is_added_up(value):
-                self._pending[results[value]] = self._pending.pop(value)
+            outside = (results or {}).get(value)
+            if outside and value in self._pending and self._is_carried(value):
+                self._pending[outside] = self._pending.pop(value)
             self._resolve(value, times)
 
-    def _is_added_up(self, value: Value) -> bool:
-        """Whether a loop carries a value from turn to turn, adding to it."""
-        return value in self._added_to.values() and self._uses[value] == 1
+    def _is_carried(self, value: Value) -> bool:
+        """Whether a value is but carried to the next turn of a loop."""
+        return value in self._carried and self._uses[value] == 1
 
     def _run(self, operation: Operation, times: int) -> None:
         if not self._is_deferred(operation):
@@ -90,7 +92,7 @@ class Traffic:
         turns = times * loop.turns
         for tie in loop.ties:
             self._tie(tie, turns if tie.target_stacked else times)
-        self._added_to |= {tie.target: tie.source for tie in loop.turn_ties}
+        self._carried |= {tie.source: tie.target for tie in loop.turn_ties}
         self._open_loops += loop.kind == "while"
         found = [self._collected(body, turns, loop) for body in loop.bodies]
         self._open_loops -= loop.kind == "while"
@@ -119,7 +121,7 @@ class Traffic:
             return False
         pending = [x for x in operation.inputs if x in self._pending]
         others = [x for x in operation.inputs if x not in pending]
-        if any(self._added_to.get(x) is not operation.outputs[0] for x in others):
+        if any(self._carried.get(operation.outputs[0]) is not x for x in others):
             return False
         found = {self._pending[x].axes: self._pending[x] for x in pending}
         if len(found) != 1:
