@@ -21,6 +21,8 @@ def shares_of(operation: Operation, specs: Propagation) -> Shares:
     candidates = {axis: _letters_on(axis, operation, rule, specs) for axis in axes}
     return {
         axis: min(letters, key=lambda letter: _sent(axis, letter, operation, rule, specs))
+        if len(letters) > 1
+        else letters[0]
         for axis, letters in candidates.items()
         if letters
     }

@@ -12,7 +12,7 @@ from meshwright.profiling import Collective
 
 _ADDITIONS = ("add", "add_any")
 _PASSING = ("convert_element_type", "reshape", "squeeze", "transpose")
-_PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 
 
 class Sum(NamedTuple):
@@ -145,7 +145,7 @@ class Traffic:
             made = wanted
         if left:
             self._pending[value] = Sum(left, self.specs.nbytes(value), _source(operation))
-            if operation.kind not in _PRODUCTS:
+            if operation.kind not in PRODUCTS:
                 self._resolve(value, times)
         self._reshard(value, made, wanted, times, _source(operation))
 
@@ -157,7 +157,7 @@ class Traffic:
     def _move(self, value: Value, wanted: Spec, times: int, operation: Operation | None = None) -> None:
         """Bring an operand to where an operation needs it, once for each dtype that it is widened to."""
         width = value.itemsize
-        if operation and operation.kind in _PRODUCTS:
+        if operation and operation.kind in PRODUCTS:
             width = max(x.itemsize for x in operation.inputs)
         if (value, wanted, width) in self._moved:
             return
@@ -168,6 +168,8 @@ class Traffic:
             self.copies[operation].append((value, self.specs.nbytes(value, wanted)))
 
     def _reshard(self, value: Value, before: Spec, after: Spec, times: int, source: str) -> bool:
+        if before == after:
+            return False
         held = {axis: d for d, dim in enumerate(before) for axis in dim}
         wanted = {axis: d for d, dim in enumerate(after) for axis in dim}
         moved = tuple(axis for axis in held if axis in wanted and held[axis] != wanted[axis])
