@@ -51,6 +51,7 @@ __all__ = [
     "assigned",
     "best",
     "cast",
+    "cast_dtypes",
     "contents",
     "convert",
     "diff",

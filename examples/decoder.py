@@ -1,0 +1,75 @@
+"""The reference decoder at any published size: to plan a run, to measure one, or to have one.
+
+    python decoder.py file=README.md                                   # tiny, on any file's bytes
+    python decoder.py size=7b batch_size=256 length=4096 mesh=fsdp=-1,tensor=8
+    meshwright show decoder:experiment size=70b                        # nothing is made of that size
+
+Without a file the tokens are random: as much work, and nothing to learn.
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import optax
+
+import meshwright as mw
+from meshwright.cli import main
+from meshwright.demo.text import Windows
+from meshwright.models import decoder
+
+SHORT = {"7b": "llama-7b", "70b": "llama-70b"}
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """Rows of `length + 1` tokens, each row always the same."""
+
+    vocabulary: int
+    length: int
+
+    def __len__(self) -> int:
+        return 2**30
+
+    def __getitem__(self, index: int):
+        tokens = np.random.default_rng(index).integers(0, self.vocabulary, self.length + 1)
+        return {"tokens": tokens.astype(np.int32)}
+
+    def __getitems__(self, ids: Sequence[int]):
+        return {"tokens": np.stack([self[index]["tokens"] for index in ids])}
+
+
+def experiment(
+    run: str = "runs/decoder",
+    size: str = "tiny",
+    batch_size: int = 16,
+    length: int = 2048,
+    steps: int = 100,
+    learning_rate: float = 3e-4,
+    file: str | None = None,
+    mesh: str = "fsdp=-1",
+    train_dtype: str | None = "bfloat16",
+    remat: str = "nothing",
+) -> mw.Experiment:
+    """Describe the run. `size` is one of `decoder.config`, `remat` what each layer keeps for its gradient."""
+    cfg = decoder.config(SHORT.get(size, size))
+    rows = Windows(np.fromfile(file, np.uint8), length) if file else RandomTokens(cfg.vocabulary, length)
+    rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
+    return mw.Experiment(
+        run=run,
+        mesh=mesh,
+        rules=decoder.RULES,
+        model=functools.partial(decoder.init, cfg),
+        loss=lambda params, batch, key: decoder.loss(cfg, params, batch, remat=remat),
+        optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.1)),
+        input=mw.Input(rows, batch_size=batch_size, item="tokens", items_per_example=length),
+        max_step=steps,
+        train_dtype=train_dtype,
+        log_every=10,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(["train", "decoder:experiment", *sys.argv[1:]]))

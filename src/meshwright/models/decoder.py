@@ -1,0 +1,261 @@
+"""The decoder-only transformer of LLaMA and its kin: plain functions on a plain tree, in one file.
+
+Pre-norm blocks with RMS norm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), grouped
+queries (Ainslie et al., 2023) and a gated feed-forward layer (Shazeer, 2020). What Mistral, Qwen and
+Gemma do otherwise is a field of `Config` each. The layers' weights are stacked along a first dimension and
+scanned over, so that compiling takes as long for eighty layers as for one.
+
+It computes in the dtype of the parameters that it is given (`mw.make_step(compute_dtype="bfloat16")`); norms,
+rotary angles, the softmax and the logits are float32 whatever that is.
+
+Dimensions: B batch, T time (S where it is looked at), D model, N heads, G key and value heads, H one head,
+F feed-forward, V vocabulary, L layers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from meshwright.metrics import Mean
+from meshwright.models._config import Config, Rope, config
+from meshwright.sharding import match, split_by_example
+from meshwright.train import remat_policy
+from meshwright.tree import PyTree
+
+__all__ = [
+    "RULES",
+    "Config",
+    "Rope",
+    "attention",
+    "block",
+    "config",
+    "features",
+    "feed_forward",
+    "init",
+    "logits",
+    "loss",
+    "losses",
+]
+
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}
+
+RULES = (
+    match("q|k|v|gate|up", None, "fsdp", "tensor"),
+    match("o|down", None, "tensor", "fsdp"),
+    match("[qkv]_bias", None, "tensor"),
+    match("embedding", "tensor", "fsdp"),
+    match("head", "fsdp", "tensor"),
+)
+"""Megatron's pattern: columns in, rows out, so that a block ends in one sum over the tensor axis."""
+
+
+def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
+    """Return the parameters."""
+    keys = iter(jax.random.split(key, 9))
+
+    def normal(*shape: int, fan_in: float) -> jax.Array:
+        return jax.random.normal(next(keys), shape, dtype) / fan_in**0.5
+
+    def norm(*shape: int) -> jax.Array:
+        return jnp.full(shape, 1 - cfg.norm_offset, dtype)
+
+    L, D, F, V = cfg.layers, cfg.model, cfg.feed_forward, cfg.vocabulary
+    queries, shared = cfg.heads * cfg.head, cfg.key_heads * cfg.head
+    params = {
+        "embedding": normal(V, D, fan_in=D),
+        "layers": {
+            "attention_norm": norm(L, D),
+            "q": normal(L, D, queries, fan_in=D),
+            "k": normal(L, D, shared, fan_in=D),
+            "v": normal(L, D, shared, fan_in=D),
+            "o": normal(L, queries, D, fan_in=queries * 2 * L),
+            "feed_forward_norm": norm(L, D),
+            "gate": normal(L, D, F, fan_in=D),
+            "up": normal(L, D, F, fan_in=D),
+            "down": normal(L, F, D, fan_in=F * 2 * L),
+        },
+        "norm": norm(D),
+    }
+    if cfg.query_bias:
+        sizes = {"q_bias": queries, "k_bias": shared, "v_bias": shared}
+        params["layers"] |= {name: jnp.zeros((L, size), dtype) for name, size in sizes.items()}
+    if cfg.query_norm:
+        params["layers"] |= {"q_norm": norm(L, cfg.head), "k_norm": norm(L, cfg.head)}
+    if cfg.post_norms:
+        params["layers"] |= {"attention_post_norm": norm(L, D), "feed_forward_post_norm": norm(L, D)}
+    return params if cfg.tied else params | {"head": normal(D, V, fan_in=D)}
+
+
+def logits(
+    cfg: Config,
+    params: PyTree,
+    tokens_BT: jax.Array,
+    segments_BT: jax.Array | None = None,
+    *,
+    remat: str = "everything",
+) -> jax.Array:
+    """Return float32[B, T, V]: at each position, the scores of the token that follows. As `features`."""
+    return scores(cfg, params, features(cfg, params, tokens_BT, segments_BT, remat=remat))
+
+
+def loss(cfg: Config, params: PyTree, batch: dict[str, jax.Array], *, remat: str = "everything") -> Mean:
+    """Return the mean loss, in nats, of a batch `{"tokens": [B, T]}`, with `"segments"` if packed or padded.
+
+    Each token is predicted from those before it in its segment. Segments are numbered from 1; what is in
+    segment 0 is padding and not counted, nor is the first token of a segment. `remat` as in `features`.
+    """
+    found_BT = losses(cfg, params, batch["tokens"], batch.get("segments"), remat=remat)
+    if "segments" not in batch:
+        return Mean.of(found_BT)
+    before, after = batch["segments"][:, :-1], batch["segments"][:, 1:]
+    return Mean.of(found_BT, (before == after) & (after != 0))
+
+
+def losses(
+    cfg: Config,
+    params: PyTree,
+    tokens_BT: jax.Array,
+    segments_BT: jax.Array | None = None,
+    *,
+    remat: str = "everything",
+) -> jax.Array:
+    """Return the loss of each token but the first, in nats: float32[B, T - 1]. As `features`.
+
+    The scores of a whole row are never there at once, nor kept for the gradient: those of 256 positions are.
+    """
+    before = None if segments_BT is None else segments_BT[:, :-1]
+    x_BTD = features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
+
+    @jax.checkpoint
+    def at_one_time(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x_BD, follows_B = map(split_by_example, inputs)
+        return optax.softmax_cross_entropy_with_integer_labels(scores(cfg, params, x_BD), follows_B)
+
+    return jax.lax.map(at_one_time, (x_BTD.swapaxes(0, 1), tokens_BT[:, 1:].T), batch_size=256).T
+
+
+def features(
+    cfg: Config,
+    params: PyTree,
+    tokens_BT: jax.Array,
+    segments_BT: jax.Array | None = None,
+    *,
+    remat: str = "everything",
+) -> jax.Array:
+    """Return [B, T, D], in the parameters' dtype: what a head reads at each position.
+
+    Args:
+      segments_BT: where sequences are packed into a row, or padded: positions see their own segment only.
+        They are counted through, as rotary attention knows distances alone.
+      remat: what a layer keeps for the gradient, a policy of `mw.remat`: "nothing" keeps its input alone.
+    """
+
+    def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
+        layer, frequencies_H, window = inputs
+        x_BTD = block(cfg, layer, x_BTD, frequencies_H, visible(cfg, x_BTD, window, segments_BT))
+        return split_by_example(x_BTD), None
+
+    # A scan shares nothing between its turns, so that what is computed twice need not be kept apart.
+    one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
+    x_BTD = params["embedding"][tokens_BT] * jnp.asarray(cfg.embedding_scale, params["embedding"].dtype)
+    layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
+    x_BTD, _ = jax.lax.scan(one, split_by_example(x_BTD), layers)
+    return rms_norm(cfg, x_BTD, params["norm"])
+
+
+def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:
+    """Return float32[..., V]: of each token, from the features [..., D] of the position before."""
+    head_DV = params["embedding"].T if cfg.tied else params["head"]
+    return capped(jnp.matmul(x, head_DV, preferred_element_type=jnp.float32), cfg.logit_cap)
+
+
+def block(
+    cfg: Config, layer: PyTree, x_BTD: jax.Array, frequencies_H: jax.Array, mask: jax.Array | None = None
+) -> jax.Array:
+    """One layer: attention, then feed-forward, each added to what comes in."""
+
+    def added(part: str, compute: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        out_BTD = compute(rms_norm(cfg, x_BTD, layer[f"{part}_norm"]))
+        return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
+
+    x_BTD = added("attention", lambda x: attention(cfg, layer, x, frequencies_H, mask))
+    return added("feed_forward", lambda x: feed_forward(cfg, layer, x))
+
+
+def attention(
+    cfg: Config, layer: PyTree, x_BTD: jax.Array, frequencies_H: jax.Array, mask: jax.Array | None
+) -> jax.Array:
+    """Attention of all heads to the positions of `mask`, without one to all before."""
+
+    def heads(name: str) -> jax.Array:
+        out = x_BTD @ layer[name] + (layer[f"{name}_bias"] if cfg.query_bias else 0)
+        return out.reshape(*x_BTD.shape[:2], -1, cfg.head)
+
+    q_BTNH, k_BSGH, v_BSGH = heads("q"), heads("k"), heads("v")
+    if cfg.query_norm:
+        q_BTNH, k_BSGH = rms_norm(cfg, q_BTNH, layer["q_norm"]), rms_norm(cfg, k_BSGH, layer["k_norm"])
+    q_BTNH, k_BSGH = rotate(q_BTNH, frequencies_H), rotate(k_BSGH, frequencies_H)
+    if cfg.attention_cap is None:
+        out = jax.nn.dot_product_attention(
+            q_BTNH, k_BSGH, v_BSGH, mask=mask, is_causal=mask is None, scale=cfg.query_scale
+        )
+    else:
+        assert mask is not None  # `visible` makes one wherever there is a cap
+        out = capped_attention(cfg, q_BTNH, k_BSGH, v_BSGH, mask)
+    return out.reshape(*x_BTD.shape[:2], -1) @ layer["o"]
+
+
+def capped_attention(
+    cfg: Config, q_BTNH: jax.Array, k_BSGH: jax.Array, v_BSGH: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """As `jax.nn.dot_product_attention`, with scores bent into ± `cfg.attention_cap` (Gemma 2, 2024)."""
+    q_BTGRH = q_BTNH.reshape(*k_BSGH.shape[:3], -1, cfg.head) * (cfg.query_scale or cfg.head**-0.5)
+    scores_BGRTS = jnp.einsum("btgrh,bsgh->bgrts", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
+    masked = jnp.where(mask[:, :, None], capped(scores_BGRTS, cfg.attention_cap), -jnp.inf)
+    weights = jax.nn.softmax(masked).astype(v_BSGH.dtype)
+    return jnp.einsum("bgrts,bsgh->btgrh", weights, v_BSGH).reshape(q_BTNH.shape)
+
+
+def visible(
+    cfg: Config, x_BTD: jax.Array, window: jax.Array | None, segments_BT: jax.Array | None
+) -> jax.Array | None:
+    """Return which positions S each T sees, bool[B or 1, 1, T, S]; None where all before it will do."""
+    if window is None and segments_BT is None and cfg.attention_cap is None:
+        return None
+    time = jnp.arange(x_BTD.shape[1])
+    distance_TS = time[:, None] - time
+    seen_BTS = (distance_TS >= 0)[None]
+    if window is not None:
+        seen_BTS &= distance_TS < window
+    if segments_BT is not None:
+        seen_BTS &= segments_BT[:, :, None] == segments_BT[:, None]
+    return seen_BTS[:, None]
+
+
+def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
+    """SwiGLU or GeGLU."""
+    return (_ACTIVATIONS[cfg.activation](x_BTD @ layer["gate"]) * (x_BTD @ layer["up"])) @ layer["down"]
+
+
+def rms_norm(cfg: Config, x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Divide by the root of the mean square over the last dimension, then scale; in float32."""
+    wide = x.astype(jnp.float32)
+    wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_epsilon)
+    return (wide * (cfg.norm_offset + scale.astype(jnp.float32))).astype(x.dtype)
+
+
+def rotate(x_BTNH: jax.Array, frequencies_H: jax.Array) -> jax.Array:
+    """Turn pairs of features, one of each half, by angles that grow with the position."""
+    angle_TH = jnp.arange(x_BTNH.shape[1])[:, None] * frequencies_H
+    cos, sin = jnp.cos(angle_TH)[:, None], jnp.sin(angle_TH)[:, None]
+    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+    return turned.astype(x_BTNH.dtype)
+
+
+def capped(x: jax.Array, cap: float | None) -> jax.Array:
+    """Bend `x` into ± `cap`."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

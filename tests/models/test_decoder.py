@@ -1,0 +1,218 @@
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright.models import decoder
+from meshwright.models.decoder import Config, Rope
+
+PLAIN = Config(vocabulary=14, model=16, layers=3, heads=4, key_heads=2, head=8, feed_forward=24)
+CONFIGS = {
+    "plain": PLAIN,
+    "mistral": dataclasses.replace(PLAIN, windows=(3,)),
+    "qwen": dataclasses.replace(PLAIN, query_bias=True, query_norm=True, tied=True),
+    "gemma": dataclasses.replace(
+        PLAIN,
+        activation="gelu",
+        norm_offset=1.0,
+        post_norms=True,
+        windows=(3, None),
+        ropes=(Rope(), Rope(1e6, factor=8)),
+        tied=True,
+        embedding_scale=4.0,
+        attention_cap=2.0,
+        logit_cap=3.0,
+    ),
+}
+TOKENS = np.random.default_rng(0).integers(0, 14, (8, 12))
+
+
+def params_of(cfg):
+    """Parameters that are all random, so that no norm and no bias goes unnoticed."""
+    shapes = jax.eval_shape(functools.partial(decoder.init, cfg), jax.random.key(0))
+    random = np.random.default_rng(1)
+    return jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.3, x.shape), x.dtype), shapes)
+
+
+@functools.cache
+def compiled(function, cfg):
+    return jax.jit(functools.partial(function, cfg))
+
+
+logits_of = functools.partial(compiled, decoder.logits)
+losses_of = functools.partial(compiled, decoder.losses)
+
+
+@pytest.fixture(params=CONFIGS)
+def cfg(request):
+    return CONFIGS[request.param]
+
+
+def test_logits_are_wide_whatever_the_parameters_are(cfg):
+    params = params_of(cfg)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    found, expected = logits_of(cfg)(narrow, TOKENS), logits_of(cfg)(params, TOKENS)
+    assert (found.shape, found.dtype) == ((8, 12, 14), jnp.float32)
+    assert np.abs(found - expected).mean() < 0.05 * np.abs(expected).mean()
+
+
+def test_no_position_sees_what_follows_it(cfg):
+    changed = np.concatenate([TOKENS[:, :7], 13 - TOKENS[:, 7:]], axis=1)
+    found, expected = logits_of(cfg)(params_of(cfg), changed), logits_of(cfg)(params_of(cfg), TOKENS)
+    np.testing.assert_array_equal(found[:, :7], expected[:, :7])
+    assert (np.abs(found[:, 7:] - expected[:, 7:]).max((1, 2)) > 1e-3).all()
+
+
+def test_scanning_over_layers_is_the_same_as_one_after_the_other(cfg):
+    params = params_of(cfg)
+    x = params["embedding"][TOKENS] * cfg.embedding_scale
+    windows = cfg.layer_windows()
+    for i, frequencies in enumerate(cfg.layer_frequencies()):
+        layer = jax.tree.map(lambda x, i=i: x[i], params["layers"])
+        mask = decoder.visible(cfg, x, None if windows is None else windows[i], None)
+        x = decoder.block(cfg, layer, x, frequencies, mask)
+    unrolled = decoder.scores(cfg, params, decoder.rms_norm(cfg, x, params["norm"]))
+    np.testing.assert_allclose(logits_of(cfg)(params, TOKENS), unrolled, rtol=1e-4, atol=1e-4)
+
+
+def test_packed_sequences_are_as_if_each_were_alone(cfg):
+    segments = np.array([[1] * 5 + [2] * 7] * 8)
+    packed = logits_of(cfg)(params_of(cfg), TOKENS, segments)
+    for part in (slice(0, 5), slice(5, 12)):
+        alone = logits_of(cfg)(params_of(cfg), TOKENS[:, part])
+        np.testing.assert_allclose(packed[:, part], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_losses_are_the_cross_entropy_of_the_logits(cfg):
+    logits = logits_of(cfg)(params_of(cfg), TOKENS[:, :-1])
+    expected = optax.softmax_cross_entropy_with_integer_labels(logits, TOKENS[:, 1:])
+    found = losses_of(cfg)(params_of(cfg), TOKENS)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_and_the_first_tokens_of_segments_are_not_counted():
+    segments = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0]] * 8)
+    found = compiled(decoder.loss, PLAIN)(params_of(PLAIN), {"tokens": TOKENS, "segments": segments})
+    losses = losses_of(PLAIN)(params_of(PLAIN), TOKENS, segments)
+    assert found.count == 8 * (3 + 2)
+    assert found.total == pytest.approx(float(losses[:, :3].sum() + losses[:, 4:6].sum()), rel=1e-5)
+
+
+def test_what_is_kept_for_the_gradient_does_not_change_it():
+    def gradient(remat):
+        loss = functools.partial(decoder.loss, PLAIN, batch={"tokens": TOKENS}, remat=remat)
+        return jax.jit(jax.value_and_grad(lambda params: loss(params).value))(params_of(PLAIN))
+
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, gradient("nothing"), gradient("everything"))
+
+
+def test_heads_that_share_keys_are_as_heads_with_keys_of_their_own():
+    own = dataclasses.replace(PLAIN, key_heads=4)
+    shared = params_of(PLAIN)
+
+    def repeated(name):
+        x = shared["layers"][name].reshape(3, 16, 2, 8)
+        return jnp.repeat(x, 2, axis=2).reshape(3, 16, 32)
+
+    params = {**shared, "layers": {**shared["layers"], "k": repeated("k"), "v": repeated("v")}}
+    np.testing.assert_allclose(logits_of(own)(params, TOKENS), logits_of(PLAIN)(shared, TOKENS), atol=1e-5)
+
+
+def test_rotated_positions_know_only_their_distance():
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
+    frequencies = Rope().frequencies(8)
+    q, k = (decoder.rotate(jnp.tile(x, (1, 20, 1, 1)), frequencies)[0, :, 0] for x in (q, k))
+    scores = np.asarray(q @ k.T)
+    for distance in range(1, 4):
+        np.testing.assert_allclose(np.diagonal(scores, distance), scores[0, distance], rtol=1e-4)
+    assert abs(scores[0, 1] - scores[0, 3]) > 1e-3
+
+
+def test_a_longer_context_slows_the_slow_turns_and_leaves_the_fast():
+    before, after = Rope(5e5).frequencies(64), Rope(5e5, factor=8, length=8192).frequencies(64)
+    ratio = after / before
+    np.testing.assert_allclose(ratio[[0, -1]], [1, 1 / 8], rtol=1e-6)
+    assert (np.diff(ratio) <= 1e-6).all()
+    assert ((ratio > 0.126) & (ratio < 0.999)).any()
+    np.testing.assert_allclose(Rope(1e6, factor=8).frequencies(64), Rope(1e6).frequencies(64) / 8)
+
+
+def test_a_window_hides_what_lies_before_it():
+    cfg = dataclasses.replace(PLAIN, windows=(3,), layers=1)
+    changed = np.concatenate([13 - TOKENS[:, :2], TOKENS[:, 2:]], axis=1)
+    params = params_of(cfg)
+    found, expected = logits_of(cfg)(params, changed), logits_of(cfg)(params, TOKENS)
+    np.testing.assert_allclose(found[:, 4:], expected[:, 4:], atol=1e-5)
+    assert np.abs(found[:, 3] - expected[:, 3]).max() > 1e-3
+
+
+def test_a_tied_head_is_the_embedding():
+    tied = dataclasses.replace(PLAIN, tied=True)
+    params = params_of(tied)
+    assert "head" not in params
+    untied = {**params, "head": params["embedding"].T}
+    np.testing.assert_allclose(logits_of(tied)(params, TOKENS), logits_of(PLAIN)(untied, TOKENS), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "gemma"])
+def test_split_over_a_mesh_it_computes_the_same(name, mesh):
+    cfg = CONFIGS[name]
+    layout, params = mw.Layout(mesh, decoder.RULES), params_of(cfg)
+    placed = jax.device_put(params, layout.shardings(params))
+    tokens = jax.device_put(TOKENS, layout.batch_sharding)
+    assert placed["layers"]["q"].sharding.spec == jax.P(None, "fsdp", "tensor")
+    with jax.set_mesh(mesh):
+        found = jax.jit(functools.partial(decoder.logits, cfg))(placed, tokens)
+    np.testing.assert_allclose(found, logits_of(cfg)(params, TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_devices_exchange_weights_and_no_activations():
+    cfg, length = dataclasses.replace(PLAIN, vocabulary=32), 23
+    layout = mw.Layout(mw.make_mesh("fsdp=8"), decoder.RULES)
+    params = layout.place(jax.eval_shape(functools.partial(decoder.init, cfg), jax.random.key(0)))
+    batch = {"tokens": jax.ShapeDtypeStruct((16, length + 1), np.int32, sharding=layout.batch_sharding)}
+    with jax.set_mesh(layout.mesh):
+        gradient = jax.jit(jax.grad(lambda params, batch: decoder.loss(cfg, params, batch).value))
+        text = gradient.lower(params, batch).compile().as_text()
+    exchanged = re.findall(r"= (.*?) (?:all-\w+|reduce-scatter|collective-permute)\(", text)
+    assert any("f32[16,24]" in shapes for shapes in exchanged)  # a layer's gate, gathered
+    assert not [shapes for shapes in exchanged if re.search(rf"f32\[.*\b{length}\b", shapes)]
+
+
+PUBLISHED = {
+    "llama-7b": 6_738_415_616,
+    "llama-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "mistral-7b": 7_241_732_096,
+    "qwen-2-0.5b": 494_032_768,
+    "qwen-3-0.6b": 596_049_920,
+    "gemma-2b": 2_506_172_416,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-3-1b": 999_885_952,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_size_has_as_many_parameters_as_published(name):
+    init = functools.partial(decoder.init, decoder.config(name))
+    assert mw.train.num_params(jax.eval_shape(init, jax.random.key(0))) == PUBLISHED[name]
+
+
+def test_a_size_that_there_is_not_is_answered_with_the_nearest():
+    with pytest.raises(mw.errors.UsageError, match="did you mean 'llama-7b'"):
+        decoder.config("lama-7b")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("key_heads", 3), ("head", 7), ("activation", "relu"), ("windows", ())]
+)
+def test_sizes_that_do_not_go_together_are_refused_by_name(field, value):
+    with pytest.raises(mw.errors.UsageError, match=f"Config.*{field}"):
+        dataclasses.replace(PLAIN, **{field: value})
