@@ -1,6 +1,8 @@
 """Runs whose directory is at an address."""
 
+import os
 import re
+import signal
 
 import pytest
 
@@ -9,7 +11,7 @@ from addresses.stores import files
 from experiment.runs import EXAMPLES, experiment, losses, measure
 from meshwright.addresses import _mirror, local_copy
 from meshwright.cli import main
-from meshwright.errors import DivergedError, MeshwrightError, UsageError
+from meshwright.errors import DivergedError, Interrupted, MeshwrightError, UsageError
 from meshwright.experiment import checkpoints_of
 
 
@@ -55,16 +57,31 @@ def test_all_that_a_run_directory_holds_is_at_the_address(memory, at, local, tmp
 def test_checkpoints_are_below_it_and_compiled_programs_stay_here(at, tmp_path):
     mw.run(experiment(at))
     assert checkpoints_of(at) == f"{at}/checkpoints"
+    assert checkpoints_of("nowhere://x") == "nowhere://x"
     assert mw.open_source(f"{at}/checkpoints").step == 10
     assert list((tmp_path / "cache/meshwright/compile_cache").iterdir())
 
 
-def test_a_run_goes_on_from_its_address_as_from_a_directory(memory, at, local):
-    mw.run(evaluated(at, max_step=5))
+def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory(memory, at, local):
+    def stop(step, values):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        mw.run(evaluated(at, trackers=(stop,)))
+    assert "outcome.json" not in files(memory, at)
     mw.run(evaluated(at))
     assert losses_at(at) == losses(local)
-    log = files(memory, at)["logs/process-00000.log"].decode()
-    assert log.count("run memory://") == 2
+    assert files(memory, at)["logs/process-00000.log"].decode().count("run memory://") == 2
+
+
+def test_a_run_that_goes_on_has_no_outcome_until_it_has_another(memory, at):
+    seen = []
+    mw.run(experiment(at, max_step=4))
+    look = lambda step, values: seen.append((step, "outcome.json" in files(memory, at)))
+    mw.run(experiment(at, checkpoints=mw.Save(when=2), trackers=(look,)))
+    assert dict(seen)[10] is False  # the save of step 8 has waited for that of step 6
+    assert "outcome.json" in files(memory, at)
 
 
 def test_reports_are_there_before_the_checkpoint_that_follows_them_is(memory, at):

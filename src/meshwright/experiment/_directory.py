@@ -31,7 +31,7 @@ import jax
 from meshwright import process
 from meshwright.addresses import is_address, join, local_path, mirrored, read_text
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import InputError, UsageError
+from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.experiment._describe import describe
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
@@ -148,16 +148,15 @@ def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
 
 
 def checkpoints_of(path: str) -> str:
-    """Return where the checkpoints of the run at `path` are; `path` itself, where there is none.
+    """Return where the checkpoints of the run at `path` are; `path` itself, where there is no run to be read.
 
     Raises:
       InputError: a file of the run that says so is damaged.
-      MeshwrightError: there is a store that cannot be read.
     """
     try:
         if _read(join(path, "experiment.txt")) is None:
             return path
-    except UsageError:  # what fsspec needs for the address is not installed: checkpoints need not have it
+    except MeshwrightError:  # fsspec lacks a package or credentials: checkpoints do without them
         return path
     file = join(path, "environment.json")
     try:
