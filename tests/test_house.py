@@ -17,7 +17,7 @@ FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},
     {"train", "profiling"},
-    {"adapters", "models", "plan", "predict"},
+    {"adapters", "models", "predict"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},

@@ -7,10 +7,13 @@ from typing import Any
 
 from meshwright._version import __version__
 
-TAKING_SETTINGS = ("demo", "hlo", "train", "resume", "show")
+TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "show")
 """The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
 
-FLAGS = ("--against", "--fake-devices", "--help", "--json", "--kill", "--settings", "--to", "-h")
+FLAGS = (
+    *("--against", "--bandwidth", "--compile-to", "--fake-devices", "--help", "--json", "--kill", "--on"),
+    *("--search", "--settings", "--to", "--traced", "-h"),
+)
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
@@ -30,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"meshwright {__version__}")
     commands = _Commands(top)
     _add_runs(commands)
+    _add_plan(commands)
     _add_looks_at_runs(commands)
     _add_checkpoints(commands)
     _add_machines(commands)
@@ -85,6 +89,33 @@ def _add_runs(commands: _Commands) -> None:
         help="show in what it differs from another: module:function, a run, or its experiment.txt; exit code "
         "0 if in nothing, else 1",
     )
+
+
+def _add_plan(commands: _Commands) -> None:
+    plan = commands.with_settings(
+        "plan", "_plan", "Tell what a step takes of hardware that is not there: memory, network, time."
+    )
+    plan.add_argument("target", metavar="module:function")
+    plan.add_argument(
+        "--on",
+        required=True,
+        metavar="HARDWARE",
+        help="h100:64x8, hosts and GPUs of each; v5e:16x16, the topology of a TPU slice; cpu:8",
+    )
+    plan.add_argument("--search", action="store_true", help="try all meshes that divide, and rank them")
+    plan.add_argument(
+        "--traced",
+        action="store_true",
+        help="estimate from the traced step; do not compile it even where the hardware's compiler is there",
+    )
+    plan.add_argument(
+        "--bandwidth",
+        type=float,
+        default=1.0,
+        metavar="GB/s",
+        help="what a host writes of a checkpoint in a second",
+    )
+    plan.add_argument("--compile-to", metavar="FILE", help=argparse.SUPPRESS)  # see cli/_plan.py
 
 
 def _add_looks_at_runs(commands: _Commands) -> None:

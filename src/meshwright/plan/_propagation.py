@@ -32,15 +32,17 @@ class Propagation:
         self._waiting: set[Operation | Tie] = set()
 
     def fix(self, value: Value, spec: PartitionSpec | Spec) -> None:
-        """Say where a value is; nothing changes it any more, not even this."""
+        """Say where a value is; nothing changes it any more, not even this, unless some of it is left open."""
         if value in self._fixed:
             return
         self.specs[value] = self.canonical(spec, len(value.shape))
-        self._fixed.add(value)
+        if PartitionSpec.UNCONSTRAINED not in tuple(spec):
+            self._fixed.add(value)
 
     def canonical(self, spec: PartitionSpec | Spec, rank: int) -> Spec:
         """Return a spec as tuples, one for each dimension, without axes of size 1."""
-        entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+        known = (None if entry is PartitionSpec.UNCONSTRAINED else entry for entry in spec)
+        entries = [(entry,) if isinstance(entry, str) else entry or () for entry in known]
         dims = [tuple(axis for axis in entry if self.sizes.get(axis, 1) > 1) for entry in entries]
         return (*dims, *((),) * (rank - len(dims)))
 

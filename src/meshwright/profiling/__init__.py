@@ -3,6 +3,7 @@
 from meshwright.profiling._collectives import Collective, collectives
 from meshwright.profiling._flops import Flops, Product, count_flops, flops
 from meshwright.profiling._hlo import save_hlo
+from meshwright.profiling._kernels import Kernel, kernels, memory_traffic
 from meshwright.profiling._measure import collective_of, summarize
 from meshwright.profiling._peaks import peak_flops
 from meshwright.profiling._products import product_flops
@@ -15,6 +16,7 @@ __all__ = [
     "Collective",
     "DeviceTimes",
     "Flops",
+    "Kernel",
     "OpTimes",
     "Product",
     "StepTimes",
@@ -25,6 +27,8 @@ __all__ = [
     "count_flops",
     "find_profiles",
     "flops",
+    "kernels",
+    "memory_traffic",
     "peak_flops",
     "product_flops",
     "save_hlo",
