@@ -18,9 +18,9 @@ def test_a_path_is_no_address(place):
     assert join(place, "a") == str(local_path(place) / "a")
 
 
-def test_a_home_is_resolved_and_never_made_a_folder_of_that_name(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert local_path("~/runs") == Path("/home/somebody/runs")
+def test_a_home_is_resolved_and_never_made_a_folder_of_that_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local_path("~/runs") == tmp_path / "runs"
     assert local_path("file:///tmp/a[1]") == Path("/tmp/a[1]")
 
 
