@@ -69,7 +69,7 @@ def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory
 
     with pytest.raises(Interrupted):
         mw.run(evaluated(at, trackers=(stop,)))
-    assert "outcome.json" not in files(memory, at)
+    assert b'"ended": "stopped"' in files(memory, at)["outcome.json"]
     mw.run(evaluated(at))
     assert losses_at(at) == losses(local)
     assert files(memory, at)["logs/process-00000.log"].decode().count("run memory://") == 2

@@ -12,6 +12,7 @@ outputs/test/step_….jsonl what the model made of each example, of evaluations 
 compile_cache/            compiled programs, for when the run is continued
 logs/process-00000.log    what each process has to say
 outcome.json              how it ended, once it has
+report.html               all of this as a page, made when it ends
 """
 
 import contextlib
@@ -136,7 +137,8 @@ def write_description(
     (directory / "state.txt").write_text(describe_state(parts.target) + "\n")
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
-    elsewhere = str(checkpoints.directory) if experiment.checkpoints.directory else None
+    is_elsewhere = experiment.checkpoints.directory or is_address(experiment.run)
+    elsewhere = str(checkpoints.directory) if is_elsewhere else None
     _write_json(directory / "environment.json", environment(parts.layout.mesh) | {"checkpoints": elsewhere})
 
 

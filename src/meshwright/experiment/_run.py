@@ -25,6 +25,7 @@ from meshwright.experiment._parts import (
     parts_of,
 )
 from meshwright.experiment._policies import as_when
+from meshwright.experiment._record import Record
 from meshwright.experiment._reports import heading, reported, reports, saying, writers
 from meshwright.experiment._save import checkpoints_for
 from meshwright.experiment._stopping import Stopping
@@ -83,10 +84,10 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
             warn = saying(console, logging.WARNING)
             directory, put = opened.enter_context(_directory.open_directory(experiment, warn))
         checkpoints.before_commit = put  # so that a run which goes on from there lacks no report
-        rooms = _Rooms(directory, console, data, parts, checkpoints, signals)
-        outcome = _run_in(rooms, experiment, origin)
-        if process.is_lead():
-            _directory.write_outcome(directory, outcome.summary())
+        record = opened.enter_context(Record(directory, experiment, origin))
+        rooms = _Rooms(directory, console, data, parts, checkpoints, signals, record)
+        outcome = _run_in(rooms, experiment)
+        record.summary = outcome.summary()
     return outcome
 
 
@@ -101,23 +102,19 @@ class _Rooms:
     parts: Parts
     checkpoints: Checkpoints
     signals: process.Signals
+    record: Record
 
 
-def _run_in(rooms: _Rooms, experiment: Experiment, origin: Mapping[str, Any] | None) -> Outcome:
+def _run_in(rooms: _Rooms, experiment: Experiment) -> Outcome:
     with contextlib.ExitStack() as opened:
         with naming("checkpoints.directory"):
             opened.enter_context(rooms.checkpoints)
         opened.enter_context(_directory.log_file(rooms.directory))
         opened.enter_context(_directory.compiled_programs(experiment))
-        return _train(rooms, experiment, origin, opened)
+        return _train(rooms, experiment, opened)
 
 
-def _train(
-    rooms: _Rooms,
-    experiment: Experiment,
-    origin: Mapping[str, Any] | None,
-    opened: contextlib.ExitStack,
-) -> Outcome:
+def _train(rooms: _Rooms, experiment: Experiment, opened: contextlib.ExitStack) -> Outcome:
     """Check, restore and train, with what is opened on the way given to `opened`."""
     directory, console, parts, checkpoints = rooms.directory, rooms.console, rooms.parts, rooms.checkpoints
     say = saying(console)
@@ -133,8 +130,7 @@ def _train(
     if first >= experiment.max_step:
         say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
         return Outcome(first, checkpoints.scores(), 0.0, state)
-    if process.is_lead():
-        _directory.write_description(directory, experiment, checkpoints, parts, origin)
+    rooms.record.begin(checkpoints, parts)
     step_time = StepTime(RUN_AHEAD)
     write = writers(opened, directory, experiment, console, checkpoints.latest, parts, step_time, after=first)
     if process.is_lead():

@@ -32,7 +32,7 @@ class Propagation:
         self._waiting: set[Operation | Tie] = set()
 
     def fix(self, value: Value, spec: PartitionSpec | Spec) -> None:
-        """Say where a value is; nothing changes it any more, not even this, unless some of it is left open."""
+        """Say where a value is; nothing changes it any more, not even this, unless a part is left open."""
         if value in self._fixed:
             return
         self.specs[value] = self.canonical(spec, len(value.shape))
