@@ -50,6 +50,7 @@ def test_all_that_a_run_directory_holds_is_at_the_address(memory, at, local, tmp
     there = named(files(memory, at))
     assert there == named(str(p.relative_to(local)) for p in local.rglob("*") if p.is_file())
     assert {"metrics.jsonl", "outcome.json", "logs/process-00000.log"} < there
+    assert f"<h1>{at}</h1>".encode() in files(memory, at)["report.html"]
     assert losses_at(at) == losses(local)
     assert not list((tmp_path / "temporary").iterdir())
 
@@ -144,13 +145,15 @@ def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
     assert "step=6" in capsys.readouterr().out
     assert main(["trace", at]) == 0
     assert f"{at}/plugins/profile/step_2/" in capsys.readouterr().out
+    assert main(["report", at]) == 0
+    assert f"{at}/report.html" in capsys.readouterr().out
     settings = ["start_trace_steps=[2]", "steps=6", f"run={at}"]
     for other in (at, f"{at}/experiment.txt"):
         assert main(["show", TARGET, *settings, "--against", other]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "words", [["resume"], ["trace"], ["show", TARGET, "run=x", "--against"]], ids=" ".join
+    "words", [["resume"], ["trace"], ["report"], ["show", TARGET, "run=x", "--against"]], ids=" ".join
 )
 def test_the_commands_say_what_is_not_there(at, capsys, words):
     assert main([*words, at]) == 3

@@ -66,9 +66,11 @@ class Record:
     def _write_page(self) -> None:
         metrics = self._directory / "metrics.jsonl"
         if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
-            log.warning("so many reports take long to draw: `meshwright report %s` does", self._directory)
+            log.warning(
+                "so many reports take long to draw: `meshwright report %s` does", self._experiment.run
+            )
         else:
-            write_page(read_run(self._directory))
+            write_page(read_run(self._directory, self._experiment.run))
 
 
 def _ended_by(error: Exception) -> dict[str, Any]:
