@@ -16,7 +16,7 @@ _ABSENT_OR_SPOILT = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "DA
 
 
 def store_of(directory: Directory, context: Any = None) -> Any:
-    """Return the `tensorstore.KvStore` of what is in a directory; a local one in a context of its own, if given.
+    """Return the `tensorstore.KvStore` of a directory; of a local one in `context`, if that is given.
 
     Raises:
       UsageError: TensorStore is not installed.
