@@ -24,6 +24,7 @@ ARRAYS = {
     "state/step": np.array(7, np.int32),
     "state/param_states/decoder/wi/kernel/v_row": RANDOM.standard_normal(12, np.float32),
     "flax_mutables/counts": np.array([1, 2, 1 << 31], np.uint32),
+    "flax_mutables/a": np.ones(3, np.dtype("<f4").newbyteorder("=")),  # not NumPy's own object for float32
 }
 
 
