@@ -4,11 +4,13 @@ from meshwright.checkpoint._best import open_best
 from meshwright.checkpoint._cast import Casts, cast_dtypes
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._contents import Contents, Listed, contents
-from meshwright.checkpoint._convert import convert
+from meshwright.checkpoint._convert import convert, rewritten
 from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
 from meshwright.checkpoint._directory import step_name
 from meshwright.checkpoint._export import export_safetensors
+from meshwright.checkpoint._export_npz import export_npz
+from meshwright.checkpoint._export_seqax import export_seqax
 from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, stack
@@ -60,7 +62,9 @@ __all__ = [
     "convert",
     "diff",
     "everything",
+    "export_npz",
     "export_safetensors",
+    "export_seqax",
     "export_t5x",
     "first_matches",
     "is_pinned",
@@ -75,6 +79,7 @@ __all__ = [
     "pin",
     "restore",
     "restore_lazily",
+    "rewritten",
     "spaced",
     "stack",
     "step_name",

@@ -28,7 +28,7 @@ from meshwright.process import on_lead
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-_PART_BYTES = 1 << 28  # what of one array is in memory at a time
+_PART_BYTES = 1 << 24  # what of one array is in memory at a time
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
 

@@ -22,8 +22,8 @@ _STALLED = {
 }
 """When a connection that moves too few bytes a second is given up. TensorStore itself waits for ever."""
 
-_CACHED = 64 << 20
-"""Bytes of chunks, decoded, that are kept: a slice of one may be wanted after another."""
+_CACHED = 96 << 20
+"""Bytes of chunks, decoded, that are kept: of one chunk, a slice may be wanted after another."""
 
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 

@@ -35,6 +35,8 @@ class LazyArray:
     """
     key_impl: str | None = None
     """Of the data of typed PRNG keys, whose last dimension is one key's: the keys' implementation."""
+    stored_chunks: tuple[int, ...] | None = None
+    """The shape of the equal chunks in which it lies, if it does: some of one costs as much as all of it."""
 
     @property
     def ndim(self) -> int:
@@ -50,8 +52,11 @@ class LazyArray:
     def chunk_shape(self) -> tuple[int, ...]:
         """Return the shape of the equal pieces, of 1 to 64 MiB, in which it is saved.
 
-        It is cut along one dimension. What is smaller, or cannot be cut into such, is one piece.
+        They are those in which it lies, if they are of such a size, or else it is cut along one dimension.
+        What is smaller, or cannot be cut into such, is one piece.
         """
+        if self.stored_chunks and self._are_pieces(self.stored_chunks):
+            return self.stored_chunks
         cuts = [
             (self.nbytes // size * part, -dim, part)
             for dim, size in enumerate(self.shape if self.nbytes > _PIECE_NBYTES[-1] else ())
@@ -60,6 +65,10 @@ class LazyArray:
         ]
         _, minus_dim, part = max(cuts, default=(0, 0, None))
         return tuple(part if part and dim == -minus_dim else size for dim, size in enumerate(self.shape))
+
+    def _are_pieces(self, shape: tuple[int, ...]) -> bool:
+        is_even = all(piece and size % piece == 0 for size, piece in zip(self.shape, shape, strict=True))
+        return is_even and math.prod(shape) * self.dtype.itemsize in _PIECE_NBYTES
 
     def read_parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts, as `read` does."""
@@ -95,7 +104,7 @@ class LazyArray:
                 within.append(slice(among.start, among.stop))
             return self.read(tuple(within)).reshape(shape_of(index, tuple(map(len, kept))))
 
-        return dataclasses.replace(self, shape=tuple(map(len, kept)), read=read)
+        return dataclasses.replace(self, shape=tuple(map(len, kept)), read=read, stored_chunks=None)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Read all of it."""
@@ -131,7 +140,7 @@ def stack(arrays: Sequence[LazyArray]) -> LazyArray:
             out[place] = array.read(index[1:])
         return out
 
-    return dataclasses.replace(arrays[0], shape=shape, read=read)
+    return dataclasses.replace(arrays[0], shape=shape, read=read, stored_chunks=None)
 
 
 def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -75,7 +75,9 @@ class NativeSource:
         """Return every array by name; nothing is read."""
         impls = self._manifest.prng_keys
         return {
-            name: LazyArray(array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name))
+            name: LazyArray(
+                array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name), array.chunk_shape
+            )
             for name, array in self._manifest.arrays.items()
         }
 

@@ -27,6 +27,9 @@ class Foreign:
     spell: Callable[[str], str] = field(default=str, repr=False)
     """Returns what the format makes of one of our names, where that cannot be undone: dots, say, for `/`."""
 
+    ours: Callable[[str], str] = field(default=str, repr=False)
+    """Returns our name of one of the format's, as far as that can be told."""
+
     def __str__(self) -> str:
         """Return path and format, which is what errors call the checkpoint by."""
         return f"{self.path} ({self.format})"

@@ -64,7 +64,14 @@ def _open_sharded(place: Directory, index: Directory) -> Foreign:
 
 
 def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[str, Any]) -> Foreign:
-    return Foreign(place, READER.name, held, extra=dict(metadata), spell=lambda name: name.replace("/", "."))
+    return Foreign(
+        place,
+        READER.name,
+        held,
+        extra=dict(metadata),
+        spell=lambda name: name.replace("/", "."),
+        ours=lambda name: name.replace(".", "/"),
+    )
 
 
 class _Entry(NamedTuple):

@@ -55,7 +55,9 @@ def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
 def _array(what: str, requested: Any) -> LazyArray:
     with _telling(what):
         opened = requested.result()
-    return LazyArray(tuple(opened.shape), opened.dtype.numpy_dtype, _Reader(what, opened))
+    chunks = opened.chunk_layout.read_chunk.shape
+    reader = _Reader(what, opened)
+    return LazyArray(tuple(opened.shape), opened.dtype.numpy_dtype, reader, stored_chunks=chunks)
 
 
 @dataclass(frozen=True)
