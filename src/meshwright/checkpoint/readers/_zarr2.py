@@ -66,7 +66,8 @@ def zarr_array(directory: Directory, name: str, metadata: Zarr2) -> LazyArray:
     Raises:
       DamagedError (when it is read): a chunk is missing, cannot be decompressed, or is of another size.
     """
-    return LazyArray(metadata.shape, metadata.dtype.newbyteorder("="), _Chunks(directory, name, metadata))
+    dtype = metadata.dtype.newbyteorder("=")
+    return LazyArray(metadata.shape, dtype, _Chunks(directory, name, metadata), stored_chunks=metadata.chunks)
 
 
 @dataclass(frozen=True)
