@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, last, open_source, restore
+from meshwright.checkpoint import Checkpoints, is_held, last, open_source, restore
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Tick, every
 
@@ -192,6 +192,14 @@ def test_a_second_run_is_refused_and_told_who_is_there(tmp_path):
         Checkpoints(tmp_path).__enter__()
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest() is None
+
+
+def test_whether_a_directory_is_held_can_be_asked(tmp_path):
+    assert not is_held(tmp_path / "nowhere")
+    with Checkpoints(tmp_path):
+        assert is_held(tmp_path)
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
 
 
 def test_a_directory_that_cannot_be_opened_is_not_kept_locked(tmp_path):

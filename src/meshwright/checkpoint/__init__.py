@@ -7,7 +7,7 @@ from meshwright.checkpoint._contents import Contents, Listed, contents
 from meshwright.checkpoint._convert import convert, rewritten
 from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
-from meshwright.checkpoint._directory import step_name
+from meshwright.checkpoint._directory import is_held, step_name
 from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._export_npz import export_npz
 from meshwright.checkpoint._export_seqax import export_seqax
@@ -67,6 +67,7 @@ __all__ = [
     "export_seqax",
     "export_t5x",
     "first_matches",
+    "is_held",
     "is_pinned",
     "last",
     "load",

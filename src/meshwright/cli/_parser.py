@@ -121,6 +121,15 @@ def _add_plan(commands: _Commands) -> None:
 def _add_looks_at_runs(commands: _Commands) -> None:
     inspect = commands.add("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH")
+    report = commands.add(
+        "report", "_report", "Write a page of a run, or of several side by side, and tell it in short."
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run")
+    report.add_argument(
+        "--to", metavar="FILE", help="where to; else report.html in the run, or comparison.html here"
+    )
+    runs = commands.add("runs", "_runs", "List the runs below a directory and how they fare.")
+    runs.add_argument("directory", nargs="?", metavar="DIR", default="runs", help="runs, unless given")
     trace = commands.add(
         "trace", "_trace", "Show where the time of a profile went: devices, operations, input."
     )

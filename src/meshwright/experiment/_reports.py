@@ -9,7 +9,6 @@ import jax
 
 import meshwright
 from meshwright import process
-from meshwright.experiment import _directory
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
 from meshwright.input import Batches
@@ -90,7 +89,6 @@ def writers(
         opened.enter_context(tensorboard(directory, after=after)),
         open_trackers(opened, *experiment.trackers),
     )
-    _directory.write_outcome(directory, None)
     counted = count_flops(parts.step.jaxpr)
     sizes = {"model_flops": float(counted.model), **state_sizes(parts.target)}
     files(after, {"compile_seconds": parts.step.compile_seconds, **sizes})
