@@ -12,7 +12,6 @@ import math
 import re
 import shutil
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import tree
+from meshwright.checkpoint._deflate import gzipped
 from meshwright.checkpoint._export import Names, TreeSource, readable
 from meshwright.checkpoint._format import fsync_directory
 from meshwright.checkpoint._format._durable import write_whole
@@ -168,7 +168,7 @@ def _write_array(
 
     def write_chunk(place: tuple[int, ...]) -> None:
         index = tuple(slice(at * size, (at + 1) * size) for at, size in zip(place, chunks, strict=True))
-        write_whole(folder / ".".join(map(str, place)), _gzipped(read(index)))
+        write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
 
     counts = [range(size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
@@ -182,7 +182,7 @@ def _write_array(
 
 def _zarr(dtype: np.dtype) -> dict[str, Any]:
     # What NumPy has not itself, TensorStore calls by name.
-    name = dtype.str if dtype.isbuiltin == 1 else dtype.name
+    name = dtype.name if dtype.kind == "V" else dtype.str
     constant = {"fill_value": None, "filters": None, "order": "C", "zarr_format": 2}
     return {"dtype": name, "dimension_separator": ".", **constant}
 
@@ -199,6 +199,6 @@ def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def _gzipped(chunk: np.ndarray) -> bytes:
-    stream = zlib.compressobj(_COMPRESSOR["level"], wbits=zlib.MAX_WBITS | 16)
-    return stream.compress(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data) + stream.flush()
+def _compressed(chunk: np.ndarray) -> bytes:
+    # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
+    return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])

@@ -7,6 +7,7 @@ from meshwright.checkpoint import (
     export_npz,
     export_safetensors,
     export_seqax,
+    export_t5x,
     open_source,
     rewritten,
 )
@@ -33,5 +34,7 @@ def _written(source: Opened, options: argparse.Namespace) -> str:
             return options.destination
         case "npz":
             return str(export_npz(rewritten(source, **chosen), options.destination))
+        case "t5x":
+            return str(export_t5x(rewritten(source, **chosen), options.destination, step=source.step or 0))
         case _:
             return str(export_seqax(rewritten(source, **chosen), options.destination, step=source.step or 0))

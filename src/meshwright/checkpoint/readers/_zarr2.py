@@ -9,13 +9,13 @@ ml_dtypes, as TensorStore writes them.
 
 import itertools
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from meshwright.checkpoint._deflate import inflated
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory
 from meshwright.errors import CheckpointError, DamagedError, UsageError
@@ -66,7 +66,8 @@ def zarr_array(directory: Directory, name: str, metadata: Zarr2) -> LazyArray:
     Raises:
       DamagedError (when it is read): a chunk is missing, cannot be decompressed, or is of another size.
     """
-    return LazyArray(metadata.shape, metadata.dtype.newbyteorder("="), _Chunks(directory, name, metadata))
+    dtype = metadata.dtype.newbyteorder("=")
+    return LazyArray(metadata.shape, dtype, _Chunks(directory, name, metadata), stored_chunks=metadata.chunks)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
     """
     try:
         plain = _decompressed(content, zarr)
-    except (zlib.error, EOFError, ValueError) as error:
+    except ValueError as error:
         if isinstance(error, UsageError):
             raise
         raise DamagedError(f"{what} cannot be decompressed: {error}. Copy it again.") from None
@@ -147,16 +148,8 @@ def _decompressed(content: bytes, zarr: Zarr2) -> bytes:
     if compressor is None:
         return content
     if compressor in _ZLIB:
-        return _inflated(content)
+        return inflated(content)
     return _by_tensorstore(content, zarr)
-
-
-def _inflated(content: bytes) -> bytes:
-    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # of either header
-    plain = stream.decompress(content)
-    if not stream.eof or stream.unused_data:
-        raise EOFError("it ends before its end, or goes on behind it")
-    return plain
 
 
 def _by_tensorstore(content: bytes, zarr: Zarr2) -> bytes:
