@@ -1,6 +1,7 @@
 """Arrays whose shape and dtype are known and whose values are read when they are asked for."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,34 @@ class LazyArray:
             self, dtype=wanted, read=lambda index: self.read(index).astype(wanted, copy=False)
         )
 
+    def transpose(self) -> Self:
+        """Return the array with its dimensions in the opposite order, lazily."""
+        return dataclasses.replace(
+            self, shape=self.shape[::-1], read=lambda index: self.read(index[::-1]).transpose()
+        )
+
+    def reshape(self, *shape: int) -> Self:
+        """Return the array in another shape, lazily. Whole rows are read, as many as it takes.
+
+        Raises:
+          UsageError: It has another number of elements.
+        """
+        if math.prod(shape) != math.prod(self.shape):
+            raise UsageError(f"an array of shape {self.shape} cannot have the shape {shape}.")
+        if not self.shape or not shape or not math.prod(shape):
+            return dataclasses.replace(self, shape=shape, read=lambda i: np.asarray(self).reshape(shape)[i])
+        width, wanted = math.prod(self.shape[1:]), math.prod(shape[1:])
+
+        def read(index: Index) -> np.ndarray:
+            rows = range(shape[0])[index[0]]
+            start, stop = rows.start * wanted, max(rows.start, rows.stop) * wanted
+            held = slice(start // width, -(-stop // width))
+            flat = self.read((held, *(slice(None),) * (self.ndim - 1))).reshape(-1)
+            part = flat[start - held.start * width :][: stop - start].reshape(-1, *shape[1:])
+            return part[:, *index[1:]]
+
+        return dataclasses.replace(self, shape=shape, read=read)
+
     def __getitem__(self, index: Any) -> Self:
         """Return a part, lazily. `index` holds integers and slices of step 1.
 
@@ -119,6 +148,30 @@ def stack(arrays: Sequence[LazyArray]) -> LazyArray:
         for place, array in enumerate(arrays[index[0]]):
             out[place] = array.read(index[1:])
         return out
+
+    return dataclasses.replace(arrays[0], shape=shape, read=read)
+
+
+def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
+    """Return arrays of one dtype joined along their last dimension, lazily.
+
+    Raises:
+      UsageError: There are none, or they differ in dtype or in another dimension.
+    """
+    kinds = {(array.shape[:-1], array.dtype.name, array.ndim, array.key_impl) for array in arrays}
+    if len(kinds) != 1:
+        raise UsageError(f"cannot join arrays of {len(kinds)} kinds: {sorted(map(str, kinds))}.")
+    ends = list(itertools.accumulate(array.shape[-1] for array in arrays))
+    shape = (*arrays[0].shape[:-1], ends[-1])
+
+    def read(index: Index) -> np.ndarray:
+        wanted, parts = range(ends[-1])[index[-1]], []
+        for end, array in zip(ends, arrays, strict=True):
+            begin = end - array.shape[-1]
+            part = slice(max(wanted.start, begin) - begin, max(0, min(wanted.stop, end) - begin))
+            if part.start < part.stop:
+                parts.append(array.read((*index[:-1], part)))
+        return np.concatenate(parts, axis=-1) if parts else np.empty(shape_of(index, shape), arrays[0].dtype)
 
     return dataclasses.replace(arrays[0], shape=shape, read=read)
 
