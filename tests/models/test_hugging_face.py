@@ -13,7 +13,7 @@ import meshwright as mw
 from meshwright import tree
 from meshwright.checkpoint import SafetensorsSource, as_source, cast, export_safetensors
 from meshwright.errors import CheckpointError
-from meshwright.models import decoder, hugging_face
+from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.models.decoder import Rope
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,23 +25,42 @@ def expected(name):
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
+def restored(name, model, cfg):
+    source = cast(hugging_face.open_model(GOLDEN / name), [(".*", "float32")])
+    return mw.restore(source, jax.eval_shape(functools.partial(model.init, cfg), jax.random.key(0)))
+
+
 def bits(arrays):
     return {name: (str(x.dtype), np.asarray(x).tobytes()) for name, x in arrays.items()}
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_logits_are_those_of_pytorch(name):
+def test_logits_of_decoders_are_those_of_pytorch(name):
     cfg, golden = hugging_face.config(GOLDEN / name), expected(name)
-    source = cast(hugging_face.open_decoder(GOLDEN / name), [(".*", "float32")])
-    target = jax.eval_shape(functools.partial(decoder.init, cfg), jax.random.key(0))
-    logits = jax.jit(functools.partial(decoder.logits, cfg))(mw.restore(source, target), golden["input_ids"])
+    params = restored(name, decoder, cfg)
+    logits = jax.jit(functools.partial(decoder.logits, cfg))(params, golden["input_ids"])
     np.testing.assert_allclose(logits, golden["logits"], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+def test_logits_of_gpt2_are_those_of_pytorch():
+    cfg, golden = hugging_face.config(GOLDEN / "gpt2"), expected("gpt2")
+    logits = jax.jit(functools.partial(gpt2.logits, cfg))(restored("gpt2", gpt2, cfg), golden["input_ids"])
+    np.testing.assert_allclose(logits, golden["logits"], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "t5v1_1"])
+def test_logits_of_t5_are_those_of_pytorch(name):
+    cfg, golden = hugging_face.config(GOLDEN / name), expected(name)
+    logits = jax.jit(functools.partial(t5.logits, cfg))(
+        restored(name, t5, cfg), golden["input_ids"], golden["decoder_input_ids"]
+    )
+    np.testing.assert_allclose(logits, golden["logits"], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "gpt2", "t5", "t5v1_1"])
 def test_what_is_exported_is_what_was_read(name, tmp_path):
     theirs = SafetensorsSource(GOLDEN / name)
-    names = hugging_face.decoder_map(hugging_face.config(GOLDEN / name))
+    names = hugging_face.parameter_map(hugging_face.config(GOLDEN / name))
     export_safetensors(names.to_theirs(names.to_ours(theirs)), tmp_path)
     assert bits(SafetensorsSource(tmp_path).arrays()) == bits(theirs.arrays())
 
@@ -53,7 +72,7 @@ def test_a_run_starts_from_it_on_a_mesh(mesh):
         str(GOLDEN / "llama"),
         assign=[("params/(.*)", r"\1")],
         casts=[(".*", "float32")],
-        open_with=hugging_face.open_decoder,
+        open_with=hugging_face.open_model,
     )
     found = build(target)["params/layers/gate"]
     theirs = SafetensorsSource(GOLDEN / "llama").arrays()["model.layers.1.mlp.gate_proj.weight"]
@@ -64,7 +83,7 @@ def test_a_run_starts_from_it_on_a_mesh(mesh):
 def test_a_tied_head_that_is_there_nevertheless_is_left_out():
     arrays = dict(SafetensorsSource(GOLDEN / "qwen2").arrays())
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
-    names = hugging_face.decoder_map(hugging_face.config(GOLDEN / "qwen2"))
+    names = hugging_face.parameter_map(hugging_face.config(GOLDEN / "qwen2"))
     assert "lm_head.weight" not in names.to_ours(as_source(arrays, "tied")).arrays()
 
 
@@ -148,7 +167,7 @@ def test_all_that_does_not_fit_is_told_at_once():
         json.loads((GOLDEN / "qwen2/config.json").read_text()) | {"model_type": "qwen3"}
     )
     target = jax.eval_shape(functools.partial(decoder.init, biased), jax.random.key(0))
-    source = hugging_face.decoder_map(cfg).to_ours(SafetensorsSource(GOLDEN / "qwen2"))
+    source = hugging_face.parameter_map(cfg).to_ours(SafetensorsSource(GOLDEN / "qwen2"))
     with pytest.raises(CheckpointError) as raised:
         mw.restore(cast(source, [(".*", "float32")]), target)
     assert "layers/q_norm: wanted, but not in the checkpoint" in str(raised.value)

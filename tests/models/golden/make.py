@@ -95,8 +95,10 @@ def main():
         "t5v1_1": {"d_ff": 40, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     }.items():
         t5 = transformers.T5Config(**shared, **rest, decoder_start_token_id=0, dropout_rate=0.0)
-        inputs = {"input_ids": tokens(), "decoder_input_ids": tokens(2, 9)}
-        write(name, randomised(transformers.T5ForConditionalGeneration(t5)), inputs)
+        model = transformers.T5ForConditionalGeneration(t5)
+        if name == "t5v1_1":  # as published; version 5 would tie it
+            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        write(name, randomised(model), {"input_ids": tokens(), "decoder_input_ids": tokens(2, 9)})
 
 
 if __name__ == "__main__":

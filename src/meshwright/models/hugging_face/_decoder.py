@@ -1,76 +1,28 @@
-"""Decoders of Hugging Face's: the config that a `config.json` describes, and what arrays are called there.
-
-    cfg = hugging_face.config("Llama-3.2-1B")
-    params = mw.restore(hugging_face.open_decoder("Llama-3.2-1B"), target)
-    mw.checkpoint.export_safetensors(hugging_face.decoder_map(cfg).to_theirs(source), "tuned")
+"""LLaMA, Mistral, Qwen and Gemma.
 
 Source: `transformers`, `models/{llama,mistral,qwen2,qwen3,gemma,gemma2,gemma3}` and `modeling_rope_utils.py`.
 Files of its versions 4 and 5 differ in where they say how positions turn.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright.checkpoint import SafetensorsSource, Source
-from meshwright.errors import CheckpointError, nearest
-from meshwright.models._config import Config, Rope
+from meshwright.errors import CheckpointError
 from meshwright.models._map import Map, Row, Transpose
+from meshwright.models.decoder import Config, Rope
 
 T = TypeVar("T")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
-_COMMON = ("llama", "mistral", "qwen2", "qwen3")
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMAS)
 _REFUSED = ("attention_bias", "mlp_bias", "use_bidirectional_attention")
 """What no released model of these families sets, and `decoder` does not compute."""
 
 
-def config(described: str | Path | Mapping[str, Any]) -> Config:
-    """Return the config of a decoder that a directory with a `config.json`, or what is in one, describes.
-
-    Raises:
-      CheckpointError: there is none, its `model_type` is none of those, or it asks for what `decoder` lacks.
-    """
-    said = described if isinstance(described, Mapping) else _read(Path(described))
+def config(said: Mapping[str, Any]) -> Config:
+    """Return what a `config.json` says."""
     _check(said)
-    try:
-        return _config(said)
-    except KeyError as error:
-        raise CheckpointError(f"the description of a {said['model_type']} model lacks {error}.") from None
-
-
-def open_decoder(path: str | Path) -> Source:
-    """Return the parameters of a decoder that `save_pretrained` wrote, with the names of `decoder.init`.
-
-    Raises:
-      CheckpointError: as `config` and `SafetensorsSource`.
-    """
-    return decoder_map(config(path)).to_ours(SafetensorsSource(path))
-
-
-def decoder_map(cfg: Config) -> Map:
-    """Return the map between a decoder's parameters here and there."""
-    layer, rows = (
-        "model.layers.{}",
-        [Row("embedding", "model.embed_tokens.weight"), Row("norm", "model.norm.weight")],
-    )
-    matrices = {f"self_attn.{name}_proj": name for name in "qkvo"} | {
-        f"mlp.{x}_proj": x for x in ("gate", "up", "down")
-    }
-    rows += [
-        Row(f"layers/{ours}", f"{layer}.{theirs}.weight", (Transpose(),)) for theirs, ours in matrices.items()
-    ]
-    rows += [Row(f"layers/{ours}", f"{layer}.{theirs}.weight") for theirs, ours in _norms(cfg).items()]
-    if cfg.query_bias:
-        rows += [Row(f"layers/{name}_bias", f"{layer}.self_attn.{name}_proj.bias") for name in "qkv"]
-    if not cfg.tied:
-        rows.append(Row("head", "lm_head.weight", (Transpose(),)))
-    return Map(tuple(rows), ignore=r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if cfg.tied else ""))
-
-
-def _config(said: Mapping[str, Any]) -> Config:
     heads = said["num_attention_heads"]
     gemma = said["model_type"] in _GEMMAS
     return Config(
@@ -97,6 +49,26 @@ def _config(said: Mapping[str, Any]) -> Config:
     )
 
 
+def parameter_map(cfg: Config) -> Map:
+    """Return the map between the parameters there and here."""
+    layer, rows = (
+        "model.layers.{}",
+        [Row("embedding", "model.embed_tokens.weight"), Row("norm", "model.norm.weight")],
+    )
+    matrices = {f"self_attn.{name}_proj": name for name in "qkvo"} | {
+        f"mlp.{x}_proj": x for x in ("gate", "up", "down")
+    }
+    rows += [
+        Row(f"layers/{ours}", f"{layer}.{theirs}.weight", (Transpose(),)) for theirs, ours in matrices.items()
+    ]
+    rows += [Row(f"layers/{ours}", f"{layer}.{theirs}.weight") for theirs, ours in _norms(cfg).items()]
+    if cfg.query_bias:
+        rows += [Row(f"layers/{name}_bias", f"{layer}.self_attn.{name}_proj.bias") for name in "qkv"]
+    if not cfg.tied:
+        rows.append(Row("head", "lm_head.weight", (Transpose(),)))
+    return Map(tuple(rows), ignore=r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if cfg.tied else ""))
+
+
 def _norms(cfg: Config) -> dict[str, str]:
     """Return our name of each norm of a layer by theirs, of which one means two things."""
     norms = {"input_layernorm": "attention_norm"}
@@ -111,20 +83,8 @@ def _norms(cfg: Config) -> dict[str, str]:
     return norms
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        return json.loads(file.read_bytes())
-    except (FileNotFoundError, ValueError) as error:
-        raise CheckpointError(f"{file} is no description of a model: {error}.") from None
-
-
 def _check(said: Mapping[str, Any]) -> None:
-    known, kind = (*_COMMON, *_GEMMAS), said.get("model_type")
-    if kind not in known:
-        close = nearest(str(kind), known)
-        hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}."
-        raise CheckpointError(f"there is no decoder for the model_type {kind!r}; {hint}")
+    kind = said["model_type"]
     refused = [name for name in _REFUSED if said.get(name)]
     if refused:
         raise CheckpointError(f"the decoder has nothing for {', '.join(refused)} of {kind}.")
