@@ -18,7 +18,7 @@ def config(said: Mapping[str, Any]) -> Config:
     kind = said.get("feed_forward_proj", "relu")
     if kind not in _GATED:
         raise CheckpointError(f"the T5 here has no feed_forward_proj {kind!r}; it has {', '.join(_GATED)}.")
-    # Version 5 calls all heads tied, even if the file holds one, and says in the other field what 4 said here.
+    # Version 5 calls all heads tied, even if the file holds one, and says elsewhere what 4 said here.
     tied = said.get("scale_decoder_outputs", said.get("tie_word_embeddings", True))
     return Config(
         vocabulary=said["vocab_size"],
