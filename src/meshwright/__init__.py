@@ -45,7 +45,18 @@ if TYPE_CHECKING:
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
     from meshwright.profiling import tracer
-    from meshwright.sharding import Layout, auto, edit, explain, fsdp, hardware, logical, make_mesh, match
+    from meshwright.sharding import (
+        Layout,
+        auto,
+        edit,
+        explain,
+        fsdp,
+        hardware,
+        logical,
+        make_mesh,
+        match,
+        split_by_example,
+    )
     from meshwright.train import (
         Evaluator,
         Only,
@@ -112,7 +123,18 @@ _NAMES = {
     ),
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
-    "sharding": ("Layout", "auto", "edit", "explain", "fsdp", "hardware", "logical", "make_mesh", "match"),
+    "sharding": (
+        "Layout",
+        "auto",
+        "edit",
+        "explain",
+        "fsdp",
+        "hardware",
+        "logical",
+        "make_mesh",
+        "match",
+        "split_by_example",
+    ),
     "train": (
         "Evaluator",
         "Only",

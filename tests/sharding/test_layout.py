@@ -99,3 +99,25 @@ def test_explain_folds_layers_that_are_alike(mesh):
     table = mw.Layout(mesh, ()).explain({"layers": [{"q": struct(4)} for _ in range(3)]})
     assert "layers/{3 alike}/q" in table
     assert len(table.splitlines()) == 3
+
+
+def test_activations_stay_split_by_example_where_the_weights_are_split_by_feature():
+    layout = mw.Layout(mw.make_mesh("fsdp=8"), (mw.match("table", None, "fsdp"), mw.match("w", "fsdp")))
+    params = layout.place({"table": jnp.ones((32, 64)), "w": jnp.ones((64, 64))})
+    ids = jax.ShapeDtypeStruct((512,), jnp.int32, sharding=layout.batch_sharding)
+
+    def model(params, ids):
+        return mw.split_by_example(params["table"][ids]) @ params["w"]
+
+    with jax.set_mesh(layout.mesh):
+        text = jax.jit(model).lower(params, ids).compile().as_text()
+    found = mw.profiling.collectives(text, layout.mesh)
+    assert {each.kind for each in found} == {"all-gather"}
+    assert sum(each.nbytes for each in found) == 4 * (32 * 64 + 64 * 64)
+
+
+def test_what_does_not_divide_or_has_no_mesh_is_left_alone():
+    x = jnp.ones((3, 2))
+    assert mw.split_by_example(x) is x
+    with jax.set_mesh(mw.make_mesh("fsdp=8")):
+        assert mw.split_by_example(x) is x

@@ -53,6 +53,7 @@ __all__ = [
     "assigned",
     "best",
     "cast",
+    "cast_dtypes",
     "concatenate",
     "contents",
     "convert",

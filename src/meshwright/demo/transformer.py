@@ -73,8 +73,12 @@ def logits(cfg: Config, params, tokens_BT):
 
 def features(cfg: Config, params, tokens_BT):
     """Return [B, T, D], in the parameters' dtype: what a head reads at each position."""
-    x_BTD = params["embedding"][tokens_BT]
-    x_BTD, _ = jax.lax.scan(lambda x, layer: (block(cfg, layer, x), None), x_BTD, params["layers"])
+    x_BTD = mw.split_by_example(params["embedding"][tokens_BT])
+
+    def one(x_BTD, layer):
+        return mw.split_by_example(block(cfg, layer, x_BTD)), None
+
+    x_BTD, _ = jax.lax.scan(one, x_BTD, params["layers"])
     return rms_norm(x_BTD, params["norm"])
 
 

@@ -18,11 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec as P
 
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
-from meshwright.sharding import BATCH_AXES, match
+from meshwright.sharding import match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -165,16 +164,6 @@ def features(
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     x_BTD, _ = jax.lax.scan(one, split_by_example(x_BTD), layers)
     return rms_norm(cfg, x_BTD, params["norm"])
-
-
-def split_by_example(x: jax.Array) -> jax.Array:
-    """Keep the examples [B, ...] split over the mesh, if there is one, and all else of them whole.
-
-    Left to itself, XLA splits the features as the weights are, and adds up activations over all devices
-    where it could gather a layer's weights: many times the bytes, and each device holds the whole batch.
-    """
-    axes = tuple(axis for axis in BATCH_AXES if axis in jax.sharding.get_abstract_mesh().axis_names)
-    return jax.lax.with_sharding_constraint(x, P(axes)) if axes else x
 
 
 def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:

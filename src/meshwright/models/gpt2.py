@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from meshwright.errors import UsageError
 from meshwright.models import decoder
-from meshwright.models.decoder import split_by_example
-from meshwright.sharding import match
+from meshwright.sharding import match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 

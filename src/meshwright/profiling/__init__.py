@@ -5,6 +5,7 @@ from meshwright.profiling._flops import Flops, Product, count_flops, flops
 from meshwright.profiling._hlo import save_hlo
 from meshwright.profiling._measure import collective_of, summarize
 from meshwright.profiling._peaks import peak_flops
+from meshwright.profiling._products import product_flops
 from meshwright.profiling._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.profiling._trace import Trace, tracer
 from meshwright.profiling._utilisation import utilisation, utilisation_on, with_utilisation
@@ -25,6 +26,7 @@ __all__ = [
     "find_profiles",
     "flops",
     "peak_flops",
+    "product_flops",
     "save_hlo",
     "summarize",
     "tracer",

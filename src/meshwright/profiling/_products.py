@@ -119,3 +119,11 @@ NO_FORMULA = {
     *("eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal"),
 }
 """Primitives that do work which is not elementwise, and how much is not known here."""
+
+
+def product_flops(eqn: Equation) -> tuple[int, str] | None:
+    """Return an equation's operations, recomputed ones too, and the dtype multiplied; None of no product."""
+    if eqn.primitive.name not in FORMULAS:
+        return None
+    _, formula = FORMULAS[eqn.primitive.name]
+    return sum(formula(eqn)), dtype_of(eqn)

@@ -3,7 +3,7 @@
 from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
-from meshwright.sharding._layout import AXES, BATCH_AXES, Layout, idle_axis, place
+from meshwright.sharding._layout import AXES, Layout, idle_axis, place, split_by_example
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
 from meshwright.sharding._mesh_rules import Edit, MeshRule, apply_mesh_rules, edit, hardware, mesh_rule
@@ -12,7 +12,6 @@ from meshwright.sharding._rules import Rule, fsdp, match
 
 __all__ = [
     "AXES",
-    "BATCH_AXES",
     "LOGICAL_AXES",
     "Auto",
     "Edit",
@@ -40,4 +39,5 @@ __all__ = [
     "mesh_sizes",
     "move_to",
     "place",
+    "split_by_example",
 ]

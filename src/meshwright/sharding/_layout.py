@@ -27,6 +27,23 @@ BATCH_AXES = ("data", "fsdp")
 """The mesh axes that split a batch, those of them that a mesh has."""
 
 
+def split_by_example(x: jax.Array) -> jax.Array:
+    """Return activations [examples, ...] with the examples kept split over the mesh, and all else whole.
+
+    For models that are to run with fsdp: where activations begin, say the rows of an embedding, and where a
+    layer that is scanned over returns them. Left to itself, XLA may split the features as the weights that
+    made them are. Then each device holds the whole batch, and activations are added up over all devices where
+    a layer's weights could be gathered: many times the bytes, as `meshwright plan` shows.
+
+    The mesh is that of the step around it. Without one, or where the examples do not divide, nothing is done.
+    """
+    sizes = jax.sharding.get_abstract_mesh().shape
+    axes = tuple(axis for axis in BATCH_AXES if axis in sizes)
+    if not axes or x.shape[0] % math.prod(sizes[axis] for axis in axes):
+        return x
+    return jax.lax.with_sharding_constraint(x, canonical(P(axes)))
+
+
 @dataclass(frozen=True)
 class Layout:
     """A mesh and the rules for what is placed on it. The first rule that answers stands."""

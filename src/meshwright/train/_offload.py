@@ -1,7 +1,7 @@
 """The optimizer's state in the host's memory between steps: room on the devices for transfer time."""
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from meshwright.errors import UsageError
 from meshwright.tree import PyTree
@@ -19,7 +19,8 @@ def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
         return shardings
 
     def one(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
-        _check_memory(kind, sharding.mesh.local_devices[0])
+        if isinstance(sharding.mesh, Mesh):  # of an abstract one nothing is known
+            _check_memory(kind, sharding.mesh.local_devices[0])
         return sharding.with_memory_kind(kind) if x.ndim else sharding
 
     return jax.tree.map(one, arrays, shardings)

@@ -1,0 +1,134 @@
+"""Which axes of the mesh split each value of a program, as Shardy finds it from what goes in and comes out.
+
+Axes spread along dimensions that go together, forwards and backwards, until nothing changes: first through
+operations that leave all dimensions in place, then through the others; where two dimensions ask for one axis,
+that of the larger array gets it. As https://openxla.org/shardy/propagation; XLA uses it since JAX 0.7.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+
+from jax.sharding import PartitionSpec
+
+from meshwright.plan._dimensions import Rule, rule_of
+from meshwright.plan._program import Operation, Program, Tie, Value, walk
+
+Spec = tuple[tuple[str, ...], ...]
+"""Of each dimension of an array, the axes of the mesh that split it, slowest first."""
+
+
+class Propagation:
+    """The specs of all values of a program, as far as they are known."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.specs: dict[Value, Spec] = {}
+        self._fixed: set[Value] = set()
+        self._rules: dict[Operation, Rule] = {}
+        self._links: dict[Value, list[Operation | Tie]] = defaultdict(list)
+        self._first: deque[Operation | Tie] = deque()
+        self._later: deque[Operation | Tie] = deque()
+        self._waiting: set[Operation | Tie] = set()
+
+    def fix(self, value: Value, spec: PartitionSpec | Spec) -> None:
+        """Say where a value is; nothing changes it any more, not even this."""
+        if value in self._fixed:
+            return
+        self.specs[value] = self.canonical(spec, len(value.shape))
+        self._fixed.add(value)
+
+    def canonical(self, spec: PartitionSpec | Spec, rank: int) -> Spec:
+        """Return a spec as tuples, one for each dimension, without axes of size 1."""
+        entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+        dims = [tuple(axis for axis in entry if self.sizes.get(axis, 1) > 1) for entry in entries]
+        return (*dims, *((),) * (rank - len(dims)))
+
+    def spec(self, value: Value) -> Spec:
+        return self.specs.get(value) or ((),) * len(value.shape)
+
+    def ways(self, axes: Iterable[str]) -> int:
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def nbytes(self, value: Value, spec: Spec | None = None) -> int:
+        """Return the bytes of a device's part of a value."""
+        return value.nbytes // self.ways(axis for dim in spec or self.spec(value) for axis in dim)
+
+    def rule(self, operation: Operation) -> Rule:
+        if operation not in self._rules:
+            self._rules[operation] = rule_of(operation)
+        return self._rules[operation]
+
+    def run(self, program: Program) -> None:
+        """Spread what is fixed over all other values of `program`."""
+        for operation in walk(program):
+            self._constrain(operation)
+            for link in (*operation.ties, *operation.turn_ties) if operation.bodies else (operation,):
+                self._enlist(link)
+        while self._first or self._later:
+            link = (self._first or self._later).popleft()
+            self._waiting.discard(link)
+            if isinstance(link, Tie):
+                self._join(link)
+            else:
+                self._spread(link)
+
+    def _enlist(self, link: "Operation | Tie") -> None:
+        self._queue(link)
+        for value in (link.source, link.target) if isinstance(link, Tie) else {*link.values}:
+            self._links[value].append(link)
+
+    def _queue(self, link: "Operation | Tie") -> None:
+        if link in self._waiting:
+            return
+        self._waiting.add(link)
+        in_place = isinstance(link, Tie) or not self.rule(link).summed
+        (self._first if in_place else self._later).append(link)
+
+    def _constrain(self, operation: Operation) -> None:
+        if operation.kind == "sharding_constraint":
+            self.fix(operation.outputs[0], operation.eqn.params["sharding"].spec)
+        elif operation.kind == "shard_map":
+            for key, values in (("in_specs", operation.inputs), ("out_specs", operation.outputs)):
+                for value, spec in zip(values, operation.eqn.params[key], strict=True):
+                    self.fix(value, spec)
+
+    def _spread(self, operation: Operation) -> None:
+        rule = self.rule(operation)
+        for letter, axes in self._wishes(operation, rule):
+            for value, letters in zip(operation.values, rule.sides, strict=True):
+                if letter in letters:
+                    self._extend(value, letters.index(letter), axes)
+
+    def _wishes(self, operation: Operation, rule: Rule) -> list[tuple[int, tuple[str, ...]]]:
+        """Return what axes each letter has somewhere, those of the largest array first."""
+        found = []
+        for value, letters in zip(operation.values, rule.sides, strict=True):
+            for letter, axes in zip(letters, self.spec(value), strict=True):
+                if letter is not None and axes:
+                    found.append((value.nbytes, letter, axes))
+        found.sort(key=lambda wish: -wish[0])
+        return [(letter, axes) for _, letter, axes in found]
+
+    def _join(self, tie: Tie) -> None:
+        source, target = tie.source, tie.target
+        for d in range(min(len(source.shape), len(target.shape))):
+            mine, theirs = d + tie.source_stacked, d + tie.target_stacked
+            self._extend(target, theirs, self.spec(source)[mine])
+            self._extend(source, mine, self.spec(target)[theirs])
+
+    def _extend(self, value: Value, d: int, axes: tuple[str, ...]) -> None:
+        """Split a dimension over those of `axes` that follow its own and are free, as far as it divides."""
+        spec = self.spec(value)
+        if value in self._fixed or axes[: len(spec[d])] != spec[d] or axes == spec[d]:
+            return
+        taken = {axis for other, dim in enumerate(spec) for axis in dim if other != d}
+        new = spec[d]
+        for axis in axes[len(new) :]:
+            if axis in taken or value.shape[d] % self.ways((*new, axis)):
+                break
+            new = (*new, axis)
+        if new != spec[d]:
+            self.specs[value] = (*spec[:d], new, *spec[d + 1 :])
+            for link in self._links[value]:
+                self._queue(link)

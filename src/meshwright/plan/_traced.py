@@ -1,0 +1,103 @@
+"""What a step takes, estimated from its jaxpr alone: no device, no compiler, any mesh, in a second.
+
+What XLA does with it is repeated in outline: which axes split each value (`_propagation.py`), what devices
+then exchange (`_traffic.py`), which values are ever in memory (`_buffers.py`) and when (`_liveness.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from meshwright.plan._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
+from meshwright.plan._program import Program, program_of, walk
+from meshwright.plan._propagation import Propagation
+from meshwright.plan._traffic import Traffic
+from meshwright.plan._work import Work, works
+from meshwright.profiling import Collective
+from meshwright.sharding import Layout
+from meshwright.tree import PyTree, leaf_names
+
+
+@dataclass(frozen=True)
+class TracedMemory:
+    """Bytes of one device at the step's fullest moment, by what they are for."""
+
+    arguments: int
+    """The state and the batch. The new state takes the place of the old one."""
+    gradients: int
+    kept: int
+    """What the forward pass keeps for the backward pass."""
+    gathered: int
+    """Weights, and what else is split otherwise than an operation needs it."""
+    workspace: int
+    """All else."""
+
+    @property
+    def temporary(self) -> int:
+        """What is there besides the arguments."""
+        return self.gradients + self.kept + self.gathered + self.workspace
+
+    @property
+    def peak(self) -> int:
+        return self.arguments + self.temporary
+
+
+@dataclass(frozen=True)
+class TracedCosts:
+    """What one step takes of each device."""
+
+    collectives: Sequence[Collective]
+    """Whether they cross processes is not known of an abstract mesh, and said to be not so."""
+    products: Sequence[Work]
+    """One for each matrix product of the program."""
+    other_nbytes: int
+    """What all else reads and writes, after fusion."""
+    memory: TracedMemory
+    not_understood: tuple[str, ...]
+    """Primitives whose dimensions are not known to go together: what they need is taken to be whole."""
+
+
+def traced_costs(jaxpr: Any, state: PyTree, layout: Layout) -> TracedCosts:
+    """Return what a step takes of each device, compiling nothing.
+
+    Args:
+      jaxpr: of a step, `step.trace(state, batch).jaxpr`.
+      state: what it was traced for: arrays or structs with shardings.
+      layout: of which the mesh, which may be abstract, and the split of the batch are used.
+    """
+    program = program_of(jaxpr, leaf_names(state))
+    specs = _placed(program, state, layout)
+    specs.run(program)
+    traffic = Traffic(specs)
+    traffic.run(program)
+    liveness = Liveness(specs, traffic)
+    fullest = liveness.peak(program, kept=[])
+    arguments = sum(specs.nbytes(value) for value in program.inputs)
+    uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
+    return TracedCosts(
+        collectives=traffic.collectives,
+        products=works(program, specs, traffic),
+        other_nbytes=liveness.passed_nbytes,
+        memory=TracedMemory(arguments, *uses),
+        not_understood=_not_understood(program, specs),
+    )
+
+
+def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:
+    """Fix where the state is, before and after, the batch, and the metrics, which are whole."""
+    specs = Propagation(dict(layout.mesh.shape))
+    held = [x.sharding.spec for x in jax.tree.leaves(state)]
+    batch = [layout.batch_sharding.spec] * (len(program.inputs) - len(held))
+    metrics = [PartitionSpec()] * (len(program.outputs) - len(held))
+    for values, places in ((program.inputs, held + batch), (program.outputs, held + metrics)):
+        for value, spec in zip(values, places, strict=True):
+            specs.fix(value, spec)
+    return specs
+
+
+def _not_understood(program: Program, specs: Propagation) -> tuple[str, ...]:
+    operations = [x for x in walk(program) if not x.bodies]
+    return tuple(sorted({x.kind for x in operations if not specs.rule(x).known}))
