@@ -11,6 +11,7 @@ import pytest
 import meshwright as mw
 from meshwright.models import decoder
 from meshwright.models.decoder import Config, Rope
+from models import random_params
 
 PLAIN = Config(vocabulary=14, model=16, layers=3, heads=4, key_heads=2, head=8, feed_forward=24)
 CONFIGS = {
@@ -33,11 +34,7 @@ CONFIGS = {
 TOKENS = np.random.default_rng(0).integers(0, 14, (8, 12))
 
 
-def params_of(cfg):
-    """Parameters that are all random, so that no norm and no bias goes unnoticed."""
-    shapes = jax.eval_shape(functools.partial(decoder.init, cfg), jax.random.key(0))
-    random = np.random.default_rng(1)
-    return jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.3, x.shape), x.dtype), shapes)
+params_of = functools.partial(random_params.params_of, decoder)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.models import gpt2
+from models.random_params import params_of
 
 CFG = gpt2.Config(vocabulary=14, positions=16, model=16, layers=2, heads=2, feed_forward=24)
 TOKENS = np.random.default_rng(0).integers(0, 14, (8, 12))
@@ -14,7 +15,7 @@ logits = jax.jit(functools.partial(gpt2.logits, CFG))
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.jit(functools.partial(gpt2.init, CFG))(jax.random.key(0))
+    return params_of(gpt2, CFG)
 
 
 def test_no_position_sees_what_follows_it(params):

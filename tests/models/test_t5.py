@@ -7,6 +7,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.models import t5
+from models.random_params import params_of
 
 CFG = t5.Config(14, 16, layers=2, decoder_layers=2, heads=2, head=8, feed_forward=24)
 INPUTS, TARGETS = np.random.default_rng(0).integers(0, 14, (2, 8, 12))
@@ -15,7 +16,7 @@ logits = jax.jit(functools.partial(t5.logits, CFG))
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.jit(functools.partial(t5.init, CFG))(jax.random.key(0))
+    return params_of(t5, CFG)
 
 
 def test_targets_see_all_inputs_and_none_that_follow(params):
