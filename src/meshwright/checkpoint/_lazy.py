@@ -23,8 +23,8 @@ class LazyArray:
     """An array that nothing has been read of. `np.asarray` reads all of it, `read` a part.
 
     It is read anew each time, from where it lies: if that is a checkpoint, it must still be there.
-    Make one of your own for whatever can be computed from parts: for the transpose of `x`,
-    `LazyArray(x.shape[::-1], x.dtype, lambda index: x.read(index[::-1]).T)`.
+    Make one of your own for whatever can be computed from parts: for twice `x`,
+    `LazyArray(x.shape, x.dtype, lambda index: 2 * x.read(index))`.
     """
 
     shape: tuple[int, ...]
