@@ -200,3 +200,10 @@ def test_shapes_that_do_not_go_together_are_refused(watched):
         array.reshape(5, 5)
     with pytest.raises(UsageError, match="cannot join arrays of 2 kinds"):
         concatenate([array, array[1:]])
+
+
+def test_a_large_matrix_is_turned_whole():
+    whole = np.arange(300 * 130).reshape(300, 130)
+    array = as_source({"x": whole}, "memory").arrays()["x"].transpose()
+    np.testing.assert_array_equal(np.asarray(array), whole.T)
+    np.testing.assert_array_equal(np.asarray(array[5:129, 7:]), whole.T[5:129, 7:])

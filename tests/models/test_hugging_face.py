@@ -139,6 +139,23 @@ def test_files_of_version_four_say_how_positions_turn_elsewhere():
     assert cfg.embedding_scale == named.embedding_scale
 
 
+QWEN2 = LLAMA_31_8B | {"model_type": "qwen2", "sliding_window": 4096, "max_window_layers": 30}
+
+
+@pytest.mark.parametrize(
+    ("described", "windows"),
+    [
+        (LLAMA_31_8B, (None,)),
+        (LLAMA_31_8B | {"model_type": "mistral", "sliding_window": 4096}, (4096,)),
+        (LLAMA_31_8B | {"model_type": "mistral", "sliding_window": None}, (None,)),
+        (QWEN2 | {"use_sliding_window": False}, (None,)),
+        (QWEN2 | {"use_sliding_window": True}, (None,) * 30 + (4096,) * 2),
+    ],
+)
+def test_files_of_version_four_imply_which_layers_see_a_window(described, windows):
+    assert hugging_face.config(described).windows == windows
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
