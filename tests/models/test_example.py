@@ -39,7 +39,7 @@ def test_it_learns_the_bytes_of_a_file(experiment, tmp_path):
     described = experiment(
         run=str(tmp_path / "run"),
         file=decoder.__file__,
-        mesh="fsdp=8",
+        mesh="data=8",
         batch_size=8,
         length=16,
         steps=20,
