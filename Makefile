@@ -27,6 +27,7 @@ lint: setup
 
 # Both suites mostly wait for processes to start, so they run side by side.
 test: lint
+	@sh scripts/programs
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),-Otarget) test-here test-newest
 
 test-here: setup

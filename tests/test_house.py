@@ -12,12 +12,12 @@ import meshwright as mw
 PACKAGE = Path(mw.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 VERSION = {"_version", "__version__"}
-GROUND = {"arguments", "errors", "events", "tree", "process", "when"} | VERSION
+GROUND = {"arguments", "description", "errors", "events", "tree", "process", "when"} | VERSION
 FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},
     {"train", "profiling"},
-    {"adapters", "models", "plan", "predict"},
+    {"adapters", "models", "predict", "report"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, last, open_source, restore
+from meshwright.checkpoint import Checkpoints, is_held, last, open_source, restore
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Tick, every
 
@@ -137,6 +137,14 @@ def test_the_latest_step_is_the_highest_number(tmp_path):
     assert open_source(tmp_path).read("x", ()) == 2**40
 
 
+def test_a_tilde_is_home_to_whoever_saves_and_whoever_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Checkpoints("~/run") as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3)})
+    assert open_source("~/run").arrays().keys() == {"w"}
+    assert (tmp_path / "run/step_00000001").is_dir()
+
+
 def test_only_complete_checkpoints_count(tmp_path):
     (tmp_path / "step_00000007").mkdir()
     (tmp_path / "step_00000008.tmp-0123abcd").mkdir()
@@ -192,6 +200,14 @@ def test_a_second_run_is_refused_and_told_who_is_there(tmp_path):
         Checkpoints(tmp_path).__enter__()
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest() is None
+
+
+def test_whether_a_directory_is_held_can_be_asked(tmp_path):
+    assert not is_held(tmp_path / "nowhere")
+    with Checkpoints(tmp_path):
+        assert is_held(tmp_path)
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
 
 
 def test_a_directory_that_cannot_be_opened_is_not_kept_locked(tmp_path):

@@ -41,7 +41,8 @@ def test_the_run_directory_holds_what_the_page_says_and_nothing_else(run):
 
 def test_its_files_hold_what_the_page_says(run):
     assert "microbatches = 2\n" in (run / "experiment.txt").read_text()  # as the mesh rule left it
-    assert json.loads((run / "outcome.json").read_text()).keys() == {"step", "scores", "seconds"}
+    outcome = json.loads((run / "outcome.json").read_text())
+    assert outcome.keys() == {"ended", "step", "scores", "seconds"}
     assert {"mesh", "packages", "devices", "command", "commit"} <= json.loads(
         (run / "environment.json").read_text()
     ).keys()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, UsageError
-from meshwright.metrics import jsonl, read_jsonl
+from meshwright.metrics import jsonl, read_jsonl, salvage_jsonl
 
 names = st.text(min_size=1, max_size=8).filter(lambda name: name not in ("step", "time"))
 histories = st.lists(st.dictionaries(names, st.floats(), max_size=3), max_size=5)
@@ -108,3 +108,16 @@ def test_a_line_that_is_no_report_is_named(path, line):
 def test_a_value_cannot_take_a_name_of_the_report_itself(path, name):
     with pytest.raises(UsageError, match=f"may not be called '{name}'"):
         jsonl(path)(1, {name: 1.0})
+
+
+def test_the_lines_around_damage_can_be_salvaged(path):
+    write_steps(path, 1, 2)
+    path.write_bytes(b"{}\n" + path.read_bytes() + b'\xff\n{"step": 3, "loss": 1}\n{"step": 4')
+    found, damage = salvage_jsonl(path)
+    assert [report["step"] for report in found] == [1, 2, 3]
+    assert [line.partition(": ")[0] for line in damage] == [f"{path}, line {i}" for i in (1, 4)]
+
+
+def test_of_a_file_without_damage_all_is_salvaged(path):
+    write_steps(path, 1, 2)
+    assert salvage_jsonl(path) == (read_jsonl(path), [])

@@ -107,13 +107,26 @@ def test_activations_stay_split_by_example_where_the_weights_are_split_by_featur
     ids = jax.ShapeDtypeStruct((512,), jnp.int32, sharding=layout.batch_sharding)
 
     def model(params, ids):
-        return mw.split_by_example(params["table"][ids]) @ params["w"]
+        return mw.look_up(params["table"], ids) @ params["w"]
 
     with jax.set_mesh(layout.mesh):
         text = jax.jit(model).lower(params, ids).compile().as_text()
     found = mw.profiling.collectives(text, layout.mesh)
     assert {each.kind for each in found} == {"all-gather"}
     assert sum(each.nbytes for each in found) == 4 * (32 * 64 + 64 * 64)
+
+
+def test_looking_up_rows_exchanges_the_table_and_no_activations():
+    layout = mw.Layout(mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.match("", "tensor", "fsdp"),))
+    table = layout.place(jax.ShapeDtypeStruct((32, 64), jnp.float32))
+    ids = jax.ShapeDtypeStruct((512, 16), jnp.int32, sharding=layout.batch_sharding)
+    with jax.set_mesh(layout.mesh):
+        found = jax.jit(mw.look_up).lower(table, ids).compile()
+    exchanged = mw.profiling.collectives(found.as_text(), layout.mesh)
+    assert {(each.kind, each.axes) for each in exchanged} == {
+        ("all-gather", ("fsdp",)),
+        ("all-reduce", ("tensor",)),  # each device has half of the rows
+    }
 
 
 def test_what_does_not_divide_or_has_no_mesh_is_left_alone():

@@ -7,7 +7,7 @@ from meshwright.checkpoint._contents import Contents, Listed, contents
 from meshwright.checkpoint._convert import convert
 from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
-from meshwright.checkpoint._directory import step_name
+from meshwright.checkpoint._directory import is_held, step_name
 from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, concatenate, stack
@@ -61,6 +61,7 @@ __all__ = [
     "everything",
     "export_safetensors",
     "first_matches",
+    "is_held",
     "is_pinned",
     "last",
     "metrics_of",

@@ -151,6 +151,21 @@ def lock(directory: Directory) -> TextIO:
     return file
 
 
+def is_held(directory: Path) -> bool:
+    """Return whether a run has `directory` open to save there; False where it is not there.
+
+    It is asked by sharing the lock for a moment: what the file says may be of a process that is dead.
+    """
+    try:
+        with (directory / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def probe(directory: Directory) -> None:
     """Make, find and delete a file in the directory, which must be there; an object is written and read.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from meshwright.cli import _train
 from meshwright.metrics import read_jsonl
+from meshwright.report import is_run, read_run
 
 FAKE_DEVICES = 8
 MESH = "data=2,fsdp=2,tensor=2"
@@ -35,7 +36,11 @@ def demo(options: argparse.Namespace) -> int | _train.Result:
 def unfinished(name: str) -> str:
     """Return the first of `runs/name`, `runs/name-2` … that has not been trained to its end."""
     numbered = (f"runs/{name}" + (f"-{i}" if i > 1 else "") for i in itertools.count(1))
-    return next(run for run in numbered if not (Path(run) / "outcome.json").exists())
+    return next(run for run in numbered if not _is_finished(Path(run)))
+
+
+def _is_finished(run: Path) -> bool:
+    return is_run(run) and read_run(run).ending.state == "finished"
 
 
 def suggestions(name: str, run: str) -> Sequence[str]:

@@ -7,10 +7,13 @@ from typing import Any
 
 from meshwright._version import __version__
 
-TAKING_SETTINGS = ("demo", "hlo", "train", "resume", "show")
+TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "show")
 """The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
 
-FLAGS = ("--against", "--fake-devices", "--help", "--json", "--kill", "--settings", "--to", "-h")
+FLAGS = (
+    *("--against", "--bandwidth", "--compile-to", "--fake-devices", "--help", "--json", "--kill", "--on"),
+    *("--search", "--settings", "--to", "--traced", "-h"),
+)
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
@@ -30,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"meshwright {__version__}")
     commands = _Commands(top)
     _add_runs(commands)
+    _add_plan(commands)
     _add_looks_at_runs(commands)
     _add_checkpoints(commands)
     _add_machines(commands)
@@ -87,9 +91,45 @@ def _add_runs(commands: _Commands) -> None:
     )
 
 
+def _add_plan(commands: _Commands) -> None:
+    plan = commands.with_settings(
+        "plan", "_plan", "Tell what a step takes of hardware that is not there: memory, network, time."
+    )
+    plan.add_argument("target", metavar="module:function")
+    plan.add_argument(
+        "--on",
+        required=True,
+        metavar="HARDWARE",
+        help="h100:64x8, hosts and GPUs of each; v5e:16x16, the topology of a TPU slice; cpu:8",
+    )
+    plan.add_argument("--search", action="store_true", help="try all meshes that divide, and rank them")
+    plan.add_argument(
+        "--traced",
+        action="store_true",
+        help="estimate from the traced step; do not compile it even where the hardware's compiler is there",
+    )
+    plan.add_argument(
+        "--bandwidth",
+        type=float,
+        default=1.0,
+        metavar="GB/s",
+        help="what a host writes of a checkpoint in a second",
+    )
+    plan.add_argument("--compile-to", metavar="FILE", help=argparse.SUPPRESS)  # see cli/_plan.py
+
+
 def _add_looks_at_runs(commands: _Commands) -> None:
     inspect = commands.add("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH")
+    report = commands.add(
+        "report", "_report", "Write a page of a run, or of several side by side, and tell it in short."
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run")
+    report.add_argument(
+        "--to", metavar="FILE", help="where to; else report.html in the run, or comparison.html here"
+    )
+    runs = commands.add("runs", "_runs", "List the runs below a directory and how they fare.")
+    runs.add_argument("directory", nargs="?", metavar="DIR", default="runs", help="runs, unless given")
     trace = commands.add(
         "trace", "_trace", "Show where the time of a profile went: devices, operations, input."
     )

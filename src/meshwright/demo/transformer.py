@@ -73,7 +73,7 @@ def logits(cfg: Config, params, tokens_BT):
 
 def features(cfg: Config, params, tokens_BT):
     """Return [B, T, D], in the parameters' dtype: what a head reads at each position."""
-    x_BTD = mw.split_by_example(params["embedding"][tokens_BT])
+    x_BTD = mw.look_up(params["embedding"], tokens_BT)
 
     def one(x_BTD, layer):
         return mw.split_by_example(block(cfg, layer, x_BTD)), None

@@ -11,13 +11,12 @@ what they were made from, or over several where parts of them have parts again:
 The text depends on the experiment alone, so it can be kept beside the code and compared after a change.
 """
 
-import ast
 import itertools
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from meshwright import description
+from meshwright.description import Difference
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save
 from meshwright.experiment._made_from import made_from
 
@@ -29,20 +28,6 @@ UNNAMED = Experiment | Input | Evaler | Save
 Row = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A dotted path at which two descriptions differ."""
-
-    path: str
-    a: str | None
-    """What the first says, None where it says nothing."""
-    b: str | None
-
-    def __str__(self) -> str:
-        a, b = ("nothing" if value is None else value for value in (self.a, self.b))
-        return f"{self.path}: {a} → {b}"
-
-
 def describe(experiment: Experiment) -> str:
     """Return the experiment as text, the same in every process: no addresses, no contents of data."""
     rows = itertools.islice(_rows("", experiment, ()), MAX_ROWS)
@@ -51,10 +36,8 @@ def describe(experiment: Experiment) -> str:
 
 def differences(a: Experiment | str, b: Experiment | str) -> list[Difference]:
     """Return in what two experiments, or descriptions of them, differ, by dotted path."""
-    before, after = _values(a), _values(b)
-    paths = [*before, *(path for path in after if path not in before)]
-    found = (Difference(path, before.get(path), after.get(path)) for path in paths)
-    return [each for each in found if each.a != each.b]
+    before, after = (each if isinstance(each, str) else describe(each) for each in (a, b))
+    return description.differences(before, after)
 
 
 def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
@@ -84,22 +67,3 @@ def _plain(value: Any, depth: int = 0) -> str | None:
         return None
     texts = [_plain(part, depth + 1) for part in parts.values()]
     return None if None in texts else f"[{', '.join(map(str, texts))}]"
-
-
-def _values(experiment: Experiment | str) -> dict[str, str]:
-    """Return the values by path, each argument of a value that has some by a path of its own."""
-    text = experiment if isinstance(experiment, str) else describe(experiment)
-    rows = (line.partition(" = ") for line in text.splitlines())
-    return {path: value for name, _, said in rows for path, value in _taken_apart(name, said)}
-
-
-def _taken_apart(path: str, text: str) -> list[Row]:
-    called = re.fullmatch(r"([\w.<>]+)(\(.*\))", text)
-    try:
-        call = ast.parse(f"_{called[2]}", mode="eval").body if called else None
-    except SyntaxError:  # an argument such as <type>
-        call = None
-    if called is None or not isinstance(call, ast.Call) or call.args:
-        return [(path, text)]
-    arguments = [(f"{path}.{word.arg}", ast.unparse(word.value)) for word in call.keywords]
-    return [(path, called[1]), *arguments]

@@ -12,6 +12,7 @@ outputs/test/step_….jsonl what the model made of each example, of evaluations 
 compile_cache/            compiled programs, for when the run is continued
 logs/process-00000.log    what each process has to say
 outcome.json              how it ended, once it has
+report.html               all of this as a page, made when it ends
 """
 
 import contextlib

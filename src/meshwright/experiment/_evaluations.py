@@ -19,6 +19,11 @@ from meshwright.when import Tick
 Scores = dict[str, float]
 
 
+def seconds_of(name: str) -> str:
+    """Return what reports call the time that an evaluation took."""
+    return f"{name}/seconds"
+
+
 class Evaluation:
     """One evaluation: when due, its scores; and its outputs, if it has any, as a file."""
 
@@ -97,7 +102,7 @@ class Evaluations:
             before = one.seconds
             if scores := one(tick, state):
                 found |= scores
-                took[f"{name}/seconds"] = one.seconds - before
+                took[seconds_of(name)] = one.seconds - before
         self._keep(tick.step, found)
         return took | found or None
 

@@ -24,6 +24,7 @@ from meshwright.experiment._parts import (
     parts_of,
 )
 from meshwright.experiment._policies import as_when
+from meshwright.experiment._record import Record
 from meshwright.experiment._reports import heading, reported, reports, saying, writers
 from meshwright.experiment._save import checkpoints_for
 from meshwright.experiment._stopping import Stopping
@@ -73,7 +74,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
     experiment = on_hardware(experiment)
     mesh = mesh_of(experiment)
     directory = Path(experiment.run)
-    with contextlib.ExitStack() as opened:
+    with Record(experiment, origin) as record, contextlib.ExitStack() as opened:
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
         parts = parts_of(experiment, mesh, data.peek())
         checkpoints = checkpoints_for(experiment, parts.target)
@@ -85,15 +86,14 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
             opened.enter_context(checkpoints)
         opened.enter_context(_directory.log_file(directory))
         opened.enter_context(_directory.compiled_programs(directory, experiment.compile_cache))
-        outcome = _train(experiment, origin, parts, data, checkpoints, signals, opened)
-    if process.is_lead():
-        _directory.write_outcome(directory, outcome.summary())
+        outcome = _train(experiment, record, parts, data, checkpoints, signals, opened)
+        record.summary = outcome.summary()
     return outcome
 
 
 def _train(
     experiment: Experiment,
-    origin: Mapping[str, Any] | None,
+    record: Record,
     parts: Parts,
     data: Batches,
     checkpoints: Checkpoints,
@@ -115,8 +115,7 @@ def _train(
     if first >= experiment.max_step:
         say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
         return Outcome(first, checkpoints.scores(), 0.0, state)
-    if process.is_lead():
-        _directory.write_description(experiment, checkpoints, parts, origin)
+    record.begin(checkpoints, parts)
     step_time = StepTime(RUN_AHEAD)
     write = writers(opened, experiment, console, checkpoints.latest, parts, step_time, after=first)
     if process.is_lead():

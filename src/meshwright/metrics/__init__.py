@@ -11,11 +11,12 @@ from meshwright.metrics._behind import behind
 from meshwright.metrics._clearml import clearml
 from meshwright.metrics._console import Console
 from meshwright.metrics._histogram import Histogram
-from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl
+from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl, salvage_jsonl
 from meshwright.metrics._kinds import Image, Values, numbers
 from meshwright.metrics._log import Log, logger
 from meshwright.metrics._mean import Mean, widened
 from meshwright.metrics._mlflow import mlflow
+from meshwright.metrics._numbers import duration, number
 from meshwright.metrics._step_time import StepTime
 from meshwright.metrics._tensorboard import TensorBoard, tensorboard
 from meshwright.metrics._trackio import trackio
@@ -39,15 +40,18 @@ __all__ = [
     "Writer",
     "behind",
     "clearml",
+    "duration",
     "is_writer",
     "json_number",
     "jsonl",
     "logger",
     "merge",
     "mlflow",
+    "number",
     "numbers",
     "open_trackers",
     "read_jsonl",
+    "salvage_jsonl",
     "tee",
     "tensorboard",
     "trackio",

@@ -70,6 +70,22 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
     return [report for _, report in _reports(Path(path))]
 
 
+def salvage_jsonl(path: str | Path) -> tuple[list[dict[str, float]], list[str]]:
+    """Return the reports in the file at `path` as `read_jsonl` does, and what is wrong with the other lines.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+    """
+    found: list[dict[str, float]] = []
+    damage: list[str] = []
+    for number, line in enumerate(_whole_lines(Path(path)), start=1):
+        try:
+            found.append(_report(line, f"{path}, line {number}"))
+        except InputError as error:
+            damage.append(str(error).partition("\n")[0])
+    return found, damage
+
+
 def _line(step: int, now: float, values: Values) -> bytes:
     for name in ("step", "time"):
         if name in values:
@@ -110,10 +126,13 @@ def json_number(value: float) -> float | str:
 
 def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
     """Yield each whole line of the file, without its newline, and the report it holds."""
-    lines = path.read_bytes().split(b"\n")
-    # What follows the last newline is nothing, or a line whose writer was killed.
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(_whole_lines(path), start=1):
         yield line, _report(line, f"{path}, line {number}")
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    # What follows the last newline is nothing, or a line whose writer was killed.
+    return path.read_bytes().split(b"\n")[:-1]
 
 
 def _report(line: bytes, where: str) -> dict[str, float]:

@@ -21,7 +21,7 @@ import optax
 
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
-from meshwright.sharding import match, split_by_example
+from meshwright.sharding import look_up, match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -160,9 +160,10 @@ def features(
 
     # A scan shares nothing between its turns, so that what is computed twice need not be kept apart.
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD = params["embedding"][tokens_BT] * jnp.asarray(cfg.embedding_scale, params["embedding"].dtype)
+    x_BTD = look_up(params["embedding"], tokens_BT)
+    x_BTD = x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype)
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
-    x_BTD, _ = jax.lax.scan(one, split_by_example(x_BTD), layers)
+    x_BTD, _ = jax.lax.scan(one, x_BTD, layers)
     return rms_norm(cfg, x_BTD, params["norm"])
 
 

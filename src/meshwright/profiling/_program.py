@@ -19,14 +19,13 @@ INSTRUCTION = re.compile(
     r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.+?) (?P<opcode>[a-z][\w-]*)\((?P<rest>.*)$"
 )
 END_OF_OPERANDS = re.compile(r"\)(?=, [\w-]+=|$)")
+QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 NAME = re.compile(r"%([\w.-]+)")
 ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([^\]]*)\](\{[^}]*\})?")
+SPACE = re.compile(r"S\((\d+)\)")
 NUM_PARTITIONS = re.compile(r"^HloModule .*\bnum_partitions=(\d+)", re.MULTILINE)
-KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 FUSIONS = ("fusion", "fusion-start")
-COUNTING = {"parameter", "get-tuple-element", "constant", "compare", "fusion", "bitcast", "copy"}
-"""All that there is in the condition of a loop that counts."""
 
 
 class Instruction(NamedTuple):
@@ -47,6 +46,11 @@ class Instruction(NamedTuple):
         """Which operation of the traced function it comes from; "" where it does not say."""
         found = re.search(r'op_name="(.*?)"', self.attributes)
         return found[1].replace("\\'", "'") if found else ""
+
+    @property
+    def mentions(self) -> list[str]:
+        """Names of operands, of computations, and of what must have run before."""
+        return [*self.operands, *NAME.findall(QUOTED.sub("", self.attributes))]
 
     def attribute(self, name: str) -> str | None:
         """Return an attribute that is a word: the name of a computation, a number."""
@@ -70,16 +74,6 @@ class Program(NamedTuple):
         return self.computations[op.attribute("calls") or ""] if op.opcode in FUSIONS else {}
 
 
-class Execution(NamedTuple):
-    """A computation that is run."""
-
-    computation: Computation
-    times: int
-    """In one step, the turns of all loops around it multiplied."""
-    in_open_loop: bool
-    """Of some loop around it the number of turns is not known; `times` is for one."""
-
-
 def parse(hlo: str) -> Program:
     """Return the program that an HLO text describes."""
     computations: dict[str, dict[str, Instruction]] = {}
@@ -92,14 +86,6 @@ def parse(hlo: str) -> Program:
             entry = header["name"] if header["entry"] else entry
     partitions = NUM_PARTITIONS.search(hlo)
     return Program(computations, entry, int(partitions[1]) if partitions else 1)
-
-
-def executions(program: Program) -> Iterator[Execution]:
-    """Yield the entry and what it calls, each as often as it is called; what is inside of fusions is not.
-
-    Of the branches of a condition only the one that makes the most bytes.
-    """
-    return _called(program, Execution(program.computations[program.entry], 1, False))
 
 
 def root_of(computation: Computation) -> Instruction:
@@ -122,6 +108,20 @@ def nbytes(type_: str) -> int:
     return sum(math.prod(shape) * bits // 8 for shape, bits, _ in arrays(type_))
 
 
+def memory_bytes(type_: str) -> int:
+    """Return the bytes of those arrays in a type that are in the device's memory.
+
+    Not in it are those of memory space 5, which is the host's memory, and on TPUs, whose layouts have tiles,
+    `{1,0:T(8,128)S(1)}`, those of any space but 0: they are on the chip. On GPUs space 1 is for NCCL.
+    """
+    return sum(math.prod(shape) * bits // 8 for shape, bits, layout in arrays(type_) if _is_in_memory(layout))
+
+
+def _is_in_memory(layout: str) -> bool:
+    space = SPACE.search(layout)
+    return space is None or (space[1] != "5" and "T(" not in layout)
+
+
 def _instruction(found: re.Match[str]) -> Instruction:
     rest = found["rest"]
     end = END_OF_OPERANDS.search(rest)
@@ -129,66 +129,3 @@ def _instruction(found: re.Match[str]) -> Instruction:
     operands = tuple(NAME.findall(literal))
     root = found["root"] is not None
     return Instruction(found["name"], found["type"], found["opcode"], operands, literal, attributes, root)
-
-
-def _called(program: Program, caller: Execution) -> Iterator[Execution]:
-    yield caller
-    for op in caller.computation.values():
-        for name, trips in _calls(program, caller.computation, op):
-            times, is_open = (
-                caller.times * (1 if trips is None else trips),
-                caller.in_open_loop or trips is None,
-            )
-            yield from _called(program, Execution(program.computations[name], times, is_open))
-
-
-def _calls(program: Program, computation: Computation, op: Instruction) -> list[tuple[str, int | None]]:
-    """Return the computations that an instruction runs, and how often: None, where that is not known."""
-    if op.opcode == "while":
-        trips = _trip_count(program, computation, op)
-        return [(op.attribute(name) or "", trips) for name in ("condition", "body")]
-    if op.opcode == "conditional":
-        return [(max(_branches(op), key=lambda name: _bytes_made(program, name)), 1)]
-    if op.opcode in ("call", "async-start"):
-        return [(op.attribute("to_apply") or op.attribute("calls") or "", 1)]
-    return []
-
-
-def _branches(op: Instruction) -> list[str]:
-    listed = re.search(r"branch_computations=\{([^}]*)\}", op.attributes)
-    if listed:
-        return [name.strip(" %") for name in listed[1].split(",")]
-    return [op.attribute(f"{which}_computation") or "" for which in ("true", "false")]
-
-
-def _bytes_made(program: Program, name: str) -> int:
-    inner = _called(program, Execution(program.computations[name], 1, False))
-    return sum(each.times * sum(nbytes(op.type) for op in each.computation.values()) for each in inner)
-
-
-def _trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-    """Return what the compiler says or, as that of TPUs does not, what the condition counts to."""
-    if known := KNOWN_TRIPS.search(loop.attributes):
-        return int(known[1])
-    condition = program.computations[loop.attribute("condition") or ""]
-    ops = list(condition.values())
-    ops += [op for each in ops for op in program.fused(each).values()]
-    limits = [int(op.literal) for op in ops if op.opcode == "constant" and re.fullmatch(r"-?\d+", op.literal)]
-    compares = [op for op in ops if op.opcode == "compare"]
-    if len(limits) != 1 or len(compares) != 1 or not {op.opcode for op in ops} <= COUNTING:
-        return None
-    if compares[0].attribute("direction") not in ("LT", "GT"):
-        return None
-    return limits[0] - _start(condition, computation, loop)
-
-
-def _start(condition: Computation, computation: Computation, loop: Instruction) -> int:
-    """Return the constant that the counter of a loop starts from; 0 where it is none."""
-    counters = [op for op in condition.values() if op.opcode == "get-tuple-element"]
-    carried = computation.get(loop.operands[0])
-    if len(counters) != 1 or carried is None or carried.opcode != "tuple":
-        return 0
-    start = computation.get(carried.operands[int(counters[0].attribute("index") or 0)])
-    while start is not None and start.opcode in ("copy", "bitcast"):
-        start = computation.get(start.operands[0])
-    return int(start.literal) if start is not None and start.opcode == "constant" else 0

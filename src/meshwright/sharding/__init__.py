@@ -3,7 +3,7 @@
 from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
-from meshwright.sharding._layout import AXES, Layout, idle_axis, place, split_by_example
+from meshwright.sharding._layout import AXES, Layout, idle_axis, look_up, place, split_by_example
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
 from meshwright.sharding._mesh_rules import Edit, MeshRule, apply_mesh_rules, edit, hardware, mesh_rule
@@ -33,6 +33,7 @@ __all__ = [
     "idle_axis",
     "in_mesh",
     "logical",
+    "look_up",
     "make_mesh",
     "match",
     "mesh_rule",

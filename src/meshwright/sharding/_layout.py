@@ -44,6 +44,18 @@ def split_by_example(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, canonical(P(axes)))
 
 
+def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Return the rows [examples, ..., features] of a table that `ids` [examples, ...] name, split by example.
+
+    The table is made whole over what splits its features first, as a layer's weights are. Left to itself, XLA
+    looks rows up where the table is, and moves the activations.
+    """
+    if jax.sharding.get_abstract_mesh().shape:
+        whole = P(P.UNCONSTRAINED, *(None,) * (table.ndim - 1))
+        table = jax.lax.with_sharding_constraint(table, whole)
+    return split_by_example(table[ids])
+
+
 @dataclass(frozen=True)
 class Layout:
     """A mesh and the rules for what is placed on it. The first rule that answers stands."""

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -71,13 +71,13 @@ def mesh_sizes(shape: str | Mapping[str, int], num_devices: int, num_groups: int
 
 def grouped_mesh(
     shape: str | Mapping[str, int], num_groups: int, devices: Sequence[jax.Device] | int
-) -> Mesh | AbstractMesh:
+) -> Mesh:
     """Return the mesh that `make_mesh` makes of devices listed group by group, all groups alike.
 
     For hardware that is not there: what JAX describes of GPUs to compile for does not tell their groups.
 
     Args:
-      devices: or the number of them, for an abstract mesh.
+      devices: or the number of them, for an abstract mesh: one to lay out and trace for.
 
     Raises: as `make_mesh`.
     """
@@ -87,7 +87,7 @@ def grouped_mesh(
     sizes = [over.get(axis, 1) * inside.get(axis, 1) for axis in axes]
     types = (AxisType.Auto,) * len(axes)
     if isinstance(devices, int):
-        return AbstractMesh(tuple(sizes), axes, axis_types=types)
+        return cast(Mesh, AbstractMesh(tuple(sizes), axes, axis_types=types))
     split = [of.get(axis, 1) for of in (over, inside) for axis in axes]
     pairs = [place for i in range(len(axes)) for place in (i, i + len(axes))]
     return Mesh(np.array(devices).reshape(split).transpose(pairs).reshape(sizes), axes, axis_types=types)

@@ -2,6 +2,7 @@
 
     python make.py cuda                                               with jax's plugin for CUDA
     JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 python make.py tpu         with libtpu
+    the same                             python make.py slices          of TPUs
 
 Cut are tables of source locations, and `backend_config`, but for the trip counts in it.
 """
@@ -24,7 +25,11 @@ import meshwright as mw
 from meshwright.demo import transformer
 
 SIZES = transformer.Config(vocabulary=512, model=256, heads=4, feed_forward=512, layers=6)
-MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2")
+MESHES = {
+    "cuda": ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"),
+    "tpu": ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"),
+    "slices": ("fsdp=2,data=4",),
+}
 BATCH, LENGTH = 32, 128
 
 H100 = """
@@ -44,12 +49,15 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 TOPOLOGIES = {
     "cuda": {"topology_name": "", "topology": "1x2x4", "target_config": H100},
     "tpu": {"topology_name": "v5e:2x4"},
+    "slices": {"topology_name": "v5e:2x2", "num_slices": 2},
 }
 
 
 def mesh_of(shape, platform):
-    sizes = mw.sharding.mesh_sizes(shape, 8)
-    devices = topologies.get_topology_desc(platform=platform, **TOPOLOGIES[platform]).devices
+    devices = topologies.get_topology_desc(
+        platform="cuda" if platform == "cuda" else "tpu", **TOPOLOGIES[platform]
+    ).devices
+    sizes = mw.sharding.mesh_sizes(shape, len(devices))
     return Mesh(
         np.array(devices).reshape(*sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
     )
@@ -68,7 +76,7 @@ def scores(params, tokens_BT, batch_axes):
 
 def compiled(shape, platform):
     layout = mw.Layout(mesh_of(shape, platform), transformer.RULES)
-    batch_axes = layout.batch_sharding.spec[0]
+    batch_axes = next(iter(layout.batch_sharding.spec), None)
 
     def loss(params, batch, key):
         scores_BTV = scores(params, batch["tokens"], batch_axes)
@@ -93,7 +101,7 @@ def _trip_count(config):
 
 
 def main(platform):
-    for shape in MESHES:
+    for shape in MESHES[platform]:
         name = re.sub(r"\W", "_", shape)
         file = Path(__file__).with_name(f"{platform}_{name}.hlo.txt.xz")
         file.write_bytes(lzma.compress(trimmed(compiled(shape, platform)).encode(), preset=9))

@@ -1,0 +1,134 @@
+"""`meshwright plan`: what a step takes of hardware that is not there.
+
+The compilers of accelerators end their process on some errors. So they have one of their own, which builds
+the experiment anew and leaves what it found in a file.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli._overrides import build
+from meshwright.cli._train import Result, load, use_fake_devices
+from meshwright.errors import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from meshwright.plan import Hardware, Plan, Site
+
+
+def plan(options: argparse.Namespace) -> Result:
+    """Plan the experiment's step; exit code 1 where it does not fit.
+
+    Raises:
+      UsageError: nothing is known of the hardware, or as `train` does before it starts.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is there: no accelerator is taken, or asked for
+    from meshwright import plan as room
+
+    hardware = room.hardware_named(options.on)
+    if hardware.chip.target is None:
+        use_fake_devices(hardware.num_devices)
+    site = _site(options, hardware)
+    if options.compile_to:
+        Path(options.compile_to).write_text(json.dumps(dataclasses.asdict(site.compile())))
+        return EXIT_DONE
+    if options.search:
+        return _searched(site)
+    return _told(site, _planned(options, site))
+
+
+def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
+    from meshwright import experiment
+    from meshwright import plan as room
+
+    made = build(load(options.target), options.settings, experiment.Experiment)
+    return room.site_of(made, hardware, bandwidth=options.bandwidth * 1e9)
+
+
+def _planned(options: argparse.Namespace, site: "Site") -> "Plan":
+    from meshwright import plan as room
+
+    started = time.perf_counter()
+    missing = None if options.traced else room.missing_compiler(site.hardware)
+    if options.traced or missing:
+        made = site.plan()
+        notes = [room.not_compiled(f"install {missing} to compile it for this hardware")] if missing else []
+    else:
+        made, notes = _compiled(options, site)
+    return dataclasses.replace(
+        made,
+        notes=(*made.notes, *notes),
+        planning_seconds=time.perf_counter() - started,
+        planning_bytes=room.peak_bytes(),
+    )
+
+
+def _compiled(options: argparse.Namespace, site: "Site") -> tuple["Plan", list[str]]:
+    """Return the plan of what the compiler made in a process of its own; the traced one where that failed."""
+    from meshwright import plan as room
+
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "compiled.json"
+        done = subprocess.run(_command(options, file), capture_output=True, text=True)
+        if file.exists():
+            return site.plan(room.compiled_from(json.loads(file.read_text()))), []
+    reason, made = _reason(done), site.plan()
+    refused = "RESOURCE_EXHAUSTED" in reason
+    made = dataclasses.replace(made, memory=dataclasses.replace(made.memory, refused=refused))
+    return made, [room.not_compiled(f"it could not be compiled: {reason}")]
+
+
+def _command(options: argparse.Namespace, file: Path) -> list[str]:
+    settings = [f"{name}={value}" for name, value in options.settings.items()]
+    words = ["plan", options.target, "--on", options.on, "--compile-to", str(file), *settings]
+    return [sys.executable, "-m", "meshwright", *words]
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of an error, the only one that people can use, or how the process ended."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    found = next((line for line in reversed(lines) if "Error" in line or "error:" in line), None)
+    return (
+        found or f"the compiler's process ended with {done.returncode}: {lines[-1] if lines else 'no word'}"
+    )
+
+
+def _told(site: "Site", made: "Plan") -> Result:
+    from meshwright import plan as room
+
+    document = _document(made)
+    if made.memory.fits:
+        return room.described(made), document
+    changes = room.cheapest_changes(site)
+    document["changes"] = [_changed(change) for change in changes]
+    return f"{room.described(made)}\n\n{room.described_changes(changes)}", document, EXIT_FAILED
+
+
+def _searched(site: "Site") -> Result:
+    from meshwright import plan as room
+
+    found = room.search(site)
+    fits = any(change.plan.memory.fits for change in found)
+    document = {"tried": [_changed(change) for change in found]}
+    return room.described_search(found), document, EXIT_DONE if fits else EXIT_FAILED
+
+
+def _changed(change: Any) -> dict[str, Any]:
+    return {"settings": dict(change.settings), "plan": _document(change.plan)}
+
+
+def _document(made: "Plan") -> dict[str, Any]:
+    """Return a plan as JSON has it: axes joined by `+`, and null for what has no end."""
+    document = dataclasses.asdict(made)
+    document["time"]["network"] = {"+".join(axes): each for axes, each in made.time.network.items()}
+    document["time"]["seconds"] = made.time.seconds
+    document["memory"] |= {"peak": made.memory.peak, "fits": made.memory.fits}
+    document["checkpoint"]["seconds"] = made.checkpoint.seconds
+    return document

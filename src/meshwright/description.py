@@ -1,0 +1,48 @@
+"""The text that describes an experiment, `dotted.path = value` a line, taken apart again.
+
+`experiment.describe` writes it; whoever reads `experiment.txt` needs no experiment, and none of its code.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A dotted path at which two descriptions differ."""
+
+    path: str
+    a: str | None
+    """What the first says, None where it says nothing."""
+    b: str | None
+
+    def __str__(self) -> str:
+        a, b = ("nothing" if value is None else value for value in (self.a, self.b))
+        return f"{self.path}: {a} → {b}"
+
+
+def values(text: str) -> dict[str, str]:
+    """Return the values by path, each argument of a value that has some by a path of its own."""
+    rows = (line.partition(" = ") for line in text.splitlines())
+    return {path: value for name, _, said in rows for path, value in _taken_apart(name, said)}
+
+
+def differences(a: str, b: str) -> list[Difference]:
+    """Return in what two descriptions differ, by dotted path."""
+    before, after = values(a), values(b)
+    paths = [*before, *(path for path in after if path not in before)]
+    found = (Difference(path, before.get(path), after.get(path)) for path in paths)
+    return [each for each in found if each.a != each.b]
+
+
+def _taken_apart(path: str, text: str) -> list[tuple[str, str]]:
+    called = re.fullmatch(r"([\w.<>]+)(\(.*\))", text)
+    try:
+        call = ast.parse(f"_{called[2]}", mode="eval").body if called else None
+    except SyntaxError:  # an argument such as <type>
+        call = None
+    if called is None or not isinstance(call, ast.Call) or call.args:
+        return [(path, text)]
+    arguments = [(f"{path}.{word.arg}", ast.unparse(word.value)) for word in call.keywords]
+    return [(path, called[1]), *arguments]

@@ -1,0 +1,83 @@
+"""What process 0 writes down of a run: at its start what it is, at its end how it ended, and its page."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from meshwright import process
+from meshwright.checkpoint import Checkpoints
+from meshwright.errors import DivergedError, Interrupted, MeshwrightError
+from meshwright.experiment._directory import write_description, write_outcome
+from meshwright.experiment._experiment import Experiment
+from meshwright.experiment._parts import Parts
+from meshwright.report import read_run, write_page
+
+log = logging.getLogger("meshwright")
+
+LARGEST_METRICS_NBYTES = 16 * 2**20
+"""Read and drawn in some three seconds. Whoever stops a run may not wait longer for its process to end."""
+
+
+class Record:
+    """Held open around all of a run, so that what it tells of the end is told when everything is closed.
+
+    Of a run that ends before it began, as settings that do not fit make it, nothing is written: what lies
+    there is of the run before.
+
+    Args:
+      origin: how to start the run again, if that is known.
+    """
+
+    def __init__(self, experiment: Experiment, origin: Mapping[str, Any] | None):
+        self._experiment, self._origin = experiment, origin
+        self._directory = Path(experiment.run)
+        self._has_begun = False
+        self.summary: Mapping[str, Any] = {}
+        """To be set to what came out of a run that was not ended by an error."""
+
+    def begin(self, checkpoints: Checkpoints, parts: Parts) -> None:
+        """Write down what runs, and take back how it ended before."""
+        self._has_begun = True
+        if process.is_lead():
+            write_description(self._experiment, checkpoints, parts, self._origin)
+            write_outcome(self._directory, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        is_known = bool(self._has_begun or self.summary)
+        if process.is_lead() and is_known and (error is None or isinstance(error, Exception)):
+            self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        """Write down how the run ended. It did so: nothing that goes wrong here may say otherwise."""
+        try:
+            outcome = {"ended": "finished", **self.summary} if error is None else _ended_by(error)
+            write_outcome(self._directory, outcome)
+            self._write_page()
+        except Exception:
+            log.warning("how the run ended could not be written down whole", exc_info=True)
+
+    def _write_page(self) -> None:
+        metrics = self._directory / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
+            log.warning("so many reports take long to draw: `meshwright report %s` does", self._directory)
+        else:
+            write_page(read_run(self._directory))
+
+
+def _ended_by(error: Exception) -> dict[str, Any]:
+    match error:
+        case Interrupted():
+            ended = "stopped"
+        case DivergedError():
+            ended = "diverged"
+        case _:
+            ended = "failed"
+    said = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
+    return {"ended": ended, "message": said}

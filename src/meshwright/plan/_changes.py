@@ -1,0 +1,92 @@
+"""What to change in an experiment so that its step fits, by settings that a command line takes."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.errors import LayoutError, UsageError
+from meshwright.experiment import Experiment
+from meshwright.plan._hardware import Hardware
+from meshwright.plan._site import Site
+from meshwright.plan._values import Plan
+from meshwright.train import offloaded
+
+Settings = Mapping[str, Any]
+OFFLOADED = "offloaded"
+"""Not a setting: the optimizer wrapped in `mw.offloaded`."""
+REMATS = (None, "dots", "nothing")
+"""From what takes most memory to what takes most time."""
+LONGEST_TENSOR = 16
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings to change, and what the step then takes."""
+
+    settings: Settings
+    plan: Plan
+
+    def __str__(self) -> str:
+        written = (f"{name}={value}" for name, value in self.settings.items() if name != OFFLOADED)
+        optimizer = ["optimizer=mw.offloaded(…)"] if OFFLOADED in self.settings else []
+        return " ".join([*written, *optimizer])
+
+
+def cheapest_changes(site: Site, number: int = 3) -> list[Change]:
+    """Return the changes after which the step fits that take the least time, estimated from the traced step.
+
+    One setting is changed; two where no one is enough.
+    """
+    single = [*_single(site)]
+    pairs = ({**a, **b} for a, b in itertools.combinations(single, 2) if a.keys() != b.keys())
+    for settings in (single, pairs):
+        fitting = [change for change in tried(site, settings) if change.plan.memory.fits]
+        if fitting:
+            return sorted(fitting, key=lambda change: change.plan.time.seconds)[:number]
+    return []
+
+
+def tried(site: Site, candidates: Iterable[Settings]) -> Iterator[Change]:
+    """Yield what becomes of the step with each of some settings, leaving out those that cannot be."""
+    for settings in candidates:
+        try:
+            yield Change(settings, replace(site, experiment=changed(site.experiment, settings)).plan())
+        except (LayoutError, UsageError):
+            continue
+
+
+def changed(experiment: Experiment, settings: Settings) -> Experiment:
+    """Return the experiment with `settings`."""
+    fields = {name: value for name, value in settings.items() if name != OFFLOADED}
+    if OFFLOADED in settings:
+        fields["optimizer"] = offloaded(experiment.optimizer)
+    return replace(experiment, **fields)
+
+
+def meshes_of(hardware: Hardware) -> Iterator[str]:
+    """Yield every mesh of data, fsdp and tensor axes that the devices make, as text.
+
+    The tensor axis stays within devices with fast links among them, and is not longer than `LONGEST_TENSOR`.
+    """
+    for tensor in divisors(math.gcd(hardware.group, LONGEST_TENSOR)):
+        for fsdp in divisors(hardware.num_devices // tensor):
+            sizes = {"data": hardware.num_devices // tensor // fsdp, "fsdp": fsdp, "tensor": tensor}
+            yield ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "data=1"
+
+
+def divisors(number: int) -> list[int]:
+    """Return all numbers that divide it."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _single(site: Site) -> Iterator[Settings]:
+    experiment = site.experiment
+    if experiment.remat in REMATS:
+        yield from ({"remat": policy} for policy in REMATS[REMATS.index(experiment.remat) + 1 :])
+    yield from ({"microbatches": times * experiment.microbatches} for times in (2, 4, 8))
+    if experiment.train_dtype is None:
+        yield {"train_dtype": "bfloat16"}
+    yield from ({"mesh": mesh} for mesh in meshes_of(site.hardware) if "data" not in mesh)
+    yield {OFFLOADED: True}

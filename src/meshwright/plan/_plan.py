@@ -1,0 +1,83 @@
+"""`plan`: what an experiment's step takes of hardware that is not there, and what else it could take."""
+
+import resource
+import sys
+import time
+from dataclasses import replace
+
+from meshwright.experiment import Experiment, naming, some_rows
+from meshwright.plan._hardware import CPU, Hardware, hardware_named
+from meshwright.plan._measured import measured_rates
+from meshwright.plan._roofline import Rates, published_rates
+from meshwright.plan._site import Site
+from meshwright.plan._topology import described_devices, missing_compiler
+from meshwright.plan._values import Plan
+from meshwright.sharding import apply_mesh_rules
+
+HOST_BANDWIDTH = 1e9
+
+
+def plan(
+    experiment: Experiment,
+    on: str | Hardware,
+    *,
+    compiled: bool = True,
+    bandwidth: float = HOST_BANDWIDTH,
+    rates: Rates | None = None,
+) -> Plan:
+    """Return what the experiment's step takes of each device of hardware that need not be there.
+
+    Mesh rules apply as they would there. Nothing of the state is in memory, and nothing is run there.
+
+    Args:
+      on: `h100:64x8`, hosts and GPUs of each; `v5e:16x16`, the topology of a TPU slice; `cpu:8`.
+      compiled: compile the step with the hardware's own compiler, where its plugin is installed. Otherwise
+        memory and collectives are estimated from the traced step.
+      bandwidth: bytes a second that a host writes of a checkpoint.
+      rates: what a device gets done in a second; if left out from its data sheet, and measured of CPUs.
+
+    Raises:
+      UsageError: nothing is known of the hardware, or the experiment cannot be, as when it starts.
+      LayoutError: it does not fit the mesh.
+    """
+    started = time.perf_counter()
+    site = site_of(experiment, on, bandwidth=bandwidth, rates=rates)
+    missing = missing_compiler(site.hardware)
+    made = site.plan(site.compile() if compiled and not missing else None)
+    if compiled and missing:
+        why = not_compiled(f"install {missing} to compile it for this hardware")
+        made = replace(made, notes=(*made.notes, why))
+    return replace(made, planning_seconds=time.perf_counter() - started, planning_bytes=peak_bytes())
+
+
+def site_of(
+    experiment: Experiment,
+    on: str | Hardware,
+    *,
+    bandwidth: float = HOST_BANDWIDTH,
+    rates: Rates | None = None,
+) -> Site:
+    """Return the experiment on some hardware, as its mesh rules change it there. See `plan`."""
+    hardware = hardware_named(on) if isinstance(on, str) else on
+    with naming("mesh_rules"):
+        experiment = apply_mesh_rules(experiment, experiment.mesh_rules, str(hardware))
+    return Site(experiment, hardware, some_rows(experiment), rates or rates_of(hardware), bandwidth)
+
+
+def rates_of(hardware: Hardware) -> Rates:
+    """Return what its devices get done: of CPUs, which are at hand, measured."""
+    if hardware.chip.name == CPU:
+        return measured_rates(described_devices(hardware))
+    return published_rates(hardware.chip)
+
+
+def not_compiled(why: str) -> str:
+    """Return a note for a plan that is no more than an estimate."""
+    return f"estimated from the traced step: {why}"
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process, or one that it waited for, ever held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(used) * unit

@@ -1,0 +1,215 @@
+"""An experiment put on hardware: what its step is there, traced and compiled."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, naming, parts_of
+from meshwright.plan._checkpoint import CheckpointCost, checkpoint_cost
+from meshwright.plan._chips import Tpu
+from meshwright.plan._hardware import Hardware
+from meshwright.plan._roofline import Rates, StepTime, step_time
+from meshwright.plan._topology import described_devices
+from meshwright.plan._traced import TracedCosts, traced_costs
+from meshwright.plan._values import Exchange, Memory, Plan
+from meshwright.profiling import Collective, Flops, collectives, count_flops, utilisation_on
+from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh
+from meshwright.tree import PyTree, nbytes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What of a compiled step a plan is about."""
+
+    collectives: Sequence[Collective]
+    temporary_nbytes: int
+    """What is there while it runs, besides the state and the batch."""
+
+
+def compiled_from(document: Mapping[str, Any]) -> Compiled:
+    """Return what was written with `dataclasses.asdict` and as JSON."""
+
+    def one(named: dict[str, Any]) -> Collective:
+        named["axes"] = tuple(named["axes"])
+        return Collective(**named)
+
+    return Compiled([one(each) for each in document["collectives"]], document["temporary_nbytes"])
+
+
+@dataclass(frozen=True)
+class Site:
+    """An experiment, and where it would run."""
+
+    experiment: Experiment
+    hardware: Hardware
+    rows: PyTree
+    """Some rows to train on."""
+    rates: Rates
+    bandwidth: float
+    """Bytes a second that a host writes of a checkpoint."""
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts of a run on an abstract mesh."""
+        return parts_of(self.experiment, self._mesh(self.hardware.num_devices), self.rows)
+
+    @cached_property
+    def jaxpr(self) -> Any:
+        """The step, as traced."""
+        return self.parts.step.trace(self.parts.target, self.parts.batch).jaxpr
+
+    @cached_property
+    def traced(self) -> TracedCosts:
+        """What the traced step is estimated to take."""
+        return traced_costs(self.jaxpr, self.parts.target, self.parts.layout)
+
+    def compile(self) -> Compiled:
+        """Compile the step with the hardware's compiler.
+
+        Raises:
+          JaxRuntimeError: as that does, of TPUs when their memory is not enough.
+        """
+        parts = parts_of(self.experiment, self._mesh(described_devices(self.hardware)), self.rows)
+        ahead = compile_parts(parts)
+        text = ahead.compiled.as_text() or ""
+        return Compiled(collectives(text, parts.layout.mesh), ahead.temporary_bytes)
+
+    def plan(self, compiled: Compiled | None = None) -> Plan:
+        """Return the plan: of what was compiled, if that is given."""
+        found = self.traced.collectives if compiled is None else compiled.collectives
+        counted = count_flops(self.jaxpr)
+        time, exchanges = self._time(found), _exchanges(found, self._split_over_groups()[0])
+        num_params = sum(x.size for x in jax.tree.leaves(self.parts.target.params))
+        return Plan(
+            hardware=str(self.hardware),
+            num_devices=self.hardware.num_devices,
+            mesh=dict(self.parts.layout.mesh.shape),
+            settings=_settings(self.experiment),
+            compiled=compiled is not None,
+            num_params=num_params,
+            memory=self._memory(compiled),
+            exchanges=exchanges,
+            model_flops=counted.model,
+            hardware_flops=counted.hardware,
+            time=time,
+            mfu=_mfu(counted, time, self.hardware),
+            assumptions=self.rates.source,
+            checkpoint=self._checkpoint(),
+            notes=(*_not_counted(counted), *_lost_splits(exchanges, self._batch_axes, num_params)),
+        )
+
+    def _mesh(self, devices: Sequence[jax.Device] | int) -> Mesh:
+        hardware, shape = self.hardware, self.experiment.mesh
+        with naming("mesh"):
+            if not isinstance(devices, int) and isinstance(hardware.chip.target, Tpu):
+                return make_mesh(shape, devices)  # along the torus
+            groups = hardware.num_mesh_groups if ";" in shape else hardware.num_groups
+            return grouped_mesh(shape, groups, devices)
+
+    def _split_over_groups(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Return the sizes of the mesh's axes over groups with fast links among them, and inside each."""
+        if self.hardware.num_groups == 1:
+            return {}, self.parts.layout.mesh.shape
+        return group_parts(self.experiment.mesh, self.hardware.num_groups, self.hardware.num_devices)
+
+    def _time(self, found: Sequence[Collective]) -> StepTime:
+        over, inside = self._split_over_groups()
+        return step_time(
+            self.traced.products,
+            self.traced.other_nbytes,
+            found,
+            self.rates,
+            inside=inside,
+            over=over,
+            hidden_axes=self._batch_axes,
+        )
+
+    @property
+    def _batch_axes(self) -> frozenset[str]:
+        return frozenset(jax.tree.leaves(tuple(self.parts.layout.batch_sharding.spec)))
+
+    def _memory(self, compiled: Compiled | None) -> Memory:
+        target, traced = self.parts.target, self.traced
+        params, optimizer, state = map(_bytes_on_device, (target.params, target.opt_state, target))
+        temporary = traced.memory.temporary if compiled is None else compiled.temporary_nbytes
+        gradients = min(traced.memory.gradients, temporary)
+        return Memory(
+            params=params,
+            optimizer=optimizer,
+            other_state=state - params - optimizer,
+            batch=nbytes(self.parts.batch) // self.parts.layout.batch_ways,
+            gradients=gradients,
+            temporary=temporary - gradients,
+            available=self.hardware.chip.memory_bytes,
+        )
+
+    def _checkpoint(self) -> CheckpointCost:
+        casts = as_casts(self.experiment.checkpoints.cast)
+        return checkpoint_cost(self.parts.target, casts, self.hardware.num_hosts, self.bandwidth)
+
+
+def _bytes_on_device(arrays: PyTree) -> int:
+    """Return the bytes of structs in one device's memory; what is kept in the host's is not there."""
+    on_device = (x for x in jax.tree.leaves(arrays) if x.sharding.memory_kind in (None, "device"))
+    return sum(device_bytes(x, x.sharding) for x in on_device)
+
+
+def _exchanges(found: Sequence[Collective], over: Mapping[str, int]) -> tuple[Exchange, ...]:
+    """Return collectives by kind and axes, those that send most first."""
+    together: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
+    for each in found:
+        together[each.kind, each.axes].append(each)
+    exchanges = (
+        Exchange(
+            kind=kind,
+            axes=axes,
+            times=sum(each.times for each in alike),
+            sent_bytes=sum(each.times * each.sent_nbytes for each in alike),
+            crosses_groups=any(over.get(axis, 1) > 1 for axis in axes),
+        )
+        for (kind, axes), alike in together.items()
+    )
+    return tuple(sorted(exchanges, key=lambda each: -each.sent_bytes))
+
+
+def _settings(experiment: Experiment) -> dict[str, object]:
+    return {
+        "batch_size": experiment.input.batch_size,
+        "microbatches": experiment.microbatches,
+        "remat": experiment.remat,
+        "train_dtype": experiment.train_dtype,
+    }
+
+
+def _mfu(counted: Flops, time: StepTime, hardware: Hardware) -> float | None:
+    if not time.seconds:
+        return None
+    told = utilisation_on(counted, 1 / time.seconds, hardware.chip.device_kind, hardware.num_devices)
+    return told.get("mfu")
+
+
+def _not_counted(counted: Flops) -> list[str]:
+    notes = [
+        f"{name} runs {times} times; its work is not known" for name, times in counted.not_counted.items()
+    ]
+    if counted.open_loops:
+        notes.append(f"{counted.open_loops} loops turn an unknown number of times, and count once")
+    return notes
+
+
+def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_params: int) -> list[str]:
+    """Tell of all-reduces over the axes that split the batch that are more than all gradients in float32."""
+    summed = [each for each in exchanges if each.kind == "all-reduce" and batch_axes.issuperset(each.axes)]
+    sent, needed = sum(each.sent_bytes for each in summed), 2 * 4 * num_params
+    if sent <= 2 * needed:
+        return []
+    return [
+        f"a device sends {human_bytes(sent)} in all-reduces over {'+'.join(sorted(batch_axes))}, where "
+        f"gradients need {human_bytes(needed)}: activations are split otherwise than by example. Keep them "
+        "so, with mw.split_by_example in the model."
+    ]

@@ -1,0 +1,124 @@
+"""A plan as text."""
+
+from collections.abc import Iterable, Sequence
+
+from meshwright.plan._changes import Change
+from meshwright.plan._values import Exchange, Memory, Plan
+from meshwright.sharding import human_bytes
+
+COLUMN = 24
+
+
+def described(plan: Plan) -> str:
+    """Return a plan for people."""
+    sections = [
+        _heading(plan),
+        _memory(plan.memory),
+        _network(plan.exchanges),
+        _time(plan),
+        _checkpoint(plan),
+    ]
+    return "\n\n".join(["\n".join(lines) for lines in [*sections, [*plan.notes]] if lines])
+
+
+def described_changes(changes: Sequence[Change]) -> str:
+    """Return what to change so that a step fits, cheapest first."""
+    if not changes:
+        return "Neither one change nor two make it fit: take more devices, or a smaller batch or model."
+    return "\n".join(
+        ["What makes it fit, the least time first (estimated from the traced step):", *_table(changes)]
+    )
+
+
+def described_search(found: Sequence[Change], number: int = 10) -> str:
+    """Return the best of what was tried."""
+    lines = [f"the best {min(number, len(found))} of {len(found)} tried (estimated from the traced step):"]
+    return "\n".join([*lines, *_table(found[:number])])
+
+
+def seconds(value: float) -> str:
+    """Return seconds as a person would say them."""
+    if value >= 100:
+        return f"{value:.0f} s"
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def _heading(plan: Plan) -> list[str]:
+    axes = " × ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    settings = " · ".join(f"{name} {value}" for name, value in plan.settings.items() if value is not None)
+    how = "compiled for it" if plan.compiled else "estimated from the traced step"
+    return [
+        f"{plan.hardware} · {plan.num_devices} devices · mesh {axes}",
+        f"{plan.num_params:,} parameters · {settings}",
+        f"{how} in {seconds(plan.planning_seconds)}, with {human_bytes(plan.planning_bytes)} of memory here",
+    ]
+
+
+def _memory(memory: Memory) -> list[str]:
+    parts = {
+        "parameters": memory.params,
+        "optimizer": memory.optimizer,
+        "gradients": memory.gradients,
+        "batch": memory.batch,
+        "activations and others": memory.temporary + memory.other_state,
+    }
+    verdict = "fits" if memory.fits else "does NOT fit"
+    verdict += ", the compiler says" if memory.refused else ""
+    return [
+        "Memory of a device",
+        *(f"  {name:<{COLUMN}}{human_bytes(nbytes):>10}" for name, nbytes in parts.items()),
+        f"  {'peak':<{COLUMN}}{human_bytes(memory.peak):>10}  of {human_bytes(memory.available)}: {verdict}",
+    ]
+
+
+def _network(exchanges: Iterable[Exchange]) -> list[str]:
+    rows = [
+        f"  {each.kind:<{COLUMN}}{human_bytes(each.sent_bytes):>10}  in {each.times} over "
+        f"{'+'.join(each.axes)}{', between hosts' if each.crosses_groups else ''}"
+        for each in exchanges
+    ]
+    return ["What a device sends in a step, by mesh axes", *rows] if rows else ["No device sends anything."]
+
+
+def _time(plan: Plan) -> list[str]:
+    time = plan.time
+    network = ", ".join(f"{'+'.join(axes)} {seconds(each)}" for axes, each in time.network.items())
+    mfu = "" if plan.mfu is None else f", model FLOPs utilisation {plan.mfu:.0%}"
+    again = plan.hardware_flops / plan.model_flops - 1 if plan.model_flops else 0.0
+    behind = f"  of {network}" if network else ""
+    return [
+        f"A step takes {seconds(time.seconds)}{mfu}",
+        f"  {'products':<{COLUMN}}{seconds(time.compute):>10}  {plan.model_flops:.3g} FLOP"
+        + (f", {again:.0%} computed twice" if again else ""),
+        f"  {'memory':<{COLUMN}}{seconds(time.memory):>10}",
+        f"  {'network, not hidden':<{COLUMN}}{seconds(time.exposed):>10}{behind}",
+        f"  taking {plan.assumptions}",
+    ]
+
+
+def _checkpoint(plan: Plan) -> list[str]:
+    cost = plan.checkpoint
+    each = f"{human_bytes(cost.host_nbytes)} of each host: {seconds(cost.seconds)}"
+    return [f"A checkpoint is {human_bytes(cost.nbytes)}, {each} at {cost.bandwidth / 1e9:.3g} GB/s"]
+
+
+def _table(changes: Iterable[Change]) -> list[str]:
+    rows = [
+        (
+            str(change),
+            human_bytes(change.plan.memory.peak),
+            seconds(change.plan.time.seconds),
+            _mfu(change.plan),
+        )
+        for change in changes
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
+
+
+def _mfu(plan: Plan) -> str:
+    fits = "" if plan.memory.fits else "  does not fit"
+    return ("" if plan.mfu is None else f"MFU {plan.mfu:.0%}") + fits

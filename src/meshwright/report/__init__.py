@@ -1,0 +1,29 @@
+"""Runs, as their files tell of them: a page for each, several side by side, and a list of all.
+
+Everything is read from run directories; of a run that goes on, was killed or lost files, as much as is there.
+"""
+
+from meshwright.report._comparison import Comparison, compare, comparison_document, comparison_text
+from meshwright.report._history import Best, Series
+from meshwright.report._run import Run, is_run, read_run
+from meshwright.report._summary import document, list_runs, runs_table, summary
+from meshwright.report._write import PAGE, write_comparison, write_page
+
+__all__ = [
+    "PAGE",
+    "Best",
+    "Comparison",
+    "Run",
+    "Series",
+    "compare",
+    "comparison_document",
+    "comparison_text",
+    "document",
+    "is_run",
+    "list_runs",
+    "read_run",
+    "runs_table",
+    "summary",
+    "write_comparison",
+    "write_page",
+]

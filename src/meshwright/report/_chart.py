@@ -1,0 +1,182 @@
+"""A chart of curves over steps, as SVG that needs no script: directly labelled, with its numbers as texts.
+
+Each curve is a line through the means of its columns over a band from their lowest to their highest values.
+What is not finite is a cross at the upper edge.
+"""
+
+import bisect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshwright.metrics import number
+from meshwright.report._history import Best, Series
+from meshwright.report._html import Html, breakable, tag
+from meshwright.report._labels import Label, end_labels
+from meshwright.report._scale import Scale, scale_of, short
+from meshwright.report._thin import Column, not_finite, segments
+
+WIDTH, HEIGHT = 380.0, 212.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 304.0, 10.0, 186.0
+"""Where the plot lies: at its right the labels, below it the steps."""
+_MOST_COLUMNS = 150
+_MOST_DOTS = 24
+_MOST_READINGS = 90
+_MOST_CROSSES = 40
+_MOST_WITH_BANDS = 3
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart."""
+
+    label: str
+    """May be "", where there is only one."""
+    points: Series
+    tone: int
+    """Which of the page's colours it has."""
+    best: Best | None = None
+    """Ringed, if it is known."""
+
+
+def chart(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    last_step: int,
+    restarts: Sequence[int] = (),
+    from_zero: bool = False,
+    note: str = "",
+) -> Html:
+    """Return a figure of the curves over the steps 0 to `last_step`.
+
+    Args:
+      curves: which all have points.
+      restarts: the steps from which the run was continued.
+      from_zero: whether the axis begins there, so that what hardly changes looks so.
+      note: what else is to be said, beside the title.
+    """
+    drawn = [segments(curve.points, _MOST_COLUMNS) for curve in curves]
+    x = Scale(0, max(1, last_step), LEFT, RIGHT)
+    columns = [column for found in drawn for stretch in found for column in stretch]
+    y, is_cut = scale_of(columns, BOTTOM, TOP, from_zero=from_zero)
+    both = list(zip(curves, drawn, strict=True))
+    has_bands = len(curves) <= _MOST_WITH_BANDS
+    picture = tag(
+        "svg",
+        tag("title", title),
+        tag("desc", "; ".join(map(_in_words, curves))),
+        *_axes(x, y),
+        *(_restart(x(step), step) for step in restarts if step <= last_step),
+        _window(*(_curve(curve, found, x, y, has_bands=has_bands) for curve, found in both)),
+        *(_crosses(curve.points, x) for curve in curves),
+        *end_labels([_label(curve, found, y) for curve, found in both], BOTTOM - 6),
+        *_readings(curves, x),
+        viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
+        role="img",
+    )
+    begins = f"starts at {number(curves[0].points.values[0])}" if is_cut else ""
+    return tag("figure", _caption(title, note, begins, "log scale" if y.is_log else ""), picture)
+
+
+def _caption(title: str, *notes: str) -> Html:
+    told = " · ".join(filter(None, notes))
+    return tag("figcaption", tag("b", breakable(title)), tag("span", told) if told else None)
+
+
+def _axes(x: Scale, y: Scale) -> Iterator[Html]:
+    for value in y.ticks():
+        at = y(value)
+        yield tag("line", x1=LEFT, x2=RIGHT, y1=_r(at), y2=_r(at), class_="grid")
+        yield tag("text", short(value), x=LEFT - 6, y=_r(at + 3.5), class_="axis", text_anchor="end")
+    ticks = [value for value in x.ticks() if value == int(value)]
+    for value in ticks:
+        yield tag("text", short(value), x=_r(x(value)), y=BOTTOM + 16, class_="axis", text_anchor="middle")
+    yield tag("text", "step", x=LEFT - 6, y=BOTTOM + 16, class_="axis faint", text_anchor="end")
+
+
+def _restart(at: float, step: int) -> Html:
+    told = tag("title", f"continued from step {step}")
+    return tag("line", told, x1=_r(at), x2=_r(at), y1=TOP, y2=BOTTOM, class_="restart")
+
+
+def _window(*curves: Html) -> Html:
+    """Return the curves cut at the plot's upper and lower edge, with room for rings at its sides."""
+    width, height = RIGHT - LEFT + 12, BOTTOM - TOP + 2
+    place = {"x": LEFT - 6, "y": TOP - 1, "width": width, "height": height}
+    return tag("svg", *curves, **place, viewBox=f"{LEFT - 6} {TOP - 1} {width} {height}")
+
+
+def _curve(curve: Curve, found: Sequence[Sequence[Column]], x: Scale, y: Scale, *, has_bands: bool) -> Html:
+    is_thinned = any(column.low < column.high for stretch in found for column in stretch)
+    best = curve.best
+    return tag(
+        "g",
+        *(_band(stretch, x, y) for stretch in found if is_thinned and has_bands),
+        *(_line(stretch, x, y) for stretch in found),
+        *(_dots(found, x, y) if len(curve.points.steps) <= _MOST_DOTS else ()),
+        tag("circle", cx=_r(x(best.step)), cy=_r(y(best.value)), r=4.5, class_="best") if best else None,
+        class_=f"curve t{curve.tone}",
+    )
+
+
+def _line(stretch: Sequence[Column], x: Scale, y: Scale) -> Html:
+    places = [f"{_r(x(column.step))} {_r(y(column.mean))}" for column in stretch]
+    return tag("path", d="M" + "L".join(places), class_="line")
+
+
+def _band(stretch: Sequence[Column], x: Scale, y: Scale) -> Html:
+    there = [f"{_r(x(column.step))} {_r(y(column.high))}" for column in stretch]
+    back = [f"{_r(x(column.step))} {_r(y(column.low))}" for column in reversed(stretch)]
+    return tag("path", d="M" + "L".join(there + back) + "Z", class_="band")
+
+
+def _dots(found: Sequence[Sequence[Column]], x: Scale, y: Scale) -> Iterator[Html]:
+    for column in (column for stretch in found for column in stretch):
+        yield tag("circle", cx=_r(x(column.step)), cy=_r(y(column.mean)), r=1.8, class_="dot")
+
+
+def _crosses(points: Series, x: Scale) -> Html | None:
+    steps = not_finite(points)
+    places = [(_r(x(step)), step) for step in steps[:: math.ceil(len(steps) / _MOST_CROSSES) or 1]]
+    crosses = (
+        tag("path", tag("title", f"not finite at step {step}"), d=f"M{at - 3:g} {TOP - 4}l6 6m0 -6l-6 6")
+        for at, step in places
+    )
+    return tag("g", *crosses, class_="cross") if steps else None
+
+
+def _label(curve: Curve, found: Sequence[Sequence[Column]], y: Scale) -> Label:
+    place = min(max(y(found[-1][-1].mean), TOP), BOTTOM) if found else TOP
+    return Label(curve.label, number(curve.points.last), curve.tone, place, RIGHT + 8)
+
+
+def _readings(curves: Sequence[Curve], x: Scale) -> Iterator[Html]:
+    """Yield what is read where the pointer rests: invisible bars, each with the values at its steps."""
+    steps = sorted({step for curve in curves for step in curve.points.steps})
+    size = math.ceil(len(steps) / _MOST_READINGS)
+    ends = [*steps[size - 1 : -1 : size], steps[-1]]
+    places = [x(step) for step in ends]
+    edges = [LEFT, *((a + b) / 2 for a, b in pairwise(places)), RIGHT]
+    for step, (left, right) in zip(ends, pairwise(edges), strict=True):
+        told = tag("title", "\n".join([f"step {step}", *(_reading(curve, step) for curve in curves)]))
+        yield tag("rect", told, x=_r(left), width=_r(right - left), y=TOP, height=BOTTOM - TOP, class_="read")
+
+
+def _reading(curve: Curve, step: int) -> str:
+    i = bisect.bisect_right(curve.points.steps, step) - 1
+    value = number(curve.points.values[i]) if i >= 0 else "–"
+    return f"{curve.label} {value}".strip()
+
+
+def _in_words(curve: Curve) -> str:
+    steps, values = curve.points.steps, curve.points.values
+    broken = len(not_finite(curve.points))
+    first, last = (f"{number(values[i])} at step {steps[i]}" for i in (0, -1))
+    told = f"{curve.label} from {first} to {last}".strip()
+    return told + (f", {broken} of {len(values)} values not finite" if broken else "")
+
+
+def _r(place: float) -> float:
+    return round(place, 1)

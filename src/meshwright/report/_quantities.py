@@ -1,0 +1,93 @@
+"""Which numbers of a run are drawn together: training and evaluation of one, and families of names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.report._chart import Curve, chart
+from meshwright.report._history import Best, Series, evaluated
+from meshwright.report._html import Html
+
+NUM_TONES = 8
+_FAMILY = "/…"
+_MOST_OF_A_FAMILY = 8
+_SPEED = ("step_seconds", "mfu", "hfu", "input_wait", "tflops_per_device")
+"""What tells of speed, besides all that is per second and the seconds of evaluations."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is drawn in one chart."""
+
+    title: str
+    curves: Sequence[Curve]
+    is_speed: bool
+    """Whether it tells of how fast a run was, and not of what it learned."""
+    note: str = ""
+
+
+def quantities(
+    series: Mapping[str, Series], evaluators: Sequence[str], best: Mapping[str, Best]
+) -> list[Quantity]:
+    """Return the charts: the loss, what is evaluated, the rest of training, then speed."""
+    curves: dict[str, list[Curve]] = {}
+    for name, points in series.items():
+        title, label, tone = _place(name, evaluators)
+        curves.setdefault(title, []).append(Curve(label, points, tone, best.get(name)))
+    found = [_quantity(title, of) for title, of in curves.items()]
+    return sorted(found, key=_order)
+
+
+def drawn(found: Sequence[Quantity], last_step: int, restarts: Sequence[int] = ()) -> list[Html]:
+    """Return the charts of `found`, all over the same steps."""
+    return [
+        chart(
+            each.title,
+            each.curves,
+            last_step=last_step,
+            restarts=restarts,
+            from_zero=each.is_speed,
+            note=each.note,
+        )
+        for each in found
+    ]
+
+
+def is_of_speed(title: str) -> bool:
+    """Return whether a number, or a chart, tells of how fast a run was."""
+    return title in _SPEED or title.endswith(("_per_second", " seconds", "/seconds"))
+
+
+def _place(name: str, evaluators: Sequence[str]) -> tuple[str, str, int]:
+    """Return the title of a number's chart, its name there, and its tone; -1 leaves that to the order."""
+    if place := evaluated(name, evaluators):
+        title = "evaluation seconds" if place[1] == "seconds" else place[1]
+        return title, place[0], 1 + evaluators.index(place[0]) % (NUM_TONES - 1)
+    first, slash, rest = name.partition("/")
+    return (f"{first}{_FAMILY}", rest, -1) if slash else (name, "train", 0)
+
+
+def _quantity(title: str, curves: Sequence[Curve]) -> Quantity:
+    shown = sorted(curves, key=lambda curve: curve.tone)
+    is_speed = is_of_speed(title)
+    if len(shown) == 1:
+        return Quantity(title, [replace(shown[0], label="", tone=max(0, shown[0].tone))], is_speed)
+    if title.endswith(_FAMILY):
+        largest = sorted(curves, key=lambda curve: -_size(curve))[:_MOST_OF_A_FAMILY]
+        shown = [replace(curve, tone=i) for i, curve in enumerate(largest)]
+    left_out = len(curves) - len(shown)
+    return Quantity(title, shown, is_speed, f"the {len(shown)} largest of {len(curves)}" if left_out else "")
+
+
+def _size(curve: Curve) -> float:
+    last = abs(curve.points.last)
+    return last if last == last else float("inf")
+
+
+def _order(quantity: Quantity) -> tuple[int, str]:
+    """Return by what charts are sorted: the loss, what is evaluated, the rest, single arrays; speed."""
+    if quantity.title in _SPEED:
+        return 4, str(_SPEED.index(quantity.title))
+    is_family = quantity.title.endswith(_FAMILY)
+    is_evaluated = not is_family and any(curve.tone for curve in quantity.curves)
+    kinds = (quantity.title == "loss", is_evaluated, not is_family, is_family)
+    return (5 if quantity.is_speed else kinds.index(True)), quantity.title

@@ -1,0 +1,201 @@
+"""What the files of a run directory hold, as values. What is missing or damaged is named, and never fatal."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshwright import description
+from meshwright.checkpoint import Contents, contents
+from meshwright.errors import InputError
+from meshwright.metrics import salvage_jsonl
+from meshwright.report._ending import Ending, ending_of
+from meshwright.report._history import (
+    Attempt,
+    Best,
+    Report,
+    Series,
+    attempts_of,
+    best_of,
+    evaluators_of,
+    mode_of,
+    scores_of,
+    series_of,
+    sizes_of,
+)
+from meshwright.report._incidents import Incident, incidents_of
+
+T = TypeVar("T")
+
+_MOST_DAMAGE = 3
+"""Lines of metrics that cannot be read are named up to this many."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its files tell of it."""
+
+    directory: Path
+    ending: Ending
+    description: str
+    """As in `experiment.txt`."""
+    environment: Mapping[str, Any]
+    parameters: str
+    """The table of them, as in `state.txt`."""
+    reports: Sequence[Report]
+    checkpoints: Contents | None
+    """None where they are in no directory that can be looked into."""
+    checkpoints_path: str | None
+    incidents: Sequence[Incident]
+    outputs: Mapping[str, Sequence[str]]
+    """The files in which evaluations wrote what the model made of each example, by evaluation."""
+    missing: Sequence[str]
+    """The names of the files that are not there, of those that every run has."""
+    damage: Sequence[str]
+    """What is wrong with files that are there."""
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The description by dotted path."""
+        return description.values(self.description)
+
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """Each reported number over the steps."""
+        return series_of(self.reports)
+
+    @cached_property
+    def sizes(self) -> dict[str, float]:
+        """What was reported once, such as `num_params`."""
+        return sizes_of(self.reports)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """Its processes, one after the other."""
+        return attempts_of(self.reports)
+
+    @cached_property
+    def evaluators(self) -> list[str]:
+        """The names of its evaluations."""
+        return evaluators_of(self.series, self.settings)
+
+    @cached_property
+    def scores(self) -> dict[str, Series]:
+        """What its evaluations found."""
+        return scores_of(self.series, self.evaluators)
+
+    @cached_property
+    def best(self) -> dict[str, Best]:
+        """The best of each score, of which it is known what is better."""
+        found = {name: best_of(points, mode_of(name, self.settings)) for name, points in self.scores.items()}
+        return {name: best for name, best in found.items() if best is not None}
+
+    @property
+    def main_score(self) -> str | None:
+        """The score that it is best by: one that checkpoints are kept for, else the first."""
+        told = [value.strip("'") for path, value in self.settings.items() if path.endswith(".metric")]
+        return next((name for name in (*told, *self.best) if name in self.best), None)
+
+    @property
+    def step(self) -> int:
+        """The last step that was reported."""
+        return int(max((report["step"] for report in self.reports), default=0))
+
+    @property
+    def max_step(self) -> int | None:
+        """How many steps were asked for."""
+        told = self.settings.get("max_step", "")
+        return int(told) if told.isdecimal() else None
+
+    @property
+    def seconds(self) -> float:
+        """How long its processes trained, from the first report of each to its last."""
+        return sum(attempt.seconds for attempt in self.attempts)
+
+
+def is_run(directory: Path) -> bool:
+    """Return whether this is the directory of a run, whatever became of it."""
+    return any((directory / name).is_file() for name in ("experiment.txt", "metrics.jsonl"))
+
+
+def read_run(directory: str | Path) -> Run:
+    """Read what the run in `directory` left, whether or not it has ended.
+
+    Raises:
+      InputError: it is no run directory.
+    """
+    place = Path(directory)
+    if not is_run(place):
+        raise InputError(
+            f"{place} is no run: it has neither experiment.txt nor metrics.jsonl.\n"
+            "  Give the directory of a run; `meshwright runs` lists those below a directory."
+        )
+    files = _Files(place)
+    told = files.read("experiment.txt", Path.read_text) or ""
+    environment = files.read("environment.json", _json_object) or {}
+    reports, damage = files.read("metrics.jsonl", salvage_jsonl) or ([], [])
+    files.damage += damage[:_MOST_DAMAGE]
+    path = str(environment.get("checkpoints") or place / "checkpoints") if told else None
+    return Run(
+        directory=place,
+        ending=_ending(files, path, reports),
+        description=told,
+        environment=environment,
+        parameters=files.read("state.txt", Path.read_text) or "",
+        reports=reports,
+        checkpoints=contents(path) if path and Path(path).is_dir() else None,
+        checkpoints_path=path,
+        incidents=files.read("logs", incidents_of) or [],
+        outputs=_outputs(place / "outputs"),
+        missing=files.missing,
+        damage=files.damage,
+    )
+
+
+class _Files:
+    """Reads files of a run, and remembers which are missing or damaged."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self.missing: list[str] = []
+        self.damage: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return (self._directory / name).is_file()
+
+    def read(self, name: str, reader: Callable[[Path], T]) -> T | None:
+        """Return what `reader` makes of the file; None where that cannot be done."""
+        path = self._directory / name
+        if not path.exists():
+            self.missing.append(name)
+            return None
+        try:
+            return reader(path)
+        except (OSError, ValueError) as error:
+            self.damage.append(f"{path} cannot be read: {error}")
+            return None
+
+
+def _ending(files: _Files, checkpoints: str | None, reports: Sequence[Report]) -> Ending:
+    if "outcome.json" in files:
+        outcome = files.read("outcome.json", _json_object)
+        return Ending("unknown") if outcome is None else ending_of(outcome, checkpoints, None)
+    silent = time.time() - reports[-1].get("time", 0.0) if reports else None
+    return ending_of(None, checkpoints, silent)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"an object was expected, not {found!r:.40}")
+    return found
+
+
+def _outputs(directory: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for file in sorted(directory.glob("*/step_*.jsonl")):
+        found.setdefault(file.parent.name, []).append(file.name)
+    return found

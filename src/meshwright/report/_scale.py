@@ -1,0 +1,93 @@
+"""Where a value lies on an axis, and which values are written at it."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.metrics import number
+from meshwright.report._thin import Column
+
+_MOST_TICKS = 5
+_FEWEST_TO_CUT = 20
+_STEEP = 3.0
+"""How many times the range of the rest the beginning has where it is cut off."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to places: `low` lies at `start`, `high` at `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the place of a value, in between for those in between."""
+        low, high, at = (math.log(v) if self.is_log else v for v in (self.low, self.high, value))
+        return self.start + (at - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return two to five round values to write at the axis."""
+        return _log_ticks(self.low, self.high) if self.is_log else _linear_ticks(self.low, self.high)
+
+
+def scale_of(columns: Sequence[Column], start: float, end: float, *, from_zero: bool) -> tuple[Scale, bool]:
+    """Return the scale for columns of values, and whether it leaves out some of their beginning.
+
+    It is logarithmic where half of all would lie in the lowest tenth of a linear one. What falls steeply at
+    first would leave no room for the rest, and is cut off.
+    """
+    low, high = _range(columns)
+    if low > 0 and not from_zero and high > 10 * statistics.median(column.mean for column in columns):
+        return Scale(low / 1.1, high * 1.1, start, end, is_log=True), False
+    later = _range(_after_the_first_tenth(columns))
+    is_cut = len(columns) >= _FEWEST_TO_CUT and 0 < later[1] - later[0] < (high - low) / _STEEP
+    if is_cut:
+        low, high = later
+    if from_zero or 0 < low < high / 4:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        low, high = low - (abs(low) / 10 or 1.0), high + (abs(high) / 10 or 1.0)
+    room = (high - low) / 25
+    return Scale(low if low == 0 else low - room, high + room, start, end), is_cut
+
+
+def _range(columns: Sequence[Column]) -> tuple[float, float]:
+    return min((column.low for column in columns), default=0.0), max(
+        (column.high for column in columns), default=1.0
+    )
+
+
+def _after_the_first_tenth(columns: Sequence[Column]) -> Sequence[Column]:
+    begin = 0.1 * max((column.step for column in columns), default=0)
+    return [column for column in columns if column.step >= begin]
+
+
+def short(value: float) -> str:
+    """Return a number for an axis: `0.25`, `30k`, `2.5M`."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size <= abs(value) < 1000 * size and abs(value) >= 10_000:
+            return f"{number(value / size)}{letter}"
+    return number(value)
+
+
+def _linear_ticks(low: float, high: float) -> list[float]:
+    rough = (high - low) / _MOST_TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten; with twice and five times those, or all multiples, where there are too few."""
+    for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [factor * 10.0**power for power in powers for factor in factors]
+        found = [value for value in found if low <= value <= high]
+        if len(found) >= 3:
+            break
+    return found[:: math.ceil(len(found) / _MOST_TICKS)] if found else [low, high]

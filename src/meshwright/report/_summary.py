@@ -1,0 +1,117 @@
+"""A run in a few lines, and as a document; and the runs that there are, a row each."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.metrics import duration, json_number, number
+from meshwright.report._run import Run, is_run, read_run
+from meshwright.report._words import best_in_words, facts_of
+
+Document = dict[str, Any]
+_HEADS = ("run", "state", "step", "loss", "best", "last report", "trained")
+
+
+def document(run: Run) -> Document:
+    """Return how a run fares, as strict JSON can hold it."""
+    last = run.reports[-1].get("time") if run.reports else None
+    return {
+        "run": str(run.directory),
+        "state": run.ending.state,
+        "message": run.ending.message,
+        "step": run.step,
+        "max_step": run.max_step,
+        "seconds": json_number(run.seconds),
+        "last_report": None if last is None else json_number(last),
+        "newest": {name: json_number(points.last) for name, points in run.series.items()},
+        "best": {
+            name: {"step": best.step, "value": json_number(best.value), "mode": best.mode}
+            for name, best in run.best.items()
+        },
+        "main_score": run.main_score,
+        "missing": list(run.missing),
+        "damage": list(run.damage),
+    }
+
+
+def summary(run: Run) -> str:
+    """Return how a run fares, for people."""
+    lines = [f"{run.directory}: {run.ending.state}", f"  {' · '.join(facts_of(run))}"]
+    lines += [f"  {line}" for line in run.ending.message.splitlines()]
+    if "loss" in run.series:
+        lines.append(f"  loss {number(run.series['loss'].last)}")
+    lines += [f"  {name} {number(points.last)}{_best(run, name)}" for name, points in run.scores.items()]
+    lines += [f"  not there: {', '.join(run.missing)}"] if run.missing else []
+    return "\n".join([*lines, *(f"  {damage}" for damage in run.damage)])
+
+
+def find_runs(directory: str | Path) -> Iterator[Path]:
+    """Yield the run directories below `directory`, or itself; none is looked for inside of another."""
+    for path, folders, _ in os.walk(directory):
+        if is_run(Path(path)):
+            folders.clear()
+            yield Path(path)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def list_runs(directory: str | Path) -> list[Document]:
+    """Return a `document` for each run below `directory`, the one that reported last first.
+
+    What cannot be read at all has the state `damaged`, and a message.
+    """
+    found = [_document_of(path) for path in find_runs(directory)]
+    return sorted(found, key=lambda each: (-_last_report(each), each["run"]))
+
+
+def runs_table(runs: list[Document]) -> str:
+    """Return the runs as a table, with what is wrong below the row of a damaged one."""
+    rows = [_HEADS, *map(_row, runs)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _document_of(path: Path) -> Document:
+    try:
+        return document(read_run(path))
+    except (MeshwrightError, OSError, ValueError) as error:
+        return {"run": str(path), "state": "damaged", "damage": [str(error)]}
+
+
+def _last_report(found: Mapping[str, Any]) -> float:
+    last = found.get("last_report")
+    return last if isinstance(last, float) else 0.0
+
+
+def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
+    name, state = found["run"], found["state"]
+    if found["damage"]:
+        wrong = found["damage"][0].partition("\n")[0]
+        return (name, state if state == "damaged" else f"{state}, damaged", wrong, "", "", "", "")
+    of = "" if found["max_step"] is None else f" of {found['max_step']}"
+    score, loss = found["main_score"], found["newest"].get("loss")
+    best = found["best"].get(score)
+    return (
+        name,
+        state,
+        f"{found['step']}{of}",
+        "" if loss is None else number(float(loss)),
+        "" if best is None else f"{score} {number(float(best['value']))} @{best['step']}",
+        _ago(time.time() - _last_report(found)) if found["last_report"] else "",
+        duration(float(found["seconds"])),
+    )
+
+
+def _best(run: Run, name: str) -> str:
+    return f", best {best_in_words(run.best[name])}" if name in run.best else ""
+
+
+def _ago(seconds: float) -> str:
+    """Return `5 min ago`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0, seconds):.0f} s ago"

@@ -1,0 +1,128 @@
+"""The tables of a page: evaluations, checkpoints, attempts, incidents."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from meshwright.metrics import duration, number
+from meshwright.report._history import Best
+from meshwright.report._html import Html, Part, breakable, tag
+from meshwright.report._run import Run
+from meshwright.report._words import date
+from meshwright.sharding import human_bytes
+
+_MOST_ROWS = 24
+_MOST_INCIDENTS = 20
+
+
+def table(heads: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str, texts: int = 0) -> Html:
+    """Return a table; all columns but the first `texts` hold numbers, which stand at the right."""
+    kinds = ["text" if i < texts else "number" for i in range(len(heads))]
+    head = tag("tr", *(tag("th", x, scope="col", class_=kind) for x, kind in zip(heads, kinds, strict=True)))
+    body = (
+        tag("tr", *(tag("td", x, class_=kind) for x, kind in zip(row, kinds, strict=True))) for row in rows
+    )
+    whole = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
+    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def evaluations(run: Run) -> Html | None:
+    """Return the scores by step, the newest first and the best of each marked."""
+    names = list(run.scores)
+    if not names:
+        return None
+    values = {name: dict(zip(of.steps, of.values, strict=True)) for name, of in run.scores.items()}
+    steps = sorted({step for of in values.values() for step in of}, reverse=True)
+    rows = {
+        step: [f"{step:,}", *(_score(values[name].get(step), step, run.best.get(name)) for name in names)]
+        for step in steps
+    }
+    heads, caption = ["step", *names], "Scores by step, the best of each marked"
+    if len(steps) <= _MOST_ROWS:
+        return table(heads, rows.values(), caption=caption)
+    kept = {*steps[: _MOST_ROWS // 2], *(best.step for best in run.best.values()), steps[-1]}
+    some = table(
+        heads,
+        [rows[step] for step in steps if step in kept],
+        caption=f"{caption}: the newest, best and first",
+    )
+    whole = table(heads, rows.values(), caption=caption)
+    return tag("div", some, tag("details", tag("summary", f"all {len(steps)}"), whole))
+
+
+def checkpoints(run: Run) -> Html | None:
+    """Return the checkpoints that are there, with what was scored at their steps."""
+    listed = run.checkpoints
+    if listed is None or not (listed.checkpoints or listed.set_aside):
+        return None
+    names = list(run.scores)
+    values = {name: dict(zip(of.steps, of.values, strict=True)) for name, of in run.scores.items()}
+    rows = [
+        [
+            f"{each.step:,}",
+            "damaged" if each.nbytes is None else human_bytes(each.nbytes),
+            *(_score(values[name].get(each.step), each.step, run.best.get(name)) for name in names),
+            "pinned" if each.pinned else "",
+        ]
+        for each in reversed(listed.checkpoints)
+    ]
+    rows += [[name, "set aside", *("" for _ in names), "damaged"] for name in listed.set_aside]
+    return table(["step", "size", *names, ""], rows, caption="Checkpoints that are there, the newest first")
+
+
+def attempts(run: Run) -> Html | None:
+    """Return the processes that trained one after the other, where there was more than one."""
+    if len(run.attempts) < 2:
+        return None
+    rows = [
+        [
+            date(each.started),
+            f"{each.first_step:,}",
+            f"{each.last_step:,}",
+            duration(each.seconds),
+            "–" if each.compile_seconds is None else f"{number(each.compile_seconds)} s",
+        ]
+        for each in run.attempts
+    ]
+    heads = ["started", "from step", "to step", "trained", "compiled in"]
+    return table(heads, rows, caption="The run was continued: its processes, one after the other", texts=1)
+
+
+def incidents(run: Run) -> Html | None:
+    """Return the newest warnings and errors of the logs."""
+    if not run.incidents:
+        return None
+    newest = run.incidents[-_MOST_INCIDENTS:][::-1]
+    rows = [
+        [each.time, each.process, each.level.lower(), _message(each.message, each.details)] for each in newest
+    ]
+    left_out = (
+        f", the newest {len(newest)} of {len(run.incidents)}" if len(newest) < len(run.incidents) else ""
+    )
+    return table(
+        ["time", "log", "", "message"], rows, caption=f"Warnings and errors in the logs{left_out}", texts=4
+    )
+
+
+def _message(message: str, details: str) -> Part:
+    if not details:
+        return message
+    return tag("details", tag("summary", message), tag("pre", details))
+
+
+def _score(value: float | None, step: int, best: Best | None) -> Part:
+    if value is None:
+        return ""
+    if best is not None and step == best.step:
+        return best_number(value)
+    return tag("span", number(value), class_=None if math.isfinite(value) else "alarm")
+
+
+def best_number(value: float) -> Html:
+    """Return a number that is marked as the best."""
+    return tag("strong", tag("span", "best ", class_="mark"), number(value))
+
+
+def two_columns(pairs: Mapping[str, Part]) -> Html:
+    """Return names and what they are, in as many columns as there is room for."""
+    rows = (tag("div", tag("dt", breakable(name)), tag("dd", value)) for name, value in pairs.items())
+    return tag("dl", *rows, class_="pairs")

@@ -1,0 +1,76 @@
+"""What is said of a run in a few words, the same on its page and in a shell."""
+
+import time
+from typing import Any
+
+from meshwright.metrics import duration, number
+from meshwright.report._history import Best
+from meshwright.report._run import Run
+
+
+def steps_of(run: Run) -> str:
+    """Return how far it came: `600 of 900 steps`."""
+    return f"{run.step:,}{'' if run.max_step is None else f' of {run.max_step:,}'} steps"
+
+
+def facts_of(run: Run) -> list[str]:
+    """Return how far, how long, when, on what and by which versions it ran, as far as that is known."""
+    environment = run.environment
+    started = run.attempts[0].started if run.attempts else None
+    found = [
+        f"{steps_of(run)} in {duration(run.seconds)}",
+        None if started is None else date(started),
+        _devices(environment.get("devices"), environment.get("processes")),
+        _mesh(environment.get("mesh")),
+        _versions(environment.get("packages")),
+    ]
+    return [fact for fact in found if fact]
+
+
+def date(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as `2026-11-21 03:57 UTC`."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (ValueError, OverflowError, OSError):  # a damaged file says anything
+        return "at an unknown time"
+
+
+def best_in_words(best: Best) -> str:
+    """Return `0.9833 at step 900`."""
+    return f"{number(best.value)} at step {best.step}"
+
+
+def flat(value: Any) -> str:
+    """Return a value of a JSON file as one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {part}" for key, part in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def said(value: str | None) -> str:
+    """Return a value for people."""
+    return "–" if value is None else value
+
+
+def number_or_dash(value: float | None) -> str:
+    """Return a number for people."""
+    return "–" if value is None else number(value)
+
+
+def _devices(told: Any, processes: Any) -> str:
+    if not isinstance(told, dict):
+        return ""
+    of = f" in {processes} processes" if isinstance(processes, int) and processes > 1 else ""
+    return f"{told.get('count')} × {told.get('kind')}{of}"
+
+
+def _mesh(told: Any) -> str:
+    if not isinstance(told, dict):
+        return ""
+    return "mesh " + " × ".join(f"{axis} {size}" for axis, size in told.items())
+
+
+def _versions(told: Any) -> str:
+    if not isinstance(told, dict):
+        return ""
+    return ", ".join(f"{name} {told[name]}" for name in ("meshwright", "jax") if name in told)

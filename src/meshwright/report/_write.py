@@ -1,0 +1,43 @@
+"""Pages as files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.errors import UsageError
+from meshwright.report._comparison import compare
+from meshwright.report._comparison_page import comparison_page
+from meshwright.report._page import page
+from meshwright.report._run import Run
+
+PAGE = "report.html"
+
+
+def write_page(run: Run, to: str | Path | None = None) -> Path:
+    """Write the page of a run, by default as `report.html` in its directory, and return where it is.
+
+    Raises:
+      UsageError: it cannot be written there.
+    """
+    return _write(page(run), Path(to) if to else run.directory / PAGE)
+
+
+def write_comparison(runs: Sequence[Run], to: str | Path) -> Path:
+    """Write a page of two or more runs, and return where it is.
+
+    Raises:
+      UsageError: it cannot be written there, or they are fewer than two.
+    """
+    return _write(comparison_page(compare(runs)), Path(to))
+
+
+def _write(text: str, to: Path) -> Path:
+    """Write a file at once: who looks at it meanwhile finds the old or the new."""
+    part = to.with_name(f".{to.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(to)
+    except OSError as error:
+        raise UsageError(
+            f"the page cannot be written to {to}: {error.strerror}.\n  Give another place with --to FILE."
+        ) from None
+    return to

@@ -1,0 +1,73 @@
+"""`meshwright plan`, from the shell."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
+}
+DIGITS = "meshwright.demo.digits:experiment"
+
+
+def shell(*words, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "meshwright", "plan", *words],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT | environ,
+    )
+
+
+@pytest.fixture(scope="module")
+def on_eight():
+    done = shell(DIGITS, "--on", "cpu:8", "--mesh", "data=4,fsdp=2", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_step_is_compiled_for_devices_that_only_the_plan_has(on_eight):
+    assert on_eight["compiled"]
+    assert (on_eight["num_devices"], on_eight["mesh"]) == (8, {"data": 4, "fsdp": 2})
+    assert {each["kind"] for each in on_eight["exchanges"]} >= {"all-reduce"}
+
+
+def test_the_document_holds_what_the_text_tells(on_eight):
+    assert on_eight["memory"]["fits"]
+    assert on_eight["memory"]["peak"] >= on_eight["memory"]["params"] > 0
+    assert on_eight["time"]["seconds"] > 0
+    assert "measured" in on_eight["assumptions"]
+    assert on_eight["planning_seconds"] > 0
+    assert on_eight["planning_bytes"] > 0
+
+
+def test_a_step_that_does_not_fit_ends_with_1_and_the_cheapest_changes():
+    # Activations of 2**20 examples at a time; a GPU of 85 GB holds a few of their hundred layers.
+    settings = ("batch_size=1048576", "--on", "h100:1x8", "--traced", "--json")
+    done = shell("tests.cli.deep:experiment", *settings, PYTHONPATH=os.pathsep.join([".", *sys.path]))
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert not document["memory"]["fits"]
+    changes = document["changes"]
+    assert 1 <= len(changes) <= 3
+    assert all(change["plan"]["memory"]["fits"] for change in changes)
+    times = [change["plan"]["time"]["seconds"] for change in changes]
+    assert times == sorted(times)
+
+
+def test_a_search_ranks_meshes_that_divide():
+    done = shell(DIGITS, "--on", "h100:1x4", "--search", "--json")
+    assert done.returncode == 0, done.stderr
+    tried = json.loads(done.stdout)["tried"]
+    assert {"data=4", "fsdp=4", "data=2,fsdp=2"} <= {each["settings"]["mesh"] for each in tried}
+    times = [each["plan"]["time"]["seconds"] for each in tried if each["plan"]["memory"]["fits"]]
+    assert times == sorted(times)
+
+
+def test_unknown_hardware_is_a_usage_error():
+    done = shell(DIGITS, "--on", "h10:8")
+    assert done.returncode == 2
+    assert "Did you mean 'h100'" in done.stderr

@@ -1,0 +1,139 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from experiment.runs import EXAMPLES
+from meshwright import plan
+from meshwright.errors import LayoutError, UsageError
+from meshwright.profiling import collectives
+
+RULES = (mw.match("up", "fsdp", "tensor"), mw.match("down", "tensor", "fsdp"))
+ROUND = plan.Rates({"float32": 1e9}, memory=1e9, link=1e9, network=1e8, source="round")
+
+
+def made(key):
+    return {"up": jax.random.normal(key, (4, 1024)), "down": jnp.ones((1024, 4))}
+
+
+def loss(params, batch, key):
+    return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"]) ** 2).mean()
+
+
+def experiment(**more):
+    described = {
+        "run": "never/made",
+        "model": made,
+        "loss": loss,
+        "optimizer": optax.adam(1e-3),
+        "input": mw.Input(EXAMPLES, 64),
+        "max_step": 1,
+        "mesh": "data=2,fsdp=2,tensor=2",
+        "rules": RULES,
+    }
+    return mw.Experiment(**described | more)
+
+
+def planned(on="cpu:8", **more):
+    return plan.plan(experiment(**more), on, compiled=on.startswith("cpu"), rates=ROUND)
+
+
+def test_a_device_holds_its_share_of_parameters_and_optimizer():
+    found = planned().memory
+    assert found.params == 2 * 4 * 1024 * 4 // 4
+    assert found.optimizer == 2 * found.params + 4  # and Adam's count
+    assert found.batch == 64 * 4 * 4 // 4
+
+
+def test_the_peak_is_what_the_compiler_says():
+    found, ahead = planned(), experiment().compile()
+    assert found.compiled
+    assert found.memory.peak == pytest.approx(ahead.peak_bytes, rel=0.1)
+
+
+def test_what_is_exchanged_is_what_a_run_exchanges():
+    ran = experiment().compile()
+    counted = collectives(ran.compiled.as_text(), mw.make_mesh("data=2,fsdp=2,tensor=2"))
+    assert sum(each.sent_bytes for each in planned().exchanges) == sum(
+        each.times * each.sent_nbytes for each in counted
+    )
+
+
+def test_it_is_of_what_the_mesh_rules_make_of_the_experiment_there():
+    rules = (("NVIDIA H100.*:2x4", mw.edit(mesh="fsdp=4,data=2", microbatches=2)), (".*", mw.edit()))
+    found = planned("h100:2x4", mesh_rules=rules)
+    assert dict(found.mesh) == {"fsdp": 4, "data": 2}
+    assert found.settings["microbatches"] == 2
+
+
+def test_a_thousand_devices_need_not_be_there():
+    examples = {"x": np.ones((512, 4), np.float32)}
+    found = planned("h100:128x8", mesh="data=128,fsdp=4,tensor=2", input=mw.Input(examples, 512))
+    assert (found.num_devices, found.memory.params) == (1024, 2 * 4 * 1024 * 4 // 8)
+
+
+def test_nothing_is_allocated_or_written(tmp_path):
+    before = len(jax.live_arrays())
+    planned("h100:1x8", model=lambda key: {"up": jnp.ones((4, 10**9)), "down": jnp.ones((10**9, 4))})
+    assert len(jax.live_arrays()) == before
+
+
+def test_without_a_compiler_it_is_estimated_and_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("meshwright.plan._topology.GPU_PLUGINS", ("no_such_plugin",))
+    found = plan.plan(experiment(), "h100:1x8")
+    assert not found.compiled
+    assert "meshwright[cuda13]" in found.notes[-1]
+    assert "meshwright[cuda13]" in plan.described(found)
+
+
+def test_a_checkpoint_costs_what_its_dtypes_take():
+    whole, narrow = (
+        plan.plan(
+            experiment(checkpoints=mw.Save(cast=cast)), "h100:4x2", compiled=False, bandwidth=1e3
+        ).checkpoint
+        for cast in ((), "bfloat16")
+    )
+    assert whole.nbytes == 3 * 2 * 4 * 1024 * 4 + 12
+    assert narrow.nbytes == whole.nbytes - 2 * 4 * 1024 * 2
+    assert whole.seconds == math.ceil(whole.nbytes / 4) / 1e3
+
+
+def test_activations_that_are_summed_over_the_batch_are_told_of():
+    def wide(key):
+        return {"table": jnp.ones((8, 64)), "w": jnp.ones((64, 64))}
+
+    def of_rows(params, batch, key):
+        x = params["table"][(batch["x"][:, 0] > 0).astype(int)]
+        return ((jnp.repeat(x[:, None], 512, 1) @ params["w"]) ** 2).mean()
+
+    rules = (mw.match("table", None, "fsdp"), mw.match("w", "fsdp"))
+    found = planned(mesh="fsdp=8", model=wide, loss=of_rows, rules=rules)
+    assert "mw.split_by_example" in " ".join(found.notes)
+
+
+def test_what_does_not_fit_the_mesh_is_the_error_that_a_run_gives():
+    with pytest.raises(LayoutError, match=r"(?s)rules: .*params/up"):
+        planned("h100:1x8", mesh="fsdp=8")
+    with pytest.raises(LayoutError, match=r"mesh.* needs .*16"):
+        planned("h100:1x8", mesh="data=16")
+    with pytest.raises(UsageError, match="--fake-devices 512"):
+        planned("cpu:512")
+
+
+def test_a_plan_says_what_fits_and_what_bounds_it():
+    text = plan.described(planned("h100:1x8"))
+    assert "fits" in text
+    assert "A step takes" in text
+    assert "data 2 × fsdp 2 × tensor 2" in text
+    assert "round" in text
+
+
+def test_what_is_over_the_chip_does_not_fit():
+    found = planned("h100:1x8").memory
+    assert not dataclasses.replace(found, available=found.peak - 1).fits
+    assert dataclasses.replace(found, available=found.peak).fits

@@ -1,0 +1,51 @@
+"""Times by hand: every rate here is a round number a second."""
+
+import pytest
+
+from meshwright.plan import Rates, Work
+from meshwright.plan._roofline import step_time
+from meshwright.profiling import Collective
+
+RATES = Rates({"bfloat16": 1000.0, "float32": 500.0}, memory=100.0, link=10.0, network=1.0, source="round")
+
+
+def exchange(axes, size, sent, times=1, kind="all-gather"):
+    return Collective(kind, axes, size, times, 0, sent, False, "")
+
+
+def time_of(products=(), other=0, collectives=(), inside=None, over=None):
+    inside = {"data": 4, "tensor": 2} if inside is None else inside
+    return step_time(
+        products, other, collectives, RATES, inside=inside, over=over or {}, hidden_axes=frozenset({"data"})
+    )
+
+
+def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
+    found = time_of([Work(2000, 100, "bfloat16", 3), Work(500, 700, "float32", 1)])
+    assert found.compute == 3 * 2 + 7
+
+
+def test_a_dtype_of_which_no_rate_is_known_is_the_slowest():
+    assert time_of([Work(1000, 0, "int8", 1)]).compute == 2
+
+
+def test_what_is_exchanged_over_the_batch_hides_behind_computing():
+    found = time_of([Work(5000, 0, "bfloat16", 1)], 0, [exchange(("data",), 4, 70)])
+    assert (found.network[("data",)], found.exposed, found.seconds) == (7, 2, 7)
+
+
+def test_what_is_exchanged_over_other_axes_is_waited_for():
+    found = time_of([Work(5000, 0, "bfloat16", 1)], 100, [exchange(("tensor",), 2, 20, times=2)])
+    assert found.seconds == 5 + 1 + 4
+
+
+def test_between_groups_each_device_sends_its_share_of_what_its_group_needs():
+    over, inside = {"data": 4}, {"data": 2}
+    found = time_of(collectives=[exchange(("data",), 8, 70)], over=over, inside=inside)
+    # An array of 80 bytes, of which a group of two devices lacks three quarters: each fetches 30.
+    assert found.network[("data",)] == pytest.approx(30)
+
+
+def test_a_group_with_one_device_of_each_host_uses_the_network_alone():
+    found = time_of(collectives=[exchange(("data",), 4, 30)], over={"data": 4}, inside={"tensor": 2})
+    assert found.network[("data",)] == pytest.approx(30)

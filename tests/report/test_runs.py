@@ -1,0 +1,52 @@
+"""The list of runs."""
+
+from meshwright.report import list_runs, runs_table
+from report.runs import write_run
+
+FINISHED = {"ended": "finished", "step": 40, "scores": {}, "seconds": 1.0}
+
+
+def test_runs_are_listed_the_one_that_reported_last_first(tmp_path):
+    for name, time in (("old", 100), ("new", 300), ("deep/er", 200)):
+        run = write_run(tmp_path / name, (1.0,), outcome=FINISHED)
+        (run / "metrics.jsonl").write_text(f'{{"step": 10, "time": {time}, "loss": 1.0}}\n')
+    assert [each["run"] for each in list_runs(tmp_path)] == [
+        str(tmp_path / name) for name in ("new", "deep/er", "old")
+    ]
+
+
+def test_other_folders_and_what_lies_in_runs_are_passed_over(tmp_path):
+    write_run(tmp_path / "run" / "inner")
+    write_run(tmp_path / "run")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.txt").write_text("x")
+    write_run(tmp_path / ".hidden")
+    assert [each["run"] for each in list_runs(tmp_path)] == [str(tmp_path / "run")]
+    assert [each["run"] for each in list_runs(tmp_path / "run")] == [str(tmp_path / "run")]
+
+
+def test_the_table_says_how_each_fares(tmp_path):
+    write_run(tmp_path / "a", scores={20: {"test/wrong": 3.0}}, outcome=FINISHED)
+    head, row = runs_table(list_runs(tmp_path)).splitlines()
+    assert head.split()[:3] == ["run", "state", "step"]
+    words = ["finished", "40", "of", "40", "1.25", "test/wrong", "3", "@20"]
+    assert row.split()[1 : 1 + len(words)] == words
+
+
+def test_a_damaged_run_is_one_line_that_says_what_is_wrong(tmp_path):
+    run = write_run(tmp_path / "a", outcome=FINISHED)
+    (run / "metrics.jsonl").write_text("nonsense\n")
+    (row,) = runs_table(list_runs(tmp_path)).splitlines()[1:]
+    assert "metrics.jsonl, line 1: expected a report" in row
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, monkeypatch):
+    def contents(path):
+        if path.endswith("/b/checkpoints"):
+            raise FileNotFoundError("removed meanwhile")
+
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    monkeypatch.setattr("meshwright.report._run.contents", contents)
+    assert {each["run"][-1]: each["state"] for each in list_runs(tmp_path)} == {"a": "killed", "b": "damaged"}
+    assert "removed meanwhile" in runs_table(list_runs(tmp_path))
