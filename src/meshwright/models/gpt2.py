@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from meshwright.errors import UsageError
 from meshwright.models import decoder
-from meshwright.sharding import match, split_by_example
+from meshwright.sharding import look_up, match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -99,7 +99,7 @@ def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = 
         return split_by_example(block(cfg, layer, x_BTD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD = split_by_example(params["embedding"][tokens_BT] + params["positions"][:length])
+    x_BTD = split_by_example(look_up(params["embedding"], tokens_BT) + params["positions"][:length])
     x_BTD, _ = jax.lax.scan(one, x_BTD, params["layers"])
     return layer_norm(cfg, x_BTD, params, "norm")
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.models import decoder
-from meshwright.sharding import match, split_by_example
+from meshwright.sharding import look_up, match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -130,7 +130,7 @@ def encode(
         return split_by_example(x_BSD + feed_forward(cfg, layer, x_BSD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BSD, _ = jax.lax.scan(one, split_by_example(params["embedding"][inputs_BS]), stack["layers"])
+    x_BSD, _ = jax.lax.scan(one, look_up(params["embedding"], inputs_BS), stack["layers"])
     return rms_norm(cfg, x_BSD, stack["norm"])
 
 
@@ -157,7 +157,7 @@ def decode(
         return split_by_example(x_BTD + feed_forward(cfg, layer, x_BTD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD, _ = jax.lax.scan(one, split_by_example(params["embedding"][targets_BT]), stack["layers"])
+    x_BTD, _ = jax.lax.scan(one, look_up(params["embedding"], targets_BT), stack["layers"])
     return rms_norm(cfg, x_BTD, stack["norm"])
 
 
