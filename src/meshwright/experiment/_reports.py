@@ -34,11 +34,11 @@ from meshwright.when import When, either, every
 log = logging.getLogger("meshwright")
 
 
-def saying(console: Console) -> Callable[[str], None]:
+def saying(console: Console, level: int = logging.INFO) -> Callable[[str], None]:
     """Return a function that tells people: all processes' logs, and the screen of one."""
 
     def say(text: str) -> None:
-        log.info(text.strip())
+        log.log(level, text.strip())
         if process.is_lead():
             console.say(text)
 
@@ -64,6 +64,7 @@ def _rule(experiment: Experiment) -> str:
 
 def writers(
     opened: contextlib.ExitStack,
+    directory: Path,
     experiment: Experiment,
     console: Console,
     latest: Callable[[], int | None],
@@ -84,7 +85,6 @@ def writers(
     halt = halt_on_divergence(latest)
     if not process.is_lead():
         return halt
-    directory = Path(experiment.run)
     files = tee(
         jsonl(directory / "metrics.jsonl", after=after),
         opened.enter_context(tensorboard(directory, after=after)),
@@ -150,9 +150,9 @@ def reports(
     )
 
 
-def reported(experiment: Experiment, *, before: int) -> dict[int, dict[str, float]]:
+def reported(directory: Path, *, before: int) -> dict[int, dict[str, float]]:
     """Return what was reported up to a step, by step, as process 0 reads it."""
-    path = Path(experiment.run) / "metrics.jsonl"
+    path = directory / "metrics.jsonl"
     if not before:
         return {}
     found: dict[int, dict[str, float]] = {}
