@@ -101,7 +101,7 @@ class Liveness:
         return bool(free)
 
     def _add_copies(self, timeline: Timeline, program: Program, *, in_loop: bool) -> None:
-        """A gathered operand stays to its last use; in a loop to the end of the turn, as XLA gathers ahead."""
+        """A gathered operand stays to its last use; in a loop to the turn's end, as XLA gathers ahead."""
         last = {value: i for i, operation in enumerate(program.operations) for value in operation.inputs}
         seen: set[Value] = set()
         for i, operation in enumerate(program.operations):
