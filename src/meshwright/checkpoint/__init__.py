@@ -10,10 +10,11 @@ from meshwright.checkpoint._diff import Difference, diff
 from meshwright.checkpoint._directory import is_held, step_name
 from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._format import HOST_NBYTES
-from meshwright.checkpoint._lazy import LazyArray, stack
+from meshwright.checkpoint._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoint._match import Assign, assigned
 from meshwright.checkpoint._patterns import first_matches
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
+from meshwright.checkpoint._readers import SafetensorsSource
 from meshwright.checkpoint._restore import restore, restore_lazily
 from meshwright.checkpoint._retention import (
     Keep,
@@ -43,6 +44,7 @@ __all__ = [
     "LazyArray",
     "Listed",
     "Report",
+    "SafetensorsSource",
     "Scores",
     "Source",
     "always",
@@ -52,6 +54,7 @@ __all__ = [
     "best",
     "cast",
     "cast_dtypes",
+    "concatenate",
     "contents",
     "convert",
     "diff",
