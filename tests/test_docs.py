@@ -7,6 +7,8 @@ import shlex
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import meshwright as mw
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, parser
@@ -57,26 +59,43 @@ def test_every_room_of_the_design_is_there():
     assert named == found
 
 
-AXLEARN = (ROOT / "docs/coming-from-axlearn.md").read_text()
+AXLEARN, SEQAX = ((ROOT / f"docs/coming-from-{name}.md").read_text() for name in ("axlearn", "seqax"))
+
+
+@pytest.mark.parametrize("page", [AXLEARN, SEQAX], ids=["axlearn", "seqax"])
+def test_every_test_that_is_named_for_those_who_come_from_elsewhere_is_there(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 100
+    missing = [(path, test) for path, test in named if f"\ndef {test}(" not in (ROOT / path).read_text()]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("page", "numbers"),
+    [
+        (AXLEARN, {"C": 25, "L": 11, "B": 9, "T": 24, "E": 8}),
+        (SEQAX, {"S": 20, "R": 4, "H": 3, "C": 5, "T": 5, "P": 1, "F": 22}),
+    ],
+    ids=["axlearn", "seqax"],
+)
+def test_every_case_of_the_reference_has_a_row(page, numbers):
+    wanted = [f"{letter}{i}" for letter, last in numbers.items() for i in range(1, last + 1)]
+    assert [name for name in re.findall(r"^\| ([A-Z]\d+) \|", page, re.M) if name in wanted] == wanted
+
+
+def test_the_loop_for_those_who_come_from_seqax_trains_and_goes_on(tmp_path):
+    names = {}
+    exec(re.findall(r"```python\n(.*?)```", SEQAX, re.S)[1], names)
+    for steps in (4, 6):
+        assert int(names["train"](tmp_path / "run", steps).step) == steps
+    found = sorted(path.name for path in (tmp_path / "run").iterdir() if "tfevents" not in path.name)
+    assert found == ["checkpoints", "metrics.jsonl", "plugins", "step.dot", "step.hlo.txt", "step.svg"]
 
 
 def test_the_experiment_for_those_who_come_from_axlearn_is_one():
     names = {}
     exec(re.findall(r"```python\n(.*?)```", AXLEARN, re.S)[1], names)
     assert names["experiment"](learning_rate=1e-3).max_step == 2_000
-
-
-def test_every_test_that_is_named_for_those_who_come_from_axlearn_is_there():
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", AXLEARN)
-    assert len(named) > 100
-    missing = [(path, test) for path, test in named if f"\ndef {test}(" not in (ROOT / path).read_text()]
-    assert not missing
-
-
-def test_every_case_of_axlearn_s_own_tests_has_a_row():
-    numbers = {"C": 25, "L": 11, "B": 9, "T": 24, "E": 8}
-    wanted = [f"{letter}{i}" for letter, last in numbers.items() for i in range(1, last + 1)]
-    assert [name for name in re.findall(r"^\| ([CLBTE]\d+) \|", AXLEARN, re.M) if name in wanted] == wanted
 
 
 def test_every_field_of_an_experiment_is_in_the_table_for_those_who_come_from_axlearn():

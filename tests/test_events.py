@@ -1,29 +1,21 @@
-import struct
+from contextlib import closing
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorboardX.crc32c import crc32c
+from tensorboardX.crc32c import crc32c as byte_by_byte
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.record_writer import RecordWriter
 
-from meshwright.events import read_scalars
+from meshwright.events import crc32c, read_scalars, record
 from meshwright.metrics import tensorboard
 
 
 def write(run, step, values):
     with tensorboard(run) as writer:
         writer(step, values)
-
-
-def record(event):
-    def masked(data):
-        crc = crc32c(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    body, length = event.SerializeToString(), struct.pack("<Q", event.ByteSize())
-    return length + masked(length) + body + masked(body)
 
 
 def tensor_event(step, **tensor):
@@ -91,14 +83,14 @@ def test_what_is_not_there_has_no_values(tmp_path):
     ],
 )
 def test_scalars_that_tensorflow_wrote_as_tensors_are_read(tmp_path, tensor, value):
-    (tmp_path / "events.out.tfevents.1").write_bytes(record(tensor_event(3, **tensor)))
+    (tmp_path / "events.out.tfevents.1").write_bytes(record(tensor_event(3, **tensor).SerializeToString()))
     assert read_scalars(tmp_path, "loss") == ({} if value is None else {3: value})
 
 
 @given(st.data())
 def test_a_file_is_read_up_to_where_it_is_cut_off_or_damaged(tmp_path_factory, data):
     events = [tensor_event(step, dtype=1, float_val=[0.5]) for step in range(3)]
-    content = b"".join(map(record, events))
+    content = b"".join(record(event.SerializeToString()) for event in events)
     at = data.draw(st.integers(0, len(content) - 1))
     flipped = content[:at] + bytes([content[at] ^ 1 << data.draw(st.integers(0, 7))]) + content[at + 1 :]
     run = tmp_path_factory.mktemp("run")
@@ -108,3 +100,19 @@ def test_a_file_is_read_up_to_where_it_is_cut_off_or_damaged(tmp_path_factory, d
         found = read_scalars(run, "loss")
         assert found.items() >= intact.items()
         assert found.items() <= dict.fromkeys(range(3), 0.5).items()
+
+
+@given(st.binary(max_size=1100))
+def test_a_checksum_is_that_of_every_byte_after_the_other(data):
+    assert crc32c(data) == byte_by_byte(data)
+
+
+def test_the_checksum_is_that_of_the_standard():
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+
+
+def test_a_record_is_what_other_writers_write(tmp_path):
+    with closing(RecordWriter(str(tmp_path / "theirs"))) as file:
+        file.write(b"an event")
+    assert record(b"an event") == (tmp_path / "theirs").read_bytes()

@@ -137,6 +137,14 @@ def test_the_latest_step_is_the_highest_number(tmp_path):
     assert open_source(tmp_path).read("x", ()) == 2**40
 
 
+def test_a_tilde_is_home_to_whoever_saves_and_whoever_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Checkpoints("~/run") as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3)})
+    assert open_source("~/run").arrays().keys() == {"w"}
+    assert (tmp_path / "run/step_00000001").is_dir()
+
+
 def test_only_complete_checkpoints_count(tmp_path):
     (tmp_path / "step_00000007").mkdir()
     (tmp_path / "step_00000008.tmp-0123abcd").mkdir()

@@ -34,3 +34,12 @@ def test_an_upload_that_fails_at_once_while_save_waits_for_room_is_told_at_the_n
         monkeypatch.undo()
         checkpoints.save(1, STATE)
     assert checkpoints.latest() == 1
+
+
+def test_what_must_never_be_behind_is_done_before_a_checkpoint_counts(tmp_path):
+    seen = []
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.before_commit = lambda: seen.append(checkpoints.latest())
+        for step in (1, 2):
+            checkpoints.save(step, STATE)
+    assert seen == [None, 1]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -137,7 +138,7 @@ def test_a_target_that_is_not_there_is_told(train, capsys, target, says):
 
 def test_a_run_ends_with_its_result_and_can_be_resumed_for_longer(train, tmp_path, capsys):
     assert train() == 0
-    assert "done: step 4" in capsys.readouterr().out
+    assert re.search(r"^ done: step 4 in \S+ s   run \S+$", capsys.readouterr().out, re.M)
     assert main(["resume", f"{tmp_path}/run", "max_step=6"]) == 0
     captured = capsys.readouterr()
     assert "continuing after step 4" in captured.err

@@ -38,9 +38,11 @@ def one_process(shell):
 @pytest.fixture(scope="module")
 def two_processes(shell):
     """A run on two processes of four devices each, up to step 60, continued by one process of eight."""
-    first = shell(*launch("two", "max_step=60"))
+    first = shell(*launch("not/there/two", "max_step=60"))
     assert first.returncode == 0, first.stderr
-    return shell.folder / "two"
+    run = shell.folder / "not/there/two"
+    (run / "screen.txt").write_text(first.stderr)
+    return run
 
 
 def test_two_processes_of_four_devices_equal_one_of_eight(two_processes, one_process):
@@ -50,8 +52,17 @@ def test_two_processes_of_four_devices_equal_one_of_eight(two_processes, one_pro
     )
 
 
+def test_both_make_the_run_directory_and_one_shows_the_reports(two_processes):
+    shown = (two_processes / "screen.txt").read_text()
+    assert len(re.findall(r"^\[0\].* step=\d+/60 loss=", shown, re.M)) == 60
+    assert not re.findall(r"^\[1\].* step=", shown, re.M)
+    assert sorted(log.name for log in two_processes.glob("logs/*")) == [
+        f"process-0000{i}.log" for i in range(2)
+    ]
+
+
 def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, one_process, shell):
-    done = shell("demo", "digits", "run=two", *QUICK)
+    done = shell("demo", "digits", "run=not/there/two", *QUICK)
     assert done.returncode == 0, done.stderr
     assert "continuing after step 60" in done.stderr
     found, expected = losses(two_processes), losses(one_process)

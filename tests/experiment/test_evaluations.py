@@ -140,6 +140,13 @@ def test_how_long_each_took_is_reported_and_is_no_score(evaluated):
     assert outcome.scores.keys() == {"all/loss", "all/large", "few/loss", "few/large"}
 
 
+def test_how_long_one_took_is_not_on_the_screen(tmp_path, capsys):
+    run(tmp_path, evalers={"all": WHOLE}, max_step=2)
+    shown = capsys.readouterr().err
+    assert "all/loss=" in shown
+    assert "seconds=" not in shown
+
+
 def test_the_last_checkpoint_has_all_scores_of_its_step(tmp_path):
     evalers = {"twos": WHOLE, "threes": mw.Evaler(measure, FEW, when=3)}
     outcome = run(tmp_path, evalers=evalers, checkpoints=mw.Save(when=3))

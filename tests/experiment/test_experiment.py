@@ -154,7 +154,6 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
         ({"loss": "loss"}, r"Experiment\.loss is 'loss'; it must be a function"),
         ({"start_trace_steps": (1.5,)}, r"Experiment\.start_trace_steps is of type tuple; .*int"),
         ({"start_trace_process_indices": "some"}, r"start_trace_process_indices is 'some'"),
-        ({"run": "s3://bucket/run"}, "Experiment.run is s3://bucket/run, but a run directory is local"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):

@@ -24,6 +24,12 @@ def test_a_resumed_run_tells_tensorboard_from_where_to_forget(tmp_path, read_eve
     assert event.step == 150
 
 
+def test_a_report_can_be_read_as_soon_as_it_is_written(tmp_path, read_events):
+    with tensorboard(tmp_path) as write:
+        write(50, {"loss": 0.5})
+        assert read_events(tmp_path)[-1].step == 50
+
+
 def test_texts_are_what_the_text_dashboard_reads(tmp_path, read_events):
     with tensorboard(tmp_path) as board:
         board(3, {"Notes": "a\n\nb"})

@@ -92,18 +92,44 @@ ENTRY %main (x: f32[8]) -> (f32[8], f32[]) {
     assert '"all-reduce.1" [label="all-reduce.1\\n(f32[8], f32[])"' in dot
 
 
-@pytest.mark.parametrize("graphviz", ["fake", *filter(None, [shutil.which("dot")])])
-def test_graphviz_draws_it_and_nothing_is_left_that_the_network_serves(compiled, no_graphviz, graphviz):
-    """By a program that prints a picture, and by the real one where there is one."""
-    if graphviz == "fake":
-        dot_program(no_graphviz, f"print({SVG!r} % sys.stdin.read())")
-    else:
-        (no_graphviz / "dot").symlink_to(graphviz)
-    *_, svg = profiling.save_hlo(compiled, no_graphviz, name="mine")
-    assert svg == no_graphviz / "mine.svg"
-    assert svg.read_text().startswith("<svg ")
-    assert "all-reduce" in "".join(ElementTree.fromstring(svg.read_text()).itertext())
-    assert "//fonts" not in svg.read_text()
+@pytest.fixture
+def graphviz():
+    program = shutil.which("dot")
+    assert program, "Graphviz draws here: install it, `apt-get install --no-install-recommends graphviz`."
+    return program
+
+
+def test_graphviz_draws_the_optimized_program_and_nothing_that_the_network_serves(
+    graphviz, compiled, no_graphviz
+):
+    (no_graphviz / "dot").symlink_to(graphviz)
+    text, _, file = profiling.save_hlo(compiled, no_graphviz, name="mine")
+    svg = file.read_text()
+    assert (file.name, svg[:5]) == ("mine.svg", "<svg ")
+    drawn = {title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")}
+    ops = set(re.findall(r"%((?:all-reduce|while|\w+_fusion)[\w.-]*) = ", text.read_text()))
+    assert {op.split(".")[0] for op in ops} >= {"all-reduce", "while"}
+    assert ops <= drawn
+    assert set(re.findall(r"\w+://[^\s\"')]*", svg)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+    assert "stylesheet" not in svg
+
+
+def test_what_stands_before_the_picture_is_left_out(compiled, no_graphviz):
+    dot_program(no_graphviz, f"print({SVG!r} % sys.stdin.read())")
+    *_, file = profiling.save_hlo(compiled, no_graphviz)
+    assert file.read_text().startswith("<svg ")
+    assert "//fonts" not in file.read_text()
+
+
+def test_a_blank_in_a_path_is_no_obstacle_to_a_picture(graphviz, compiled, no_graphviz):
+    (no_graphviz / "with a blank").mkdir()
+    (no_graphviz / "with a blank/dot").symlink_to(graphviz)
+    (no_graphviz / "dot").symlink_to("with a blank/dot")
+    *_, file = profiling.save_hlo(compiled, no_graphviz / "and here")
+    assert file == no_graphviz / "and here/step.svg"
 
 
 def test_without_dot_the_package_draws_it(compiled, no_graphviz, monkeypatch):

@@ -131,3 +131,19 @@ def test_a_loss_may_mention_the_state_and_return_it_anew():
     np.testing.assert_allclose(made.model_state["mean"], mean, rtol=1e-5)
     centred = {**EXAMPLES, "x": X - mean}
     assert scores["loss"] == pytest.approx(exact_loss(made.params, centred), rel=1e-5)
+
+
+def test_a_state_may_hold_the_key_that_the_next_step_draws_from(tmp_path):
+    def loss(params, batch, model_state):
+        draw, key = jax.random.split(model_state["key"])
+        noise = 0.1 * jax.random.normal(draw, batch["y"].shape)
+        return ((apply(params, batch["x"]) + noise - batch["y"]) ** 2).mean(), {}, {"key": key}
+
+    given = {"params": init(jax.random.key(0)), "model_state": {"key": jax.random.key(7)}}
+    for max_steps in (1, 3):  # the second continues the first
+        made = trainer(tmp_path, model=None, loss=loss, **given)
+        fit(made, max_steps=max_steps)
+    expected = jax.random.key(7)
+    for _ in range(3):
+        _, expected = jax.random.split(expected)
+    assert made.model_state["key"] == expected

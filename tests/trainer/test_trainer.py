@@ -118,6 +118,17 @@ def test_the_learning_rate_is_reported_by_the_step_of_the_optimizer(tmp_path):
     assert reports(tmp_path, "learning_rate") == expected
 
 
+@pytest.mark.parametrize("peak", [None, 1e12])
+def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(tmp_path, monkeypatch, peak):
+    monkeypatch.setattr("meshwright.profiling._utilisation.peak_flops", lambda kind, dtype: peak)
+    fit(trainer(tmp_path))
+    step_flops = 2 * 2 * 16 * 4  # a product and the gradient of its parameters
+    rates = [rate for _, rate in reports(tmp_path, "steps_per_second")]
+    tflops = [told for _, told in reports(tmp_path, "tflops_per_device")]
+    assert tflops == pytest.approx([rate * step_flops / 8 / 1e12 for rate in rates])
+    assert len([share for _, share in reports(tmp_path, "mfu")]) == (0 if peak is None else len(rates))
+
+
 def test_a_loss_that_is_no_number_ends_the_run_with_its_report_and_without_a_save(tmp_path):
     def loss(params, batch):
         return apply(params, batch["x"]).mean() * jnp.where(params["b"] < -0.25, jnp.nan, 1.0)

@@ -55,6 +55,9 @@ class Checkpoints:
 
     keep: Keep
     """Says which checkpoints stay. May be set at any time, and is asked after each save."""
+    before_commit: Callable[[], None] = staticmethod(lambda: None)
+    """Called by a thread of process 0 when all of a checkpoint is written and it does not count yet: for what
+    must never be behind the checkpoints. May be set at any time."""
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
     passed_over: tuple[str, ...] = ()
@@ -174,7 +177,8 @@ class Checkpoints:
                 head,
                 self.directory / attempt,
                 self._host_nbytes,
-                lambda: self._remove_old(step),
+                first=self.before_commit,
+                then=lambda: self._remove_old(step),
             )
 
     def wait(self) -> None:

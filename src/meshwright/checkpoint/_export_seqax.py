@@ -21,6 +21,8 @@ from meshwright.checkpoint.readers import store_of
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
+# Of several threads each would keep the memory in which it compressed or wrote a chunk.
+_ONE_AT_A_TIME = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
 _BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
 
 
@@ -66,10 +68,11 @@ def export_seqax(
     def write() -> None:
         if place.is_dir():
             raise UsageError(f"{place} is there already; give another directory, or move it away.")
-        store = store_of(place)
+        context = _kvstore.tensorstore_for("seqax").Context(_ONE_AT_A_TIME)
+        store = store_of(place, context)
         _put(store, ".zgroup", {"zarr_format": 2})
         for name, each in arrays.items():
-            _write_array(store, name, source, each)
+            _write_array(store, context, name, source, each)
         _put(store, ".zattrs", {"write_completed": True})
 
     on_lead(write)
@@ -81,7 +84,7 @@ def _put(store: Any, name: str, document: dict[str, Any]) -> None:
         store.write(name, json.dumps(document, indent=4, sort_keys=True).encode()).result()  # as zarr does
 
 
-def _write_array(store: Any, name: str, source: Source | TreeSource, each: Chosen) -> None:
+def _write_array(store: Any, context: Any, name: str, source: Source | TreeSource, each: Chosen) -> None:
     shape, chunks = each.array.shape, _chunks(each.array)
     metadata = {
         "zarr_format": 2,
@@ -94,17 +97,19 @@ def _write_array(store: Any, name: str, source: Source | TreeSource, each: Chose
         "order": "C",
     }
     _put(store, f"{name}/.zarray", metadata)
-    opened = _opened(store, name)
+    opened = _opened(store, name, context)
     for index in _indices(shape, chunks):
         block = source.read(each.name, index)
         with _kvstore.telling(f"write {name} in {store.path}"):
             opened[index].write(block).result()
 
 
-def _opened(store: Any, name: str) -> Any:
+def _opened(store: Any, name: str, context: Any) -> Any:
     spec = {"driver": "zarr", "store_data_equal_to_fill_value": True}
     with _kvstore.telling(f"open {name} in {store.path}"):
-        opening = _kvstore.tensorstore_for("seqax").open(spec, kvstore=store / f"{name}/", open=True)
+        opening = _kvstore.tensorstore_for("seqax").open(
+            spec, kvstore=store / f"{name}/", open=True, context=context
+        )
         return opening.result()
 
 

@@ -22,7 +22,7 @@ _STALLED = {
 }
 """When a connection that moves too few bytes a second is given up. TensorStore itself waits for ever."""
 
-_CACHED = 96 << 20
+_CACHED = 16 << 20
 """Bytes of chunks, decoded, that are kept: of one chunk, a slice may be wanted after another."""
 
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")

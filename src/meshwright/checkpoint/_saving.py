@@ -76,18 +76,21 @@ def start_saving(
     head: Manifest,
     temporary: Directory,
     host_nbytes: int,
+    *,
+    first: Callable[[], None],
     then: Callable[[], None],
 ) -> Saving:
     """Copy this process's shards to the host and let `thread` do the rest; the leaves may then be donated.
 
     What is copied and not yet written is at most `host_nbytes`; a larger state is written meanwhile.
-    `then` is called on process 0's thread after the commit.
+    `first` is called on process 0's thread before the commit, and `then` after it.
     """
     num_processes, number = jax.process_count(), jax.process_index()
     chunks, abandoned = Snapshot(leaves, arrays, number, host_nbytes), Event()
 
     def make_checkpoint() -> None:
         written.result()  # raises what went wrong: then there is nothing to wait for
+        first()
         commit(temporary, final_path(temporary), head, arrays, num_processes, abandoned)
         then()
 

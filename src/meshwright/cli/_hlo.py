@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 
+from meshwright.addresses import join, put_at
 from meshwright.cli._overrides import build
 from meshwright.cli._train import Result, load, use_fake_devices
 
@@ -18,8 +19,9 @@ def hlo(options: argparse.Namespace) -> Result:
     from meshwright import experiment, profiling
 
     made = build(load(options.target), options.settings, experiment.Experiment)
-    ahead = made.compile()
-    files = [str(file) for file in profiling.save_hlo(ahead.compiled, options.to)]
+    with put_at(options.to) as directory:
+        ahead = made.compile()
+        files = [join(options.to, file.name) for file in profiling.save_hlo(ahead.compiled, directory)]
     told = {field.name: getattr(ahead, field.name) for field in dataclasses.fields(ahead)}
     del told["compiled"]
     return "\n".join([str(ahead), *files]), {"files": files, **told}

@@ -6,11 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+from meshwright.addresses import local_copy
 from meshwright.checkpoint import contents, open_source
 from meshwright.cli._train import Result
 from meshwright.experiment import checkpoints_of
 from meshwright.metrics import read_jsonl
 from meshwright.sharding import human_bytes
+
+METRICS = "metrics.jsonl"
 
 
 def inspect(options: argparse.Namespace) -> Result:
@@ -25,7 +28,8 @@ def inspect(options: argparse.Namespace) -> Result:
     else:
         has_some = contents(place).checkpoints
         newest = _checkpoints(place) if has_some else {"checkpoint": None}
-        found = {"run": options.path, "reported": _newest_report(Path(options.path)), **newest}
+        with local_copy(options.path, lambda name: name == METRICS) as run:
+            found = {"run": options.path, "reported": _newest_report(run), **newest}
     return _text(found), found
 
 
@@ -58,7 +62,7 @@ def _checkpoint(path: str) -> dict[str, Any]:
 
 
 def _newest_report(run: Path) -> dict[str, Any]:
-    metrics = run / "metrics.jsonl"
+    metrics = run / METRICS
     reports = read_jsonl(metrics) if metrics.exists() else []
     return {name: value for report in reports for name, value in report.items() if name != "time"}
 

@@ -139,7 +139,7 @@ def _add_looks_at_runs(commands: _Commands) -> None:
     )
     hlo = commands.with_settings("hlo", "_hlo", "Write what the compiler makes of an experiment's step.")
     hlo.add_argument("target", metavar="module:function")
-    hlo.add_argument("--to", metavar="DIR", required=True, help="for HLO text, its graph in DOT, and SVG")
+    hlo.add_argument("--to", metavar="PLACE", required=True, help="for HLO text, its graph in DOT, and SVG")
 
 
 def _add_checkpoints(commands: _Commands) -> None:

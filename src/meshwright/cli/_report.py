@@ -1,8 +1,12 @@
 """`meshwright report`: the page of a run, or one of several side by side."""
 
 import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 
 from meshwright import report as room
+from meshwright.addresses import is_address, join, local_copy, local_path, put_at
 from meshwright.cli._train import Result
 
 COMPARISON = "comparison.html"
@@ -15,12 +19,28 @@ def report(options: argparse.Namespace) -> Result:
       InputError: one is no run.
       UsageError: the page cannot be written.
     """
-    runs = [room.read_run(path) for path in options.runs]
-    if len(runs) == 1:
-        path = room.write_page(runs[0], options.to)
-        text, document = room.summary(runs[0]), room.document(runs[0])
-    else:
-        path = room.write_comparison(runs, options.to or COMPARISON)
-        found = room.compare(runs)
-        text, document = room.comparison_text(found), room.comparison_document(found)
-    return f"{text}\n\n{path}", {"report": str(path), **document}
+    with contextlib.ExitStack() as copied:
+        runs = [room.read_run(copied.enter_context(local_copy(place)), place) for place in options.runs]
+        if len(runs) == 1:
+            to = options.to or join(options.runs[0], room.PAGE)
+            with _file_at(to) as file:
+                room.write_page(runs[0], file)
+            text, document = room.summary(runs[0]), room.document(runs[0])
+        else:
+            to = options.to or COMPARISON
+            with _file_at(to) as file:
+                room.write_comparison(runs, file)
+            found = room.compare(runs)
+            text, document = room.comparison_text(found), room.comparison_document(found)
+    return f"{text}\n\n{to}", {"report": to, **document}
+
+
+@contextlib.contextmanager
+def _file_at(place: str) -> Iterator[Path]:
+    """Give the path to write a file to that is to be at a place."""
+    if not is_address(place):
+        yield local_path(place)
+        return
+    folder, _, name = place.rpartition("/")
+    with put_at(folder) as directory:
+        yield directory / name

@@ -1,9 +1,10 @@
 """`meshwright show`: an experiment as text, and in what it differs from another. Nothing of it is run."""
 
 import argparse
-from pathlib import Path
+import contextlib
 from typing import Any
 
+from meshwright.addresses import is_address, join, read_text
 from meshwright.cli._overrides import build
 from meshwright.cli._train import Result, load, use_fake_devices
 from meshwright.errors import EXIT_DONE, InputError
@@ -49,12 +50,12 @@ def _compared(name: str, text: str, against: str) -> Result:
 
 def _description(place: str) -> str:
     """Return the description that a run or file holds, or that of an experiment without settings."""
-    file = Path(place) / "experiment.txt" if Path(place).is_dir() else Path(place)
-    if file.is_file():
-        return file.read_text()
-    if ":" in place:
+    for file in (join(place, "experiment.txt"), place):
+        with contextlib.suppress(OSError):
+            return read_text(file)
+    if ":" in place and not is_address(place):
         return _described(place, {})
     raise InputError(
-        f"{place} is nothing to compare with: {file} is not there.\n"
+        f"{place} is nothing to compare with: {join(place, 'experiment.txt')} is not there.\n"
         "  Give a run directory, its experiment.txt, or module:function."
     )

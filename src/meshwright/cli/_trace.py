@@ -2,9 +2,12 @@
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 from meshwright import profiling
+from meshwright.addresses import is_address, local_copy
 from meshwright.cli._train import Result
+from meshwright.errors import InputError
 
 
 def trace(options: argparse.Namespace) -> Result:
@@ -13,9 +16,22 @@ def trace(options: argparse.Namespace) -> Result:
     Raises:
       InputError: there is none, or it is damaged.
     """
-    files = profiling.find_profiles(options.path, options.step)
-    found = [profiling.summarize(file) for file in files]
+    with local_copy(options.path, lambda name: name.endswith(".xplane.pb")) as path:
+        found = _summaries(path, options)
     document = {
         "profiles": [dataclasses.asdict(each) | {"step_seconds": each.step_seconds} for each in found]
     }
     return "\n\n".join(map(str, found)), document
+
+
+def _summaries(directory: Path, options: argparse.Namespace) -> list[profiling.Summary]:
+    """Return what is told of each profile; what was copied is called what it is a copy of."""
+
+    def original(text: str) -> str:
+        return text.replace(str(directory), options.path.rstrip("/")) if is_address(options.path) else text
+
+    try:
+        found = [profiling.summarize(file) for file in profiling.find_profiles(directory, options.step)]
+    except InputError as error:
+        raise InputError(original(str(error))) from None
+    return [dataclasses.replace(each, file=original(each.file)) for each in found]

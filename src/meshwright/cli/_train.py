@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshwright.addresses import join, read_text
 from meshwright.cli._overrides import build
 from meshwright.errors import EXIT_DONE, InputError, UsageError, nearest
 
@@ -30,9 +31,9 @@ def resume(options: argparse.Namespace) -> Result:
     Raises:
       InputError: there is no such run.
     """
-    file = Path(options.path) / "experiment.json"
+    file = join(options.path, "experiment.json")
     try:
-        origin = json.loads(file.read_text())
+        origin = json.loads(read_text(file))
         origin["target"], origin["settings"], origin["fake_devices"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -40,7 +41,7 @@ def resume(options: argparse.Namespace) -> Result:
         ) from None
     except OSError:
         raise InputError(
-            f"{options.path} is no run that can be resumed: {file.name} is not there.\n"
+            f"{options.path} is no run that can be resumed: experiment.json is not there.\n"
             "  Give the run directory of a run that was started with `meshwright train` or `demo`."
         ) from None
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
@@ -136,8 +137,8 @@ def program() -> str:
 def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
     from meshwright.report import PAGE
 
-    scores = "   ".join(f"{name} {value:.4g}" for name, value in found["scores"].items())
-    lines = [f"\n done: step {found['step']} in {found['seconds']:.1f} s   {scores}   run {found['run']}"]
+    scores = [f"{name} {value:.4g}" for name, value in found["scores"].items()]
+    done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['run']}"]
     page = Path(found["run"]) / PAGE
-    lines.append(f" page: {page}\n" if page.exists() else "")
+    lines = [f"\n {'   '.join(done)}", f" page: {page}\n" if page.exists() else ""]
     return "\n".join([*lines, *(f"   {program()} {command}" for command in commands)])

@@ -23,26 +23,57 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from meshwright import process
+from meshwright.addresses import is_address, join, local_path, mirrored, read_text
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import InputError, UsageError
+from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.experiment._describe import describe
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
-from meshwright.train import compile_cache, describe_state
+from meshwright.train import compile_cache, describe_state, nothing
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 
 log = logging.getLogger("meshwright")
 
 
-def prepare(directory: Path) -> None:
+@contextlib.contextmanager
+def open_directory(
+    experiment: Experiment, warn: Callable[[str], None]
+) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Give the run directory and, where it is at an address, what puts there at once what has changed.
+
+    In that case it is a temporary one, each process's own; see `addresses.mirrored`. Collective.
+
+    Raises:
+      UsageError: it cannot be written to, or is not one for all processes.
+      MeshwrightError: at the end, if not all that is in it could be put at the address.
+    """
+    run = experiment.run
+    with contextlib.ExitStack() as opened:
+        if is_address(run):
+            mirror = process.together(lambda: opened.enter_context(mirrored(run, _continued(), warn)))
+            yield mirror.path, mirror.put
+        else:
+            directory = local_path(run)
+            process.together(lambda: _prepare(directory))
+            if experiment.checkpoints.directory is None:
+                _check_shared(directory)
+            yield directory, nothing
+
+
+def _continued() -> list[str]:
+    """Return the files that this process goes on with, or takes back, where a run is continued."""
+    return [_log_name(), *(["metrics.jsonl", "outcome.json"] if process.is_lead() else [])]
+
+
+def _prepare(directory: Path) -> None:
     """Make the run directory and show that it can be written to.
 
     Raises:
@@ -60,7 +91,7 @@ def prepare(directory: Path) -> None:
         ) from None
 
 
-def check_shared(directory: Path) -> None:
+def _check_shared(directory: Path) -> None:
     """Check that the run directory is one and the same for all processes. Collective.
 
     Raises:
@@ -70,17 +101,24 @@ def check_shared(directory: Path) -> None:
         raise UsageError(
             f"the run directory {directory} is not one for all processes, each of which writes a part "
             "of every checkpoint into it.\n  Give one that all see with run=PATH, or an object store with "
-            "checkpoints.directory=s3://…"
+            "run=s3://…, or for the checkpoints alone with checkpoints.directory=s3://…"
         )
 
 
 @contextlib.contextmanager
-def compiled_programs(directory: Path, wanted: bool) -> Iterator[None]:
-    """Keep what is compiled in the run directory, where JAX does not keep it elsewhere already."""
-    if not wanted or jax.config.jax_compilation_cache_dir is not None:  # type: ignore[missing-attribute]
+def compiled_programs(experiment: Experiment) -> Iterator[None]:
+    """Keep what is compiled in the run directory, where JAX does not keep it elsewhere already.
+
+    Of a run at an address they stay on this machine: nobody who may write there runs programs here by it.
+    """
+    kept = jax.config.jax_compilation_cache_dir is not None  # type: ignore[missing-attribute]
+    if kept or not experiment.compile_cache:
         yield
         return
-    compile_cache(directory / "compile_cache")
+    run = experiment.run
+    place = (_user_cache() if is_address(run) else local_path(run)) / "compile_cache"
+    log.info("compiled programs are kept in %s", place)
+    compile_cache(place)
     try:
         yield
     finally:
@@ -88,18 +126,19 @@ def compiled_programs(directory: Path, wanted: bool) -> Iterator[None]:
 
 
 def write_description(
+    directory: Path,
     experiment: Experiment,
     checkpoints: Checkpoints,
     parts: Parts,
     origin: Mapping[str, Any] | None,
 ) -> None:
     """Write down what runs, how it was started and where. For one process to call."""
-    directory = Path(experiment.run)
     (directory / "experiment.txt").write_text(describe(experiment))
     (directory / "state.txt").write_text(describe_state(parts.target) + "\n")
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
-    elsewhere = str(checkpoints.directory) if experiment.checkpoints.directory else None
+    is_elsewhere = experiment.checkpoints.directory or is_address(experiment.run)
+    elsewhere = str(checkpoints.directory) if is_elsewhere else None
     _write_json(directory / "environment.json", environment(parts.layout.mesh) | {"checkpoints": elsewhere})
 
 
@@ -111,19 +150,30 @@ def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
 
 
 def checkpoints_of(path: str) -> str:
-    """Return where the checkpoints of the run directory `path` are; `path` itself, where it is none.
+    """Return where the checkpoints of the run at `path` are; `path` itself, where there is no run to be read.
 
     Raises:
       InputError: a file of the run that says so is damaged.
     """
-    if "://" in path or not (Path(path) / "experiment.txt").exists():
-        return path
-    file = Path(path) / "environment.json"
     try:
-        elsewhere = json.loads(file.read_text()).get("checkpoints") if file.exists() else None
+        if _read(join(path, "experiment.txt")) is None:
+            return path
+    except MeshwrightError:  # fsspec lacks a package or credentials: checkpoints do without them
+        return path
+    file = join(path, "environment.json")
+    try:
+        elsewhere = json.loads(_read(file) or "{}").get("checkpoints")
     except (ValueError, AttributeError) as error:
         raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
-    return elsewhere or str(Path(path) / "checkpoints")
+    return elsewhere or join(path, "checkpoints")
+
+
+def _read(place: str) -> str | None:
+    """Return what is in a file, or None where there is none."""
+    try:
+        return read_text(place)
+    except OSError:
+        return None
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -144,7 +194,7 @@ def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
 @contextlib.contextmanager
 def log_file(directory: Path) -> Iterator[None]:
     """Send the log of this process to `logs/process-00000.log`, and with it the error that ends the run."""
-    path = directory / "logs" / f"process-{jax.process_index():05d}.log"
+    path = directory / _log_name()
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -158,6 +208,15 @@ def log_file(directory: Path) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def _log_name() -> str:
+    return f"logs/process-{jax.process_index():05d}.log"
+
+
+def _user_cache() -> Path:
+    """Return where programs keep what they can make again (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
 
 
 def _commit() -> str | None:

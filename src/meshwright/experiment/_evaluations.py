@@ -19,10 +19,22 @@ from meshwright.when import Tick
 Scores = dict[str, float]
 
 
+def seconds_of(name: str) -> str:
+    """Return what reports call the time that an evaluation took."""
+    return f"{name}/seconds"
+
+
 class Evaluation:
     """One evaluation: when due, its scores; and its outputs, if it has any, as a file."""
 
-    def __init__(self, experiment: Experiment, name: str, layout: Layout, known: Callable[[int], Known]):
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        layout: Layout,
+        directory: Path,
+        known: Callable[[int], Known],
+    ):
         evaler = experiment.evalers[name]
         dtype = experiment.train_dtype if evaler.dtype == "train" else evaler.dtype
         when, self._name, self._is_at_end = as_when(evaler.when, known), name, evaler.at_end
@@ -34,9 +46,9 @@ class Evaluation:
             self._evaluator = Evaluator(
                 evaler.measure, data, layout, when, compute_dtype=dtype, params=evaler.params
             )
-        directory = Path(experiment.run) / "outputs" / name
+        files = directory / "outputs" / name
         has_outputs = evaler.outputs is not None
-        self._write = OutputFiles(directory, evaler, layout, dtype, experiment.seed) if has_outputs else None
+        self._write = OutputFiles(files, evaler, layout, dtype, experiment.seed) if has_outputs else None
 
     def __call__(self, tick: Tick, state: Any) -> Scores:
         """Return the scores if they are due, else nothing."""
@@ -71,9 +83,9 @@ class Evaluation:
 class Evaluations:
     """`reported = evaluations(tick, state)`: what is due, as `held_out/loss` and so on."""
 
-    def __init__(self, experiment: Experiment, layout: Layout):
+    def __init__(self, experiment: Experiment, layout: Layout, directory: Path):
         self.each = {
-            name: Evaluation(experiment, name, layout, lambda step: self._known)
+            name: Evaluation(experiment, name, layout, directory, lambda step: self._known)
             for name in experiment.evalers
         }
         """The evaluations by name."""
@@ -97,7 +109,7 @@ class Evaluations:
             before = one.seconds
             if scores := one(tick, state):
                 found |= scores
-                took[f"{name}/seconds"] = one.seconds - before
+                took[seconds_of(name)] = one.seconds - before
         self._keep(tick.step, found)
         return took | found or None
 

@@ -125,7 +125,8 @@ class Experiment:
     """
 
     run: str
-    """The run directory. An unfinished run found there is continued."""
+    """The run directory, or its address in a store that fsspec knows, `s3://bucket/runs/x`. An unfinished run
+    found there is continued."""
     model: Init | Functional
     """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""
     loss: Loss
@@ -199,11 +200,6 @@ class Experiment:
     def __post_init__(self) -> None:
         check_types(self)
         _at_least(1, self, "max_step", "microbatches", "log_every", "num_trace_steps")
-        if "://" in self.run:
-            raise UsageError(
-                f"Experiment.run is {self.run}, but a run directory is local. To keep the checkpoints in an "
-                "object store, give checkpoints.directory."
-            )
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.input.batch_size % self.microbatches:

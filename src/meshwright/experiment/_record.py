@@ -27,12 +27,12 @@ class Record:
     there is of the run before.
 
     Args:
+      directory: where the files of the run are made.
       origin: how to start the run again, if that is known.
     """
 
-    def __init__(self, experiment: Experiment, origin: Mapping[str, Any] | None):
-        self._experiment, self._origin = experiment, origin
-        self._directory = Path(experiment.run)
+    def __init__(self, directory: Path, experiment: Experiment, origin: Mapping[str, Any] | None):
+        self._directory, self._experiment, self._origin = directory, experiment, origin
         self._has_begun = False
         self.summary: Mapping[str, Any] = {}
         """To be set to what came out of a run that was not ended by an error."""
@@ -41,7 +41,7 @@ class Record:
         """Write down what runs, and take back how it ended before."""
         self._has_begun = True
         if process.is_lead():
-            write_description(self._experiment, checkpoints, parts, self._origin)
+            write_description(self._directory, self._experiment, checkpoints, parts, self._origin)
             write_outcome(self._directory, None)
 
     def __enter__(self) -> Self:
@@ -66,9 +66,11 @@ class Record:
     def _write_page(self) -> None:
         metrics = self._directory / "metrics.jsonl"
         if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
-            log.warning("so many reports take long to draw: `meshwright report %s` does", self._directory)
+            log.warning(
+                "so many reports take long to draw: `meshwright report %s` does", self._experiment.run
+            )
         else:
-            write_page(read_run(self._directory))
+            write_page(read_run(self._directory, self._experiment.run))
 
 
 def _ended_by(error: Exception) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import jax
 
 import meshwright
 from meshwright import process
+from meshwright.experiment._evaluations import seconds_of
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
 from meshwright.input import Batches
@@ -25,7 +26,7 @@ from meshwright.metrics import (
     tee,
     tensorboard,
 )
-from meshwright.profiling import Flops, count_flops, utilisation, with_utilisation
+from meshwright.profiling import Flops, count_flops, with_known_utilisation, with_utilisation
 from meshwright.sharding import hardware, mesh_rule
 from meshwright.train import halt_on_divergence, state_sizes
 from meshwright.when import When, either, every
@@ -33,11 +34,11 @@ from meshwright.when import When, either, every
 log = logging.getLogger("meshwright")
 
 
-def saying(console: Console) -> Callable[[str], None]:
+def saying(console: Console, level: int = logging.INFO) -> Callable[[str], None]:
     """Return a function that tells people: all processes' logs, and the screen of one."""
 
     def say(text: str) -> None:
-        log.info(text.strip())
+        log.log(level, text.strip())
         if process.is_lead():
             console.say(text)
 
@@ -63,6 +64,7 @@ def _rule(experiment: Experiment) -> str:
 
 def writers(
     opened: contextlib.ExitStack,
+    directory: Path,
     experiment: Experiment,
     console: Console,
     latest: Callable[[], int | None],
@@ -83,30 +85,39 @@ def writers(
     halt = halt_on_divergence(latest)
     if not process.is_lead():
         return halt
-    directory = Path(experiment.run)
     files = tee(
         jsonl(directory / "metrics.jsonl", after=after),
         opened.enter_context(tensorboard(directory, after=after)),
         open_trackers(opened, *experiment.trackers),
     )
-    counted = count_flops(parts.step.jaxpr)
+    counted, devices = count_flops(parts.step.jaxpr), list(parts.layout.mesh.devices.flat)
+    _tell_what_is_not_counted(counted)
     sizes = {"model_flops": float(counted.model), **state_sizes(parts.target)}
     files(after, {"compile_seconds": parts.step.compile_seconds, **sizes})
-    return tee(*_used(_timed(files, step_time), console, counted, parts.layout.mesh), halt)
+    shown = _without(frozenset(map(seconds_of, experiment.evalers)), console)
+    return tee(
+        with_utilisation(_timed(files, step_time), counted, devices),
+        with_known_utilisation(shown, counted, devices),
+        halt,
+    )
 
 
-def _used(files: Writer, console: Writer, counted: Flops, mesh: jax.sharding.Mesh) -> tuple[Writer, Writer]:
-    """Return writers that add how well the devices are used; on the screen only where their peak is known."""
-    devices = list(mesh.devices.flat)
+def _without(names: Set[str], write: Writer) -> Writer:
+    """Return a writer that leaves out what is for files, and would push the scores off the screen."""
+
+    def wrote(step: int, values: Values, /) -> None:
+        write(step, {name: value for name, value in values.items() if name not in names})
+
+    return wrote
+
+
+def _tell_what_is_not_counted(counted: Flops) -> None:
     if counted.not_counted or counted.open_loops:
         log.info(
             "the step's FLOPs are more than is counted: %s times, %d loops of unknown length counted once",
             dict(counted.not_counted),
             counted.open_loops,
         )
-    known = "mfu" in utilisation(counted, 1.0, devices)
-    seen = with_utilisation(console, counted, devices) if known else console
-    return with_utilisation(files, counted, devices), seen
 
 
 def _timed(write: Writer, step_time: StepTime) -> Writer:
@@ -139,9 +150,9 @@ def reports(
     )
 
 
-def reported(experiment: Experiment, *, before: int) -> dict[int, dict[str, float]]:
+def reported(directory: Path, *, before: int) -> dict[int, dict[str, float]]:
     """Return what was reported up to a step, by step, as process 0 reads it."""
-    path = Path(experiment.run) / "metrics.jsonl"
+    path = directory / "metrics.jsonl"
     if not before:
         return {}
     found: dict[int, dict[str, float]] = {}

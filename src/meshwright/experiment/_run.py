@@ -1,6 +1,7 @@
 """From a description to a run: each room is opened, checked, and handed to the loop."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -68,61 +69,75 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
     Raises:
       UsageError: before anything compiles, where the parts do not fit together.
       InputError: examples or a checkpoint that cannot be used.
+      MeshwrightError: the run directory, of which all is done, could not be put at its address.
       DivergedError: a reported loss is not finite; nothing was saved since.
       Interrupted: told to stop; the state is saved.
     """
     experiment = on_hardware(experiment)
-    mesh = mesh_of(experiment)
-    directory = Path(experiment.run)
-    with Record(experiment, origin) as record, contextlib.ExitStack() as opened:
+    mesh, console = mesh_of(experiment), Console(experiment.max_step)
+    with contextlib.ExitStack() as opened:
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
         parts = parts_of(experiment, mesh, data.peek())
         checkpoints = checkpoints_for(experiment, parts.target)
-        _directory.prepare(directory)
-        if experiment.checkpoints.directory is None:
-            _directory.check_shared(directory)
         signals = opened.enter_context(process.signals())
-        with naming("checkpoints.directory"):
-            opened.enter_context(checkpoints)
-        opened.enter_context(_directory.log_file(directory))
-        opened.enter_context(_directory.compiled_programs(directory, experiment.compile_cache))
-        outcome = _train(experiment, record, parts, data, checkpoints, signals, opened)
+        with naming("run"):
+            warn = saying(console, logging.WARNING)
+            directory, put = opened.enter_context(_directory.open_directory(experiment, warn))
+        checkpoints.before_commit = put  # so that a run which goes on from there lacks no report
+        record = opened.enter_context(Record(directory, experiment, origin))
+        rooms = _Rooms(directory, console, data, parts, checkpoints, signals, record)
+        outcome = _run_in(rooms, experiment)
         record.summary = outcome.summary()
     return outcome
 
 
-def _train(
-    experiment: Experiment,
-    record: Record,
-    parts: Parts,
-    data: Batches,
-    checkpoints: Checkpoints,
-    signals: process.Signals,
-    opened: contextlib.ExitStack,
-) -> Outcome:
+@dataclass(frozen=True)
+class _Rooms:
+    """What a run has at hand."""
+
+    directory: Path
+    """Where its files are made."""
+    console: Console
+    data: Batches
+    parts: Parts
+    checkpoints: Checkpoints
+    signals: process.Signals
+    record: Record
+
+
+def _run_in(rooms: _Rooms, experiment: Experiment) -> Outcome:
+    with contextlib.ExitStack() as opened:
+        with naming("checkpoints.directory"):
+            opened.enter_context(rooms.checkpoints)
+        opened.enter_context(_directory.log_file(rooms.directory))
+        opened.enter_context(_directory.compiled_programs(experiment))
+        return _train(rooms, experiment, opened)
+
+
+def _train(rooms: _Rooms, experiment: Experiment, opened: contextlib.ExitStack) -> Outcome:
     """Check, restore and train, with what is opened on the way given to `opened`."""
-    console = Console(experiment.max_step)
+    directory, console, parts, checkpoints = rooms.directory, rooms.console, rooms.parts, rooms.checkpoints
     say = saying(console)
-    evaluate = Evaluations(experiment, parts.layout)
+    evaluate = Evaluations(experiment, parts.layout, directory)
     say(heading(experiment, parts.layout.mesh))
     say(parts.layout.explain({"params": parts.target.params}))
     given = given_to(experiment, parts.target, checkpoints)
     for found in preflight(experiment, parts, evaluate.each):
         say(f"  ✓ {found}")
-    state = first_state(experiment, parts, given, data, checkpoints, say)
+    state = first_state(experiment, parts, given, rooms.data, checkpoints, say)
     del given  # the state has it now, and the first step donates that
     first = int(state.step)
     if first >= experiment.max_step:
         say(f"  already at step {first}: max_step={experiment.max_step} asks for nothing more")
         return Outcome(first, checkpoints.scores(), 0.0, state)
-    record.begin(checkpoints, parts)
+    rooms.record.begin(checkpoints, parts)
     step_time = StepTime(RUN_AHEAD)
-    write = writers(opened, experiment, console, checkpoints.latest, parts, step_time, after=first)
+    write = writers(opened, directory, experiment, console, checkpoints.latest, parts, step_time, after=first)
     if process.is_lead():
         opened.enter_context(console)
-    evaluate.recall(reported(experiment, before=first))
+    evaluate.recall(reported(directory, before=first))
     stop = Stopping(
-        signals, experiment.max_seconds, experiment.log_every, experiment.stop_early, evaluate.history
+        rooms.signals, experiment.max_seconds, experiment.log_every, experiment.stop_early, evaluate.history
     )
 
     def beat(tick: Tick) -> None:
@@ -131,7 +146,7 @@ def _train(
             console.beat(tick)
 
     started = time.perf_counter()
-    state = _fit(experiment, parts, state, data, checkpoints, evaluate, write, beat, stop)
+    state = _fit(rooms, experiment, state, evaluate, write, beat, stop)
     if stop.interruption:
         raise stop.interruption
     outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
@@ -142,17 +157,16 @@ def _train(
 
 
 def _fit(
+    rooms: _Rooms,
     experiment: Experiment,
-    parts: Parts,
     state: TrainState,
-    data: Batches,
-    checkpoints: Checkpoints,
     evaluate: Evaluations,
     write: Writer,
     beat: Callable[[Tick], None],
     stop: Stopping,
 ) -> TrainState:
     """Train from `state` on, watched and profiled, and return the last state when it is saved."""
+    data, checkpoints = rooms.data, rooms.checkpoints
     when = as_when(experiment.checkpoints.when, evaluate.at)
     # The last step is saved in the turn that follows it, with the scores that are found only then.
     when_saved = asked_once(lambda step: step < experiment.max_step and when(step))
@@ -160,7 +174,7 @@ def _fit(
     kept = data if experiment.save_input_iterator else None
     with contextlib.ExitStack() as opened:
         watch, pause = _watchdog(experiment, opened)
-        trace = opened.enter_context(_tracer(experiment))
+        trace = opened.enter_context(_tracer(rooms.directory, experiment))
 
         def evaluated(tick: Tick, state: TrainState) -> Scores | None:
             # A platform that takes its machine back leaves time to save, and none to evaluate.
@@ -172,7 +186,7 @@ def _fit(
             beat(tick)
 
         state = fit(
-            parts.step,
+            rooms.parts.step,
             state,
             data,
             steps=experiment.max_step,
@@ -200,9 +214,9 @@ def _watchdog(
     return watching, watching.paused
 
 
-def _tracer(experiment: Experiment) -> contextlib.AbstractContextManager[Trace]:
+def _tracer(directory: Path, experiment: Experiment) -> contextlib.AbstractContextManager[Trace]:
     return tracer(
-        experiment.run,
+        directory,
         experiment.start_trace_steps,
         num_steps=experiment.num_trace_steps,
         processes=experiment.start_trace_process_indices,

@@ -1,8 +1,8 @@
 """The checkpoints of an experiment: where they are, and whether they can be made as it says."""
 
-from pathlib import Path
-
+from meshwright.addresses import join
 from meshwright.checkpoint import Checkpoints
+from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Experiment, as_casts, as_keep
 from meshwright.experiment._parts import naming
 from meshwright.train import TrainState
@@ -14,14 +14,23 @@ def checkpoints_for(experiment: Experiment, target: TrainState) -> Checkpoints:
     Raises:
       UsageError: A field cannot be; it is named.
     """
-    save = experiment.checkpoints
     with naming("checkpoints.directory"):
-        checkpoints = Checkpoints(
-            save.directory or Path(experiment.run) / "checkpoints",
+        checkpoints = _checkpoints(experiment)
+    with naming("checkpoints.cast"):
+        checkpoints.check(target)
+    return checkpoints
+
+
+def _checkpoints(experiment: Experiment) -> Checkpoints:
+    save = experiment.checkpoints
+    try:
+        return Checkpoints(
+            save.directory or join(experiment.run, "checkpoints"),
             keep=as_keep(save.keep),
             cast=as_casts(save.cast),
             host_nbytes=save.host_nbytes,
         )
-    with naming("checkpoints.cast"):
-        checkpoints.check(target)
-    return checkpoints
+    except UsageError as error:
+        if save.directory is None:
+            raise UsageError(f"{error}\n  Say where else to keep those of {experiment.run}.") from None
+        raise

@@ -1,36 +1,39 @@
 """Reports as TensorBoard event files, written without TensorFlow."""
 
+import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from meshwright.events import import_tensorboardx
+from meshwright.events import import_tensorboardx, record
 from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
-
-_FLUSH_SECONDS = 5
 
 
 class TensorBoard:
     """A `Writer` into one event file. `tensorboard` opens it."""
 
     def __init__(self, directory: str | Path):
-        tensorboardx = import_tensorboardx()
-        self._protos = tensorboardx.proto
-        # The file's own name has the second only, and its writer empties a file that is there already.
-        suffix = f".{time.time_ns()}"
-        self._file = tensorboardx.FileWriter(
-            str(directory), flush_secs=_FLUSH_SECONDS, filename_suffix=suffix
-        )
+        self._protos = import_tensorboardx().proto
+        now = time.time_ns()
+        # TensorBoard reads a directory's files by name; two may begin in one second.
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._file = Path(directory, name).open("xb", buffering=0)  # noqa: SIM115 - `close` closes it
+        self._write(file_version="brain.Event:2")
 
     def __call__(self, step: int, values: Values, /) -> None:
         """Write a report. TensorBoard shows texts as Markdown."""
         summary = self._protos.summary_pb2.Summary()
         for name, value in values.items():
             self._add(summary.value.add(tag=name), name, value)
-        self._file.add_summary(summary, step)
+        self._write(step=step, summary=summary)
+
+    def _write(self, **event: Any) -> None:
+        made = self._protos.event_pb2.Event(wall_time=time.time(), **event)
+        self._file.write(record(made.SerializeToString()))
 
     def _add(self, summary: Any, name: str, value: Any) -> None:
         """Fill in a `Summary.Value`, of TensorFlow's `core/framework/summary.proto`."""
@@ -63,12 +66,11 @@ class TensorBoard:
 
     def forget_after(self, step: int) -> None:
         """Let TensorBoard forget what earlier files say of later steps: a run continues from `step`."""
-        event_pb2 = self._protos.event_pb2
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._file.add_event(event_pb2.Event(session_log=start), step=step + 1)
+        session_log = self._protos.event_pb2.SessionLog
+        self._write(step=step + 1, session_log=session_log(status=session_log.START))
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -76,8 +78,8 @@ class TensorBoard:
 def tensorboard(directory: str | Path, *, after: int | None = None) -> Generator[TensorBoard, None, None]:
     """Open a writer into a new TensorBoard event file in `directory`.
 
-    Events are written by a thread, and reach the disk after five seconds or on leaving the
-    context: a killed process loses no more. Values are stored as float32.
+    An event is with the operating system when the writer returns: a killed process loses none. Values are
+    stored as float32.
 
     Args:
       directory: made if missing. TensorBoard shows all event files in it as one run.

@@ -8,15 +8,7 @@ from collections.abc import Iterable
 
 from meshwright.plan._program import Operation, Program, Value
 
-_ALIASES = (
-    "reshape",
-    "squeeze",
-    "expand_dims",
-    "transpose",
-    "optimization_barrier",
-    "sharding_constraint",
-    "copy",
-)
+_ALIASES = ("copy", "optimization_barrier", "reshape", "squeeze", "transpose")
 """Their results are their operands, seen otherwise; a matrix product reads transposed ones as they are."""
 _WHOLE = {
     *("dot_general", "ragged_dot_general", "conv_general_dilated", "scatter", "scatter-add", "scatter_add"),
@@ -25,67 +17,56 @@ _WHOLE = {
     *("scan", "while", "cond", "random_bits", "dynamic_update_slice"),
 }
 """Operations that nothing is fused into."""
+_WRITTEN = ("arg", "gather", "reduce_")
+"""How the names of others begin whose results are written."""
 
 
 class Buffers:
     """The values of a program, without its bodies, that are in memory."""
 
-    def __init__(self, program: Program, kept: Iterable[Value], exchanged: Iterable[Value]) -> None:
+    def __init__(self, program: Program, kept: list[Value], exchanged: Iterable[Value]) -> None:
         """`kept` are those of its results that stay in memory; `exchanged` what devices send each other."""
-        self.program = program
-        self._root: dict[Value, Value] = {}
+        self._program = program
+        self._roots: dict[Value, Value] = {}
         for operation in program.operations:
-            if is_alias(operation):
-                self._root[operation.outputs[0]] = self.root(operation.inputs[0])
-        self.held = {self.root(value) for value in (*program.inputs, *kept, *exchanged)}
+            if operation.kind in _ALIASES and len(operation.outputs) == 1:
+                self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
+        self._held = set(map(self._root, (*program.inputs, *kept, *exchanged)))
         for operation in program.operations:
             if is_whole(operation):
-                self.held.update(map(self.root, operation.values))
-            elif operation.kind.startswith(("reduce_", "gather", "arg")):
-                self.held.update(operation.outputs)
-        self._read = self._sources()
-
-    def root(self, value: Value) -> Value:
-        """Return the value in whose memory a value is."""
-        return self._root.get(value, value)
+                self._held.update(map(self._root, operation.values))
+            elif operation.kind.startswith(_WRITTEN):
+                self._held.update(operation.outputs)
+        self._read: dict[Value, set[Value]] = {}
+        for operation in program.operations:
+            read = self.sources(operation)
+            self._read |= {value: read for value in operation.outputs if self._root(value) not in self._held}
 
     def sources(self, operation: Operation) -> set[Value]:
         """Return what is read from memory to make the results of an operation."""
-        return set().union(*(self._read[value] for value in operation.inputs))
+        found: set[Value] = set()
+        for value in operation.inputs:
+            root = self._root(value)
+            found |= {root} if root in self._held else self._read.get(value, set())
+        return found
 
     def makes(self, operation: Operation) -> list[Value]:
         """Return those of the results of an operation that get memory of their own."""
-        return [x for x in operation.outputs if x in self.held and self.root(x) is x]
+        return [x for x in operation.outputs if x in self._held and self._root(x) is x]
 
-    def last_uses(self, kept: Iterable[Value]) -> dict[Value, int]:
+    def last_reads(self, kept: Iterable[Value]) -> dict[Value, int]:
         """Return for each value in memory the number of the last operation that reads it."""
-        end = len(self.program.operations)
-        last = {self.root(value): end for value in kept}
-        for i, operation in enumerate(self.program.operations):
+        last = {}
+        for i, operation in enumerate(self._program.operations):
             if is_whole(operation) or self.makes(operation):
-                for value in self.sources(operation):
-                    last[value] = max(last.get(value, 0), i)
-        return last
+                last |= dict.fromkeys(self.sources(operation), i)
+        return last | dict.fromkeys(map(self._root, kept), len(self._program.operations))
 
-    def _sources(self) -> dict[Value, set[Value]]:
-        class Found(dict[Value, set[Value]]):
-            def __missing__(self, value: Value) -> set[Value]:
-                return {value} if value in held else set()
-
-        held, found = self.held, Found()
-        for operation in self.program.operations:
-            read = set().union(*(found[value] for value in operation.inputs))
-            for value in operation.outputs:
-                if self.root(value) in held:
-                    found[value] = {self.root(value)}
-                else:
-                    found[value] = read
-        return found
-
-
-def is_alias(operation: Operation) -> bool:
-    return operation.kind in _ALIASES and len(operation.outputs) == 1
+    def _root(self, value: Value) -> Value:
+        """Return the value in whose memory a value is."""
+        return self._roots.get(value, value)
 
 
 def is_whole(operation: Operation) -> bool:
+    """Whether nothing is fused into an operation."""
     return operation.kind in _WHOLE

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 from meshwright.plan._program import Operation
 
 Letters = tuple[int | None, ...]
-"""Of each dimension of an array; None for one that must be whole."""
+"""Of each dimension of an array a number, that of the first operand's dimension if there is one; None for
+a dimension that must be whole."""
+SECOND, ROWS, GROUPS = 100, 200, 300
+"""Where the numbers of other letters start: of a second operand, of looked-up rows, of groups of rows."""
 
 
 class Rule(NamedTuple):
@@ -72,7 +75,7 @@ def _dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def _product(inputs: Shapes, contracted: Any, batch: Any) -> Rule:
-    left, right = list(range(len(inputs[0]))), [100 + d for d in range(len(inputs[1]))]
+    left, right = list(range(len(inputs[0]))), [SECOND + d for d in range(len(inputs[1]))]
     for mine, theirs in (*zip(*contracted, strict=True), *zip(*batch, strict=True)):
         right[theirs] = left[mine]
     free = [
@@ -92,15 +95,15 @@ def _ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     narrow = [tuple(kept.index(d) for d in dims) for dims in (contracted[1], batch[1])]
     shapes = [inputs[0], tuple(inputs[1][d] for d in kept)]
     rule = _product(shapes, (contracted[0], narrow[0]), (batch[0], narrow[1]))
-    right: list[int | None] = [1000] * len(inputs[1])
+    right: list[int | None] = [GROUPS] * len(inputs[1])
     for letter, d in zip(rule.inputs[1], kept, strict=True):
         right[d] = letter
     rest = [(None,) * len(shape) for shape in inputs[2:]]
-    experts = (2000,) if not groups else ()  # the gradient for the matrices: an output for each expert
+    experts = (GROUPS + 1,) if not groups else ()  # the gradient for the matrices: an output for each expert
     return Rule(
         [rule.inputs[0], tuple(right), *rest],
         [(*experts, *rule.outputs[0])],
-        rule.summed | ({1000} if groups else set()),
+        rule.summed | ({GROUPS} if groups else set()),
     )
 
 
@@ -127,13 +130,13 @@ def _gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
             out[d] = array[source] = d
     places = [d for d in range(len(out)) if d not in numbers.offset_dims]
     for i, d in enumerate(places):
-        out[d] = 100 + i
+        out[d] = SECOND + i
     for mine, theirs in zip(batching, numbers.start_indices_batching_dims, strict=True):
-        array[mine] = 100 + theirs
-    rows = {200 + d: d for d in numbers.collapsed_slice_dims}
+        array[mine] = SECOND + theirs
+    rows = {ROWS + d: d for d in numbers.collapsed_slice_dims}
     for letter, d in rows.items():
         array[d] = letter
-    indices = (*(100 + i for i in range(len(places))), None)
+    indices = (*(SECOND + i for i in range(len(places))), None)
     return Rule([tuple(array), indices], [tuple(out)], frozenset(rows))
 
 
@@ -151,12 +154,12 @@ def _scatter(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
         else:
             array[source] = None
     places = [d for d in range(len(updates)) if d not in numbers.update_window_dims]
-    indices = [100 + i for i in range(len(places))]
+    indices = [SECOND + i for i in range(len(places))]
     for mine, theirs in zip(batching, numbers.scatter_indices_batching_dims, strict=True):
         indices[theirs] = mine
     for i, d in enumerate(places):
         updates[d] = indices[i]
-    summed = frozenset(x for x in indices if x >= 100)
+    summed = frozenset(x for x in indices if x >= SECOND)
     return Rule([tuple(array), (*indices, None), tuple(updates)], [tuple(array)], summed)
 
 

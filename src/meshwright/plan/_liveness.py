@@ -3,15 +3,35 @@
 A value is there from the operation that makes it to the last that reads it. A loop adds its body's own peak.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
 
 from meshwright.plan._buffers import Buffers, is_whole
 from meshwright.plan._program import Operation, Program, Value
 from meshwright.plan._propagation import Propagation
-from meshwright.plan._traffic import Traffic
+from meshwright.plan._traffic import PRODUCTS, Traffic
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
+_IN_PLACE = ("dynamic_update_slice", "scatter", "scatter-add", "scatter_add")
+
+
+class Timeline:
+    """What is in memory when, in bytes by use."""
+
+    def __init__(self) -> None:
+        self._changes: dict[int, Counter[str]] = defaultdict(Counter)
+
+    def add(self, use: str, nbytes: int, start: int, end: int, *, in_place: bool = False) -> None:
+        """Add what is there from before operation `start` to after `end`; from after `start` if in place."""
+        self._changes[2 * start + in_place][use] += nbytes
+        self._changes[2 * end + 1][use] -= nbytes
+
+    def before(self, i: int) -> Counter[str]:
+        """Return what comes before the i-th operation."""
+        return self._changes[2 * i]
+
+    def after(self, i: int) -> Counter[str]:
+        """Return what comes, and what goes, after it."""
+        return self._changes[2 * i + 1]
 
 
 class Liveness:
@@ -20,110 +40,92 @@ class Liveness:
     def __init__(self, specs: Propagation, traffic: Traffic) -> None:
         self._specs, self._traffic = specs, traffic
         self.passed_nbytes = 0
-        """Bytes read and written by what is not a matrix product nor a loop, in all."""
+        """Bytes read and written by what is neither a matrix product nor a loop, in all."""
 
-    def peak(self, program: Program, *, kept: list[Value], times: int = 1) -> Counter[str]:
+    def peak(self, program: Program, kept: list[Value], times: int = 1) -> Counter[str]:
         """Return the bytes at the fullest moment, by use; without those of the inputs.
 
         Args:
           kept: the results that get memory of their own.
           times: how often the program runs, for `passed_nbytes`.
         """
-        copies = {operation: self._copies(operation) for operation in program.operations}
-        exchanged = [value for of in copies.values() for value, _ in of]
-        buffers = Buffers(program, kept, exchanged)
-        last = buffers.last_uses(kept)
-        changes = self._lifetimes(program, buffers, last)
-        self._add_copies(changes, program, copies)
-        return self._fullest(program, buffers, changes, times)
+        copied = [x for of in program.operations for x, _ in self._traffic.copies.get(of, [])]
+        buffers = Buffers(program, kept, copied)
+        timeline = Timeline()
+        self._add_values(timeline, program, buffers, kept)
+        self._add_copies(timeline, program)
+        self._add_sums(timeline, program)
+        self.passed_nbytes += times * sum(self._passed(x, buffers) for x in program.operations)
+        return self._fullest(timeline, program, times)
 
-    def _fullest(
-        self, program: Program, buffers: Buffers, changes: Mapping[int, Counter[str]], times: int
-    ) -> Counter[str]:
+    def _fullest(self, timeline: Timeline, program: Program, times: int) -> Counter[str]:
         fullest, now = Counter[str](), Counter[str]()
         for i, operation in enumerate(program.operations):
-            now.update(changes.get(2 * i, {}))
-            inner = self._inside(operation, times)
-            self.passed_nbytes += times * self._passed(operation, buffers)
-            if sum(now.values()) + sum(inner.values()) > sum(fullest.values()):
-                fullest = now + inner
-            now.update(changes.get(2 * i + 1, {}))
+            now.update(timeline.before(i))
+            inside = self._inside(operation, times)
+            if now.total() + inside.total() > fullest.total():
+                fullest = now + inside
+            now.update(timeline.after(i))
         return fullest
 
     def _inside(self, operation: Operation, times: int) -> Counter[str]:
+        """Return what the bodies of an operation take; what they stack up is written where it stays."""
         stacked = {tie.source for tie in operation.ties if tie.target_stacked}
-        bodies = [
-            self.peak(body, kept=[x for x in body.outputs if x not in stacked], times=times * operation.turns)
-            for body in operation.bodies
-        ]
-        return max(bodies, key=lambda of: sum(of.values()), default=Counter())
+        turns = times * operation.turns
+        peaks = [self.peak(x, [y for y in x.outputs if y not in stacked], turns) for x in operation.bodies]
+        return max(peaks, key=Counter.total, default=Counter())
 
-    def _lifetimes(
-        self, program: Program, buffers: Buffers, last: Mapping[Value, int]
-    ) -> dict[int, Counter[str]]:
-        """Return what is added before the i-th operation (2 i) and after it (2 i + 1), in bytes by use."""
-        changes: dict[int, Counter[str]] = {}
-        inputs = {*program.inputs}
-        ending: dict[int, list[Value]] = {}
+    def _add_values(self, timeline: Timeline, program: Program, buffers: Buffers, kept: list[Value]) -> None:
+        last = buffers.last_reads(kept)
+        ending: dict[int, set[Value]] = defaultdict(set)
         for i, operation in enumerate(program.operations):
             for value in buffers.makes(operation):
                 end = last.get(value, i)
-                nbytes = self._specs.nbytes(value)
-                use = _use(program, i, end)
-                start = 2 * i + (1 if self._in_place(operation, value, ending.get(i, [])) else 0)
-                _change(changes, start, use, nbytes)
-                _change(changes, 2 * end + 1, use, -nbytes)
-                if value not in inputs:
-                    ending.setdefault(end, []).append(value)
-        return changes
+                in_place = self._takes_over(operation, value, ending[i])
+                timeline.add(_use(program, i, end), self._specs.nbytes(value), i, end, in_place=in_place)
+                ending[end].add(value)
 
-    def _in_place(self, operation: Operation, value: Value, ending: list[Value]) -> bool:
+    def _takes_over(self, operation: Operation, value: Value, ending: set[Value]) -> bool:
         """Whether a result takes the memory of an operand that nothing reads any more."""
         if is_whole(operation) and not operation.bodies:
-            return operation.kind.startswith(("scatter", "dynamic_update"))
-        nbytes = self._specs.nbytes(value)
+            return operation.kind in _IN_PLACE
         if any(tie.target is value and tie.target_stacked for tie in operation.ties):
             return False
-        for old in ending:
-            if self._specs.nbytes(old) == nbytes and (not operation.bodies or old in operation.inputs):
-                ending.remove(old)
-                return True
-        return False
+        nbytes = self._specs.nbytes(value)
+        free = [x for x in operation.inputs if x in ending and self._specs.nbytes(x) == nbytes]
+        ending.difference_update(free[:1])
+        return bool(free)
 
-    def _copies(self, operation: Operation) -> list[tuple[Value, int]]:
-        return self._traffic.copies.get(operation, [])
-
-    def _add_copies(
-        self,
-        changes: dict[int, Counter[str]],
-        program: Program,
-        copies: Mapping[Operation, list[tuple[Value, int]]],
-    ) -> None:
-        """A gathered operand stays until its last use."""
-        first: dict[Value, tuple[int, int]] = {}
+    def _add_copies(self, timeline: Timeline, program: Program) -> None:
+        """A gathered operand stays from the first operation that needs it to the last that reads it."""
+        last = {value: i for i, operation in enumerate(program.operations) for value in operation.inputs}
+        seen: set[Value] = set()
         for i, operation in enumerate(program.operations):
-            for value, nbytes in copies[operation]:
-                first.setdefault(value, (i, nbytes))
-        for value, (start, nbytes) in first.items():
-            end = max(i for i, of in enumerate(program.operations) if any(v is value for v in of.inputs))
-            _change(changes, 2 * start, GATHERED, nbytes)
-            _change(changes, 2 * end + 1, GATHERED, -nbytes)
+            for value, nbytes in self._traffic.copies.get(operation, []):
+                if value not in seen:
+                    timeline.add(GATHERED, nbytes, i, last[value])
+                seen.add(value)
+
+    def _add_sums(self, timeline: Timeline, program: Program) -> None:
+        """Gradients that are yet to be summed and scattered wait for each other: XLA sends them together."""
+        for i, operation in enumerate(program.operations):
+            for nbytes in self._traffic.sums.get(operation, []):
+                timeline.add(GRADIENTS, nbytes, i, len(program.operations))
 
     def _passed(self, operation: Operation, buffers: Buffers) -> int:
         made = buffers.makes(operation)
-        if is_whole(operation) or not made:
+        if operation.bodies or operation.kind in PRODUCTS or not made:
             return 0
         return sum(map(self._specs.nbytes, (*made, *buffers.sources(operation))))
 
 
-def _change(changes: dict[int, Counter[str]], at: int, use: str, nbytes: int) -> None:
-    changes.setdefault(at, Counter())[use] += nbytes
-
-
 def _use(program: Program, start: int, end: int) -> str:
-    """What is made in the forward pass and read in the backward one is kept; what that makes, gradients."""
-    backward = [_is_backward(program.operations[min(i, len(program.operations) - 1)]) for i in (start, end)]
-    return {(False, True): KEPT, (True, False): GRADIENTS}.get(tuple(backward), WORKSPACE)  # type: ignore[call-overload]
+    """What is made in the forward pass and read in the backward one is kept; what that leaves, gradients."""
+    last = program.operations[min(end, len(program.operations) - 1)]
+    is_backward = _is_backward(program.operations[start])
+    if is_backward == _is_backward(last):
+        return WORKSPACE
+    return GRADIENTS if is_backward else KEPT
 
 
 def _is_backward(operation: Operation) -> bool:

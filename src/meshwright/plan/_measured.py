@@ -1,39 +1,53 @@
-"""What CPU devices get done, measured: no data sheet knows how many of them share how many cores."""
+"""What CPU devices get done, measured: no data sheet knows how many of them share how many cores.
 
+Products and collectives are timed alone. What passes through memory besides depends so much on what it is
+that a small transformer's step is timed, and what products and collectives do not explain is put down to it.
+"""
+
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+import optax
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.plan._roofline import Rates
+from meshwright.models import decoder
+from meshwright.plan._roofline import Rates, step_time
+from meshwright.plan._traced import traced_costs
+from meshwright.sharding import Layout, make_mesh
+from meshwright.train import init_state, make_step
 
 SMALL, LARGE = 64, 384
 """Sides of square products, by whose times a product's fixed cost is told from that of its operations."""
-PASS_BYTES = 2**22
-REPETITIONS = 7
+SENT_BYTES = 2**22
+REPETITIONS, TURNS = 7, 4
+MODEL = decoder.Config(layers=2, model=96, heads=3, key_heads=3, feed_forward=256)
+LENGTH, EXAMPLES = 128, 8
 
 
 def measured_rates(devices: Sequence[jax.Device]) -> Rates:
-    """Return what each of `devices` gets done while all of them do the same. Takes a second or two."""
-    mesh = Mesh(np.array(devices), ("all",), axis_types=(AxisType.Auto,))
+    """Return what each of `devices` gets done while all of them do the same. Takes a few seconds."""
+    mesh = make_mesh({"data": len(devices)}, devices)
     fixed, flops = _line(2 * SMALL**3, _product(mesh, SMALL), 2 * LARGE**3, _product(mesh, LARGE))
-    of_none, of_bytes = _exchange(mesh, 1), _exchange(mesh, PASS_BYTES)
-    sent = 2 * PASS_BYTES * (len(devices) - 1) / len(devices)
+    of_none, of_bytes = _exchange(mesh, 1), _exchange(mesh, SENT_BYTES)
+    sent = 2 * SENT_BYTES * (mesh.size - 1) / mesh.size
     link = sent / max(of_bytes - of_none, 1e-9) if sent else 1.0
-    return Rates(
+    rates = Rates(
         flops={"float32": flops},
-        memory=2 * PASS_BYTES / _pass(mesh),
+        memory=float("inf"),
         link=link,
         network=link,
-        source=f"what {len(devices)} CPU devices of this machine were measured to do just now",
+        source=f"what {mesh.size} CPU devices of this machine were just measured to do",
         product_seconds=fixed,
         collective_seconds=of_none,
     )
+    return replace(rates, memory=_memory(mesh, rates))
 
 
 def _line(x0: float, y0: float, x1: float, y1: float) -> tuple[float, float]:
@@ -43,33 +57,60 @@ def _line(x0: float, y0: float, x1: float, y1: float) -> tuple[float, float]:
 
 
 def _product(mesh: Mesh, side: int) -> float:
-    return _seconds(mesh, lambda x: x @ x, (side, side))
-
-
-def _pass(mesh: Mesh) -> float:
-    """A pass that exponentiates, as softmax and most activations do."""
-    return _seconds(mesh, lambda x: x * jnp.exp(-x), (PASS_BYTES // 4,))
+    return _of_each(mesh, lambda x: x @ x, (side, side))
 
 
 def _exchange(mesh: Mesh, nbytes: int) -> float:
-    return _seconds(mesh, lambda x: jax.lax.psum(x, "all"), (max(1, nbytes // 4),))
+    return _of_each(mesh, lambda x: jax.lax.psum(x, "data"), (max(1, nbytes // 4),))
 
 
-def _seconds(mesh: Mesh, function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> float:
-    """Return the median time of `function` of an array of this shape on each device, all at once."""
-    turns = 4
+def _memory(mesh: Mesh, rates: Rates) -> float:
+    """Return the bytes a second at which a small transformer's step takes as long as it does."""
+    layout, tx = Layout(mesh), optax.adam(1e-3)
+    init = functools.partial(decoder.init, MODEL)
+    step = make_step(lambda params, batch, key: decoder.loss(MODEL, params, batch), tx, layout)
+    state = init_state(init, tx, 0, layout)
+    rows = np.zeros((EXAMPLES * mesh.size, LENGTH + 1), np.int32)
+    batch = jax.device_put({"tokens": rows}, layout.batch_sharding)
+    costs = traced_costs(step.trace(state, batch).jaxpr, state, layout)
+    known = step_time(
+        costs.products,
+        0,
+        costs.collectives,
+        rates,
+        inside={"data": mesh.size},
+        over={},
+        hidden_axes=frozenset(),
+    )
+
+    def one() -> object:
+        nonlocal state
+        state, metrics = step(state, batch)
+        return metrics
+
+    taken = _median_seconds(one)
+    return costs.other_nbytes / max(taken - known.seconds, taken / 10)
+
+
+def _of_each(mesh: Mesh, function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> float:
+    """Return how long `function` of an array of this shape takes on each device, all at once."""
 
     def several(x: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, turns, lambda _, y: function(y) * 1e-3, x)
+        return jax.lax.fori_loop(0, TURNS, lambda _, y: function(y) * 1e-3, x)
 
-    split = P(*("all", *(None for _ in shape)))
+    split = P("data", *(None for _ in shape))
     whole = jnp.ones((mesh.size, *shape), jnp.float32, device=NamedSharding(mesh, split))
-    mapped = jax.shard_map(jax.vmap(several), mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
-    run = jax.jit(mapped)
-    jax.block_until_ready(run(whole))
+    run = jax.jit(
+        jax.shard_map(jax.vmap(several), mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    )
+    return _median_seconds(lambda: run(whole)) / TURNS
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    jax.block_until_ready(run())
     times = []
     for _ in range(REPETITIONS):
         started = time.perf_counter()
-        jax.block_until_ready(run(whole))
-        times.append((time.perf_counter() - started) / turns)
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - started)
     return statistics.median(times)

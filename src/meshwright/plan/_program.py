@@ -193,6 +193,18 @@ def _drop_results(operation: Operation, needed: set[Value]) -> None:
     for body in operation.bodies:
         body.outputs = [x for x in body.outputs if x in used or x not in tied]
         _needed(body)
+    if operation.ties:
+        _drop_arguments(operation)
+
+
+def _drop_arguments(operation: Operation) -> None:
+    """Leave out what enters the bodies and is not read there."""
+    again = {tie.target for tie in operation.turn_ties}
+    read = {x for body in operation.bodies for of in body.operations for x in of.inputs}
+    read |= again.union(*(body.outputs for body in operation.bodies))
+    operation.ties = [x for x in operation.ties if x.source not in operation.inputs or x.target in read]
+    entering = {tie.source for tie in operation.ties}
+    operation.inputs = [x for x in operation.inputs if x in entering or not x.shape]
 
 
 def _value(atom: Any) -> Value:

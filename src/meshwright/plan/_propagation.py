@@ -8,6 +8,7 @@ that of the larger array gets it. As https://openxla.org/shardy/propagation; XLA
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
@@ -24,27 +25,30 @@ class Propagation:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = sizes
         self.specs: dict[Value, Spec] = {}
-        self._fixed: set[Value] = set()
+        self._fixed: dict[Value, set[int]] = {}
         self._rules: dict[Operation, Rule] = {}
         self._links: dict[Value, list[Operation | Tie]] = defaultdict(list)
         self._first: deque[Operation | Tie] = deque()
         self._later: deque[Operation | Tie] = deque()
         self._waiting: set[Operation | Tie] = set()
 
-    def fix(self, value: Value, spec: PartitionSpec | Spec) -> None:
-        """Say where a value is; nothing changes it any more, not even this, unless a part is left open."""
-        if value in self._fixed:
-            return
-        self.specs[value] = self.canonical(spec, len(value.shape))
-        if PartitionSpec.UNCONSTRAINED not in tuple(spec):
-            self._fixed.add(value)
+    def fix(self, value: Value, spec: PartitionSpec) -> None:
+        """Say where a value is; dimensions that are not left open stay so, whatever is fixed later."""
+        if value not in self._fixed:
+            self.specs[value] = self.canonical(spec, value)
+            open_dims = {d for d, entry in enumerate(spec) if entry is PartitionSpec.UNCONSTRAINED}
+            self._fixed[value] = {*range(len(value.shape))} - open_dims
 
-    def canonical(self, spec: PartitionSpec | Spec, rank: int) -> Spec:
-        """Return a spec as tuples, one for each dimension, without axes of size 1."""
-        known = (None if entry is PartitionSpec.UNCONSTRAINED else entry for entry in spec)
-        entries = [(entry,) if isinstance(entry, str) else entry or () for entry in known]
-        dims = [tuple(axis for axis in entry if self.sizes.get(axis, 1) > 1) for entry in entries]
-        return (*dims, *((),) * (rank - len(dims)))
+    def canonical(self, spec: PartitionSpec, value: Value) -> Spec:
+        """Return a `PartitionSpec` of `value` as tuples, one for each dimension."""
+        return tuple(map(self._axes, (*spec, *(None,) * (len(value.shape) - len(spec)))))
+
+    def _axes(self, entry: Any) -> tuple[str, ...]:
+        """Return the axes of an entry of a `PartitionSpec`, but those of size 1."""
+        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+            return ()
+        axes = (entry,) if isinstance(entry, str) else entry
+        return tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1)
 
     def spec(self, value: Value) -> Spec:
         return self.specs.get(value) or ((),) * len(value.shape)
@@ -122,7 +126,7 @@ class Propagation:
     def _extend(self, value: Value, d: int, axes: tuple[str, ...]) -> None:
         """Split a dimension over those of `axes` that follow its own and are free, as far as it divides."""
         spec = self.spec(value)
-        if value in self._fixed or axes[: len(spec[d])] != spec[d] or axes == spec[d]:
+        if d in self._fixed.get(value, ()) or axes[: len(spec[d])] != spec[d] or axes == spec[d]:
             return
         taken = {axis for other, dim in enumerate(spec) for axis in dim if other != d}
         new = spec[d]

@@ -74,7 +74,7 @@ def traced_costs(jaxpr: Any, state: PyTree, layout: Layout) -> TracedCosts:
     traffic = Traffic(specs)
     traffic.run(program)
     liveness = Liveness(specs, traffic)
-    fullest = liveness.peak(program, kept=[])
+    fullest = liveness.peak(program, [])
     arguments = sum(specs.nbytes(value) for value in program.inputs)
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
     return TracedCosts(

@@ -1,12 +1,26 @@
 """What devices exchange for a program whose values are split over a mesh, operation by operation."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from meshwright.plan._dimensions import Rule
+from meshwright.plan._manual import exchange_of
 from meshwright.plan._program import Operation, Program, Tie, Value
 from meshwright.plan._propagation import Propagation, Spec
+from meshwright.plan._shares import Shares, shared_spec, shares_of
 from meshwright.profiling import Collective
+
+_ADDITIONS = ("add", "add_any")
+_PASSING = ("convert_element_type", "reshape", "squeeze", "transpose")
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
+
+
+class Sum(NamedTuple):
+    """A sum over devices that is yet to be made."""
+
+    axes: tuple[str, ...]
+    nbytes: int
+    source: str
 
 
 class Traffic:
@@ -15,57 +29,84 @@ class Traffic:
     def __init__(self, specs: Propagation) -> None:
         self.specs = specs
         self.collectives: list[Collective] = []
-        self.assigned: dict[Operation, dict[str, int]] = {}
-        """The axes that share the work of an operation, with the letter that each splits."""
+        self.shares: dict[Operation, Shares] = {}
         self.copies: dict[Operation, list[tuple[Value, int]]] = defaultdict(list)
         """The operands that are brought elsewhere for an operation, and their bytes there."""
+        self.sums: dict[Operation, list[int]] = defaultdict(list)
+        """Bytes of what an operation makes of its results before they are summed and scattered."""
         self._uses: Counter[Value] = Counter()
-        self._pending: dict[Value, tuple[tuple[str, ...], int, str]] = {}
-        self._moved: set[tuple[Value, Spec]] = set()
+        self._pending: dict[Value, Sum] = {}
+        self._moved: set[tuple[Value, Spec, float]] = set()
+        self._carried: dict[Value, Value] = {}
+        """For what loops carry from turn to turn, what it was in the turn before."""
+        self._open_loops = 0
 
-    def run(self, program: Program, times: int = 1) -> None:
-        self._uses.update(x for op in program.operations for x in op.inputs)
+    def run(self, program: Program, times: int = 1, results: Mapping[Value, Value] | None = None) -> None:
+        """Add the exchanges of a program that runs so many times; `results` are those of a body, outside."""
+        self._uses.update(x for operation in program.operations for x in operation.inputs)
         self._uses.update(program.outputs)
         for operation in program.operations:
-            self._operation(operation, times)
+            self._run(operation, times)
         for value in program.outputs:
+            outside = (results or {}).get(value)
+            if outside and value in self._pending and self._is_carried(value):
+                self._pending[outside] = self._pending.pop(value)
             self._resolve(value, times)
 
-    def _operation(self, operation: Operation, times: int) -> None:
-        if operation.bodies:
-            self._loop(operation, times)
-            return
-        if operation.kind == "sharding_constraint":
-            self._resolve(operation.inputs[0], times)
-            self._move(operation.inputs[0], self.specs.spec(operation.outputs[0]), times)
-            return
-        rule = self.specs.rule(operation)
-        if not self._deferred(operation):
+    def _is_carried(self, value: Value) -> bool:
+        """Whether a value is but carried to the next turn of a loop."""
+        return value in self._carried and self._uses[value] == 1
+
+    def _run(self, operation: Operation, times: int) -> None:
+        if not self._is_deferred(operation):
             for value in operation.inputs:
                 self._resolve(value, times)
-        axes = self.assigned[operation] = self._assign(operation, rule)
-        for value, letters in zip(operation.inputs, rule.inputs, strict=True):
-            self._move(value, _projected(letters, axes, self.specs.spec(value)), times, operation)
-        summed = tuple(axis for axis, letter in axes.items() if letter in rule.summed)
-        for value, letters in zip(operation.outputs, rule.outputs, strict=True):
-            made = _projected(letters, axes, self.specs.spec(value))
-            if operation.inputs and value not in self._pending:
-                self._settle(operation, value, made, summed, times)
+        if operation.kind == "shard_map":
+            self._run_manual(operation, times)
+        elif operation.bodies:
+            self._run_loop(operation, times)
+        elif operation.kind == "sharding_constraint":
+            self._move(operation.inputs[0], self.specs.spec(operation.outputs[0]), times)
+        elif exchange := exchange_of(operation):
+            self._add(*exchange, times, _source(operation))
+        else:
+            self._run_one(operation, times)
 
-    def _loop(self, loop: Operation, times: int) -> None:
-        for value in loop.inputs:
-            self._resolve(value, times)
-        outside = {*loop.inputs}
+    def _run_one(self, operation: Operation, times: int) -> None:
+        rule = self.specs.rule(operation)
+        shares = self.shares[operation] = shares_of(operation, self.specs)
+        for value, letters in zip(operation.inputs, rule.inputs, strict=True):
+            self._move(value, shared_spec(letters, shares, self.specs.spec(value)), times, operation)
+        summed = tuple(axis for axis, letter in shares.items() if letter in rule.summed)
+        for value, letters in zip(operation.outputs, rule.outputs, strict=True):
+            made = shared_spec(letters, shares, self.specs.spec(value))
+            if operation.inputs and value not in self._pending:
+                self._deliver(operation, value, made, summed, times)
+
+    def _run_manual(self, operation: Operation, times: int) -> None:
+        for value, spec in zip(operation.inputs, operation.eqn.params["in_specs"], strict=True):
+            self._move(value, self.specs.canonical(spec, value), times, operation)
+        self.run(operation.bodies[0], times)
+
+    def _run_loop(self, loop: Operation, times: int) -> None:
+        turns = times * loop.turns
         for tie in loop.ties:
-            each = 1 if tie.source in outside or not tie.target_stacked else loop.turns
-            self._tie(tie, times * each)
-        bodies = (
-            loop.bodies if loop.kind != "cond" else [max(loop.bodies, key=lambda body: len(body.operations))]
-        )
-        for body in bodies:
-            self.run(body, times * loop.turns)
+            self._tie(tie, turns if tie.target_stacked else times)
+        self._carried |= {tie.source: tie.target for tie in loop.turn_ties}
+        self._open_loops += loop.kind == "while"
+        found = [self._collected(body, turns, loop) for body in loop.bodies]
+        self._open_loops -= loop.kind == "while"
+        if loop.kind == "cond":
+            found = [max(found, key=lambda of: sum(each.times * each.sent_nbytes for each in of))]
+        self.collectives += [each for of in found for each in of]
         for tie in loop.turn_ties:
-            self._tie(tie, times * loop.turns)
+            self._tie(tie, turns)
+
+    def _collected(self, body: Program, times: int, loop: Operation) -> list[Collective]:
+        before, self.collectives = self.collectives, []
+        self.run(body, times, {tie.source: tie.target for tie in loop.ties if tie.target in loop.outputs})
+        found, self.collectives = self.collectives, before
+        return found
 
     def _tie(self, tie: Tie, times: int) -> None:
         source = self.specs.spec(tie.source)[int(tie.source_stacked) :]
@@ -74,57 +115,23 @@ class Traffic:
             whole = ((),) if tie.source_stacked else ()
             self._move(tie.source, (*whole, *target), times)
 
-    def _deferred(self, operation: Operation) -> bool:
-        """Whether two sums over devices are added before they are made, as XLA does."""
-        if operation.kind not in ("add", "add_any") or len(operation.inputs) != 2:
+    def _is_deferred(self, operation: Operation) -> bool:
+        """Whether two sums over devices are added first, or one to what a loop carries, as XLA has it."""
+        if operation.kind not in (*_ADDITIONS, *_PASSING) or any(self._uses[x] > 1 for x in operation.inputs):
             return False
-        first, second = (self._pending.get(x) for x in operation.inputs)
-        if not (
-            first and second and first[0] == second[0] and all(self._uses[x] == 1 for x in operation.inputs)
-        ):
+        pending = [x for x in operation.inputs if x in self._pending]
+        others = [x for x in operation.inputs if x not in pending]
+        if any(self._carried.get(operation.outputs[0]) is not x for x in others):
             return False
-        for value in operation.inputs:
+        found = {self._pending[x].axes: self._pending[x] for x in pending}
+        if len(found) != 1:
+            return False
+        for value in pending:
             self._pending.pop(value, None)
-        self._pending[operation.outputs[0]] = first
+        self._pending[operation.outputs[0]] = next(iter(found.values()))
         return True
 
-    def _assign(self, operation: Operation, rule: Rule) -> dict[str, int]:
-        """Return for each axis the letter that it splits: the one for which least is exchanged."""
-        axes = dict.fromkeys(a for x in operation.values for dim in self.specs.spec(x) for a in dim)
-        assigned: dict[str, int] = {}
-        for axis in axes:
-            candidates = self._letters_on(axis, operation, rule)
-            if candidates:
-                assigned[axis] = min(candidates, key=lambda x: self._cost(axis, x, operation, rule))
-        return assigned
-
-    def _letters_on(self, axis: str, operation: Operation, rule: Rule) -> list[int]:
-        sides = zip(operation.values, rule.sides, strict=True)
-        return list(
-            dict.fromkeys(
-                letter
-                for value, letters in sides
-                for letter, dim in zip(letters, self.specs.spec(value), strict=True)
-                if letter is not None and axis in dim
-            )
-        )
-
-    def _cost(self, axis: str, letter: int, operation: Operation, rule: Rule) -> float:
-        """Return the bytes sent, if `axis` splits the dimensions of `letter` during the operation."""
-        n, total = self.specs.sizes[axis], 0.0
-        for i, (value, letters) in enumerate(zip(operation.values, rule.sides, strict=True)):
-            spec, is_output = self.specs.spec(value), i >= len(operation.inputs)
-            has = next((x for x, dim in zip(letters, spec, strict=True) if axis in dim), "none")
-            nbytes = self.specs.nbytes(value)
-            if letter in letters and letter != has:
-                total += nbytes / n * (n - 1) if has != "none" else nbytes * (n - 1) if is_output else 0
-            elif letter not in letters and is_output and letter in rule.summed:
-                total += nbytes * (n - 1) if has != "none" else 2 * nbytes
-            elif letter not in letters and has != "none" and not is_output:
-                total += nbytes * (n - 1)
-        return total
-
-    def _settle(
+    def _deliver(
         self, operation: Operation, value: Value, made: Spec, summed: tuple[str, ...], times: int
     ) -> None:
         """Bring a result to where it is wanted, partial sums first."""
@@ -134,10 +141,11 @@ class Traffic:
         if scattered:
             nbytes = self.specs.nbytes(value) * self.specs.ways(scattered)
             self._add("reduce-scatter", scattered, nbytes, times, _source(operation))
+            self.sums[operation].append(nbytes)
             made = wanted
         if left:
-            self._pending[value] = (left, self.specs.nbytes(value), _source(operation))
-            if not _may_wait(operation):
+            self._pending[value] = Sum(left, self.specs.nbytes(value), _source(operation))
+            if operation.kind not in PRODUCTS:
                 self._resolve(value, times)
         self._reshard(value, made, wanted, times, _source(operation))
 
@@ -147,44 +155,42 @@ class Traffic:
             self._add("all-reduce", axes, nbytes, times, source)
 
     def _move(self, value: Value, wanted: Spec, times: int, operation: Operation | None = None) -> None:
-        """Bring an operand to where an operation needs it, once."""
-        if (value, wanted) in self._moved:
+        """Bring an operand to where an operation needs it, once for each dtype that it is widened to."""
+        width = value.itemsize
+        if operation and operation.kind in PRODUCTS:
+            width = max(x.itemsize for x in operation.inputs)
+        if (value, wanted, width) in self._moved:
             return
-        self._moved.add((value, wanted))
-        before = len(self.collectives)
+        self._moved.add((value, wanted, width))
         source = value.name or (_source(operation) if operation else "")
-        self._reshard(value, self.specs.spec(value), wanted, times, source)
-        if operation and len(self.collectives) > before:
+        is_moved = self._reshard(value, self.specs.spec(value), wanted, times, source)
+        if operation and is_moved:
             self.copies[operation].append((value, self.specs.nbytes(value, wanted)))
 
-    def _reshard(self, value: Value, before: Spec, after: Spec, times: int, source: str) -> None:
+    def _reshard(self, value: Value, before: Spec, after: Spec, times: int, source: str) -> bool:
+        if before == after:
+            return False
         held = {axis: d for d, dim in enumerate(before) for axis in dim}
         wanted = {axis: d for d, dim in enumerate(after) for axis in dim}
         moved = tuple(axis for axis in held if axis in wanted and held[axis] != wanted[axis])
         gathered = tuple(axis for axis in held if axis not in wanted)
+        nbytes = self.specs.nbytes(value, after)
         if moved:
-            self._add("all-to-all", moved, self.specs.nbytes(value, after), times, source)
+            self._add("all-to-all", moved, nbytes, times, source)
         if gathered:
-            self._add("all-gather", gathered, self.specs.nbytes(value, after), times, source)
+            self._add("all-gather", gathered, nbytes, times, source)
+        return bool(moved or gathered)
 
     def _add(self, kind: str, axes: tuple[str, ...], nbytes: int, times: int, source: str) -> None:
+        """Add a collective, with what a device sends of it in a ring, as `profiling.Collective` has it."""
+        axes = tuple(axis for axis in self.specs.sizes if axis in axes)
         n = self.specs.ways(axes)
-        rounds = 2 if kind == "all-reduce" else 1
-        sent = rounds * nbytes * (n - 1) // n
-        if nbytes:
-            axes = tuple(axis for axis in self.specs.sizes if axis in axes)
-            self.collectives.append(Collective(kind, axes, n, times, nbytes, sent, False, source))
-
-
-def _projected(letters: Iterable[int | None], axes: dict[str, int], like: Spec) -> Spec:
-    """Return the spec of an array in an operation whose letters are split so, axes in the order of `like`."""
-    order = [axis for dim in like for axis in dim]
-    ranked = sorted(axes, key=lambda axis: order.index(axis) if axis in order else len(order))
-    return tuple(tuple(a for a in ranked if letter is not None and axes[a] == letter) for letter in letters)
-
-
-def _may_wait(operation: Operation) -> bool:
-    return operation.kind == "dot_general"
+        rounds = {"all-reduce": 2 * (n - 1), "collective-permute": n}.get(kind, n - 1)
+        if nbytes and n > 1:
+            is_open = self._open_loops > 0
+            self.collectives.append(
+                Collective(kind, axes, n, times, nbytes, rounds * nbytes // n, False, source, is_open)
+            )
 
 
 def _source(operation: Operation) -> str:

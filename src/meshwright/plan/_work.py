@@ -36,7 +36,7 @@ def _work(
     operation: Operation, flops: int, dtype: str, specs: Propagation, traffic: Traffic, times: int
 ) -> Work:
     """Each device does an equal part; what it reads of a gathered operand is all that was gathered."""
-    axes = traffic.assigned.get(operation, {})
+    axes = traffic.shares.get(operation, {})
     copies = dict(traffic.copies.get(operation, []))
     nbytes = sum(copies.get(value, specs.nbytes(value)) for value in operation.values)
     return Work(flops / specs.ways(axes), nbytes, dtype, times)

@@ -9,7 +9,12 @@ from meshwright.profiling._peaks import peak_flops
 from meshwright.profiling._products import product_flops
 from meshwright.profiling._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.profiling._trace import Trace, tracer
-from meshwright.profiling._utilisation import utilisation, utilisation_on, with_utilisation
+from meshwright.profiling._utilisation import (
+    utilisation,
+    utilisation_on,
+    with_known_utilisation,
+    with_utilisation,
+)
 from meshwright.profiling._xplane import find_profiles
 
 __all__ = [
@@ -36,5 +41,6 @@ __all__ = [
     "tracer",
     "utilisation",
     "utilisation_on",
+    "with_known_utilisation",
     "with_utilisation",
 ]

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import jax
 
+from meshwright.addresses import connect, is_address, put_at
 from meshwright.errors import UsageError
-from meshwright.profiling._place import connect, is_address, on_disk
 from meshwright.when import Tick
 
 Trace = Callable[[Tick], AbstractContextManager[Any]]
@@ -109,7 +109,7 @@ class _Windows:
         options.session_id = _name(step)
         try:
             with ExitStack() as place:
-                directory = place.enter_context(on_disk(self._directory))
+                directory = place.enter_context(put_at(self._directory))
                 # Now and not at the end: after a profile that it cannot write, JAX 0.10 cannot trace again.
                 (directory / "plugins/profile" / _name(step)).mkdir(parents=True, exist_ok=True)
                 jax.profiler.start_trace(directory, profiler_options=options)

@@ -56,6 +56,12 @@ def with_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]
     return wrote
 
 
+def with_known_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]) -> Write:
+    """Return the same for a screen: where the devices' peak is not known, nothing is added."""
+    is_known = "mfu" in utilisation(counted, 1.0, devices)
+    return with_utilisation(write, counted, devices) if is_known else write
+
+
 def _seconds_at_peak(products: Mapping[Product, int], device_kind: str) -> float | None:
     """Return how long one device takes for `products` at best, or None if that is not known of a dtype."""
     by_dtype: dict[str, int] = defaultdict(int)

@@ -45,7 +45,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         raise UsageError("a comparison is of two runs or more.")
     return Comparison(
         runs,
-        _short_names([run.directory for run in runs]),
+        _short_names([Path(run.place) for run in runs]),
         _different([run.settings for run in runs], _ALWAYS_DIFFERENT),
         _different([_environment(run) for run in runs]),
         _scores(runs),

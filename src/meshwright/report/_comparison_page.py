@@ -43,7 +43,7 @@ def _runs(found: Comparison) -> Html:
         [
             _key(i, name),
             tag("span", run.ending.state, class_=f"state {run.ending.state}"),
-            str(run.directory),
+            run.place,
             steps_of(run),
             duration(run.seconds),
         ]

@@ -21,7 +21,7 @@ def page(run: Run) -> str:
     """Return the page of a run: HTML that stands by itself, without script and without the network."""
     sections = {title: part for title, part in _sections(run) if part is not None}
     return document(
-        f"{run.directory} · {run.ending.state}",
+        f"{run.place} · {run.ending.state}",
         style(),
         header(run),
         _figures(run),
@@ -41,7 +41,7 @@ def header(run: Run) -> Html:
     return tag(
         "header",
         tag("p", ending.state, class_=f"state {ending.state}"),
-        tag("h1", str(run.directory)),
+        tag("h1", run.place),
         tag("p", " · ".join(facts_of(run)), class_="facts"),
         tag("p", ending.message, class_="message") if ending.message else None,
         tag("p", f"Not there: {', '.join(run.missing)}", class_="note") if run.missing else None,
@@ -124,8 +124,7 @@ def _outputs(run: Run) -> Html | None:
     if not run.outputs:
         return None
     rows = [
-        [str(run.directory / "outputs" / name), f"{len(files)}", files[-1]]
-        for name, files in run.outputs.items()
+        [f"{run.place}/outputs/{name}", f"{len(files)}", files[-1]] for name, files in run.outputs.items()
     ]
     return _tables.table(
         ["evaluation", "files", "newest"], rows, caption="What the model made of each example"

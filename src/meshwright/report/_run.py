@@ -39,6 +39,9 @@ class Run:
     """A run, as its files tell of it."""
 
     directory: Path
+    """Where its files were read."""
+    place: str
+    """Where it is: that directory, or the address of which that is a copy."""
     ending: Ending
     description: str
     """As in `experiment.txt`."""
@@ -121,26 +124,30 @@ def is_run(directory: Path) -> bool:
     return any((directory / name).is_file() for name in ("experiment.txt", "metrics.jsonl"))
 
 
-def read_run(directory: str | Path) -> Run:
+def read_run(directory: str | Path, place: str | None = None) -> Run:
     """Read what the run in `directory` left, whether or not it has ended.
+
+    Args:
+      place: the address of which it is a copy, if it is one.
 
     Raises:
       InputError: it is no run directory.
     """
-    place = Path(directory)
-    if not is_run(place):
+    directory = Path(directory)
+    if not is_run(directory):
         raise InputError(
-            f"{place} is no run: it has neither experiment.txt nor metrics.jsonl.\n"
+            f"{place or directory} is no run: it has neither experiment.txt nor metrics.jsonl.\n"
             "  Give the directory of a run; `meshwright runs` lists those below a directory."
         )
-    files = _Files(place)
+    files = _Files(directory)
     told = files.read("experiment.txt", Path.read_text) or ""
     environment = files.read("environment.json", _json_object) or {}
     reports, damage = files.read("metrics.jsonl", salvage_jsonl) or ([], [])
     files.damage += damage[:_MOST_DAMAGE]
-    path = str(environment.get("checkpoints") or place / "checkpoints") if told else None
+    path = str(environment.get("checkpoints") or directory / "checkpoints") if told else None
     return Run(
-        directory=place,
+        directory=directory,
+        place=place or str(directory),
         ending=_ending(files, path, reports),
         description=told,
         environment=environment,
@@ -149,7 +156,7 @@ def read_run(directory: str | Path) -> Run:
         checkpoints=contents(path) if path and Path(path).is_dir() else None,
         checkpoints_path=path,
         incidents=files.read("logs", incidents_of) or [],
-        outputs=_outputs(place / "outputs"),
+        outputs=_outputs(directory / "outputs"),
         missing=files.missing,
         damage=files.damage,
     )

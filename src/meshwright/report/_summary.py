@@ -19,7 +19,7 @@ def document(run: Run) -> Document:
     """Return how a run fares, as strict JSON can hold it."""
     last = run.reports[-1].get("time") if run.reports else None
     return {
-        "run": str(run.directory),
+        "run": run.place,
         "state": run.ending.state,
         "message": run.ending.message,
         "step": run.step,
@@ -39,7 +39,7 @@ def document(run: Run) -> Document:
 
 def summary(run: Run) -> str:
     """Return how a run fares, for people."""
-    lines = [f"{run.directory}: {run.ending.state}", f"  {' · '.join(facts_of(run))}"]
+    lines = [f"{run.place}: {run.ending.state}", f"  {' · '.join(facts_of(run))}"]
     lines += [f"  {line}" for line in run.ending.message.splitlines()]
     if "loss" in run.series:
         lines.append(f"  loss {number(run.series['loss'].last)}")

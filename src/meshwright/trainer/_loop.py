@@ -12,6 +12,7 @@ from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer import Deployer
 from meshwright.metrics import Console, Values, Writer, logger, tee
+from meshwright.profiling import count_flops, with_known_utilisation, with_utilisation
 from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._schedule import EPOCH, Schedule
@@ -46,7 +47,10 @@ class Loop:
         saves = asked_once(self.schedule.saves(self.data, self.evaluation.was_at))
         total = self.schedule.num_steps(int(state.step), self.data)
         console = Console(total) if self.deployer.verbose else None
-        writers = tee(self.deployer.write, *([console] if console else []), halt_on_divergence(self._newest))
+        used = count_flops(self.step.jaxpr), list(self.deployer.mesh.devices.flat)
+        files = with_utilisation(self.deployer.write, *used)
+        screens = [with_known_utilisation(console, *used)] if console else []
+        writers = tee(files, *screens, halt_on_divergence(self._newest))
         with process.signals() as signals, console or contextlib.nullcontext():
 
             def evaluate(tick: Tick, state: TrainState) -> Scores | None:

@@ -111,8 +111,12 @@ def _like(variables: Variables | None) -> Init:
     """Return a function that makes zeros of these shapes and dtypes."""
     structs = tree.abstract(variables)
 
+    def one(x: jax.ShapeDtypeStruct) -> jax.Array:
+        dtype: Any = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)  # that of typed keys
+        return jnp.zeros(x.shape, dtype)
+
     def zeros(key: jax.Array) -> Variables:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)), structs)
+        return jax.tree.map(one, structs)
 
     return zeros
 

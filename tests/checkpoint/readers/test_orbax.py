@@ -62,6 +62,15 @@ def test_a_missing_file_of_the_database_is_an_error(copied, name):
         np.asarray(open_source(directory).arrays()["params/w"])
 
 
+@pytest.mark.parametrize("name", ["0.12.8/tree_ocdbt", "0.5.20/tree_ocdbt", "0.12.8/tree_zarr3"])
+def test_files_that_were_cut_off_are_an_error(copied, name):
+    directory = copied(name)
+    for file in [*directory.rglob("d/*"), *directory.glob("params.w/c/0/0")]:
+        file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(DamagedError, match="cannot read"):
+        np.asarray(open_source(directory).arrays()["params/w"])
+
+
 @pytest.mark.parametrize(("name", "chunk"), [("tree", "params.w/0.0"), ("tree_zarr3", "params.w/c/0/0")])
 def test_a_missing_chunk_is_an_error_and_not_zeros(copied, name, chunk):
     directory = copied(f"0.12.8/{name}")

@@ -15,8 +15,8 @@ from meshwright.errors import DamagedError, MeshwrightError
 _ABSENT_OR_SPOILT = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "DATA_LOSS", "OUT_OF_RANGE")
 
 
-def store_of(directory: Directory) -> Any:
-    """Return the `tensorstore.KvStore` of what is in a directory.
+def store_of(directory: Directory, context: Any = None) -> Any:
+    """Return the `tensorstore.KvStore` of a directory; of a local one in `context`, if that is given.
 
     Raises:
       UsageError: TensorStore is not installed.
@@ -25,7 +25,7 @@ def store_of(directory: Directory) -> Any:
     if isinstance(directory, ObjectPath):
         return directory.store + f"{directory.key}/"
     spec = {"driver": "file", "path": f"{directory}/"}
-    return tensorstore.KvStore.open(spec, context=_kvstore.context()).result()
+    return tensorstore.KvStore.open(spec, context=context or _kvstore.context()).result()
 
 
 def open_arrays(

@@ -1,0 +1,82 @@
+"""Files at an address as files of this machine, and the other way."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from meshwright.addresses._address import connect, is_address, local_path, telling
+
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that is never copied: it is large, and read where it is."""
+
+
+@contextmanager
+def local_copy(place: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Path]:
+    """Give a directory with what is at `place`: that itself, or of an address a copy for the time being.
+
+    Args:
+      place: a directory, or an address; or a single file, which in the copy is a directory with the file.
+      wanted: says of a relative name, `logs/process-00000.log`, whether it is to be copied. Checkpoints
+        never are.
+
+    The copies are as old as what they are copies of. What is not there makes an empty directory.
+
+    Raises:
+      UsageError: fsspec does not know the address.
+      MeshwrightError: the store cannot be read.
+    """
+    if not is_address(place):
+        yield local_path(place)
+        return
+    filesystem, root = connect(str(place))
+    with tempfile.TemporaryDirectory(prefix="meshwright-copy-") as temporary:
+        with telling(f"{place} cannot be read"):
+            for name, path in _files(filesystem, root):
+                if wanted(name):
+                    _get(filesystem, path, Path(temporary) / name)
+        yield Path(temporary)
+
+
+@contextmanager
+def put_at(place: str | Path) -> Iterator[Path]:
+    """Give a directory: `place`, or for an address a temporary one, whose files are put there at the end.
+
+    After an error they are put nowhere; the temporary directory is deleted in any case.
+
+    Raises:
+      UsageError: fsspec does not know the address.
+      MeshwrightError: at the end, if it cannot be written to.
+    """
+    if not is_address(place):
+        yield local_path(place)
+        return
+    filesystem, root = connect(str(place))
+    with tempfile.TemporaryDirectory(prefix="meshwright-put-") as temporary:
+        yield Path(temporary)
+        with telling(f"{place} cannot be written to"):
+            for file in sorted(Path(temporary).rglob("*")):
+                if file.is_file():
+                    filesystem.put_file(str(file), f"{root}/{file.relative_to(temporary).as_posix()}")
+
+
+def _files(filesystem: Any, root: str) -> Iterator[tuple[str, str]]:
+    """Yield the relative name and the path of each file below `root`, or of `root` itself, if it is one."""
+    filesystem.invalidate_cache()  # of listings, which others' files are not in
+    with suppress(FileNotFoundError):
+        for folder, folders, names in filesystem.walk(root, on_error="raise"):
+            if folder == root:
+                folders[:] = [name for name in folders if name != CHECKPOINTS]
+            for name in names:  # that of the root itself is ""
+                path = f"{folder}/{name}".rstrip("/")
+                yield path[len(root) + 1 :] or path.rpartition("/")[2], path
+
+
+def _get(filesystem: Any, path: str, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    filesystem.get_file(path, str(to))
+    with suppress(NotImplementedError):  # of stores that do not say
+        then = filesystem.modified(path).timestamp()
+        os.utime(to, (then, then))

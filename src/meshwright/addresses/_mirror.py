@@ -1,0 +1,155 @@
+"""A directory of this machine whose files are put at an address, behind whoever writes them."""
+
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from meshwright.addresses._address import connect, telling
+from meshwright.errors import MeshwrightError, UsageError
+
+PUT_SECONDS = 30
+"""How old may be what is at the address."""
+RETRY_SECONDS = (1, 2, 4, 8)
+"""At the end, how long to wait before each further try."""
+_UNFINISHED = (".part", ".tmp")
+
+Stamp = tuple[int, int]
+"""When a file was changed, in nanoseconds, and its size."""
+
+
+class Mirror:
+    """A temporary directory, and what of it is at an address. `mirrored` opens it."""
+
+    def __init__(self, address: str, warn: Callable[[str], None]):
+        self._filesystem, self._root = connect(address)
+        self._address, self._warn = address, warn
+        self._there: dict[str, Stamp] = {}
+        self._lock = threading.Lock()
+        self._is_failing = False
+        self.path = Path(tempfile.mkdtemp(prefix="meshwright-run-"))
+        """Where to write."""
+
+    def get(self, names: Iterable[str]) -> None:
+        """Fetch those of these files that are at the address, and show that it can be written to.
+
+        Raises:
+          MeshwrightError: something of this cannot be done.
+        """
+        with telling(f"{self._address} cannot be read"):
+            for name in names:
+                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    self._filesystem.get_file(f"{self._root}/{name}", str(self.path / name))
+        self._there = self._here()
+        probe = self.path / f".probe-{secrets.token_hex(4)}"
+        probe.write_text("written")
+        self._put_changed()
+        probe.unlink()
+        self._put_changed()
+
+    def put(self) -> None:
+        """Put what has changed. Where that fails it warns, once, and the next call tries again."""
+        failure = self._failure()
+        if failure and not self._is_failing:
+            self._warn(f"{failure}\n  It is tried again; until then the files are in {self.path}.")
+        elif self._is_failing and not failure:
+            self._warn(f"{self._address} can be written to again, and all is there.")
+        self._is_failing = failure is not None
+
+    def close(self) -> str | None:
+        """Put what has changed, with some patience, and delete the directory; or say why it is kept."""
+        failure = self._failure()
+        for seconds in RETRY_SECONDS:
+            if failure is None:
+                break
+            time.sleep(seconds)
+            failure = self._failure()
+        if failure is None:
+            shutil.rmtree(self.path)
+            return None
+        return f"{failure}\n  What is not there is in {self.path}: copy it from there."
+
+    def _failure(self) -> str | None:
+        try:
+            self._put_changed()
+        except MeshwrightError as error:
+            return str(error)
+        return None
+
+    def _put_changed(self) -> None:
+        """Put files in the order in which they were changed, so that what is there was once here."""
+        with self._lock, telling(f"{self._address} cannot be written to"):
+            here = self._here()
+            for name in self._there.keys() - here.keys():
+                with suppress(FileNotFoundError):
+                    self._filesystem.rm_file(f"{self._root}/{name}")
+                del self._there[name]
+            for name in sorted(here, key=here.__getitem__):
+                if self._there.get(name) != here[name]:
+                    self._filesystem.put_file(str(self.path / name), f"{self._root}/{name}")
+                    self._there[name] = here[name]
+
+    def _here(self) -> dict[str, Stamp]:
+        files = (file for file in self.path.rglob("*") if file.is_file() and file.suffix not in _UNFINISHED)
+        stats = ((file, file.stat()) for file in files)
+        return {
+            file.relative_to(self.path).as_posix(): (stat.st_mtime_ns, stat.st_size) for file, stat in stats
+        }
+
+
+@contextmanager
+def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) -> Iterator[Mirror]:
+    """Open a temporary directory whose files are put at an address, and no writer waits for that.
+
+    A thread looks every half a minute what has changed; `put` does so at once; and leaving waits until all is
+    there, after an error, too. A process that is killed loses what was changed since.
+
+    Args:
+      names: files that are fetched first, if they are there, so that they can be continued.
+      warn: is told when the address cannot be written to for a while, which is no error before the end.
+
+    Raises:
+      UsageError: at once, if the address cannot be used.
+      MeshwrightError: at the end, if it still cannot be written to. The directory is kept.
+    """
+    mirror = Mirror(address, warn)
+    try:
+        mirror.get(names)
+    except MeshwrightError as error:
+        shutil.rmtree(mirror.path)
+        raise UsageError(
+            f"{error}\n  Mend the address, the endpoint or the credentials, which must allow to write, read "
+            "and delete."
+        ) from error
+    try:
+        with _repeated(mirror.put):
+            yield mirror
+    except BaseException:
+        if failure := mirror.close():
+            warn(failure)
+        raise
+    if failure := mirror.close():
+        raise MeshwrightError(failure)
+
+
+@contextmanager
+def _repeated(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` now and then on a thread."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(PUT_SECONDS):
+            act()
+
+    thread = threading.Thread(target=repeat, name="mirror", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,34 @@
+"""The collectives that a program writes out itself, inside `jax.shard_map`."""
+
+from collections.abc import Iterable
+
+from meshwright.plan._program import Operation
+
+_KINDS = {
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "ppermute": "collective-permute",
+    "psum": "all-reduce",
+    "psum2": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+}
+
+
+def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], int] | None:
+    """Return the kind, the axes and the bytes of what an operation exchanges; None if it is no collective."""
+    kind = _KINDS.get(operation.kind)
+    if kind is None:
+        return None
+    params = operation.eqn.params
+    axes = params["axes"] if "axes" in params else params["axis_name"]
+    of = operation.outputs if kind == "all-gather" else operation.inputs
+    return kind, _named(axes), sum(value.nbytes for value in of)
+
+
+def _named(axes: str | Iterable[object]) -> tuple[str, ...]:
+    """Return the axes of the mesh among `axes`; numbers are dimensions, of what `vmap` made."""
+    return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if isinstance(axis, str))

@@ -1,0 +1,66 @@
+"""How an operation's work is shared out: which of its dimensions each axis of the mesh splits while it runs.
+
+Its operands and results may ask for different ones, as weights that are split as the batch is. The way that
+exchanges least is taken.
+"""
+
+from collections.abc import Iterable
+
+from meshwright.plan._dimensions import Rule
+from meshwright.plan._program import Operation
+from meshwright.plan._propagation import Propagation, Spec
+
+Shares = dict[str, int]
+"""For each axis the letter of the dimensions that it splits."""
+
+
+def shares_of(operation: Operation, specs: Propagation) -> Shares:
+    """Return how an operation is shared out; axes that split no dimension that may be split are left out."""
+    rule = specs.rule(operation)
+    axes = dict.fromkeys(axis for value in operation.values for dim in specs.spec(value) for axis in dim)
+    candidates = {axis: _letters_on(axis, operation, rule, specs) for axis in axes}
+    return {
+        axis: min(letters, key=lambda letter: _sent(axis, letter, operation, rule, specs))
+        if len(letters) > 1
+        else letters[0]
+        for axis, letters in candidates.items()
+        if letters
+    }
+
+
+def shared_spec(letters: Iterable[int | None], shares: Shares, like: Spec) -> Spec:
+    """Return the spec of an operand or result during an operation, its axes in the order of `like`."""
+    order = [axis for dim in like for axis in dim]
+    ranked = sorted(shares, key=lambda axis: order.index(axis) if axis in order else len(order))
+    return tuple(tuple(a for a in ranked if letter is not None and shares[a] == letter) for letter in letters)
+
+
+def _letters_on(axis: str, operation: Operation, rule: Rule, specs: Propagation) -> list[int]:
+    found = [
+        _letter_on(axis, letters, specs.spec(value))
+        for value, letters in zip(operation.values, rule.sides, strict=True)
+    ]
+    return list(dict.fromkeys(letter for letter in found if letter is not None))
+
+
+def _letter_on(axis: str, letters: Iterable[int | None], spec: Spec) -> int | None:
+    return next((letter for letter, dim in zip(letters, spec, strict=True) if axis in dim), None)
+
+
+def _sent(axis: str, letter: int, operation: Operation, rule: Rule, specs: Propagation) -> float:
+    """Return about how many bytes are sent, if `axis` splits the dimensions of `letter`."""
+    n, total = specs.sizes[axis], 0.0
+    for value, letters in zip(operation.inputs, rule.inputs, strict=True):
+        if _is_on(axis, specs.spec(value)) and _letter_on(axis, letters, specs.spec(value)) != letter:
+            total += specs.nbytes(value) * (1 / n if letter in letters else 1) * (n - 1)
+    for value, letters in zip(operation.outputs, rule.outputs, strict=True):
+        is_on, nbytes = _is_on(axis, specs.spec(value)), specs.nbytes(value)
+        if letter in rule.summed:
+            total += nbytes * (n - 1) if is_on else 2 * nbytes
+        elif letter in letters and _letter_on(axis, letters, specs.spec(value)) != letter:
+            total += nbytes * (1 / n if is_on else 1) * (n - 1)
+    return total
+
+
+def _is_on(axis: str, spec: Spec) -> bool:
+    return any(axis in dim for dim in spec)

@@ -1,0 +1,124 @@
+import threading
+
+import pytest
+
+from addresses.stores import files
+from meshwright.addresses import _mirror, mirrored
+from meshwright.errors import MeshwrightError, UsageError
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(_mirror, "RETRY_SECONDS", (0,))
+
+
+@pytest.fixture
+def puts(memory, monkeypatch):
+    """The names of the files that are put, in order."""
+    names, put = [], type(memory).put_file
+
+    def put_file(self, here, there, **more):
+        names.append(there.rpartition("/")[2])
+        return put(self, here, there, **more)
+
+    monkeypatch.setattr(type(memory), "put_file", put_file)
+    return names
+
+
+def test_what_is_written_is_there_at_the_end_with_all_names_as_they_are(memory, at):
+    with mirrored(f"{at}[1]", (), pytest.fail) as mirror:
+        (mirror.path / "logs").mkdir()
+        (mirror.path / "logs/[0].log").write_text("said")
+    assert files(memory, f"{at}[1]") == {"logs/[0].log": b"said"}
+    assert not mirror.path.exists()
+
+
+def test_only_what_has_changed_is_put_in_the_order_in_which_it_was_changed(puts, at):
+    with mirrored(at, (), pytest.fail) as mirror:
+        del puts[:]  # of the file that shows that it can be written to
+        for name in ("b", "a", "c.part"):
+            (mirror.path / name).write_text(name)
+            mirror.put()
+        (mirror.path / "b").write_text("more")
+    assert puts == ["b", "a", "b"]
+
+
+def test_what_is_removed_here_is_removed_there_and_nothing_of_others(memory, at):
+    memory.pipe_file(f"{at}/outcome.json", b"{}")
+    memory.pipe_file(f"{at}/logs/process-00001.log", b"of another process")
+    with mirrored(at, ["outcome.json"], pytest.fail) as mirror:
+        (mirror.path / "outcome.json").unlink()
+    assert list(files(memory, at)) == ["logs/process-00001.log"]
+
+
+def test_what_is_there_already_can_be_continued(memory, at, puts):
+    memory.pipe_file(f"{at}/logs/a", b"first\n")
+    with mirrored(at, ["logs/a", "logs/b"], pytest.fail) as mirror:
+        mirror.put()
+        assert "a" not in puts
+        with (mirror.path / "logs/a").open("a") as file:
+            file.write("second\n")
+    assert files(memory, at) == {"logs/a": b"first\nsecond\n"}
+
+
+def test_a_thread_puts_what_has_changed_now_and_then(memory, at, monkeypatch):
+    is_there, put = threading.Event(), type(memory).put_file
+
+    def put_file(self, here, there, **more):
+        put(self, here, there, **more)
+        if there.endswith("/a"):
+            is_there.set()
+
+    monkeypatch.setattr(type(memory), "put_file", put_file)
+    monkeypatch.setattr(_mirror, "PUT_SECONDS", 0.001)
+    with mirrored(at, (), pytest.fail) as mirror:
+        (mirror.path / "a").write_text("a")
+        assert is_there.wait(10)
+
+
+def test_a_store_that_fails_for_a_while_is_told_of_once_and_nothing_is_lost(memory, at, failing):
+    said = []
+    with mirrored(at, (), said.append) as mirror:
+        failing.append("out of order")
+        for name in ("a", "b"):
+            (mirror.path / name).write_text(name)
+            mirror.put()
+        assert [text.splitlines()[0] for text in said] == [f"{at} cannot be written to: out of order"]
+        assert str(mirror.path) in said[0]
+        failing.clear()
+        mirror.put()
+    assert said[1:] == [f"{at} can be written to again, and all is there."]
+    assert sorted(files(memory, at)) == ["a", "b"]
+
+
+def test_an_address_that_cannot_be_written_to_is_refused_at_once(at, failing, tmp_path):
+    failing.append("forbidden")
+    with pytest.raises(UsageError, match=f"{at} cannot be written to: forbidden"), mirrored(at, (), print):
+        pytest.fail("it was opened")
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_what_cannot_be_put_in_the_end_is_an_error_and_is_kept(at, failing, impatient):
+    opened = mirrored(at, (), pytest.fail)
+    mirror = opened.__enter__()
+    (mirror.path / "a").write_text("all there is")
+    failing.append("out of order")
+    with pytest.raises(MeshwrightError, match=f"What is not there is in {mirror.path}"):
+        opened.__exit__(None, None, None)
+    assert (mirror.path / "a").read_text() == "all there is"
+
+
+@pytest.mark.parametrize("faults", [[], ["out of order"]])
+def test_an_error_goes_on_with_all_put_or_is_told_where_the_rest_is(memory, at, failing, impatient, faults):
+    said = []
+
+    def fail():
+        with mirrored(at, (), said.append) as mirror:
+            (mirror.path / "a").write_text("a")
+            failing.extend(faults)
+            raise OverflowError(mirror.path)
+
+    with pytest.raises(OverflowError) as caught:
+        fail()
+    assert list(files(memory, at)) == ([] if faults else ["a"])
+    assert [f"is in {caught.value}:" in text for text in said] == [True] * len(faults)

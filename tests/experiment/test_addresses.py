@@ -1,0 +1,165 @@
+"""Runs whose directory is at an address."""
+
+import os
+import re
+import signal
+
+import pytest
+
+import meshwright as mw
+from addresses.stores import files
+from experiment.runs import EXAMPLES, experiment, losses, measure
+from meshwright.addresses import _mirror, local_copy
+from meshwright.cli import main
+from meshwright.errors import DivergedError, Interrupted, MeshwrightError, UsageError
+from meshwright.experiment import checkpoints_of
+
+
+def evaluated(run, **more):
+    outputs = lambda params, batch: {"y": batch["x"] @ params["w"]}
+    return experiment(run, evalers={"all": mw.Evaler(measure, EXAMPLES, outputs=outputs)}, **more)
+
+
+def described(run: str, steps: int = 10) -> mw.Experiment:
+    return evaluated(run, max_step=steps)
+
+
+TARGET = "experiment.test_addresses:described"
+
+
+def losses_at(address):
+    with local_copy(address) as run:
+        return losses(run)
+
+
+def named(paths):
+    """The names of files, without what differs from run to run, and without what is kept elsewhere."""
+    here = (re.sub(r"tfevents.*", "tfevents", path) for path in paths)
+    return {path for path in here if not path.startswith(("checkpoints/", "compile_cache/"))}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
+    mw.run(evaluated(run, start_trace_steps=(2,)))
+    return run
+
+
+def test_all_that_a_run_directory_holds_is_at_the_address(memory, at, local, tmp_path):
+    mw.run(evaluated(at, start_trace_steps=(2,)))
+    there = named(files(memory, at))
+    assert there == named(str(p.relative_to(local)) for p in local.rglob("*") if p.is_file())
+    assert {"metrics.jsonl", "outcome.json", "logs/process-00000.log"} < there
+    assert f"<h1>{at}</h1>".encode() in files(memory, at)["report.html"]
+    assert losses_at(at) == losses(local)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_checkpoints_are_below_it_and_compiled_programs_stay_here(at, tmp_path):
+    mw.run(experiment(at))
+    assert checkpoints_of(at) == f"{at}/checkpoints"
+    assert checkpoints_of("nowhere://x") == "nowhere://x"
+    assert mw.open_source(f"{at}/checkpoints").step == 10
+    assert list((tmp_path / "cache/meshwright/compile_cache").iterdir())
+
+
+def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory(memory, at, local):
+    def stop(step, values):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        mw.run(evaluated(at, trackers=(stop,)))
+    assert b'"ended": "stopped"' in files(memory, at)["outcome.json"]
+    mw.run(evaluated(at))
+    assert losses_at(at) == losses(local)
+    assert files(memory, at)["logs/process-00000.log"].decode().count("run memory://") == 2
+
+
+def test_a_run_that_goes_on_has_no_outcome_until_it_has_another(memory, at):
+    seen = []
+    mw.run(experiment(at, max_step=4))
+    look = lambda step, values: seen.append((step, "outcome.json" in files(memory, at)))
+    mw.run(experiment(at, checkpoints=mw.Save(when=2), trackers=(look,)))
+    assert dict(seen)[10] is False  # the save of step 8 has waited for that of step 6
+    assert "outcome.json" in files(memory, at)
+
+
+def test_reports_are_there_before_the_checkpoint_that_follows_them_is(memory, at):
+    """Of a process that is killed right after a commit nothing else comes to the address."""
+    seen = []
+
+    def look(step, values):
+        found = mw.checkpoint.contents(f"{at}/checkpoints").checkpoints
+        there = files(memory, at).get("metrics.jsonl", b"")
+        seen.extend((each.step, b'"step": %d, ' % each.step in there) for each in found)
+
+    mw.run(experiment(at, log_every=1, checkpoints=mw.Save(when=2), trackers=(look,)))
+    assert seen
+    assert all(is_there for _, is_there in seen)
+
+
+def test_a_store_that_fails_in_the_middle_is_told_of_and_training_goes_on(memory, at, failing, capsys):
+    def fail(step, values):
+        failing[:] = ["out of order"] if 4 <= step < 10 else []
+
+    outcome = mw.run(experiment(at, trackers=(fail,)))
+    assert outcome.step == 10
+    assert f"{at} cannot be written to: out of order" in capsys.readouterr().err
+    assert [step for step, _ in losses_at(at)] == [4, 5, 8, 10]
+    assert b"WARNING memory://" in files(memory, at)["logs/process-00000.log"]
+
+
+def test_a_store_that_fails_to_the_end_is_an_error_and_nothing_is_lost(at, failing, tmp_path, monkeypatch):
+    monkeypatch.setattr(_mirror, "RETRY_SECONDS", (0,))
+    with pytest.raises(MeshwrightError, match="out of order\n  What is not there is in "):
+        mw.run(experiment(at, trackers=(lambda step, values: failing.append("out of order"),)))
+    (kept,) = (tmp_path / "temporary").iterdir()
+    assert [step for step, _ in losses(kept)] == [4, 5, 8, 10]
+
+
+def test_an_error_is_in_the_log_at_the_address(memory, at):
+    with pytest.raises(DivergedError):
+        mw.run(experiment(at, loss=lambda params, batch, key: params["w"].sum() * float("nan")))
+    assert b"DivergedError" in files(memory, at)["logs/process-00000.log"]
+
+
+def test_an_address_that_cannot_be_written_to_is_refused_before_anything_compiles(at, failing):
+    failing.append("forbidden")
+    with pytest.raises(UsageError, match=f"^run: {at} cannot be written to: forbidden"):
+        mw.run(experiment(at))
+
+
+def test_a_store_that_checkpoints_cannot_be_in_needs_another_for_them():
+    with pytest.raises(
+        UsageError, match=r"^checkpoints.directory: ftp://h/x/checkpoints is neither[^$]*else"
+    ):
+        mw.run(experiment("ftp://h/x"))
+
+
+def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
+    assert main(["train", TARGET, f"run={at}", "start_trace_steps=[2]", "steps=4"]) == 0
+    assert main(["resume", at, "steps=6"]) == 0
+    assert "done: step 6" in capsys.readouterr().out
+    assert main(["inspect", at]) == 0
+    assert "step=6" in capsys.readouterr().out
+    assert main(["trace", at]) == 0
+    assert f"{at}/plugins/profile/step_2/" in capsys.readouterr().out
+    assert main(["report", at]) == 0
+    assert f"{at}/report.html" in capsys.readouterr().out
+    settings = ["start_trace_steps=[2]", "steps=6", f"run={at}"]
+    for other in (at, f"{at}/experiment.txt"):
+        assert main(["show", TARGET, *settings, "--against", other]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [["resume"], ["trace"], ["report"], ["show", TARGET, "run=x", "--against"]], ids=" ".join
+)
+def test_the_commands_say_what_is_not_there(at, capsys, words):
+    assert main([*words, at]) == 3
+    assert at in capsys.readouterr().err
+
+
+def test_a_program_is_written_down_at_an_address(memory, at):
+    assert main(["hlo", TARGET, "run=unused", "--to", at]) == 0
+    assert {"step.dot", "step.hlo.txt"} <= set(files(memory, at))
