@@ -12,6 +12,7 @@ from meshwright.checkpoint import (
     Checkpoints,
     LazyArray,
     as_source,
+    concatenate,
     open_source,
     restore,
     restore_lazily,
@@ -164,3 +165,45 @@ def test_damage_found_while_a_lazy_state_is_saved_leaves_no_checkpoint(state, sa
     ):
         checkpoints.save(801, lazy)
     assert checkpoints.latest() is None
+
+
+@given(st.data())
+def test_what_is_turned_shaped_and_joined_is_numpys_in_any_part(data):
+    whole = np.arange(48).reshape(4, 3, 4)
+    array = as_source({"x": whole}, "memory").arrays()["x"]
+    shape = data.draw(st.sampled_from([(48,), (12, 4), (4, 12), (2, 2, 12), (6, 8), (3, 4, 2, 2)]))
+    made, expected = data.draw(
+        st.sampled_from(
+            [
+                (array.transpose(), whole.transpose()),
+                (array.reshape(*shape), whole.reshape(shape)),
+                (concatenate([array, array[:, :, 1:3]]), np.concatenate([whole, whole[..., 1:3]], axis=-1)),
+            ]
+        )
+    )
+    index = tuple(
+        data.draw(st.slices(size).filter(lambda part: part.step in (None, 1))) for size in expected.shape
+    )
+    assert made.shape == expected.shape
+    np.testing.assert_array_equal(made.read(index), expected[index])
+
+
+def test_a_part_of_another_shape_reads_the_rows_it_takes(watched):
+    array, whole, reads = watched
+    np.testing.assert_array_equal(np.asarray(array.reshape(8, 3)[2:4, :1]), whole.reshape(8, 3)[2:4, :1])
+    assert reads == [(slice(1, 2), slice(None))]
+
+
+def test_shapes_that_do_not_go_together_are_refused(watched):
+    array, _, _ = watched
+    with pytest.raises(UsageError, match=r"\(4, 6\) cannot have the shape \(5, 5\)"):
+        array.reshape(5, 5)
+    with pytest.raises(UsageError, match="cannot join arrays of 2 kinds"):
+        concatenate([array, array[1:]])
+
+
+def test_a_large_matrix_is_turned_whole():
+    whole = np.arange(300 * 130).reshape(300, 130)
+    array = as_source({"x": whole}, "memory").arrays()["x"].transpose()
+    np.testing.assert_array_equal(np.asarray(array), whole.T)
+    np.testing.assert_array_equal(np.asarray(array[5:129, 7:]), whole.T[5:129, 7:])

@@ -39,15 +39,16 @@ def test_it_learns_the_bytes_of_a_file(experiment, tmp_path):
     described = experiment(
         run=str(tmp_path / "run"),
         file=decoder.__file__,
-        mesh="fsdp=4,tensor=2",
+        mesh="data=8",
         batch_size=8,
-        length=32,
-        steps=30,
+        length=16,
+        steps=20,
         learning_rate=1e-2,
         train_dtype=None,
+        remat="everything",
     )
     mw.run(described)
     losses = [
         line["loss"] for line in mw.metrics.read_jsonl(tmp_path / "run/metrics.jsonl") if "loss" in line
     ]
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.3

@@ -218,19 +218,19 @@ GIB = 2**30
 
 
 def test_a_decoder_exchanges_what_it_does_when_compiled_for_h100s():
-    """XLA of JAX 0.10.2, for 256 H100s: 7.38 GiB of gathers, 3.93 of reduce-scatters, 3.82 of all-reduces."""
+    """XLA of JAX 0.10.2, for 256 H100s: 7.44 GiB of gathers, 3.99 of reduce-scatters, 3.82 of all-reduces."""
     found = sent(decoder_costs({"fsdp": 64, "tensor": 4}, 64, "nothing").collectives)
-    assert found["all-gather", ("fsdp",)] / GIB == pytest.approx(7.3791, rel=1e-3)
-    assert found["reduce-scatter", ("fsdp",)] / GIB == pytest.approx(3.9298, rel=1e-3)
+    assert found["all-gather", ("fsdp",)] / GIB == pytest.approx(7.4390, rel=1e-3)
+    assert found["reduce-scatter", ("fsdp",)] / GIB == pytest.approx(3.9899, rel=1e-3)
     assert found["all-reduce", ("tensor",)] / GIB == pytest.approx(3.8204, rel=1e-3)
 
 
 def test_a_decoder_takes_about_the_memory_that_it_does_when_compiled_for_h100s():
-    """As there: 1.4975 GiB of a device with all of a layer computed twice, 42.68 with all of it kept."""
+    """As there: 1.558 GiB of a device with all of a layer computed twice, 42.68 with all of it kept."""
     lean = decoder_costs({"fsdp": 64, "tensor": 4}, 64, "nothing").memory
     full = decoder_costs({"data": 4, "fsdp": 64}, 256, "everything").memory
-    assert lean.peak / GIB == pytest.approx(1.4975, rel=0.1)
-    assert full.peak / GIB == pytest.approx(42.68, rel=0.1)
+    assert lean.peak / GIB == pytest.approx(1.558, rel=0.1)
+    assert full.peak / GIB == pytest.approx(42.68, rel=0.05)
 
 
 def residual(params, batch):

@@ -13,7 +13,7 @@ from meshwright.checkpoint._export_npz import export_npz
 from meshwright.checkpoint._export_seqax import export_seqax
 from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
 from meshwright.checkpoint._format import HOST_NBYTES
-from meshwright.checkpoint._lazy import LazyArray, stack
+from meshwright.checkpoint._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoint._load import load, load_lazily
 from meshwright.checkpoint._match import Assign, assigned
 from meshwright.checkpoint._patterns import first_matches
@@ -58,6 +58,7 @@ __all__ = [
     "best",
     "cast",
     "cast_dtypes",
+    "concatenate",
     "contents",
     "convert",
     "diff",

@@ -42,18 +42,21 @@ class Liveness:
         self.passed_nbytes = 0
         """Bytes read and written by what is neither a matrix product nor a loop, in all."""
 
-    def peak(self, program: Program, kept: list[Value], times: int = 1) -> Counter[str]:
+    def peak(
+        self, program: Program, kept: list[Value], times: int = 1, *, in_loop: bool = False
+    ) -> Counter[str]:
         """Return the bytes at the fullest moment, by use; without those of the inputs.
 
         Args:
           kept: the results that get memory of their own.
           times: how often the program runs, for `passed_nbytes`.
+          in_loop: whether it is the body of a loop.
         """
         copied = [x for of in program.operations for x, _ in self._traffic.copies.get(of, [])]
         buffers = Buffers(program, kept, copied)
         timeline = Timeline()
         self._add_values(timeline, program, buffers, kept)
-        self._add_copies(timeline, program)
+        self._add_copies(timeline, program, in_loop=in_loop)
         self._add_sums(timeline, program)
         self.passed_nbytes += times * sum(self._passed(x, buffers) for x in program.operations)
         return self._fullest(timeline, program, times)
@@ -72,7 +75,8 @@ class Liveness:
         """Return what the bodies of an operation take; what they stack up is written where it stays."""
         stacked = {tie.source for tie in operation.ties if tie.target_stacked}
         turns = times * operation.turns
-        peaks = [self.peak(x, [y for y in x.outputs if y not in stacked], turns) for x in operation.bodies]
+        kept = [[x for x in body.outputs if x not in stacked] for body in operation.bodies]
+        peaks = [self.peak(*of, turns, in_loop=True) for of in zip(operation.bodies, kept, strict=True)]
         return max(peaks, key=Counter.total, default=Counter())
 
     def _add_values(self, timeline: Timeline, program: Program, buffers: Buffers, kept: list[Value]) -> None:
@@ -96,14 +100,14 @@ class Liveness:
         ending.difference_update(free[:1])
         return bool(free)
 
-    def _add_copies(self, timeline: Timeline, program: Program) -> None:
-        """A gathered operand stays from the first operation that needs it to the last that reads it."""
+    def _add_copies(self, timeline: Timeline, program: Program, *, in_loop: bool) -> None:
+        """A gathered operand stays to its last use; in a loop to the turn's end, as XLA gathers ahead."""
         last = {value: i for i, operation in enumerate(program.operations) for value in operation.inputs}
         seen: set[Value] = set()
         for i, operation in enumerate(program.operations):
             for value, nbytes in self._traffic.copies.get(operation, []):
                 if value not in seen:
-                    timeline.add(GATHERED, nbytes, i, last[value])
+                    timeline.add(GATHERED, nbytes, i, len(program.operations) if in_loop else last[value])
                 seen.add(value)
 
     def _add_sums(self, timeline: Timeline, program: Program) -> None:

@@ -11,7 +11,8 @@ from meshwright.plan._shares import Shares, shared_spec, shares_of
 from meshwright.profiling import Collective
 
 _ADDITIONS = ("add", "add_any")
-_PASSING = ("convert_element_type", "reshape", "squeeze", "transpose")
+_PASSING = ("convert_element_type", "reshape", "sharding_constraint", "squeeze", "transpose")
+_SCATTERS = ("scatter-add", "scatter_add")
 PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 
 
@@ -58,15 +59,14 @@ class Traffic:
         return value in self._carried and self._uses[value] == 1
 
     def _run(self, operation: Operation, times: int) -> None:
-        if not self._is_deferred(operation):
-            for value in operation.inputs:
-                self._resolve(value, times)
+        if self._is_deferred(operation):
+            return
         if operation.kind == "shard_map":
             self._run_manual(operation, times)
         elif operation.bodies:
             self._run_loop(operation, times)
         elif operation.kind == "sharding_constraint":
-            self._move(operation.inputs[0], self.specs.spec(operation.outputs[0]), times)
+            self._bring(operation.inputs[0], self.specs.spec(operation.outputs[0]), times, operation)
         elif exchange := exchange_of(operation):
             self._add(*exchange, times, _source(operation))
         else:
@@ -76,20 +76,22 @@ class Traffic:
         rule = self.specs.rule(operation)
         shares = self.shares[operation] = shares_of(operation, self.specs)
         for value, letters in zip(operation.inputs, rule.inputs, strict=True):
-            self._move(value, shared_spec(letters, shares, self.specs.spec(value)), times, operation)
+            self._bring(value, shared_spec(letters, shares, self.specs.spec(value)), times, operation)
         summed = tuple(axis for axis, letter in shares.items() if letter in rule.summed)
         for value, letters in zip(operation.outputs, rule.outputs, strict=True):
             made = shared_spec(letters, shares, self.specs.spec(value))
-            if operation.inputs and value not in self._pending:
+            if operation.inputs:
                 self._deliver(operation, value, made, summed, times)
 
     def _run_manual(self, operation: Operation, times: int) -> None:
         for value, spec in zip(operation.inputs, operation.eqn.params["in_specs"], strict=True):
-            self._move(value, self.specs.canonical(spec, value), times, operation)
+            self._bring(value, self.specs.canonical(spec, value), times, operation)
         self.run(operation.bodies[0], times)
 
     def _run_loop(self, loop: Operation, times: int) -> None:
         turns = times * loop.turns
+        for value in loop.inputs:
+            self._resolve(value, times)
         for tie in loop.ties:
             self._tie(tie, turns if tie.target_stacked else times)
         self._carried |= {tie.source: tie.target for tie in loop.turn_ties}
@@ -115,20 +117,26 @@ class Traffic:
             whole = ((),) if tie.source_stacked else ()
             self._move(tie.source, (*whole, *target), times)
 
+    def _bring(self, value: Value, wanted: Spec, times: int, operation: Operation) -> None:
+        """Bring an operand to where an operation needs it, made a sum first if it is yet to be."""
+        self._resolve(value, times, wanted)
+        self._move(value, wanted, times, operation)
+
     def _is_deferred(self, operation: Operation) -> bool:
-        """Whether two sums over devices are added first, or one to what a loop carries, as XLA has it."""
+        """Put off sums over devices until others that they are added to are made, too, as XLA does.
+
+        What a loop adds up is summed after it.
+        """
         if operation.kind not in (*_ADDITIONS, *_PASSING) or any(self._uses[x] > 1 for x in operation.inputs):
             return False
-        pending = [x for x in operation.inputs if x in self._pending]
-        others = [x for x in operation.inputs if x not in pending]
-        if any(self._carried.get(operation.outputs[0]) is not x for x in others):
+        result = operation.outputs[0]
+        pending = {x: self._pending[x] for x in operation.inputs if x in self._pending}
+        is_alike = len({(each.axes, each.nbytes) for each in pending.values()}) == 1
+        is_alone = all(x in pending or self._carried.get(result) is x for x in operation.inputs)
+        split = {_axes(self.specs.spec(x)) for x in (*pending, result)}
+        if not (is_alike and is_alone and len(split) == 1):
             return False
-        found = {self._pending[x].axes: self._pending[x] for x in pending}
-        if len(found) != 1:
-            return False
-        for value in pending:
-            self._pending.pop(value, None)
-        self._pending[operation.outputs[0]] = next(iter(found.values()))
+        self._pending[result] = max(self._pending.pop(x) for x in pending)
         return True
 
     def _deliver(
@@ -145,14 +153,17 @@ class Traffic:
             made = wanted
         if left:
             self._pending[value] = Sum(left, self.specs.nbytes(value), _source(operation))
-            if operation.kind not in PRODUCTS:
+            if operation.kind not in (*PRODUCTS, *_SCATTERS):
                 self._resolve(value, times)
         self._reshard(value, made, wanted, times, _source(operation))
 
-    def _resolve(self, value: Value, times: int) -> None:
-        if value in self._pending:
-            axes, nbytes, source = self._pending.pop(value)
-            self._add("all-reduce", axes, nbytes, times, source)
+    def _resolve(self, value: Value, times: int, wanted: Spec = ()) -> None:
+        """Make a sum; scattered, if all that reads it wants the parts that the axes summed over make."""
+        if value not in self._pending:
+            return
+        axes, nbytes, source = self._pending.pop(value)
+        is_split = _axes(wanted) == _axes(self.specs.spec(value)).union(axes) and self._uses[value] == 1
+        self._add("reduce-scatter" if is_split else "all-reduce", axes, nbytes, times, source)
 
     def _move(self, value: Value, wanted: Spec, times: int, operation: Operation | None = None) -> None:
         """Bring an operand to where an operation needs it, once for each dtype that it is widened to."""
@@ -191,6 +202,10 @@ class Traffic:
             self.collectives.append(
                 Collective(kind, axes, n, times, nbytes, rounds * nbytes // n, False, source, is_open)
             )
+
+
+def _axes(spec: Spec) -> frozenset[str]:
+    return frozenset(axis for dim in spec for axis in dim)
 
 
 def _source(operation: Operation) -> str:

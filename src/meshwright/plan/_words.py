@@ -65,7 +65,7 @@ def _memory(memory: Memory) -> list[str]:
     verdict = "fits" if memory.fits else "does NOT fit"
     verdict += ", the compiler says" if memory.refused else ""
     return [
-        "Memory of a device",
+        "Memory of a device when it is fullest",
         *(f"  {name:<{COLUMN}}{human_bytes(nbytes):>10}" for name, nbytes in parts.items()),
         f"  {'peak':<{COLUMN}}{human_bytes(memory.peak):>10}  of {human_bytes(memory.available)}: {verdict}",
     ]

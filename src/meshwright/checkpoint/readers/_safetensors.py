@@ -34,16 +34,23 @@ def _recognises(place: Directory) -> bool:
 
 
 def _open(place: Directory) -> Foreign:
-    indices, files = sorted(place.glob(_INDEX), key=str), sorted(place.glob("*.safetensors"), key=str)
-    if len(indices) == 1:
+    if indices := sorted(place.glob(_INDEX), key=str):
+        if len(indices) > 1:
+            names = ", ".join(index.name for index in indices)
+            raise CheckpointError(f"{place} has several indices, {names}. Move all but one away.")
         return _open_sharded(place, indices[0])
-    single = next((file for file in files if file.name == _SINGLE), files[0] if len(files) == 1 else None)
-    if indices or (files and single is None):
-        names = ", ".join(file.name for file in indices or files)
-        raise CheckpointError(
-            f"{place} holds several checkpoints, or one without its index. Open one: {names}."
-        )
-    held, metadata = _open_file(single or place)
+    single = place / _SINGLE
+    files = [single] if single.is_file() else sorted(place.glob("*.safetensors"), key=str) or [place]
+    held: dict[str, LazyArray] = {}
+    metadata: dict[str, str] = {}
+    for file in files:
+        arrays, texts = _open_file(file)
+        if doubles := held.keys() & arrays.keys():
+            raise CheckpointError(
+                f"{place} has {min(doubles)} in several files, and no index that says which to take. Open "
+                f"one file, {file.name} say, or move the others away."
+            )
+        held, metadata = held | arrays, metadata | dict(texts)
     return _opened(place, held, metadata)
 
 
@@ -118,8 +125,9 @@ def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
 
 def _array(file: File, start: int, name: str, entry: _Entry) -> LazyArray:
     dtype, nbytes = np.dtype(_DTYPES[entry.dtype]), entry.last - entry.first
-    if nbytes != math.prod(entry.shape) * dtype.itemsize:
-        raise file.damaged(f"{name}, {dtype.name}{list(entry.shape)}, has {nbytes} bytes")
+    if entry.first < 0 or nbytes != math.prod(entry.shape) * dtype.itemsize:
+        where = f"has its bytes from {entry.first} to {entry.last}"
+        raise file.damaged(f"{name}, {dtype.name}{list(entry.shape)}, {where}")
     return raw_array(file, start + entry.first, entry.shape, dtype)
 
 

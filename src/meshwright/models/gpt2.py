@@ -1,0 +1,134 @@
+"""GPT-2 (Radford et al., 2019): plain functions on a plain tree, in one file, as `decoder` is.
+
+Learned positions, layer norm with biases everywhere, and the embedding as its head.
+
+Dimensions: B batch, T time, D model, N heads, H one head, F feed-forward, V vocabulary, L layers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.errors import UsageError
+from meshwright.models import decoder
+from meshwright.sharding import look_up, match, split_by_example
+from meshwright.train import remat_policy
+from meshwright.tree import PyTree
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of the model. The defaults are those of the smallest, of 124 million parameters.
+
+    Raises:
+      UsageError: the sizes do not go together.
+    """
+
+    vocabulary: int = 50_257
+    positions: int = 1024
+    """The longest row that it knows positions for."""
+    model: int = 768
+    layers: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.model % self.heads:
+            raise UsageError(f"Config.heads is {self.heads}, which does not divide model={self.model}.")
+
+
+RULES = (
+    match("up_bias", None, "tensor"),
+    match("positions", None, "fsdp"),
+    match("embedding", None, "fsdp"),  # its 50,257 rows divide by nothing
+    *decoder.RULES,
+)
+
+
+def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
+    """Return the parameters."""
+    keys = iter(jax.random.split(key, 8))
+
+    def normal(*shape: int, deviation: float = 0.02) -> jax.Array:
+        return jax.random.normal(next(keys), shape, dtype) * deviation
+
+    L, D, F = cfg.layers, cfg.model, cfg.feed_forward
+    narrow = 0.02 / (2 * L) ** 0.5  # of what is added to the residual stream, 2 L times
+    ones = {"attention_norm": (L, D), "feed_forward_norm": (L, D)}
+    zeros = {f"{name}_bias": (L, D) for name in (*ones, "q", "k", "v", "o", "down")} | {"up_bias": (L, F)}
+    return {
+        "embedding": normal(cfg.vocabulary, D),
+        "positions": normal(cfg.positions, D, deviation=0.01),
+        "layers": {
+            "q": normal(L, D, D),
+            "k": normal(L, D, D),
+            "v": normal(L, D, D),
+            "o": normal(L, D, D, deviation=narrow),
+            "up": normal(L, D, F),
+            "down": normal(L, F, D, deviation=narrow),
+            **{name: jnp.ones(shape, dtype) for name, shape in ones.items()},
+            **{name: jnp.zeros(shape, dtype) for name, shape in zeros.items()},
+        },
+        "norm": jnp.ones(D, dtype),
+        "norm_bias": jnp.zeros(D, dtype),
+    }
+
+
+def logits(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
+    """Return float32[B, T, V]: at each position, the scores of the token that follows.
+
+    `remat` says what a layer keeps for the gradient, a policy of `mw.remat`.
+
+    Raises:
+      UsageError: a row is longer than there are positions.
+    """
+    x_BTD = features(cfg, params, tokens_BT, remat=remat)
+    return jnp.matmul(x_BTD, params["embedding"].T, preferred_element_type=jnp.float32)
+
+
+def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
+    """Return [B, T, D], in the parameters' dtype: what a head reads at each position. As `logits`."""
+    length = tokens_BT.shape[1]
+    if length > cfg.positions:
+        raise UsageError(f"rows of {length} tokens are too long: there are {cfg.positions} positions.")
+
+    def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
+        return split_by_example(block(cfg, layer, x_BTD)), None
+
+    one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
+    x_BTD = split_by_example(look_up(params["embedding"], tokens_BT) + params["positions"][:length])
+    x_BTD, _ = jax.lax.scan(one, x_BTD, params["layers"])
+    return layer_norm(cfg, x_BTD, params, "norm")
+
+
+def block(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
+    """One layer: attention, then feed-forward, each added to what comes in."""
+    x_BTD = x_BTD + attention(cfg, layer, layer_norm(cfg, x_BTD, layer, "attention_norm"))
+    hidden_BTF = dense(layer, "up", layer_norm(cfg, x_BTD, layer, "feed_forward_norm"))
+    return x_BTD + dense(layer, "down", jax.nn.gelu(hidden_BTF))
+
+
+def attention(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
+    """Causal attention of all heads."""
+    q_BTNH, k_BTNH, v_BTNH = (
+        dense(layer, name, x_BTD).reshape(*x_BTD.shape[:2], cfg.heads, -1) for name in "qkv"
+    )
+    out_BTNH = jax.nn.dot_product_attention(q_BTNH, k_BTNH, v_BTNH, is_causal=True)
+    return dense(layer, "o", out_BTNH.reshape(x_BTD.shape))
+
+
+def dense(layer: PyTree, name: str, x: jax.Array) -> jax.Array:
+    """Multiply by a weight and add its bias."""
+    return x @ layer[name] + layer[f"{name}_bias"]
+
+
+def layer_norm(cfg: Config, x: jax.Array, params: PyTree, name: str) -> jax.Array:
+    """Subtract the mean over the last dimension, divide by the deviation, scale and shift; in float32."""
+    wide = x.astype(jnp.float32)
+    wide -= wide.mean(-1, keepdims=True)
+    wide *= jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + cfg.norm_epsilon)
+    scale, shift = (params[key].astype(jnp.float32) for key in (name, f"{name}_bias"))
+    return (wide * scale + shift).astype(x.dtype)

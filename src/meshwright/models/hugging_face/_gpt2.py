@@ -1,0 +1,54 @@
+"""GPT-2.
+
+Source: `transformers`, `models/gpt2`. Its `Conv1D` keeps weights as we do, [in, out].
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import CheckpointError
+from meshwright.models._map import Map, Row
+from meshwright.models.gpt2 import Config
+
+_REFUSED = ("add_cross_attention", "scale_attn_by_inverse_layer_idx")
+
+
+def config(said: Mapping[str, Any]) -> Config:
+    """Return what a `config.json` says."""
+    refused = [name for name in _REFUSED if said.get(name)]
+    if said.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
+        refused.append("activation_function")
+    if refused:
+        raise CheckpointError(f"the GPT-2 here has nothing for {', '.join(refused)}.")
+    return Config(
+        vocabulary=said["vocab_size"],
+        positions=said["n_positions"],
+        model=said["n_embd"],
+        layers=said["n_layer"],
+        heads=said["n_head"],
+        feed_forward=said.get("n_inner") or 4 * said["n_embd"],
+        norm_epsilon=said.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+def parameter_map(cfg: Config) -> Map:
+    """Return the map between the parameters there and here."""
+    layer, norm = "transformer.h.{}", "transformer.ln_f"
+    rows = [Row("embedding", "transformer.wte.weight"), Row("positions", "transformer.wpe.weight")]
+    rows += [Row("norm", f"{norm}.weight"), Row("norm_bias", f"{norm}.bias")]
+    for end, ours_end in (("weight", ""), ("bias", "_bias")):
+        fused = tuple(f"layers/{name}{ours_end}" for name in "qkv")
+        rows.append(Row(fused, f"{layer}.attn.c_attn.{end}", sizes=(cfg.model,) * 3))
+        rows += [
+            Row(f"layers/{ours}{ours_end}", f"{layer}.{theirs}.{end}") for theirs, ours in _ONE_TO_ONE.items()
+        ]
+    return Map(tuple(rows), ignore=r"lm_head\.weight|.*\.attn\.(masked_)?bias", prefix="transformer.")
+
+
+_ONE_TO_ONE = {
+    "ln_1": "attention_norm",
+    "attn.c_proj": "o",
+    "ln_2": "feed_forward_norm",
+    "mlp.c_fc": "up",
+    "mlp.c_proj": "down",
+}

@@ -1,0 +1,46 @@
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.models import gpt2
+from models.random_params import params_of
+
+CFG = gpt2.Config(vocabulary=14, positions=16, model=16, layers=2, heads=2, feed_forward=24)
+TOKENS = np.random.default_rng(0).integers(0, 14, (8, 12))
+logits = jax.jit(functools.partial(gpt2.logits, CFG))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return params_of(gpt2, CFG)
+
+
+def test_no_position_sees_what_follows_it(params):
+    changed = np.concatenate([TOKENS[:, :7], 13 - TOKENS[:, 7:]], axis=1)
+    found, expected = logits(params, changed), logits(params, TOKENS)
+    np.testing.assert_array_equal(found[:, :7], expected[:, :7])
+    assert (np.abs(found[:, 7:] - expected[:, 7:]).max((1, 2)) > 1e-3).all()
+
+
+def test_split_over_a_mesh_it_computes_the_same(params, mesh):
+    layout = mw.Layout(mesh, gpt2.RULES)
+    placed = jax.device_put(params, layout.shardings(params))
+    assert placed["layers"]["up_bias"].sharding.spec == jax.P(None, "tensor")
+    with jax.set_mesh(mesh):
+        found = jax.jit(functools.partial(gpt2.logits, CFG))(placed, TOKENS)
+    np.testing.assert_allclose(found, logits(params, TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_the_smallest_has_as_many_parameters_as_published():
+    found = jax.eval_shape(functools.partial(gpt2.init, gpt2.Config()), jax.random.key(0))
+    assert mw.train.num_params(found) == 124_439_808
+
+
+def test_what_is_too_long_or_does_not_divide_is_refused(params):
+    with pytest.raises(mw.errors.UsageError, match="17 tokens are too long"):
+        gpt2.logits(CFG, params, np.zeros((1, 17), int))
+    with pytest.raises(mw.errors.UsageError, match=r"Config.heads is 5"):
+        gpt2.Config(heads=5)

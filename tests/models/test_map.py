@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.checkpoint import LazyArray, as_source
+from meshwright.errors import CheckpointError, UsageError
+from meshwright.models import Map, Reshape, Row, Transpose
+
+D, HEADS, HEAD = 6, 2, 4
+NAMES = Map(
+    (
+        Row("embedding", "model.wte.weight"),
+        Row("layers/q", "model.h.{}.q.weight", (Transpose(), Reshape((D, HEADS * HEAD), (D, HEADS, HEAD)))),
+        Row(("layers/gate", "layers/up"), "model.h.{}.fused", (), (2, 3)),
+        Row("blocks/{}/o", "model.h.{}.o.weight", (Transpose(),)),
+    ),
+    ignore=r".*\.mask",
+    prefix="model.",
+)
+
+
+def theirs_of(layers, seed=0):
+    random = np.random.default_rng(seed)
+    arrays = {"model.wte.weight": random.normal(size=(5, D))}
+    for layer in range(layers):
+        arrays[f"model.h.{layer}.q.weight"] = random.normal(size=(HEADS * HEAD, D))
+        arrays[f"model.h.{layer}.fused"] = random.normal(size=(D, 5))
+        arrays[f"model.h.{layer}.o.weight"] = random.normal(size=(HEADS * HEAD, D))
+    return arrays
+
+
+def read(source):
+    return {name: np.asarray(array) for name, array in source.arrays().items()}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+@given(st.integers(1, 12), st.integers(0, 9))
+def test_there_and_back_is_the_same(layers, seed):
+    theirs = theirs_of(layers, seed)
+    assert_equal(read(NAMES.to_theirs(NAMES.to_ours(as_source(theirs, "theirs")))), theirs)
+
+
+def test_layers_are_stacked_split_turned_and_shaped():
+    theirs = theirs_of(11)
+    ours = read(NAMES.to_ours(as_source(theirs, "theirs")))
+    assert {name: x.shape for name, x in ours.items() if "blocks" not in name} == {
+        "embedding": (5, D),
+        "layers/q": (11, D, HEADS, HEAD),
+        "layers/gate": (11, D, 2),
+        "layers/up": (11, D, 3),
+    }
+    np.testing.assert_array_equal(ours["layers/q"][10, :, 1, 2], theirs["model.h.10.q.weight"][6])
+    np.testing.assert_array_equal(ours["layers/up"][10], theirs["model.h.10.fused"][:, 2:])
+    np.testing.assert_array_equal(ours["blocks/10/o"], theirs["model.h.10.o.weight"].T)
+
+
+def test_only_what_is_asked_for_is_read():
+    reads = []
+
+    def watched(name, x):
+        return LazyArray(x.shape, x.dtype, lambda index: reads.append((name, x[index].size)) or x[index])
+
+    theirs = {name: watched(name, x) for name, x in theirs_of(3).items()}
+    ours = NAMES.to_ours(as_source(theirs, "theirs")).arrays()
+    assert not reads
+    np.asarray(ours["layers/gate"][1:, 2:4])
+    assert reads == [("model.h.1.fused", 4), ("model.h.2.fused", 4)]
+
+
+def test_a_prefix_may_be_missing_and_buffers_are_ignored():
+    theirs = theirs_of(2)
+    short = {name.removeprefix("model."): x for name, x in theirs.items()} | {"h.0.mask": np.ones(3)}
+    expected = read(NAMES.to_ours(as_source(theirs, "whole")))
+    assert_equal(read(NAMES.to_ours(as_source(short, "short"))), expected)
+
+
+def test_a_layer_that_is_missing_is_named():
+    theirs = theirs_of(3)
+    del theirs["model.h.1.fused"]
+    with pytest.raises(CheckpointError, match=r"cut has 2 of model.h.\{\}.fused, but not number 1"):
+        NAMES.to_ours(as_source(theirs, "cut"))
+
+
+def test_what_has_no_row_keeps_its_name_there_and_is_refused_back():
+    ours = NAMES.to_ours(as_source(theirs_of(2) | {"other": np.ones(1)}, "more"))
+    assert "other" in ours.arrays()
+    with pytest.raises(CheckpointError, match="no row for other"):
+        NAMES.to_theirs(ours)
+
+
+def test_parts_must_be_there_together_and_fit():
+    ours = dict(NAMES.to_ours(as_source(theirs_of(2), "theirs")).arrays())
+    del ours["layers/up"]
+    with pytest.raises(CheckpointError, match="the same layers of all of layers/gate, layers/up"):
+        NAMES.to_theirs(as_source(ours, "half"))
+    with pytest.raises(CheckpointError, match="has 7 columns"):
+        NAMES.to_ours(as_source({"model.h.0.fused": np.ones((2, 7))}, "wide"))
+
+
+def test_a_row_that_is_split_says_into_what():
+    with pytest.raises(UsageError, match="a size for each"):
+        Row(("a", "b"), "c")

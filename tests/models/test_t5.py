@@ -1,0 +1,74 @@
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.models import t5
+from models.random_params import params_of
+
+CFG = t5.Config(14, 16, layers=2, decoder_layers=2, heads=2, head=8, feed_forward=24)
+INPUTS, TARGETS = np.random.default_rng(0).integers(0, 14, (2, 8, 12))
+logits = jax.jit(functools.partial(t5.logits, CFG))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return params_of(t5, CFG)
+
+
+def test_targets_see_all_inputs_and_none_that_follow(params):
+    expected = logits(params, INPUTS, TARGETS)
+    targets = np.concatenate([TARGETS[:, :7], 13 - TARGETS[:, 7:]], axis=1)
+    found = logits(params, INPUTS, targets)
+    np.testing.assert_array_equal(found[:, :7], expected[:, :7])
+    assert (np.abs(found[:, 7:] - expected[:, 7:]).max((1, 2)) > 1e-3).all()
+    inputs = np.concatenate([INPUTS[:, :-1], 13 - INPUTS[:, -1:]], axis=1)
+    assert (np.abs(logits(params, inputs, TARGETS)[:, 0] - expected[:, 0]).max(-1) > 1e-4).all()
+
+
+def test_padding_changes_nothing(params):
+    is_input = np.arange(12) < np.full((8, 1), 9)
+    found = logits(params, INPUTS, TARGETS, is_input)
+    np.testing.assert_allclose(found, logits(params, INPUTS[:, :9], TARGETS), rtol=1e-4, atol=1e-4)
+
+
+def test_split_over_a_mesh_it_computes_the_same(params, mesh):
+    layout = mw.Layout(mesh, t5.RULES)
+    placed = jax.device_put(params, layout.shardings(params))
+    assert placed["decoder"]["layers"]["cross_o"].sharding.spec == jax.P(None, "tensor", "fsdp")
+    with jax.set_mesh(mesh):
+        found = jax.jit(functools.partial(t5.logits, CFG))(placed, INPUTS, TARGETS)
+    np.testing.assert_allclose(found, logits(params, INPUTS, TARGETS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "published"),
+    [
+        ({}, 76_961_152),  # T5 1.1 small
+        (  # T5 small
+            {
+                "layers": 6,
+                "decoder_layers": 6,
+                "heads": 8,
+                "feed_forward": 2048,
+                "gated": False,
+                "tied": True,
+            },
+            60_506_624,
+        ),
+    ],
+)
+def test_it_has_as_many_parameters_as_published(changes, published):
+    cfg = dataclasses.replace(t5.Config(), **changes)
+    found = jax.eval_shape(functools.partial(t5.init, cfg), jax.random.key(0))
+    assert mw.train.num_params(found) == published
+
+
+def test_distances_beyond_the_largest_share_a_bucket():
+    found = t5.bucket(t5.Config(), np.array([-500, -128, -127, -3, 0, 3, 500]), bidirectional=True)
+    assert found.tolist() == [15, 15, 15, 3, 0, 19, 31]
+    found = t5.bucket(t5.Config(), np.array([-500, -20, -3, 0, 3]), bidirectional=False)
+    assert found.tolist() == [31, 17, 3, 0, 0]
