@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, naming, parts_of
 from meshwright.plan._checkpoint import CheckpointCost, checkpoint_cost
 from meshwright.plan._chips import Tpu
+from meshwright.plan._estimate import TracedCosts, traced_costs
 from meshwright.plan._hardware import Hardware
 from meshwright.plan._roofline import Rates, StepTime, step_time
 from meshwright.plan._topology import described_devices
-from meshwright.plan._traced import TracedCosts, traced_costs
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.profiling import Collective, Flops, collectives, count_flops, utilisation_on
 from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh
