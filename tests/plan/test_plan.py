@@ -131,7 +131,7 @@ def test_a_search_in_which_no_mesh_can_be_says_why():
 
 
 def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
-    two_rows = {"input": mw.Input(EXAMPLES, 2), "batch_axis_names": ("data",), "rules": ()}
+    two_rows = {"input": mw.Input(EXAMPLES, 2), "rules": ()}
     found = plan.search(plan.site_of(experiment(mesh="data=2,other=2", **two_rows), "h100:4x1"))
     assert {str(change.plan.mesh) for change in found} == {"{'data': 2, 'other': 2}"}
     assert "as it is" in plan.described_search(found)
