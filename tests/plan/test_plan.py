@@ -103,6 +103,12 @@ def test_a_checkpoint_costs_what_its_dtypes_take():
     assert whole.seconds == math.ceil(whole.nbytes / 4) / 1e3
 
 
+@pytest.mark.parametrize("bandwidth", [0, -1e9, math.inf, math.nan])
+def test_a_bandwidth_that_no_host_has_is_refused(bandwidth):
+    with pytest.raises(UsageError, match="--bandwidth 1"):
+        plan.plan(experiment(), "h100:8", bandwidth=bandwidth)
+
+
 def test_activations_that_are_summed_over_the_batch_are_told_of():
     def wide(key):
         return {"table": jnp.ones((8, 64)), "w": jnp.ones((64, 64))}

@@ -125,7 +125,7 @@ def _changed(change: Any) -> dict[str, Any]:
 
 
 def _document(made: "Plan") -> dict[str, Any]:
-    """Return a plan as JSON has it: axes joined by `+`, and null for what has no end."""
+    """Return a plan as JSON has it, with axes joined by `+`."""
     document = dataclasses.asdict(made)
     document["time"]["network"] = {"+".join(axes): each for axes, each in made.time.network.items()}
     document["time"]["seconds"] = made.time.seconds
