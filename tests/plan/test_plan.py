@@ -122,6 +122,15 @@ def test_activations_that_are_summed_over_the_batch_are_told_of():
     assert "mw.split_by_example" in " ".join(found.notes)
 
 
+def test_operations_that_are_estimated_as_if_nothing_split_them_are_told_of():
+    def pooled(params, batch, key):
+        x = batch["x"] @ params["up"]
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2), (1, 2), "VALID").mean()
+
+    assert "reduce_window_max" in " ".join(planned("h100:8", loss=pooled).notes)
+    assert "split" not in " ".join(planned("h100:8").notes)
+
+
 def test_what_does_not_fit_the_mesh_is_the_error_that_a_run_gives():
     with pytest.raises(LayoutError, match=r"(?s)rules: .*params/up"):
         planned("h100:1x8", mesh="fsdp=8")

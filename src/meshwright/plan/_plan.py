@@ -62,8 +62,8 @@ def site_of(
     """Return the experiment on some hardware, as its mesh rules change it there. See `plan`."""
     if not 0 < bandwidth < math.inf:
         raise UsageError(
-            f"bandwidth={bandwidth:g}: a host writes some bytes of a checkpoint in a second, as 1e9, which is "
-            "--bandwidth 1."
+            f"bandwidth={bandwidth:g} is none: give the bytes of a checkpoint that a host writes a second, "
+            "as 1e9, which is --bandwidth 1."
         )
     hardware = hardware_named(on) if isinstance(on, str) else on
     with naming("mesh_rules"):

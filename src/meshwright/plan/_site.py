@@ -100,7 +100,11 @@ class Site:
             mfu=_mfu(counted, time, self.hardware),
             assumptions=self.rates.source,
             checkpoint=self._checkpoint(),
-            notes=(*_not_counted(counted), *_lost_splits(exchanges, self._batch_axes, num_params)),
+            notes=(
+                *_not_counted(counted),
+                *_taken_whole(self.traced.not_understood),
+                *_lost_splits(exchanges, self._batch_axes, num_params),
+            ),
         )
 
     def _mesh(self, devices: Sequence[jax.Device] | int) -> Mesh:
@@ -200,6 +204,15 @@ def _not_counted(counted: Flops) -> list[str]:
     if counted.open_loops:
         notes.append(f"{counted.open_loops} loops turn an unknown number of times, and count once")
     return notes
+
+
+def _taken_whole(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"how {', '.join(names)} would be split over devices is not known, and estimated as if each device "
+        "did it whole"
+    ]
 
 
 def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_params: int) -> list[str]:
