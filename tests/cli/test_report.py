@@ -61,3 +61,9 @@ def test_runs_of_a_folder_without_any_says_so_and_of_none_exits_with_3(folder, c
     assert capsys.readouterr().out == "no runs below empty\n"
     assert main(["runs", "nowhere"]) == 3
     assert "there is no directory nowhere" in capsys.readouterr().err
+
+
+def test_runs_at_addresses_are_refused_with_what_takes_them(folder, capsys):
+    assert main(["runs", "s3://bucket/runs"]) == 2
+    assert "`meshwright report`" in capsys.readouterr().err
+    assert main(["runs", f"file://{folder}/runs"]) == 0
