@@ -69,6 +69,7 @@ def test_it_is_of_what_the_mesh_rules_make_of_the_experiment_there():
     found = planned("h100:2x4", mesh_rules=rules)
     assert dict(found.mesh) == {"fsdp": 4, "data": 2}
     assert found.settings["microbatches"] == 2
+    assert "the mesh rule 'NVIDIA H100.*:2x4' sets mesh, microbatches here" in " ".join(found.notes)
 
 
 def test_a_thousand_devices_need_not_be_there():

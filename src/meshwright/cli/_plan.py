@@ -117,7 +117,8 @@ def _searched(site: "Site") -> Result:
     found = room.search(site)
     fits = any(change.plan.memory.fits for change in found)
     document = {"tried": [_changed(change) for change in found]}
-    return room.described_search(found), document, EXIT_DONE if fits else EXIT_FAILED
+    text = "\n\n".join([room.described_search(found), *site.ruled])
+    return text, document, EXIT_DONE if fits else EXIT_FAILED
 
 
 def _changed(change: Any) -> dict[str, Any]:

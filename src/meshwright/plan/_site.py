@@ -18,7 +18,7 @@ from meshwright.plan._roofline import Rates, StepTime, step_time
 from meshwright.plan._topology import described_devices
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.profiling import Collective, Flops, collectives, count_flops, utilisation_on
-from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh
+from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh, mesh_rule
 from meshwright.tree import PyTree, nbytes
 
 
@@ -68,6 +68,14 @@ class Site:
         """What the traced step is estimated to take."""
         return traced_costs(self.jaxpr, self.parts.target, self.parts.layout)
 
+    @property
+    def ruled(self) -> list[str]:
+        """What a mesh rule sets here: a note, as it does so whatever a command line says; or nothing."""
+        rule = mesh_rule(self.experiment.mesh_rules, str(self.hardware))
+        if rule is None or not rule[1].changes:
+            return []
+        return [f"the mesh rule {rule[0]!r} sets {', '.join(rule[1].changes)} here: change that there."]
+
     def compile(self) -> Compiled:
         """Compile the step with the hardware's compiler.
 
@@ -101,6 +109,7 @@ class Site:
             assumptions=self.rates.source,
             checkpoint=self._checkpoint(),
             notes=(
+                *self.ruled,
                 *_not_counted(counted),
                 *_taken_whole(self.traced.not_understood),
                 *_lost_splits(exchanges, self._batch_axes, num_params),
