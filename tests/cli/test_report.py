@@ -42,6 +42,12 @@ def test_a_place_that_cannot_be_written_exits_with_2(folder, capsys):
     assert "the page cannot be written to no/such/folder/x.html" in capsys.readouterr().err
 
 
+def test_a_page_that_cannot_be_put_in_place_leaves_nothing_behind(folder, capsys):
+    (folder / "taken").mkdir()
+    assert main(["report", "runs/a", "--to", "taken"]) == 2
+    assert not [*folder.glob(".*")]
+
+
 def test_report_of_no_run_exits_with_3(folder, capsys):
     assert main(["report", "runs"]) == 3
     assert "runs is no run" in capsys.readouterr().err
