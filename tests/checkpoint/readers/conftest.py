@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoint.readers import written
+from checkpoint.readers import real, written
 
 WRITERS = [
     written.safetensors,
@@ -37,6 +37,12 @@ ALSO = {
 def golden(tmp_path_factory):
     """Return the directory of what versions of Orbax wrote. It is not to be changed."""
     return written.orbax(tmp_path_factory.mktemp("orbax"))
+
+
+@pytest.fixture(scope="session")
+def real_checkpoints(tmp_path_factory):
+    """Return the directory of the real checkpoints, if they are there. It is not to be changed."""
+    return real.unpacked(tmp_path_factory.mktemp("real"))
 
 
 @pytest.fixture(scope="session", params=[*WRITERS, *ORBAX_TREES], ids=lambda x: getattr(x, "__name__", x))
