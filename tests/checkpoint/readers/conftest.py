@@ -57,14 +57,14 @@ def foreign(request, tmp_path_factory):
 def bytes_read():
     """Return a function that tells how many bytes this process reads from files while it calls another."""
 
-    def so_far():
-        return int(Path("/proc/self/io").read_text().split()[1])
+    def said():
+        return Path("/proc/self/io").read_text()
 
     def counted(act):
-        before = so_far()
-        own = so_far() - before  # the reading of the number itself
-        before = so_far()
+        before = said()
         act()
-        return so_far() - before - own
+        after = said()
+        own = len(before)  # which was read after it was written
+        return int(after.split()[1]) - int(before.split()[1]) - own
 
     return counted
