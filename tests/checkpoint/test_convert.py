@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from checkpoint.readers import written
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
 from meshwright.checkpoint import Checkpoints, convert, diff, open_source, restore, verify
 from meshwright.errors import DamagedError, UsageError
@@ -114,3 +115,26 @@ def test_a_conversion_takes_little_memory(save, to):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 44 << 20  # two slabs, and the blocks of two threads
+
+
+@pytest.mark.parametrize("write", [written.safetensors, written.seqax, written.npz])
+def test_a_checkpoint_of_another_system_becomes_one_of_ours(write, tmp_path, to):
+    source = open_source(write(tmp_path))
+    made = convert(source, to)
+    assert made.name == ("step_00000007" if source.step else "step_00000000")
+    assert diff(source, open_source(made)) == []
+    assert set(written.ARRAYS) <= open_source(made).arrays().keys()
+    assert open_source(made).writer["converted from"] == source.format
+    assert not verify(made).damage
+
+
+def test_an_integer_stays_one_where_parameters_are_converted(tmp_path, to):
+    convert(open_source(written.seqax(tmp_path)), to, dtype="bfloat16")
+    kept = {"params/deep": "int32", "step": "int32", "nothing": "float32"}
+    assert dtypes(to) == {"params/w": "bfloat16", "params/b": "bfloat16"} | kept
+
+
+def test_where_nothing_is_called_parameters_all_arrays_are_such(tmp_path, to):
+    np.savez(tmp_path / "x.npz", kernel=np.ones(3), count=np.int64(2))
+    convert(open_source(tmp_path / "x.npz"), to, dtype="float32")
+    assert dtypes(to) == {"kernel": "float32", "count": "int64"}

@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.checkpoint import _object_bytes
 from meshwright.checkpoint._object_bytes import ObjectBytes
-from meshwright.checkpoint._object_file import put_parts
+from meshwright.checkpoint._object_file import parts_of, put_parts
 from meshwright.checkpoint._object_path import location
 
 CONTENT = np.random.default_rng(0).bytes(1000)
@@ -18,7 +18,7 @@ def put(gcs_run, monkeypatch):
 
     def put_one(name="file"):
         put_parts(location(gcs_run) / name, len(CONTENT), [CONTENT])
-        return ObjectBytes(location(gcs_run) / name, len(CONTENT))
+        return ObjectBytes(parts_of(location(gcs_run) / name, len(CONTENT)))
 
     return put_one
 

@@ -130,7 +130,7 @@ def test_what_is_no_checkpoint_is_told_apart(tmp_path):
     (tmp_path / "spoilt" / "step_00000001.damaged-0123abcd").mkdir(parents=True)
     for name, said in {
         "nothing": "does not exist",
-        "file": "is not a directory",
+        "file": r"is no checkpoint.\n  Formats that are known: our own, .*safetensors",
         "other": r"is no checkpoint.*It holds notes\.txt",
         "half": r"has data files but no manifest\.json.*or its run was killed",
         "spoilt": r"only step_00000001\.damaged-0123abcd, which was found damaged and set aside",

@@ -89,6 +89,26 @@ def test_convert_writes_a_part_in_another_dtype(run, tmp_path, capsys):
     assert {name: array.dtype.name for name, array in arrays.items()} == {"params/w": "bfloat16"}
 
 
+@pytest.mark.parametrize("to", ["safetensors", "npz", "seqax"])
+def test_convert_into_another_format_and_back_changes_nothing(run, tmp_path, capsys, to):
+    other = tmp_path / ("out.npz" if to == "npz" else "out")
+    assert answer(capsys, "convert", run, other, "--to", to)[0] == 0
+    code, found = answer(capsys, "diff", run, other)
+    assert (code, found["equal"], found["b"].endswith(f" ({to})")) == (0, 2, True)
+    assert answer(capsys, "convert", other, tmp_path / "again")[0] == 0
+    assert answer(capsys, "diff", run, tmp_path / "again")[0] == 0
+
+
+def test_inspect_shows_checkpoints_of_other_formats(run, tmp_path, capsys):
+    main(["convert", str(run), str(tmp_path / "out"), "--to", "seqax", "--only", "params/.*"])
+    capsys.readouterr()
+    code, found = answer(capsys, "inspect", tmp_path / "out")
+    assert (code, found["format"], found["step"], found["bytes"]) == (0, "seqax", 2, 32)
+    assert found["arrays"]["params/w"] == {"shape": [8], "dtype": "float32", "bytes": 32}
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    assert re.search(r"format +seqax\n", capsys.readouterr().out)
+
+
 def test_convert_to_where_the_step_is_exits_with_2(run, capsys):
     assert main(["convert", str(run), str(run / "checkpoints")]) == 2
     assert "step_00000002 is there already" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.checkpoint import SafetensorsSource
+from meshwright.checkpoint import open_source
 from meshwright.models import Map, Reshape, Row, Transpose, decoder, hugging_face
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -26,7 +26,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     names |= {"Map": Map, "Row": Row, "Transpose": Transpose, "Reshape": Reshape}
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(example, names)
-    before, after = (SafetensorsSource(path).arrays() for path in ("Llama-3.2-1B", "tuned"))
+    before, after = (open_source(path).arrays() for path in ("Llama-3.2-1B", "tuned"))
     assert after.keys() == before.keys()
     for name, array in before.items():
         assert after[name].dtype == array.dtype

@@ -11,7 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import tree
-from meshwright.checkpoint import SafetensorsSource, as_source, cast, export_safetensors
+from meshwright.checkpoint import as_source, cast, export_safetensors, open_source
 from meshwright.errors import CheckpointError
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.models.decoder import Rope
@@ -21,7 +21,7 @@ DECODERS = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "
 
 
 def expected(name):
-    arrays = SafetensorsSource(GOLDEN / name / "expected.safetensors").arrays()
+    arrays = open_source(GOLDEN / name / "expected.safetensors").arrays()
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
@@ -59,10 +59,10 @@ def test_logits_of_t5_are_those_of_pytorch(name):
 
 @pytest.mark.parametrize("name", [*DECODERS, "gpt2", "t5", "t5v1_1"])
 def test_what_is_exported_is_what_was_read(name, tmp_path):
-    theirs = SafetensorsSource(GOLDEN / name)
+    theirs = open_source(GOLDEN / name)
     names = hugging_face.parameter_map(hugging_face.config(GOLDEN / name))
     export_safetensors(names.to_theirs(names.to_ours(theirs)), tmp_path)
-    assert bits(SafetensorsSource(tmp_path).arrays()) == bits(theirs.arrays())
+    assert bits(open_source(tmp_path).arrays()) == bits(theirs.arrays())
 
 
 def test_a_run_starts_from_it_on_a_mesh(mesh):
@@ -75,13 +75,13 @@ def test_a_run_starts_from_it_on_a_mesh(mesh):
         open_with=hugging_face.open_model,
     )
     found = build(target)["params/layers/gate"]
-    theirs = SafetensorsSource(GOLDEN / "llama").arrays()["model.layers.1.mlp.gate_proj.weight"]
+    theirs = open_source(GOLDEN / "llama").arrays()["model.layers.1.mlp.gate_proj.weight"]
     assert found.sharding.spec == jax.P(None, "fsdp", "tensor")
     np.testing.assert_array_equal(found[1], np.asarray(theirs).astype(np.float32).T)
 
 
 def test_a_tied_head_that_is_there_nevertheless_is_left_out():
-    arrays = dict(SafetensorsSource(GOLDEN / "qwen2").arrays())
+    arrays = dict(open_source(GOLDEN / "qwen2").arrays())
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
     names = hugging_face.parameter_map(hugging_face.config(GOLDEN / "qwen2"))
     assert "lm_head.weight" not in names.to_ours(as_source(arrays, "tied")).arrays()
@@ -184,7 +184,7 @@ def test_all_that_does_not_fit_is_told_at_once():
         json.loads((GOLDEN / "qwen2/config.json").read_text()) | {"model_type": "qwen3"}
     )
     target = jax.eval_shape(functools.partial(decoder.init, biased), jax.random.key(0))
-    source = hugging_face.parameter_map(cfg).to_ours(SafetensorsSource(GOLDEN / "qwen2"))
+    source = hugging_face.parameter_map(cfg).to_ours(open_source(GOLDEN / "qwen2"))
     with pytest.raises(CheckpointError) as raised:
         mw.restore(cast(source, [(".*", "float32")]), target)
     assert "layers/q_norm: wanted, but not in the checkpoint" in str(raised.value)

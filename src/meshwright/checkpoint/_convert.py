@@ -1,10 +1,10 @@
-"""One checkpoint made from another: of other dtypes, or of a part of it."""
+"""One checkpoint made from another: of other dtypes, or of a part of it, in our format."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from threading import Event
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,63 +20,115 @@ from meshwright.checkpoint._format import (
     NativeSource,
     Snapshot,
     commit,
+    layouts,
     layouts_of,
     upload_part,
     write_streamed,
 )
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
+from meshwright.checkpoint._source import Opened, Source
+from meshwright.checkpoint._transforms import as_source
 from meshwright.errors import UsageError, nearest
 
-PARAMETERS = "params/.*"
+PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
+"""What the parameters are called, by us, by T5X, by seqax; of others all arrays are taken to be such."""
+
+DTypes = DTypeLike | Mapping[str, DTypeLike]
 
 
 def convert(
-    source: NativeSource,
+    source: Opened,
     destination: str | Directory,
     *,
-    dtype: DTypeLike | Mapping[str, DTypeLike] | None = None,
+    dtype: DTypes | None = None,
     only: str | None = None,
 ) -> Directory:
     """Write a checkpoint into the directory of checkpoints `destination`, and return where it is.
 
     In constant memory (into an object store, in that of the largest chunk and some more), without
-    devices; step and extra stay. It is committed as every save is.
+    devices; step and extra stay. It is committed as every save is. Of another format, the leaves are
+    called as we call them, what is there besides arrays is left out, and the step is 0 where none is known.
 
     Args:
       source: an opened checkpoint.
       destination: local or not; made where it is not; no run may have it open.
-      dtype: of the parameters (`params/.*`), or by patterns: full matches, the first decides. Only
-        arrays of floating-point numbers are converted.
-      only: a pattern of the arrays to take, as a full match.
+      dtype, only: as for `rewritten`.
 
     Raises:
-      UsageError: A pattern matches nothing, a dtype is none of floating-point numbers, a number does
-        not fit into it, or the step is at the destination already.
+      UsageError: As `rewritten`, or the step is at the destination already.
       DamagedError: A piece of the source is damaged.
     """
-    taken = _matching(only, list(source.arrays())) if only else list(source.arrays())
-    patterns = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {PARAMETERS: dtype}
-    dtypes = _dtypes(source, taken) | _new_dtypes(source, taken, patterns)
-    arrays = [_rewritten(layout, dtypes) for layout in layouts_of(source.manifest) if layout.name in dtypes]
+    taken = rewritten(source, dtype=dtype, only=only).arrays()
+    if isinstance(source, NativeSource):
+        arrays = [_rewritten(layout, taken) for layout in layouts_of(source.manifest) if layout.name in taken]
+    else:
+        taken = _called_as_ours(source, taken)
+        arrays = list(layouts(taken, 1))
     directory = location(destination)
     with _directory.lock(directory):
         _directory.probe(directory)
-        return _write(source, arrays, directory)
+        return _write(_manifest(source, taken), taken, arrays, directory)
 
 
-def _write(source: NativeSource, arrays: list[ArrayLayout], directory: Directory) -> Directory:
-    final = _directory.step_path(directory, source.step)
+def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None = None) -> Source:
+    """Return a part of a checkpoint, or one of other dtypes, cast while it is read.
+
+    Args:
+      source: an opened checkpoint.
+      dtype: of the parameters (`params/.*`), or by patterns: full matches, the first decides. Only
+        arrays of floating-point numbers are converted. Where nothing is called so, they are what
+        other systems' are called, or all arrays.
+      only: a pattern of the arrays to take, as a full match.
+
+    Raises:
+      UsageError: A pattern matches nothing, or a dtype is none of floating-point numbers; when it is
+        read, a number does not fit into its dtype.
+    """
+    arrays = source.arrays()
+    taken = _matching(only, list(arrays)) if only else list(arrays)
+    new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
+    return as_source(
+        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+        str(source),
+    )
+
+
+def _patterns(dtype: DTypes | None, names: list[str]) -> Mapping[str, DTypeLike]:
+    if isinstance(dtype, Mapping):
+        return dtype
+    called = next((each for each in PARAMETERS if any(re.fullmatch(each, name) for name in names)), ".*")
+    return {} if dtype is None else {called: dtype}
+
+
+def _called_as_ours(source: Opened, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    ours = getattr(source, "ours", str)
+    named = {ours(name): array for name, array in arrays.items()}
+    return named if len(named) == len(arrays) else dict(arrays)
+
+
+def _manifest(source: Opened, arrays: Mapping[str, LazyArray]) -> Manifest:
+    is_native = isinstance(source, NativeSource)
+    writer = source.writer if is_native else {"converted from": source.format}
+    keys = {name: array.key_impl for name, array in arrays.items() if array.key_impl}
+    return Manifest(
+        source.step or 0,
+        {**writer, "meshwright": __version__, "processes": 1},
+        source.extra if is_native else {},
+        prng_keys=keys,
+    )
+
+
+def _write(
+    manifest: Manifest, taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], directory: Directory
+) -> Directory:
+    final = _directory.step_path(directory, manifest.step)
     if final.exists() or (final / MANIFEST).is_file():
         raise UsageError(f"{final} is there already; give another destination, or move it away.")
-    writer = {**source.writer, "meshwright": __version__, "processes": 1}
-    names = {array.name for array in arrays}
-    keys = {name: impl for name, impl in source.manifest.prng_keys.items() if name in names}
-    manifest = Manifest(source.step, writer, source.extra, prng_keys=keys)
-    temporary = _directory.temporary_path(directory, source.step)
+    temporary = _directory.temporary_path(directory, manifest.step)
     temporary.mkdir()
     try:
-        _write_data(source, arrays, temporary)
+        _write_data(taken, arrays, temporary)
         commit(temporary, final, manifest, arrays, 1, Event())
     except BaseException:
         _directory.discard(temporary)
@@ -84,43 +136,30 @@ def _write(source: NativeSource, arrays: list[ArrayLayout], directory: Directory
     return final
 
 
-def _write_data(source: NativeSource, arrays: list[ArrayLayout], temporary: Directory) -> None:
-    dtypes = {array.name: array.dtype for array in arrays}
-
-    def read(name: str, index: Index) -> np.ndarray:
-        return _cast(name, source.read(name, index), dtypes[name])
-
+def _write_data(taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], temporary: Directory) -> None:
     if isinstance(temporary, ObjectPath):
-        leaves = {
-            array.name: LazyArray(array.shape, array.dtype, partial(read, array.name)) for array in arrays
-        }
-        chunks = Snapshot(leaves, arrays, 0)
+        chunks = Snapshot(taken, arrays, 0)
         chunks.take(wait=False)
         upload_part(temporary, arrays, chunks, 0, 1)
     else:
-        write_streamed(temporary, arrays, read)
-
-
-def _dtypes(source: NativeSource, names: list[str]) -> dict[str, np.dtype]:
-    arrays = source.manifest.arrays
-    return {name: np.dtype(arrays[name].dtype) for name in names}
+        write_streamed(temporary, arrays, lambda name, index: taken[name].read(index))
 
 
 def _new_dtypes(
-    source: NativeSource, names: list[str], patterns: Mapping[str, DTypeLike]
+    arrays: Mapping[str, LazyArray], names: list[str], patterns: Mapping[str, DTypeLike]
 ) -> dict[str, np.dtype]:
     """Return the dtype of each array that gets another."""
-    old, new = _dtypes(source, names), {}
+    new: dict[str, np.dtype] = {}
     for pattern, dtype in patterns.items():
         for name in _matching(pattern, names):
-            if _is_floating(old[name]):
+            if _is_floating(arrays[name].dtype):
                 new.setdefault(name, _floating(dtype))
     return new
 
 
-def _rewritten(layout: ArrayLayout, dtypes: Mapping[str, np.dtype]) -> ArrayLayout:
+def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLayout:
     """Return the same chunks, of their new dtype and all written by one process."""
-    return replace(layout, dtype=dtypes[layout.name], writers=(0,) * len(layout.writers))
+    return replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))
 
 
 def _matching(pattern: str, names: list[str]) -> list[str]:
@@ -142,15 +181,19 @@ def _floating(dtype: DTypeLike) -> np.dtype:
     return found
 
 
-def _is_floating(dtype: DTypeLike) -> bool:
+def _is_floating(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def _cast(name: str, block: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if block.dtype == dtype:
-        return block
-    wide = block.astype(np.float64)
-    too_large = np.isfinite(wide) & (np.abs(wide) > float(jnp.finfo(dtype).max))
-    if too_large.any():
-        raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
-    return block.astype(dtype)
+def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
+    def read(index: Index) -> np.ndarray:
+        block = array.read(index)
+        if block.dtype == dtype:
+            return block
+        wide = block.astype(np.float64)
+        too_large = np.isfinite(wide) & (np.abs(wide) > float(jnp.finfo(dtype).max))
+        if too_large.any():
+            raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
+        return block.astype(dtype)
+
+    return replace(array, dtype=dtype, read=read)

@@ -7,7 +7,7 @@ import numpy as np
 
 from meshwright.checkpoint._format import slabs
 from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._source import Source, stored_names
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,32 @@ class Difference:
 def diff(a: Source, b: Source) -> list[Difference]:
     """Return the arrays in which two checkpoints differ: in being there, shape, dtype or values.
 
-    In constant memory, and in the order of `a`.
+    In constant memory, and in the order of `a`. Leaves are found where one format spells their names
+    otherwise; they are called as in `a`.
 
     Raises:
       DamagedError: A piece of one is damaged.
     """
-    in_a, in_b = a.arrays(), b.arrays()
-    each = ((name, in_a.get(name), in_b.get(name)) for name in [*in_a, *(in_b.keys() - in_a.keys())])
-    found = [_difference(a, b, name, left, right) for name, left, right in each]
+    in_a, in_b = a.arrays(), _called_as(a, b)
+    names = [*in_a, *(in_b.keys() - in_a.keys())]
+    found = [_difference(name, in_a.get(name), in_b.get(name)) for name in names]
     return [difference for difference in found if difference]
 
 
-def _difference(
-    a: Source, b: Source, name: str, left: LazyArray | None, right: LazyArray | None
-) -> Difference | None:
+def _called_as(a: Source, b: Source) -> dict[str, LazyArray]:
+    """Return the arrays of `b` by the names that `a` has for them, as far as it has them."""
+    in_a, in_b = a.arrays(), b.arrays()
+    there = {theirs: name for name, theirs in stored_names(b, in_a).items() if theirs in in_b}
+    here = {name: ours for name, ours in stored_names(a, in_b).items() if ours in in_a}
+    return {(here | there).get(name, name): array for name, array in in_b.items()}
+
+
+def _difference(name: str, left: LazyArray | None, right: LazyArray | None) -> Difference | None:
     if left is None or right is None or left.shape != right.shape:
         return Difference(name, left, right)
     num_differing, largest = 0, 0.0
     for index in slabs(left.shape, max(left.dtype.itemsize, right.dtype.itemsize)):
-        num, most = _compare(a.read(name, index), b.read(name, index))
+        num, most = _compare(left.read(index), right.read(index))
         num_differing, largest = num_differing + num, float(np.maximum(largest, most))
     if num_differing == 0 and left.dtype == right.dtype:
         return None

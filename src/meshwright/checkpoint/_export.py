@@ -28,10 +28,9 @@ from meshwright.process import on_lead
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-_PART_BYTES = 1 << 28  # what of one array is in memory at a time
+_PART_BYTES = 1 << 24  # what of one array is in memory at a time
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
-_RESERVED = "__metadata__"
 
 Names = Callable[[str], str | None]
 
@@ -65,7 +64,7 @@ def export_safetensors(
       CheckpointError: A piece of the checkpoint is damaged.
     """
     _refuse_address(directory)
-    source = tree_or_source if _is_source(tree_or_source) else _TreeSource(tree_or_source)
+    source = readable(tree_or_source)
     ours, arrays = _plan(source.arrays(), names or _with_dots, _floating(dtype))
     head = _checked_metadata(metadata or {})
 
@@ -75,7 +74,17 @@ def export_safetensors(
     return [Path(path) for path in on_lead(write)]
 
 
-class _TreeSource:
+def readable(tree_or_source: tree.PyTree | Source) -> "Source | TreeSource":
+    """Return an opened checkpoint as it is, and a tree so that it is read like one.
+
+    Raises:
+      UsageError: An array of the tree lies on other processes too.
+    """
+    has = (callable(getattr(tree_or_source, method, None)) for method in ("arrays", "read"))
+    return tree_or_source if all(has) else TreeSource(tree_or_source)
+
+
+class TreeSource:
     """A tree that is read like a checkpoint."""
 
     def __init__(self, leaves: tree.PyTree):
@@ -100,10 +109,6 @@ class _TreeSource:
 def _refuse_address(directory: str | Path) -> None:
     if not isinstance(location(directory), Path):
         raise UsageError(f"{directory} is in an object store: export into a directory, and copy the files.")
-
-
-def _is_source(given: Any) -> bool:
-    return callable(getattr(given, "arrays", None)) and callable(getattr(given, "read", None))
 
 
 def _on_host(leaf: Any) -> np.ndarray:
@@ -163,7 +168,9 @@ def _check(wanted: Mapping[str, str], arrays: _safetensors.Arrays) -> None:
         sharing.setdefault(new, []).append(name)
     doubles = {new: several for new, several in sharing.items() if len(several) > 1}
     problems = [f"{_listed(several)} would all be called {new}" for new, several in doubles.items()]
-    problems += [f"{name} cannot be called {new}" for name, new in wanted.items() if new == _RESERVED]
+    problems += [
+        f"{name} cannot be called {new}" for name, new in wanted.items() if new == _safetensors.METADATA
+    ]
     problems += [
         f"{name} is of type {array.dtype.name}, which safetensors has not"
         for name, array in arrays.items()
@@ -186,7 +193,7 @@ def _checked_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _write(
-    source: "Source | _TreeSource",
+    source: "Source | TreeSource",
     directory: Path,
     ours: Mapping[str, str],
     arrays: _safetensors.Arrays,
@@ -238,7 +245,7 @@ def _shards(arrays: _safetensors.Arrays, max_bytes: int) -> dict[str, _safetenso
 
 
 def _reader(
-    source: "Source | _TreeSource", ours: Mapping[str, str], arrays: _safetensors.Arrays
+    source: "Source | TreeSource", ours: Mapping[str, str], arrays: _safetensors.Arrays
 ) -> Callable[[str], Iterator[np.ndarray]]:
     """Return a function that yields one array in parts: rows, as many as are not too many bytes."""
 

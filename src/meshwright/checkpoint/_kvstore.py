@@ -22,6 +22,9 @@ _STALLED = {
 }
 """When a connection that moves too few bytes a second is given up. TensorStore itself waits for ever."""
 
+_CACHED = 16 << 20
+"""Bytes of chunks, decoded, that are kept: of one chunk, a slice may be wanted after another."""
+
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
@@ -33,17 +36,25 @@ def connect(scheme: str, bucket: str, *, patient: bool = True) -> Any:
     Raises:
       UsageError: TensorStore is not installed.
     """
-    try:
-        import tensorstore
-    except ImportError:
-        raise UsageError(
-            f"{scheme}://{bucket} needs TensorStore. Install it: pip install 'meshwright[remote]'."
-        ) from None
+    tensorstore = tensorstore_for(f"{scheme}://{bucket}")
     for name, value in _STALLED.items():  # read when the first request is made, as others' settings are
         os.environ.setdefault(name, value)
     with telling(f"open {scheme}://{bucket}"):
         spec = _spec(scheme, bucket, _RETRIES if patient else _FEW_RETRIES)
-        return tensorstore.KvStore.open(spec, context=_context()).result()
+        return tensorstore.KvStore.open(spec, context=context()).result()
+
+
+def tensorstore_for(what: str) -> Any:
+    """Return the module `tensorstore`.
+
+    Raises:
+      UsageError: It is not installed, and `what` needs it.
+    """
+    try:
+        import tensorstore
+    except ImportError:
+        raise UsageError(f"{what} needs TensorStore. Install it: pip install 'meshwright[remote]'.") from None
+    return tensorstore
 
 
 @contextmanager
@@ -58,7 +69,7 @@ def telling(what: str) -> Iterator[None]:
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, MeshwrightError):
             raise
-        raise MeshwrightError(f"cannot {what}: {_told(error)}") from None
+        raise MeshwrightError(f"cannot {what}: {told(error)}") from None
 
 
 def _spec(scheme: str, bucket: str, retries: dict[str, Any]) -> dict[str, Any]:
@@ -84,14 +95,15 @@ def _aws_settings() -> dict[str, Any]:
 
 
 @functools.cache
-def _context() -> Any:
-    """Return the context of all stores, so that `memory://` is one memory."""
+def context() -> Any:
+    """Return the context of all stores, so that `memory://` is one memory. It keeps some decoded chunks."""
     import tensorstore
 
-    return tensorstore.Context()
+    return tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHED}})
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """Return what TensorStore says of an error, without where in its sources, and without secrets."""
     text, _, response = str(error).partition(" [")
     if status := re.search(r"http_response_code='(\d+)'", response):
         text += f" (HTTP {status[1]})"

@@ -37,6 +37,8 @@ class LazyArray:
     """
     key_impl: str | None = None
     """Of the data of typed PRNG keys, whose last dimension is one key's: the keys' implementation."""
+    stored_chunks: tuple[int, ...] | None = None
+    """The shape of the equal chunks in which it lies, if it does: some of one costs as much as all of it."""
 
     @property
     def ndim(self) -> int:
@@ -52,8 +54,11 @@ class LazyArray:
     def chunk_shape(self) -> tuple[int, ...]:
         """Return the shape of the equal pieces, of 1 to 64 MiB, in which it is saved.
 
-        It is cut along one dimension. What is smaller, or cannot be cut into such, is one piece.
+        They are those in which it lies, if they are of such a size, or else it is cut along one dimension.
+        What is smaller, or cannot be cut into such, is one piece.
         """
+        if self.stored_chunks and self._are_pieces(self.stored_chunks):
+            return self.stored_chunks
         cuts = [
             (self.nbytes // size * part, -dim, part)
             for dim, size in enumerate(self.shape if self.nbytes > _PIECE_NBYTES[-1] else ())
@@ -62,6 +67,10 @@ class LazyArray:
         ]
         _, minus_dim, part = max(cuts, default=(0, 0, None))
         return tuple(part if part and dim == -minus_dim else size for dim, size in enumerate(self.shape))
+
+    def _are_pieces(self, shape: tuple[int, ...]) -> bool:
+        is_even = all(piece and size % piece == 0 for size, piece in zip(self.shape, shape, strict=True))
+        return is_even and math.prod(shape) * self.dtype.itemsize in _PIECE_NBYTES
 
     def read_parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts, as `read` does."""
@@ -75,10 +84,18 @@ class LazyArray:
             self, dtype=wanted, read=lambda index: self.read(index).astype(wanted, copy=False)
         )
 
+    def view(self, dtype: DTypeLike) -> Self:
+        """Return the array with its bits taken for another dtype of the same size, lazily."""
+        wanted = np.dtype(dtype)
+        return dataclasses.replace(self, dtype=wanted, read=lambda index: self.read(index).view(wanted))
+
     def transpose(self) -> Self:
         """Return the array with its dimensions in the opposite order, lazily."""
         return dataclasses.replace(
-            self, shape=self.shape[::-1], read=lambda index: _turned(self.read(index[::-1]))
+            self,
+            shape=self.shape[::-1],
+            read=lambda index: _turned(self.read(index[::-1])),
+            stored_chunks=None,
         )
 
     def reshape(self, *shape: int) -> Self:
@@ -90,7 +107,9 @@ class LazyArray:
         if math.prod(shape) != math.prod(self.shape):
             raise UsageError(f"an array of shape {self.shape} cannot have the shape {shape}.")
         if not self.shape or not shape or not math.prod(shape):
-            return dataclasses.replace(self, shape=shape, read=lambda i: np.asarray(self).reshape(shape)[i])
+            return dataclasses.replace(
+                self, shape=shape, read=lambda i: np.asarray(self).reshape(shape)[i], stored_chunks=None
+            )
         width, wanted = math.prod(self.shape[1:]), math.prod(shape[1:])
 
         def read(index: Index) -> np.ndarray:
@@ -101,7 +120,7 @@ class LazyArray:
             part = flat[start - held.start * width :][: stop - start].reshape(-1, *shape[1:])
             return part[:, *index[1:]]
 
-        return dataclasses.replace(self, shape=shape, read=read)
+        return dataclasses.replace(self, shape=shape, read=read, stored_chunks=None)
 
     def __getitem__(self, index: Any) -> Self:
         """Return a part, lazily. `index` holds integers and slices of step 1.
@@ -120,7 +139,7 @@ class LazyArray:
                 within.append(slice(among.start, among.stop))
             return self.read(tuple(within)).reshape(shape_of(index, tuple(map(len, kept))))
 
-        return dataclasses.replace(self, shape=tuple(map(len, kept)), read=read)
+        return dataclasses.replace(self, shape=tuple(map(len, kept)), read=read, stored_chunks=None)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Read all of it."""
@@ -131,6 +150,12 @@ class LazyArray:
         if len(index) > self.ndim:
             raise UsageError(f"{len(index)} indices are too many for an array of shape {self.shape}.")
         return index + (slice(None),) * (self.ndim - len(index))
+
+
+def in_memory(array: Any) -> LazyArray:
+    """Return an array that is there already, or a number, like one that is not."""
+    array = array if hasattr(array, "dtype") else np.asarray(array)
+    return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
 
 
 def stack(arrays: Sequence[LazyArray]) -> LazyArray:
@@ -150,7 +175,7 @@ def stack(arrays: Sequence[LazyArray]) -> LazyArray:
             out[place] = array.read(index[1:])
         return out
 
-    return dataclasses.replace(arrays[0], shape=shape, read=read)
+    return dataclasses.replace(arrays[0], shape=shape, read=read, stored_chunks=None)
 
 
 def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
@@ -174,7 +199,7 @@ def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
                 parts.append(array.read((*index[:-1], part)))
         return np.concatenate(parts, axis=-1) if parts else np.empty(shape_of(index, shape), arrays[0].dtype)
 
-    return dataclasses.replace(arrays[0], shape=shape, read=read)
+    return dataclasses.replace(arrays[0], shape=shape, read=read, stored_chunks=None)
 
 
 def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:

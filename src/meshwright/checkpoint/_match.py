@@ -10,7 +10,7 @@ from meshwright import tree
 from meshwright.checkpoint._cast import dtype_of
 from meshwright.checkpoint._keys import is_key, key_type
 from meshwright.checkpoint._patterns import compiled, first_matches
-from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._source import Source, stored_names
 from meshwright.errors import CheckpointError, UsageError, nearest
 
 Assign = Sequence[tuple[str, str | None]]
@@ -29,7 +29,7 @@ def matched(
 
     Raises: as `restore`.
     """
-    saved, origins = source.arrays(), assigned(wanted, assign)
+    saved, origins = source.arrays(), _origins(source, assigned(wanted, assign))
     found = {name: saved[origin] for name, origin in origins.items() if origin in saved}
     # An assignment that leads nowhere is a mistake, which no fallback hides.
     lacking = {name for name, origin in origins.items() if origin in (None, name) and name not in found}
@@ -47,6 +47,12 @@ def matched(
     if problems:
         raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
     return found | given
+
+
+def _origins(source: Source, assigned: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the names by which `source` has what is assigned."""
+    stored = stored_names(source, {origin for origin in assigned.values() if origin is not None})
+    return {name: origin and stored[origin] for name, origin in assigned.items()}
 
 
 def assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:

@@ -2,13 +2,13 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 import numpy as np
 
-from meshwright.checkpoint._object_file import OBJECT_BYTES, Part, parts_of
-from meshwright.checkpoint._object_path import ObjectPath
+from meshwright.checkpoint._object_file import OBJECT_BYTES, Part
 from meshwright.errors import DamagedError, MeshwrightError
 
 BLOCK_BYTES = 1 << 23
@@ -31,10 +31,10 @@ class ObjectBytes:
 
     _all: ClassVar[WeakSet["ObjectBytes"]] = WeakSet()
 
-    def __init__(self, path: ObjectPath, nbytes: int):
-        """Take a file of `nbytes`, which is not opened yet."""
-        self._parts = parts_of(path, nbytes)
-        self._num_blocks = _blocks(slice(0, nbytes)).stop
+    def __init__(self, parts: Sequence[Part]):
+        """Take the objects of a file, none of which is opened yet."""
+        self._parts = parts
+        self._num_blocks = _blocks(slice(0, parts[-1].offset + parts[-1].nbytes)).stop
         self._ends: list[Any] = [None] * len(self._parts)
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()

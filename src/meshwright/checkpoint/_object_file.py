@@ -19,6 +19,8 @@ OBJECT_BYTES = 1 << 28
 
 _IN_FLIGHT = 3
 
+_LARGEST, _PROBES = 1 << 50, 32
+
 
 @dataclass(frozen=True)
 class Part:
@@ -56,8 +58,15 @@ class Part:
           DamagedError: There is one.
           MeshwrightError: The store does not answer.
         """
-        if self._awaited(requested) is not None:
+        if self.has(requested):
             raise DamagedError(f"{self.path} has more than {self.nbytes} bytes")
+
+    def has(self, requested: Any) -> bool:
+        """Await what was asked for, and return whether it is there.
+
+        Raises: as `answer`, but where the object ends before.
+        """
+        return self._awaited(requested) is not None
 
     def _awaited(self, requested: Any) -> bytes | None:
         """Return what was asked for; None where the object ends before."""
@@ -81,6 +90,27 @@ def parts_of(path: ObjectPath, nbytes: int) -> list[Part]:
         Part(path.parent / f"{path.name}.{number:05d}", offset, min(OBJECT_BYTES, nbytes - offset))
         for number, offset in enumerate(range(0, nbytes, OBJECT_BYTES))
     ]
+
+
+def size_of(path: ObjectPath) -> int:
+    """Return the bytes of an object of which nothing says how large it is: stores do not tell.
+
+    It is found by asking for single bytes, many at a time.
+
+    Raises:
+      FileNotFoundError: There is no such object.
+      MeshwrightError: The store does not answer.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(str(path))
+    sizes = range(_LARGEST)
+    while len(sizes) > 1:
+        step = -(-len(sizes) // _PROBES)
+        asked = [Part(path, 0, size) for size in sizes[step::step]]
+        requests = [part.request(part.nbytes - 1, part.nbytes) for part in asked]
+        reached = sum(part.has(request) for part, request in zip(asked, requests, strict=True))
+        sizes = sizes[reached * step :][:step]
+    return sizes[0]
 
 
 def wrong_objects(path: ObjectPath, nbytes: int) -> list[str]:

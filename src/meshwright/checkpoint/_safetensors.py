@@ -1,4 +1,4 @@
-"""The safetensors file: how one is laid out, written, and its header read.
+"""The safetensors file: how one is laid out and written.
 
     │ N, the length of the header: 8 bytes, little-endian                              │
     │ header: JSON, blanks behind it up to a multiple of 8                             │  N bytes
@@ -17,19 +17,15 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from meshwright.errors import CheckpointError, DamagedError
-
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
+METADATA = "__metadata__"
+"""The entry of the header that is no array: text by name."""
 _ALIGNMENT = 8
-_MAX_HEADER = 100_000_000  # as the package has it: what is longer is no header
 
 DTYPES = {
     "bool": "BOOL",
@@ -53,8 +49,6 @@ DTYPES = {
     "complex64": "C64",
 }
 """What the format calls NumPy's and ml_dtypes's types. The `safetensors` package maps NumPy's alone."""
-
-_NUMPY = {theirs: jnp.dtype(ours) for ours, theirs in DTYPES.items()}
 
 Arrays = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -89,55 +83,6 @@ def _header(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
         dtype = DTYPES[array.dtype.name]
         entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [start, end]}
         start = end
-    text = json.dumps({"__metadata__": dict(metadata), **entries}, separators=(",", ":")).encode()
+    text = json.dumps({METADATA: dict(metadata), **entries}, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
-    return _LENGTH.pack(len(text)) + text
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where an array is in a file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    offset: int
-    """From the start of the file."""
-
-
-def read_header(path: Path) -> dict[str, Entry]:
-    """Return what arrays a file holds.
-
-    Raises:
-      DamagedError: It is missing, cut short, or what it says of its arrays cannot be.
-      CheckpointError: An array is of a type that NumPy and ml_dtypes lack.
-    """
-    try:
-        with path.open("rb") as file:
-            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-            if length > _MAX_HEADER:
-                raise ValueError(f"its header would be of {length} bytes")
-            header, start, nbytes = json.loads(file.read(length)), file.tell(), path.stat().st_size
-        header.pop("__metadata__", None)
-        entries = {name: _entry(path, name, said, start) for name, said in header.items()}
-        _check_ends(header, entries, nbytes - start)
-    except FileNotFoundError:
-        raise DamagedError(f"{path} is missing.") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{path} is no whole safetensors file: {error}.") from None
-    return entries
-
-
-def _entry(path: Path, name: str, said: Mapping[str, Any], start: int) -> Entry:
-    if said["dtype"] not in _NUMPY:
-        raise CheckpointError(f"{path}: {name} is of type {said['dtype']}, which NumPy has not.")
-    return Entry(tuple(said["shape"]), _NUMPY[said["dtype"]], start + said["data_offsets"][0])
-
-
-def _check_ends(header: Mapping[str, Any], entries: Mapping[str, Entry], nbytes: int) -> None:
-    """Check that each array is as long as its shape and type say, and within the file."""
-    for name, entry in entries.items():
-        first, end = header[name]["data_offsets"]
-        if end - first != math.prod(entry.shape) * entry.dtype.itemsize or not 0 <= first <= end:
-            raise ValueError(f"{name} cannot be {entry.dtype}{list(entry.shape)} in {end - first} bytes")
-        if end > nbytes:
-            raise ValueError(f"{name} should end at byte {end} of its data, which are {nbytes}")
+    return LENGTH.pack(len(text)) + text

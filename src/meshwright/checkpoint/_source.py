@@ -1,7 +1,7 @@
 """One opened checkpoint, whatever wrote it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,7 +10,10 @@ from meshwright.checkpoint._directory import aside, complete_steps, step_path, t
 from meshwright.checkpoint._format import MANIFEST, NativeSource
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, location
+from meshwright.checkpoint.readers import READERS, Reader
 from meshwright.errors import CheckpointError, DamagedError
+
+_KNOWN = f"\n  Formats that are known: {', '.join(['our own', *(reader.name for reader in READERS)])}."
 
 
 class Source(Protocol):
@@ -25,44 +28,106 @@ class Source(Protocol):
         ...
 
 
-def open_source(path: str | Directory, *, verify: bool = True) -> NativeSource:
-    """Open a checkpoint: a step directory, or the newest in a directory of checkpoints, local or not.
+class Opened(Source, Protocol):
+    """A checkpoint, opened where it lies; of what its format has no place for, None or nothing."""
 
-    `verify` compares what is read with its checksums. Without it damage to the data goes unnoticed.
-    Where the newest is damaged no older one is taken instead, as `Checkpoints.resume` does: the error
-    says which there is.
+    @property
+    def path(self) -> Directory:
+        """Return what was opened: a file, or the directory of one step."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """Return what people call the format."""
+        ...
+
+    @property
+    def step(self) -> int | None:
+        """Return the step that was saved."""
+        ...
+
+    @property
+    def writer(self) -> Any:
+        """Return who saved it, as far as the files tell."""
+        ...
+
+    @property
+    def extra(self) -> Any:
+        """Return what was saved beside the arrays."""
+        ...
+
+
+def open_source(path: str | Directory, *, verify: bool = True) -> Opened:
+    """Open a checkpoint, whatever wrote it: a file, a step directory, or the newest in a directory of them.
+
+    The format is seen from the content. `verify` compares what is read with its checksums, where the
+    format has them. Without it damage to the data goes unnoticed. Where the newest is damaged no older
+    one is taken instead, as `Checkpoints.resume` does: the error says which there is.
 
     Raises:
-      CheckpointError: There is no complete checkpoint, or its manifest is too new.
-      DamagedError: Its manifest is damaged.
+      CheckpointError: There is no complete checkpoint of a known format, or it is too new.
+      DamagedError: What says what it holds is damaged.
+      UsageError: A package that reads it is not installed.
     """
-    *older, newest = checkpoints_at(path)
+    place = location(path)
+    ours = _native_at(place)
+    if not ours:
+        return _foreign(place)
+    *older, newest = ours
     try:
         return NativeSource(newest, verify=verify)
     except DamagedError as error:
         raise DamagedError(f"{error}{_instead_of_it(older)}") from None
 
 
-def checkpoint_directory(path: str | Directory) -> Directory:
-    """Return the directory of one checkpoint: `path` itself, or the newest in it.
+def stored_names(source: Source, names: Iterable[str]) -> dict[str, str]:
+    """Return what `source` calls each leaf, by our name of it; where that is not there, our name.
 
-    Raises: as `checkpoints_at`.
+    Other formats join keys by dots, or by nothing, and then a name cannot be taken apart again. It is
+    found by joining the keys of the one that is wanted in the same way.
+
+    Raises:
+      CheckpointError: Two names cannot be told apart there.
     """
-    return checkpoints_at(path)[-1]
+    stored, spell = source.arrays(), getattr(source, "spell", str)
+    found = {name: name if name in stored or spell(name) not in stored else spell(name) for name in names}
+    ours: dict[str, str] = {}
+    for name, theirs in found.items():
+        if ours.setdefault(theirs, name) != name:
+            raise CheckpointError(f"{ours[theirs]} and {name} are one name, {theirs}, in {source}.")
+    return found
 
 
 def checkpoints_at(path: str | Directory) -> list[Directory]:
-    """Return the directories of the checkpoint at `path`, or of those in it, the oldest first.
+    """Return the directories of the checkpoint of our format at `path`, or of those in it, the oldest first.
 
     Raises:
       CheckpointError: There is no complete checkpoint.
     """
     directory = location(path)
+    found = _native_at(directory)
+    if not found:
+        other = _reader_of(directory)
+        what = f"is of another format, {other.name}." if other else _what_instead(directory)
+        raise CheckpointError(f"{directory} {what}")
+    return found
+
+
+def _native_at(directory: Directory) -> list[Directory]:
     if (directory / MANIFEST).is_file():
         return [directory]
-    if steps := complete_steps(directory):
-        return [step_path(directory, step) for step in steps]
-    raise CheckpointError(f"{directory} {_what_instead(directory)}")
+    return [step_path(directory, step) for step in complete_steps(directory)]
+
+
+def _foreign(place: Directory) -> Opened:
+    reader = _reader_of(place)
+    if reader is None:
+        raise CheckpointError(f"{place} {_what_instead(place)}")
+    return reader.open(place)
+
+
+def _reader_of(place: Directory) -> Reader | None:
+    return next((reader for reader in READERS if reader.recognises(place)), None)
 
 
 def _instead_of_it(others: Sequence[Directory]) -> str:
@@ -76,16 +141,18 @@ def _instead_of_it(others: Sequence[Directory]) -> str:
     )
 
 
-def _what_instead(directory: Directory) -> str:
-    """Say what `directory` is, as it is no checkpoint."""
-    if not directory.is_dir():
-        return "is not a directory." if directory.exists() else "does not exist."
-    if damaged := aside(directory):
+def _what_instead(place: Directory) -> str:
+    """Say what `place` is, as it is no checkpoint."""
+    if not place.is_dir():
+        return f"is no checkpoint.{_KNOWN}" if place.exists() else "does not exist."
+    if damaged := aside(place):
         return f"holds no complete checkpoint, only {damaged[-1]}, which was found damaged and set aside."
     half_written = "Either a save is still running (call `wait()` first) or its run was killed."
-    if any(directory.glob("data-*.zarr.zip")):
+    if any(place.glob("data-*.zarr.zip")):
         return f"has data files but no {MANIFEST}. {half_written}"
-    if unfinished := temporaries(directory):
+    if unfinished := temporaries(place):
         return f"holds no complete checkpoint, only the unfinished {unfinished[-1].name}. {half_written}"
-    found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
-    return f"is no checkpoint, nor are there any in it called step_00000800 and so on. It holds {found}."
+    found = ", ".join(sorted(entry.name for entry in place.iterdir())[:5]) or "nothing"
+    return (
+        f"is no checkpoint, nor are there any in it called step_00000800 and so on. It holds {found}.{_KNOWN}"
+    )

@@ -12,14 +12,14 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves, dtype_of
-from meshwright.checkpoint._lazy import Index, LazyArray
+from meshwright.checkpoint._lazy import Index, LazyArray, in_memory
 from meshwright.checkpoint._source import Source
 from meshwright.errors import CheckpointError, nearest
 
 
 def as_source(arrays: Mapping[str, LazyArray | np.ndarray | jax.Array], name: str) -> Source:
     """Return named arrays as a source; errors will call it `name`."""
-    return _Arrays(name, {key: _lazy(array) for key, array in arrays.items()})
+    return _Arrays(name, {key: x if isinstance(x, LazyArray) else in_memory(x) for key, x in arrays.items()})
 
 
 def subtree(source: Source, prefix: str) -> Source:
@@ -74,9 +74,3 @@ class _Arrays:
 
     def read(self, name: str, index: Index, /) -> np.ndarray:
         return self.held[name].read(index)
-
-
-def _lazy(array: LazyArray | np.ndarray | jax.Array) -> LazyArray:
-    if isinstance(array, LazyArray):
-        return array
-    return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))

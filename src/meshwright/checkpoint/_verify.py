@@ -106,7 +106,7 @@ def _is_gone(path: Directory, nbytes: int) -> bool:
 def _opened(path: Directory, nbytes: int) -> Iterator[Read]:
     """Open a data file to read it from one end to the other."""
     if isinstance(path, ObjectPath):
-        stored = ObjectBytes(path, nbytes)
+        stored = ObjectBytes(parts_of(path, nbytes))
         yield lambda first, last: stored[first:last]
         return
     with path.open("rb") as file:

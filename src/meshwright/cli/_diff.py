@@ -17,7 +17,7 @@ def diff(options: argparse.Namespace) -> Result:
     """Compare the arrays of two checkpoints; the exit code is 0 where all are equal, as that of `diff`."""
     a, b = open_source(checkpoints_of(options.a)), open_source(checkpoints_of(options.b))
     differences = diff_checkpoints(a, b)
-    num_equal = len(a.arrays().keys() | b.arrays().keys()) - len(differences)
+    num_equal = len(a.arrays()) - sum(difference.a is not None for difference in differences)
     found = {
         "a": str(a),
         "b": str(b),

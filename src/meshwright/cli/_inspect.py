@@ -52,6 +52,7 @@ def _checkpoint(path: str) -> dict[str, Any]:
     }
     return {
         "checkpoint": str(source),
+        "format": source.format,
         "step": source.step,
         "writer": source.writer,
         "bytes": sum(array["bytes"] for array in arrays.values()),

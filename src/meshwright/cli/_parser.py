@@ -159,10 +159,11 @@ def _add_checkpoints(commands: _Commands) -> None:
     diff.add_argument("a", metavar="A")
     diff.add_argument("b", metavar="B")
     convert = commands.add(
-        "convert", "_convert", "Write a checkpoint anew: of another dtype, or a part of it."
+        "convert", "_convert", "Write a checkpoint anew: in another format or dtype, or a part of it."
     )
-    convert.add_argument("source", metavar="SRC")
-    convert.add_argument("destination", metavar="DST", help="a directory of checkpoints, made if need be")
+    convert.add_argument("source", metavar="SRC", help="of any format, which is seen from its content")
+    convert.add_argument("destination", metavar="DST", help="a directory, made if need be; of npz, a file")
+    convert.add_argument("--to", choices=("native", "safetensors", "npz", "seqax", "t5x"), default="native")
     convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
     convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names it matches")
     pin = commands.add("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")

@@ -84,7 +84,7 @@ def load_ckpt(
       DamagedError: its bytes are not those written.
     """
     # Process 0 looks which is the newest: on a network disk others may not see for seconds that it is there.
-    step_dir = process.on_lead(lambda: str(open_source(_named.existing(deployer, ckpt_dir))))
+    step_dir = process.on_lead(lambda: str(open_source(_named.existing(deployer, ckpt_dir)).path))
     source = process.together(lambda: open_source(step_dir))
     target = _target(
         deployer, source, params_sharding_rules, optimizer if load_opt_state else None, float_dtype

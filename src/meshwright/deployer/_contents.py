@@ -46,7 +46,7 @@ def part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyT
     arrays = {name: x for name, x in source.arrays().items() if name.partition("/")[0] == part}
     if not arrays:
         raise CheckpointError(f"{source} has no {part}; it has {', '.join(sorted(parts_of(source)))}.")
-    before = source.extra.get("dtypes", {})
+    before = (source.extra or {}).get("dtypes", {})
     dtypes = before if float_dtype is None else dict.fromkeys(_floats(arrays), _floating(float_dtype))
     structs = {
         name.removeprefix(part).removeprefix("/"): jax.ShapeDtypeStruct(

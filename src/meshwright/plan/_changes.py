@@ -16,7 +16,7 @@ from meshwright.train import offloaded
 Settings = Mapping[str, Any]
 OFFLOADED = "offloaded"
 """Not a setting: the optimizer wrapped in `mw.offloaded`."""
-REMATS = (None, "dots", "nothing")
+REMATS = (None, "dots", "dots_no_batch")
 """From what takes most memory to what takes most time."""
 LONGEST_TENSOR = 16
 

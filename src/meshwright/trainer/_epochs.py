@@ -105,7 +105,7 @@ class Epochs:
         return {"epoch": self.epoch, "in_epoch": self._batches.get_state()}
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from `state`, which `get_state` gave.
+        """Continue from `state`, which `get_state` or `start_of` gave.
 
         Raises:
           InputError: it is of another seed or number of examples.
@@ -116,7 +116,8 @@ class Epochs:
                 "  Continue it with what began it, or start a new run in another workdir."
             )
         self._turn_to(int(state["epoch"]))
-        self._batches.set_state(state["in_epoch"])
+        if state["in_epoch"] is not None:
+            self._batches.set_state(state["in_epoch"])
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -125,6 +126,11 @@ class Epochs:
     def _turn_to(self, epoch: int) -> None:
         self._batches.close()
         self.epoch, self._batches = epoch, self._open(epoch)
+
+
+def start_of(epoch: int) -> dict[str, Any]:
+    """Return the position before the first batch of an epoch."""
+    return {"epoch": epoch, "in_epoch": None}
 
 
 def _of_epoch(examples: Any, epoch: int) -> Any:

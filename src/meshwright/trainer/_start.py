@@ -1,10 +1,12 @@
 """What training starts from: arrays that are given, or the model's own."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from meshwright import tree
@@ -12,6 +14,7 @@ from meshwright.adapters import Functional
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.sharding import Layout, copy_to
 from meshwright.train import Init, TrainState, Tx, Variables, init_state, key_of, state_from
+from meshwright.trainer._epochs import start_of
 from meshwright.tree import PyTree
 
 
@@ -23,9 +26,18 @@ class Start:
     """
 
     def __init__(
-        self, model: Functional | None, params: PyTree, model_state: PyTree, opt_state: optax.OptState | None
+        self,
+        model: Functional | None,
+        params: PyTree,
+        model_state: PyTree,
+        opt_state: optax.OptState | None,
+        last_ckpt_info: Mapping[str, Any] | None,
     ):
-        _check(model, params, model_state, opt_state)
+        _check(model, params, model_state, opt_state, last_ckpt_info)
+        self._step = int((last_ckpt_info or {}).get("step", 0))
+        last_epoch = (last_ckpt_info or {}).get("epoch_idx")
+        self.position = None if last_epoch is None else start_of(int(last_epoch) + 1)
+        """Where in the data to start, if that is not its beginning."""
         self._given = _given(model, params, model_state)
         self._opt_state, self._is_used = opt_state, False
         self.init: Init = _like(self._given) if model is None or self._given is not None else model.init
@@ -54,6 +66,7 @@ class Start:
         if self._given is None:
             return init_state(self.init, tx, seed, layout)
         state = state_from(self._given, tx, seed, layout)
+        state = dataclasses.replace(state, step=copy_to(np.int32(self._step), state.step.sharding))
         return state if self._opt_state is None else self._with_opt_state(state)
 
     def _with_opt_state(self, state: TrainState) -> TrainState:
@@ -109,12 +122,17 @@ def _like(variables: Variables | None) -> Init:
 
 
 def _check(
-    model: Functional | None, params: PyTree, model_state: PyTree, opt_state: optax.OptState | None
+    model: Functional | None,
+    params: PyTree,
+    model_state: PyTree,
+    opt_state: optax.OptState | None,
+    last_ckpt_info: Mapping[str, Any] | None,
 ) -> None:
     if params is None and model is None:
         raise UsageError("there are no parameters to train: give Trainer a model, params or both.")
-    if params is None and (model_state is not None or opt_state is not None):
-        raise UsageError("model_state and opt_state are to start from beside params: give params, too.")
+    beside = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}
+    if params is None and (given := [name for name, value in beside.items() if value is not None]):
+        raise UsageError(f"{' and '.join(given)} is to start from beside params: give params, too.")
     if params is not None and model is not None and model.stateful != (model_state is not None):
         has, give = ("a", "give model_state, too") if model.stateful else ("no", "leave out model_state")
         raise UsageError(f"the model has {has} state besides its parameters: {give}.")

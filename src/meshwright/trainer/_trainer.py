@@ -59,6 +59,8 @@ class Trainer:
         how a Linen module is given its example inputs.
       params: parameters to start from, arrays of any sort, instead of the model's own. They are copied.
       model_state, opt_state: to start from, beside `params`.
+      last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
+        epoch after its `epoch_idx`, where there is one.
       rules: how parameters are split over the mesh, before what is found by itself.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
@@ -83,6 +85,7 @@ class Trainer:
         params: PyTree = None,
         model_state: PyTree = None,
         opt_state: PyTree = None,
+        last_ckpt_info: Mapping[str, Any] | None = None,
         rules: Sequence[Rule] = (),
         trainable: Trainable | None = None,
         compute_dtype: ComputeDtype = None,
@@ -94,7 +97,7 @@ class Trainer:
         narrowing(compute_dtype)  # raises if it is no dtype
         self.deployer, self._collate = deployer, collate
         self.model = None if model is None else functional(model)
-        self._start = Start(self.model, params, model_state, opt_state)
+        self._start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._tx = optimizer if trainable is None else Only(trainable, optimizer)
         self._rules, self._dtype = tuple(rules), compute_dtype
         self._accumulate, self._lr_schedule = accumulate_grad_batches, lr_schedule
@@ -102,7 +105,7 @@ class Trainer:
         self._train_step = None if train_step is None else step_of(train_step)
         self._layout: Layout | None = None
         self._state: TrainState | None = None
-        self._position: dict[str, Any] | None = None
+        self._position: dict[str, Any] | None = self._start.position
 
     @property
     def layout(self) -> Layout:

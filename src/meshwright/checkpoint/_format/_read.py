@@ -16,6 +16,7 @@ from meshwright.checkpoint._format._memory import empty
 from meshwright.checkpoint._format._parts import Bounds, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_bytes import ObjectBytes
+from meshwright.checkpoint._object_file import parts_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import DamagedError
 
@@ -34,7 +35,7 @@ class NativeSource:
           CheckpointError: There is no manifest, or it is newer than this reader.
           DamagedError: The manifest is not what was written.
         """
-        self._path = path
+        self.path = path
         self._verify = verify
         self._manifest = read_manifest(path)
         self._files: dict[int, int | ObjectBytes] = {}
@@ -43,7 +44,12 @@ class NativeSource:
 
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
-        return str(self._path)
+        return str(self.path)
+
+    @property
+    def format(self) -> str:
+        """Return what people call the format."""
+        return "Meshwright"
 
     @property
     def manifest(self) -> Manifest:
@@ -69,7 +75,9 @@ class NativeSource:
         """Return every array by name; nothing is read."""
         impls = self._manifest.prng_keys
         return {
-            name: LazyArray(array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name))
+            name: LazyArray(
+                array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name), array.chunk_shape
+            )
             for name, array in self._manifest.arrays.items()
         }
 
@@ -133,9 +141,9 @@ class NativeSource:
 
     def _opened(self, name: str, place: Place) -> int | ObjectBytes:
         expected = self._manifest.files[place.file]
-        path = self._path / expected.name
+        path = self.path / expected.name
         if isinstance(path, ObjectPath):
-            return ObjectBytes(path, expected.nbytes)
+            return ObjectBytes(parts_of(path, expected.nbytes))
         if not path.exists():
             raise self._damaged(name, place, "the file is missing")
         if (found := path.stat().st_size) != expected.nbytes:
@@ -145,7 +153,7 @@ class NativeSource:
         return file
 
     def _damaged(self, name: str, place: Place, how: str) -> DamagedError:
-        path = self._path / self._manifest.files[place.file].name
+        path = self.path / self._manifest.files[place.file].name
         return DamagedError(
             f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
             "Copy the file again, or use another checkpoint."

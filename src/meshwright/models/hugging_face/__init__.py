@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint import SafetensorsSource, Source
+from meshwright.checkpoint import Source, open_source
 from meshwright.errors import CheckpointError, nearest
 from meshwright.models import decoder, gpt2, t5
 from meshwright.models._map import Map
@@ -56,9 +56,9 @@ def open_model(path: str | Path) -> Source:
     """Return the parameters of a model that `save_pretrained` wrote, with our names.
 
     Raises:
-      CheckpointError: as `config` and `SafetensorsSource`.
+      CheckpointError: as `config` and `open_source`.
     """
-    return parameter_map(config(path)).to_ours(SafetensorsSource(path))
+    return parameter_map(config(path)).to_ours(open_source(path))
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -1,5 +1,0 @@
-"""Formats of others, each as a `Source`."""
-
-from meshwright.checkpoint._readers._safetensors import SafetensorsSource
-
-__all__ = ["SafetensorsSource"]

@@ -1,0 +1,26 @@
+"""Checkpoints of other systems, opened as sources.
+
+A reader is three things: what the format is called, whether a place holds such a checkpoint, which is
+seen from a few names or bytes, and how it is opened, which reads no array. A new one is a file here
+and a word in the tuple below.
+"""
+
+from meshwright.checkpoint.readers import _flax, _npz, _orbax, _redco, _safetensors, _seqax, _t5, _t5x
+from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.checkpoint.readers._t5x import open_t5x
+from meshwright.checkpoint.readers._zarr import store_of
+
+READERS: tuple[Reader, ...] = (
+    _seqax.READER,
+    _redco.READER,  # whose parts are Orbax's
+    _orbax.READER,
+    _t5x.READER,
+    _t5.READER,
+    # These are asked last, as such a file may lie beside another system's checkpoint.
+    _safetensors.READER,
+    _flax.READER,
+    _npz.READER,
+)
+"""In this order they are asked: the first that recognises a place opens it."""
+
+__all__ = ["READERS", "Foreign", "Reader", "open_t5x", "store_of"]

@@ -1,0 +1,119 @@
+"""NumPy's npz: a ZIP file with a `.npy` for each array, stored as it is or compressed.
+
+Of arrays that are stored, the bytes of a part are read. Compressed ones are read from their beginning,
+or on from where they were read last. What NumPy does not know, such as bfloat16, it writes as bytes
+without a type; they stay that, as nobody can tell.
+
+Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+"""
+
+import struct
+import zipfile
+import zlib
+from threading import Lock
+from typing import IO
+
+import numpy as np
+
+from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint.readers._file import File, head
+from meshwright.checkpoint.readers._raw import Bytes, raw_array
+from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.errors import CheckpointError
+
+_SUFFIX = ".npy"
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""Of a member: its signature, and the lengths of its name and of what follows that."""
+
+
+def _recognises(place: Directory) -> bool:
+    return _file(place) is not None
+
+
+def _file(place: Directory) -> Directory | None:
+    files = list(place.glob("*.npz")) if place.is_dir() else [place]
+    return files[0] if len(files) == 1 and _begins_with_array(files[0]) else None
+
+
+def _begins_with_array(file: Directory) -> bool:
+    start = head(file, 1 << 10)
+    if not start.startswith(b"PK\x03\x04") or len(start) < _LOCAL_HEADER.size:
+        return False
+    _, length, _ = _LOCAL_HEADER.unpack_from(start)
+    return start[_LOCAL_HEADER.size :][:length].endswith(_SUFFIX.encode())
+
+
+def _open(place: Directory) -> Foreign:
+    path = _file(place) or place
+    file = File(path)
+    try:
+        archive = zipfile.ZipFile(file.stream())
+        held = {_name(member): _array(file, archive, member) for member in archive.infolist()}
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise file.damaged(str(error)) from None
+    return Foreign(path, READER.name, held)
+
+
+def _name(member: zipfile.ZipInfo) -> str:
+    return member.filename.removesuffix(_SUFFIX)
+
+
+def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> LazyArray:
+    with archive.open(member) as npy:
+        shape, is_fortran, dtype = _header(npy)
+        start = npy.tell()
+    if dtype.hasobject:
+        raise CheckpointError(f"{file.path}: {member.filename} holds Python objects, which are not read.")
+    content: Bytes = _Compressed(file, archive, member)
+    if member.compress_type == zipfile.ZIP_STORED:
+        content, start = file, start + _data_offset(file, member)
+    array = raw_array(content, start, shape[::-1] if is_fortran else shape, dtype)
+    array = array.astype(dtype.newbyteorder("="))
+    return _transposed(array) if is_fortran else array
+
+
+def _header(npy: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, whether the first dimension runs fastest, and dtype."""
+    version = np.lib.format.read_magic(npy)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(npy)
+
+
+def _data_offset(file: File, member: zipfile.ZipInfo) -> int:
+    start = member.header_offset
+    _, *lengths = _LOCAL_HEADER.unpack(bytes(file[start : start + _LOCAL_HEADER.size]))
+    return start + _LOCAL_HEADER.size + sum(lengths)
+
+
+def _transposed(array: LazyArray) -> LazyArray:
+    return LazyArray(array.shape[::-1], array.dtype, lambda index: array.read(index[::-1]).T.copy())
+
+
+class _Compressed:
+    """What a compressed member holds, sliced. Going on from the last slice costs nothing, going back does."""
+
+    def __init__(self, file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo):
+        self._file, self._archive, self._member = file, archive, member
+        self._opened: IO[bytes] | None = None
+        self._lock = Lock()
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        try:
+            with self._lock:
+                return self._read(part)
+        except (zlib.error, EOFError, zipfile.BadZipFile) as error:
+            raise self._file.damaged(f"{self._member.filename}: {error}") from None
+
+    def _read(self, part: slice) -> np.ndarray:
+        self._opened = self._opened or self._archive.open(self._member)
+        self._opened.seek(part.start)
+        content = self._opened.read(part.stop - part.start)
+        if len(content) < part.stop - part.start:
+            raise EOFError(f"it ends before byte {part.stop}")
+        return np.frombuffer(bytearray(content), np.uint8)
+
+
+READER = Reader("npz", _recognises, _open)

@@ -1,0 +1,210 @@
+"""Orbax's checkpoints of trees, of its versions 0 and 1, with and without OCDBT, in zarr 2 and 3.
+
+    100/                             a step of a CheckpointManager
+      _CHECKPOINT_METADATA           JSON: what wrote each item, when it began and when it was done
+      default/                       an item: here a tree; others may lie beside it
+        _METADATA                    JSON: the keys of each leaf
+        manifest.ocdbt, d/           a database of TensorStore's, in which there is
+        params.w/.zarray, …          an array for each leaf, its keys joined by dots; or these are files
+        checkpoint                   before there was _METADATA: Flax's msgpack, a tree, in which is an array
+                                     or, where it lies beside the file, the text PLACEHOLDER://params.w
+        array_metadatas/, _strings.json
+
+A tree may also lie by itself. Where there is one tree, its leaves are called as in it; where there are
+several, `params/…` and `state/…` by their items.
+
+Source: `_src/metadata/tree.py` and `_src/serialization` of github.com/google/orbax, and files it wrote.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwright import tree
+from meshwright.checkpoint import _kvstore
+from meshwright.checkpoint._lazy import LazyArray, in_memory
+from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint.readers import _t5x
+from meshwright.checkpoint.readers._file import head
+from meshwright.checkpoint.readers._flax_msgpack import read_tree
+from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
+from meshwright.checkpoint.readers._zarr import open_arrays, store_of
+from meshwright.errors import CheckpointError, DamagedError
+
+_ITEMS, _COMMITTED, _TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
+_TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
+_PLACEHOLDER = "PLACEHOLDER://"
+_METADATA_FILES = {"zarr": ".zarray", "zarr3": "zarr.json"}
+
+
+def _recognises(place: Directory) -> bool:
+    return _is_step(place) or bool(steps_in(place, _is_step))
+
+
+def _is_step(place: Directory) -> bool:
+    return _is_tree(place) or bool(_trees(place))
+
+
+def _is_tree(place: Directory) -> bool:
+    if (place / _TREE).is_file() or (place / _OCDBT).is_file():
+        return True
+    # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
+    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.recognises(place)
+
+
+def _trees(place: Directory) -> dict[str, Directory]:
+    """Return the items of a step that are trees, by name."""
+    entries = sorted(place.iterdir(), key=str) if place.is_dir() else []
+    found = {entry.name: entry for entry in entries if not entry.name.startswith("ocdbt.process_")}
+    return {name: entry for name, entry in found.items() if _is_tree(entry)}
+
+
+def _open(place: Directory) -> Foreign:
+    step = place if _is_step(place) else newest(steps_in(place, _is_step), _is_complete)
+    if not _is_complete(step):
+        raise CheckpointError(
+            f"{step} is not complete. Its save is still running, or was killed: open another."
+        )
+    trees = {"": step} if _is_tree(step) else _trees(step)
+    if len(trees) == 1:
+        held = open_tree(*trees.values())
+    else:
+        held = {f"{item}/{name}": x for item, each in trees.items() for name, x in open_tree(each).items()}
+    said = _document(step / _ITEMS)
+    number = step_of(step.name) if step_of(step.name) is not None else step_of(step.parent.name)
+    return Foreign(
+        step, READER.name, held, number, {"item_handlers": said.get("item_handlers")}, _extra(step, said)
+    )
+
+
+def _is_complete(step: Directory) -> bool:
+    """Say whether a save has come to its end: it is renamed then, and in a store it leaves a mark."""
+    said = _document(step / _ITEMS)
+    is_open = "init_timestamp_nsecs" in said and not said.get("commit_timestamp_nsecs")
+    return _TEMPORARY not in step.name and not (is_open and not (step / _COMMITTED).is_file())
+
+
+def open_tree(directory: Directory) -> dict[str, LazyArray]:
+    """Return the arrays of one tree by our names; nothing of them is read.
+
+    Raises:
+      DamagedError: One of them, or what describes the tree, is missing or spoilt.
+      UsageError: TensorStore is not installed.
+    """
+    if (directory / _TREE).is_file():
+        return _described(directory)
+    if (directory / _AGGREGATE).is_file():
+        return _aggregate(directory)
+    return _undescribed(directory)
+
+
+def _described(directory: Directory) -> dict[str, LazyArray]:
+    """Return the arrays of a tree of which a file says what leaves it has."""
+    said = _document(directory / _TREE)
+    try:
+        leaves = said["tree_metadata"].values()
+        paths = {_name(keys): ".".join(keys) for keys in map(_keys, leaves) if keys is not None}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(
+            f"{directory / _TREE} does not describe a tree: {error!r}. Copy it again."
+        ) from None
+    driver = "zarr3" if said.get("use_zarr3") else "zarr"
+    # Before it was said, chunks of nothing but zeros were not written.
+    may_lack = not said.get("store_array_data_equal_to_fill_value")
+    specs = {
+        name: {"driver": driver, "path": path, "fill_missing_data_reads": may_lack}
+        for name, path in paths.items()
+    }
+    arrays, impls = open_arrays(directory, _store(directory), specs), _key_impls(directory)
+    return {name: replace(x, key_impl=impls.get(paths[name])) for name, x in arrays.items()}
+
+
+def _keys(leaf: Mapping[str, Any]) -> list[str] | None:
+    """Return the keys of a leaf; None of what is no array: None, an empty dictionary, text."""
+    value = leaf["value_metadata"]
+    if value["skip_deserialize"] or value["value_type"] in ("None", "string"):
+        return None
+    return [str(key["key"]) for key in leaf["key_metadata"]]
+
+
+def _name(keys: Iterable[str]) -> str:
+    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
+
+
+def _key_impls(directory: Directory) -> dict[str, str]:
+    """Return the implementations of typed PRNG keys, by the arrays' paths."""
+    documents = [_document(file) for file in directory.glob("array_metadatas/process_*")]
+    said = [each["array_metadata"] for document in documents for each in document.get("array_metadatas", ())]
+    impls = {each["param_name"]: (each.get("ext_metadata") or {}).get("random_key_impl") for each in said}
+    return {path: impl for path, impl in impls.items() if impl}
+
+
+def _aggregate(directory: Directory) -> dict[str, LazyArray]:
+    """Return the arrays of a tree that is one file, and of those that lie beside it."""
+    leaves = tree.named_leaves(read_tree(directory / _AGGREGATE), is_leaf=lambda x: isinstance(x, LazyArray))
+    beside = {
+        name: leaf.removeprefix(_PLACEHOLDER)
+        for name, leaf in leaves.items()
+        if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER)
+    }
+    specs = {
+        name: {"driver": "zarr", "path": path, "fill_missing_data_reads": True}
+        for name, path in beside.items()
+    }
+    held = open_arrays(directory, _store(directory), specs) if specs else {}
+    within = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, str | bytes)}
+    return held | {name: x if isinstance(x, LazyArray) else in_memory(x) for name, x in within.items()}
+
+
+def _undescribed(directory: Directory) -> dict[str, LazyArray]:
+    """Return the arrays of a tree of which only they are there: dots in their names stand between keys."""
+    store = _store(directory)
+    specs = {}
+    with _kvstore.telling(f"list {directory}"):
+        files = [key.decode() for key in store.list().result()]
+    for driver, file in _METADATA_FILES.items():
+        for path in [each.removesuffix(f"/{file}") for each in sorted(files) if each.endswith(f"/{file}")]:
+            specs[path.replace(".", "/")] = {"driver": driver, "path": path, "fill_missing_data_reads": True}
+    return open_arrays(directory, store, specs)
+
+
+def _store(directory: Directory) -> Any:
+    files = store_of(directory)
+    if not (directory / _OCDBT).is_file():
+        return files
+    spec = {"driver": "ocdbt", "base": files.spec().to_json()}
+    with _kvstore.telling(f"open {directory}"):
+        return (
+            _kvstore.tensorstore_for(str(directory)).KvStore.open(spec, context=_kvstore.context()).result()
+        )
+
+
+def _document(file: Directory) -> dict[str, Any]:
+    """Return what a file of JSON says; nothing where it is not there.
+
+    Raises:
+      DamagedError: It is not JSON.
+    """
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DamagedError(f"{file} is damaged: {error}. Copy it again.") from None
+
+
+def _extra(step: Directory, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a step holds besides arrays: items in JSON, texts of trees, scores."""
+    found = {file.parent.name: _document(file) for file in step.glob("*/metadata")}
+    texts = {name: text for file in _string_files(step) for name, text in _document(file).items()}
+    rest = {"strings": texts, "metrics": said.get("metrics"), "custom_metadata": said.get("custom_metadata")}
+    return found | {name: value for name, value in rest.items() if value}
+
+
+def _string_files(step: Directory) -> list[Directory]:
+    return [step / _STRINGS, *step.glob(f"*/{_STRINGS}")]
+
+
+READER = Reader("Orbax", _recognises, _open)

@@ -1,0 +1,134 @@
+"""safetensors, in one file or in several with an index; checkpoint/_safetensors.py has the layout.
+
+The names stay as they are in the files, with dots. What is wanted by one of our names is found under it
+with dots for `/`.
+"""
+
+import json
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint._safetensors import DTYPES, LENGTH, METADATA
+from meshwright.checkpoint.readers._file import File, head
+from meshwright.checkpoint.readers._raw import raw_array
+from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.errors import CheckpointError, DamagedError
+
+_INDEX = "*.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_MAX_HEADER = 100_000_000  # bytes; the format's own limit
+_DTYPES = {theirs: ours for ours, theirs in DTYPES.items()}
+
+
+def _recognises(place: Directory) -> bool:
+    if any(place.glob(_INDEX)) or any(place.glob("*.safetensors")):
+        return True
+    start = head(place, LENGTH.size + 1)
+    return start[LENGTH.size :] == b"{" and LENGTH.unpack_from(start)[0] <= _MAX_HEADER
+
+
+def _open(place: Directory) -> Foreign:
+    if indices := sorted(place.glob(_INDEX), key=str):
+        if len(indices) > 1:
+            names = ", ".join(index.name for index in indices)
+            raise CheckpointError(f"{place} has several indices, {names}. Move all but one away.")
+        return _open_sharded(place, indices[0])
+    single = place / _SINGLE
+    files = [single] if single.is_file() else sorted(place.glob("*.safetensors"), key=str) or [place]
+    held: dict[str, LazyArray] = {}
+    metadata: dict[str, str] = {}
+    for file in files:
+        arrays, texts = _open_file(file)
+        if doubles := held.keys() & arrays.keys():
+            raise CheckpointError(
+                f"{place} has {min(doubles)} in several files, and no index that says which to take. Open "
+                f"one file, {file.name} say, or move the others away."
+            )
+        held, metadata = held | arrays, metadata | dict(texts)
+    return _opened(place, held, metadata)
+
+
+def _open_sharded(place: Directory, index: Directory) -> Foreign:
+    try:
+        document = json.loads(index.read_bytes())
+        files = dict(document["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{index} is no index of safetensors files: {error!r}.") from None
+    if outside := [name for name in files.values() if "/" in name]:
+        raise CheckpointError(f"{index} names a file elsewhere, {outside[0]}, which is not opened.")
+    shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
+    if missing := [name for name, file in files.items() if name not in shards[file][0]]:
+        raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
+    metadata = {key: text for _, found in shards.values() for key, text in found.items()}
+    held = {name: shards[file][0][name] for name, file in files.items()}
+    return _opened(place, held, {**metadata, **document.get("metadata", {})})
+
+
+def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[str, Any]) -> Foreign:
+    return Foreign(
+        place,
+        READER.name,
+        held,
+        extra=dict(metadata),
+        spell=lambda name: name.replace("/", "."),
+        ours=lambda name: name.replace(".", "/"),
+    )
+
+
+class _Entry(NamedTuple):
+    """What the header says of one array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+
+def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
+    """Return the arrays of one file, and the text that it holds beside them."""
+    entries, metadata, start = _header(path)
+    if unknown := [
+        f"{name} ({entry.dtype})" for name, entry in entries.items() if entry.dtype not in _DTYPES
+    ]:
+        raise CheckpointError(f"{path} has {len(unknown)} arrays of dtypes that are not read: {unknown[0]} …")
+    file = File(path, start + max((entry.last for entry in entries.values()), default=0))
+    return {name: _array(file, start, name, entry) for name, entry in entries.items()}, metadata
+
+
+def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]:
+    """Return what the header says of each array, the text in it, and where the data begins."""
+    length = head(path, LENGTH.size)
+    if len(length) < LENGTH.size:
+        raise DamagedError(f"{path} is missing, or ends before its header. Copy it again.")
+    start = LENGTH.size + LENGTH.unpack(length)[0]
+    text = head(path, min(start, _MAX_HEADER))[LENGTH.size :]
+    if LENGTH.size + len(text) < start:
+        raise DamagedError(f"{path} ends within its header, which should have {start} bytes. Copy it again.")
+    try:
+        header = json.loads(text)
+        metadata = header.pop(METADATA, {})
+        return {name: _entry(**said) for name, said in header.items()}, metadata, start
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DamagedError(f"{path} has a header that is damaged: {error!r}. Copy it again.") from None
+
+
+def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
+    first, last = data_offsets
+    return _Entry(dtype, tuple(map(operator.index, shape)), operator.index(first), operator.index(last))
+
+
+def _array(file: File, start: int, name: str, entry: _Entry) -> LazyArray:
+    dtype, nbytes = np.dtype(_DTYPES[entry.dtype]), entry.last - entry.first
+    if entry.first < 0 or nbytes != math.prod(entry.shape) * dtype.itemsize:
+        where = f"has its bytes from {entry.first} to {entry.last}"
+        raise file.damaged(f"{name}, {dtype.name}{list(entry.shape)}, {where}")
+    return raw_array(file, start + entry.first, entry.shape, dtype)
+
+
+READER = Reader("safetensors", _recognises, _open)

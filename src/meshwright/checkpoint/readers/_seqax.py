@@ -1,0 +1,98 @@
+"""seqax's checkpoints: a step is a zarr v2 group with an array for each leaf.
+
+    0000000008/
+      .zgroup, .zattrs             {"write_completed": true}, written last
+      ['params']['w'][0]/          named as JAX's `keystr` does: a key, an index, `.name` of an attribute
+        .zarray, 0.0, 0.1, …
+
+seqax's own states have keys that are joined by nothing, `weightstransformerw_q`. Such a name cannot be
+taken apart and stays as it is. What is wanted as `weights/transformer/w_q` is found by joining that.
+
+Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files that it wrote.
+"""
+
+import ast
+import json
+import re
+
+from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
+from meshwright.checkpoint.readers._zarr import open_arrays, store_of
+from meshwright.errors import CheckpointError
+
+_GROUP, _ARRAY = ".zgroup", ".zarray"
+_KEY = re.compile(
+    r"""\[(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]
+      | \[(?:<flat\ index\ )?(?P<index>\d+)>?\]
+      | \.(?P<name>\w+)""",
+    re.VERBOSE,
+)
+
+
+def _recognises(place: Directory) -> bool:
+    return _is_step(place) or bool(steps_in(place, _is_step))
+
+
+def _is_step(place: Directory) -> bool:
+    return (place / _GROUP).is_file() and (_is_committed(place) or any(place.glob(f"*/{_ARRAY}")))
+
+
+def _open(place: Directory) -> Foreign:
+    steps = [place] if _is_step(place) else steps_in(place, _is_step)
+    directory = newest(steps, _is_committed)
+    if not _is_committed(directory):
+        raise CheckpointError(
+            f"{directory} is not complete: its .zattrs does not say write_completed. Its save is still "
+            "running, or was killed. Open another step."
+        )
+    stored = {_our_name(name): name for name in _array_names(directory)}
+    specs = {name: {"driver": "zarr", "path": path} for name, path in stored.items()}
+    held = open_arrays(directory, store_of(directory), specs)
+    joined = {_joined(name): name for name in stored}
+    return Foreign(
+        directory,
+        READER.name,
+        held,
+        step_of(directory.name),
+        spell=lambda name: joined.get(_joined(name), name),
+    )
+
+
+def _is_committed(directory: Directory) -> bool:
+    try:
+        return json.loads((directory / ".zattrs").read_bytes()).get("write_completed") is True
+    except (FileNotFoundError, ValueError, AttributeError):
+        return False
+
+
+def _array_names(directory: Directory) -> list[str]:
+    """Return the paths of the arrays. A key with a slash makes a directory in a directory."""
+    if isinstance(directory, ObjectPath):
+        files = [key[len(directory.key) + 1 :] for key in directory.below()]
+    else:
+        files = [str(path.relative_to(directory)) for path in directory.rglob(_ARRAY)]
+    return sorted(name.removesuffix(f"/{_ARRAY}") for name in files if name.endswith(f"/{_ARRAY}"))
+
+
+def _our_name(stored: str) -> str:
+    """Return our name of what `keystr` gave this one, if it did."""
+    keys, end = [], 0
+    while found := _KEY.match(stored, end):
+        keys.append(_key(found))
+        end = found.end()
+    if end < len(stored):
+        return stored
+    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
+
+
+def _joined(name: str) -> str:
+    """Return the keys of a name, ours or one of several parts, joined by nothing."""
+    return _KEY.sub(_key, name).replace("/", "").replace("%2F", "").replace("%25", "%")
+
+
+def _key(found: re.Match[str]) -> str:
+    return ast.literal_eval(found["text"]) if found["text"] else found["index"] or found["name"]
+
+
+READER = Reader("seqax", _recognises, _open)

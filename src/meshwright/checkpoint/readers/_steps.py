@@ -1,0 +1,40 @@
+"""Directories whose entries are called by the step that they hold."""
+
+import logging
+import re
+from collections.abc import Callable
+
+from meshwright.checkpoint._object_path import Directory
+
+_NUMBERED = re.compile(r"(?:(?:checkpoint|ckpt|step)[_-]?)?([0-9]+)")
+
+log = logging.getLogger("meshwright")
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a directory is called by, `0000000800`, `checkpoint_800`; None where by none."""
+    found = _NUMBERED.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def steps_in(place: Directory, is_step: Callable[[Directory], bool]) -> list[Directory]:
+    """Return the entries that are called by a number and pass `is_step`, the lowest first.
+
+    Of two of one number, the longer name comes last, as those that pad with zeros pad all.
+    """
+    if not place.is_dir():
+        return []
+    numbered = [
+        (step, len(entry.name), entry)
+        for entry in place.iterdir()
+        if (step := step_of(entry.name)) is not None
+    ]
+    return [entry for *_, entry in sorted(numbered, key=lambda each: each[:2]) if is_step(entry)]
+
+
+def newest(steps: list[Directory], is_complete: Callable[[Directory], bool]) -> Directory:
+    """Return the last that is complete, and say so if it is not the last; the last, if none is."""
+    complete = next((step for step in reversed(steps) if is_complete(step)), steps[-1])
+    if complete != steps[-1]:
+        log.warning("%s is not complete; the newest that is: %s", steps[-1], complete.name)
+    return complete

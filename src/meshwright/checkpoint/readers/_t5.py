@@ -1,0 +1,147 @@
+"""Checkpoints of T5 by Mesh TensorFlow, with the names that T5X gives their variables.
+
+    decoder/block_001/layer_000/SelfAttention/q           target/decoder/layers_1/self_attention/query/kernel
+    decoder/block_001/layer_000/SelfAttention/q_slot_vr   state/param_states/decoder/…/query/kernel/v_row
+    global_step                                           state/step
+
+A T5X optimizer expects each parameter to have `m`, `v`, `v_row` and `v_col`; those that Adafactor did not
+use are there as one zero.
+
+Source: `checkpoint_importer.py` of github.com/google-research/t5x.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint.readers._bundle import read_bundle
+from meshwright.checkpoint.readers._file import File, head
+from meshwright.checkpoint.readers._leveldb import is_table
+from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.errors import CheckpointError
+
+_STATE_FILE, _INDEX = "checkpoint", ".index"
+_BEGINNING = b"model_checkpoint_path"
+_TARGET, _SLOTS, _STEP = "target/", "state/param_states/", "state/step"
+_SLOT_NAMES = {"": "", "v": "v", "vr": "v_row", "vc": "v_col"}
+_TOWERS = {"encoder": "encoder", "decoder": "decoder", "transformer": "decoder"}
+_PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+_NORMS = {
+    "encoder": ["pre_attention_layer_norm", "pre_mlp_layer_norm"],
+    "decoder": ["pre_self_attention_layer_norm", "pre_cross_attention_layer_norm", "pre_mlp_layer_norm"],
+    "transformer": ["pre_self_attention_layer_norm", "pre_mlp_layer_norm"],
+}
+_BIAS_OF_LAYER = re.compile(r"/layers_(\d+)(?=/relpos_bias/)")
+
+
+def _recognises(place: Directory) -> bool:
+    prefix = _prefix(place)
+    return prefix is not None and head(prefix.parent / f"{prefix.name}{_INDEX}", 1) != b""
+
+
+def _open(place: Directory) -> Foreign:
+    prefix = _prefix(place)
+    assert prefix is not None
+    held = with_t5x_names(read_bundle(prefix), prefix)
+    step = re.search(r"-(\d+)$", prefix.name)
+    return Foreign(prefix, READER.name, held, int(step[1]) if step else None)
+
+
+def _prefix(place: Directory) -> Directory | None:
+    """Return what the names of a checkpoint's files begin with: `place`, or that of the newest in it."""
+    if (place.parent / f"{place.name}{_INDEX}").is_file():
+        return place
+    if place.name.endswith(_INDEX) and place.is_file() and is_table(File(place)):
+        return place.parent / place.name.removesuffix(_INDEX)
+    state = head(place / _STATE_FILE, 1 << 16)
+    if state.startswith(_BEGINNING) and (named := re.search(rb'"([^"]+)"', state)):
+        return place / named[1].decode().rpartition("/")[2]  # the directory may have been moved
+    return None
+
+
+def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str, LazyArray]:
+    """Return the variables under the names that T5X gives them, and the slots that it expects.
+
+    Raises:
+      CheckpointError: There are names that T5 does not give; all are listed.
+    """
+    names = {name: _t5x_name(name) for name in variables}
+    if unknown := [name for name, new in names.items() if new is None]:
+        raise CheckpointError(
+            f"{what} has {len(unknown)} variables that T5 by Mesh TensorFlow has not: "
+            f"{', '.join(unknown[:10])}. Of other checkpoints of TensorFlow none are read."
+        )
+    held = {new: variables[name] for name, new in names.items() if new is not None}
+    if _STEP in held:
+        held[_STEP] = held[_STEP].astype(np.int32)
+    return _with_shared_bias({**held, **_unused_slots(held)})
+
+
+def _t5x_name(name: str) -> str | None:
+    if name == "global_step":
+        return _STEP
+    variable, _, slot = name.partition("_slot_")
+    path = _path(variable.split("/"))
+    if path is None or slot not in _SLOT_NAMES:
+        return None
+    return f"{_SLOTS}{path}/{_SLOT_NAMES[slot]}" if slot else f"{_TARGET}{path}"
+
+
+def _path(keys: list[str]) -> str | None:
+    """Return where T5X has the variable of these keys; None where that is nowhere."""
+    match keys:
+        case ["shared", "embedding"]:
+            return "token_embedder/embedding"
+        case ["decoder" | "transformer", "logits", "kernel"]:
+            return "decoder/logits_dense/kernel"
+        case [tower, "embedding"] if tower in _TOWERS:
+            return f"{_TOWERS[tower]}/token_embedder/embedding"
+        case [tower, "final_layer_norm" | "rms_norm", "scale"] if tower in _TOWERS:
+            return f"{_TOWERS[tower]}/{_TOWERS[tower]}_norm/scale"
+        case [tower, block, layer, *rest] if tower in _TOWERS:
+            number = re.fullmatch(r"block_(\d+)", block), re.fullmatch(r"layer_(\d+)", layer)
+            if number[0] and number[1] and (inner := _in_layer(tower, int(number[1][1]), rest)):
+                return f"{_TOWERS[tower]}/layers_{int(number[0][1])}/{inner}"
+    return None
+
+
+def _in_layer(tower: str, layer: int, keys: list[str]) -> str | None:
+    match keys:
+        case ["SelfAttention", "relative_attention_bias"] if layer == 0:
+            return "relpos_bias/rel_embedding"
+        case ["SelfAttention", "q" | "k" | "v" | "o" as which]:
+            attention = "attention" if tower == "encoder" else "self_attention"
+            return f"{attention}/{_PROJECTIONS[which]}/kernel"
+        case ["EncDecAttention", "q" | "k" | "v" | "o" as which]:
+            return f"encoder_decoder_attention/{_PROJECTIONS[which]}/kernel"
+        case ["DenseReluDense", which, "kernel"] if re.fullmatch(r"wi|wo|wi_\d+", which):
+            return f"mlp/{which}/kernel"
+        case ["layer_norm" | "rms_norm", "scale"] if layer < len(_NORMS[tower]):
+            return f"{_NORMS[tower][layer]}/scale"
+    return None
+
+
+def _unused_slots(held: Iterable[str]) -> dict[str, LazyArray]:
+    names = set(held)
+    unused = set()
+    for path in (name.removeprefix(_TARGET) for name in names if name.startswith(_TARGET)):
+        has_rows = f"{_SLOTS}{path}/v_row" in names
+        has_whole = f"{_SLOTS}{path}/v" in names
+        slots = ["m", *(["v"] if has_rows else []), *(["v_row", "v_col"] if has_whole else [])]
+        unused |= {f"{_SLOTS}{path}/{slot}" for slot in slots}
+    zero = LazyArray((1,), np.dtype("float32"), lambda index: np.zeros(1, np.float32)[index])
+    return dict.fromkeys(sorted(unused - names), zero)
+
+
+def _with_shared_bias(held: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Name the relative position bias after no layer, if only the first has one: then all share it."""
+    layers = {found[1] for name in held if (found := _BIAS_OF_LAYER.search(name))}
+    if layers != {"0"}:
+        return dict(held)
+    return {_BIAS_OF_LAYER.sub("", name): array for name, array in held.items()}
+
+
+READER = Reader("T5 by Mesh TensorFlow", _recognises, _open)

@@ -1,0 +1,98 @@
+"""Arrays in zarr, versions 2 and 3, of whatever chunks and codecs, read by TensorStore."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.checkpoint import _kvstore
+from meshwright.checkpoint._lazy import Index, LazyArray
+from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.errors import DamagedError, MeshwrightError
+
+_ABSENT_OR_SPOILT = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "DATA_LOSS", "OUT_OF_RANGE")
+
+
+def store_of(directory: Directory, context: Any = None) -> Any:
+    """Return the `tensorstore.KvStore` of a directory; of a local one in `context`, if that is given.
+
+    Raises:
+      UsageError: TensorStore is not installed.
+    """
+    tensorstore = _kvstore.tensorstore_for(str(directory))
+    if isinstance(directory, ObjectPath):
+        return directory.store + f"{directory.key}/"
+    spec = {"driver": "file", "path": f"{directory}/"}
+    return tensorstore.KvStore.open(spec, context=context or _kvstore.context()).result()
+
+
+def open_arrays(
+    directory: Directory, store: Any, specs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, LazyArray]:
+    """Return the arrays that TensorStore opens by these specs, by name: of them no chunk is read.
+
+    They are in `store`, which lies in `directory`; errors name that.
+
+    A spec has `driver`, and `path` within the store instead of `kvstore`. A chunk that is not there is an
+    error, unless it says `"fill_missing_data_reads": True`.
+
+    Raises:
+      DamagedError: The metadata of one is missing or cannot be read.
+      MeshwrightError: The store does not answer.
+    """
+    tensorstore = _kvstore.tensorstore_for(str(directory))
+    opening = {name: _open(tensorstore, store, **spec) for name, spec in specs.items()}
+    return {name: _array(f"{name} in {directory}", requested) for name, requested in opening.items()}
+
+
+def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
+    options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
+    return tensorstore.open(options, kvstore=store / f"{path}/", context=_kvstore.context(), read=True)
+
+
+def _array(what: str, requested: Any) -> LazyArray:
+    with _telling(what):
+        opened = requested.result()
+    chunks = opened.chunk_layout.read_chunk.shape
+    reader = _Reader(what, opened)
+    return LazyArray(tuple(opened.shape), opened.dtype.numpy_dtype, reader, stored_chunks=chunks)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a `LazyArray` reads an array with."""
+
+    what: str
+    opened: Any
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self.parts([index])[0]
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        requested = [self._part(index).read() for index in indices]
+        with _telling(self.what):
+            return [each.result() for each in requested]
+
+    def _part(self, index: Index) -> Any:
+        return self.opened[
+            tuple(slice(*part.indices(size)) for size, part in zip(self.opened.shape, index, strict=True))
+        ]
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Say of which array something is missing or spoilt, or what else went wrong.
+
+    Raises:
+      DamagedError: The bytes are not those that were written, or not there.
+      MeshwrightError: Anything else.
+    """
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
+        how = f"cannot read {what}: {_kvstore.told(error)}"
+        if str(error).startswith(_ABSENT_OR_SPOILT):
+            raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None
+        raise MeshwrightError(how) from None

@@ -1,0 +1,59 @@
+import json
+
+import flax.serialization
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.checkpoint import open_source, restore
+from meshwright.errors import CheckpointError, DamagedError
+
+
+def write(path, state):
+    path.write_bytes(flax.serialization.to_bytes(state))
+
+
+def test_leaves_of_every_kind_come_back(tmp_path, same_bytes):
+    state = {
+        "params": [np.arange(6.0).reshape(2, 3), jnp.ones(3, jnp.bfloat16)],
+        "scalars": (np.float32(2), np.int64(3), True, 4, 0.5, 1 + 2j),
+        "none": None,
+        "empty": {},
+    }
+    write(tmp_path / "x.msgpack", state | {"name": "text"})
+    source = open_source(tmp_path / "x.msgpack")
+    assert same_bytes(restore(source, state), state)
+    assert (source.format, source.extra) == ("Flax msgpack", {"name": "text"})
+
+
+def test_the_newest_of_several_steps_is_opened(tmp_path):
+    for step in (9, 10):
+        write(tmp_path / f"checkpoint_{step}", {"step": np.int32(step)})
+    (tmp_path / "checkpoint_11").write_text("not msgpack")
+    assert open_source(tmp_path).step == 10
+    assert open_source(tmp_path).read("step", ()) == 10
+
+
+def test_a_model_in_several_files_is_one_checkpoint(tmp_path):
+    write(tmp_path / "a.msgpack", {"model": {"w": np.zeros(2)}})
+    write(tmp_path / "b.msgpack", {"model": {"b": np.ones(2)}})
+    weight_map = {"model/w": "a.msgpack", "model/b": "b.msgpack"}
+    (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert set(open_source(tmp_path).arrays()) == {"model/w", "model/b"}
+    (tmp_path / "b.msgpack").unlink()
+    with pytest.raises(DamagedError, match=r"b\.msgpack is missing"):
+        open_source(tmp_path)
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path):
+    write(tmp_path / "x.msgpack", {"w": np.zeros(100)})
+    content = (tmp_path / "x.msgpack").read_bytes()
+    (tmp_path / "x.msgpack").write_bytes(content[:-8])
+    with pytest.raises(DamagedError, match=r"x\.msgpack is damaged: it is not msgpack as Flax writes it"):
+        open_source(tmp_path)
+
+
+def test_other_files_are_no_checkpoints(tmp_path):
+    (tmp_path / "picture").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        open_source(tmp_path / "picture")

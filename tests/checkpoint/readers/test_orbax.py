@@ -1,0 +1,106 @@
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from checkpoint.readers import written
+from meshwright.checkpoint import open_source, restore
+from meshwright.errors import CheckpointError, DamagedError
+
+
+@pytest.fixture
+def copied(golden, tmp_path):
+    """Return a function that copies a golden checkpoint, to be damaged."""
+    return lambda name: shutil.copytree(golden / name, tmp_path / "copy")
+
+
+def test_a_manager_is_opened_at_its_newest_step(golden):
+    source = open_source(golden / "0.12.8/manager")
+    assert (source.format, source.step, source.extra) == ("Orbax", 10, {"data": {"position": 10}})
+    assert source.read("state/step", ()) == 10
+    assert "StandardCheckpointHandler" in source.writer["item_handlers"]["params"]
+
+
+def test_the_leaves_of_several_items_are_called_by_their_items(golden):
+    names = open_source(golden / "0.12.8/manager/9").arrays()
+    assert list(names) == ["params/layers/0", "params/layers/1", "params/w", "state/step"]
+    assert list(open_source(golden / "0.12.8/manager/9/params").arrays()) == ["layers/0", "layers/1", "w"]
+
+
+def test_typed_keys_come_back_as_keys(golden):
+    target = {"rng": jax.random.key(0), "x": np.zeros(2, np.float32)}
+    restored = restore(open_source(golden / "0.12.8/manager_of_one"), target)
+    assert jax.random.key_data(restored["rng"]).tolist() == [0, 3]
+
+
+def test_steps_that_are_being_written_are_passed_over(copied):
+    manager = copied("0.12.8/manager")
+    (manager / "10").rename(manager / "10.orbax-checkpoint-tmp")
+    assert open_source(manager).step == 9
+    with pytest.raises(
+        CheckpointError, match=r"tmp is not complete. Its save is still running, or was killed"
+    ):
+        open_source(manager / "10.orbax-checkpoint-tmp")
+
+
+def test_a_step_in_a_store_without_its_mark_is_not_complete(copied):
+    step = copied("0.12.8/manager") / "10"
+    (step / "commit_success.txt").unlink()
+    said = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+    (step / "_CHECKPOINT_METADATA").write_text(json.dumps(said | {"commit_timestamp_nsecs": None}))
+    assert open_source(step.parent).step == 9
+
+
+@pytest.mark.parametrize("name", ["0.12.8/tree_ocdbt", "0.12.8/tree_ocdbt_zarr3", "0.3.5/tree_ocdbt"])
+def test_a_missing_file_of_the_database_is_an_error(copied, name):
+    directory = copied(name)
+    for file in directory.rglob("d/*"):
+        file.unlink()
+    with pytest.raises(DamagedError, match=r"is missing|not found|NOT_FOUND"):
+        np.asarray(open_source(directory).arrays()["params/w"])
+
+
+@pytest.mark.parametrize("name", ["0.12.8/tree_ocdbt", "0.5.20/tree_ocdbt", "0.12.8/tree_zarr3"])
+def test_files_that_were_cut_off_are_an_error(copied, name):
+    directory = copied(name)
+    for file in [*directory.rglob("d/*"), *directory.glob("params.w/c/0/0")]:
+        file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(DamagedError, match="cannot read"):
+        np.asarray(open_source(directory).arrays()["params/w"])
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("tree", "params.w/0.0"), ("tree_zarr3", "params.w/c/0/0")])
+def test_a_missing_chunk_is_an_error_and_not_zeros(copied, name, chunk):
+    directory = copied(f"0.12.8/{name}")
+    (directory / chunk).unlink()
+    with pytest.raises(DamagedError, match=r"cannot read params/w in .* is missing"):
+        np.asarray(open_source(directory).arrays()["params/w"])
+
+
+def test_a_missing_array_is_named(copied):
+    directory = copied("0.12.8/tree")
+    shutil.rmtree(directory / "params.w")
+    with pytest.raises(DamagedError, match="cannot read params/w in"):
+        open_source(directory)
+
+
+@pytest.mark.parametrize("content", ["{", '{"tree_metadata": {"a": 1}}', "[]"])
+def test_a_damaged_description_is_an_error(copied, content):
+    directory = copied("0.12.8/tree")
+    (directory / "_METADATA").write_text(content)
+    with pytest.raises(DamagedError, match=r"_METADATA (is damaged|does not describe a tree)"):
+        open_source(directory)
+
+
+def test_arrays_without_a_description_are_called_by_their_directories(copied):
+    directory = copied("0.12.8/tree_ocdbt")
+    (directory / "_METADATA").unlink()
+    assert np.array_equal(open_source(directory).arrays()["params/w"], written.ARRAYS["params/w"])
+
+
+def test_nothing_is_unpickled(copied):
+    directory = copied("0.12.8/tree")
+    (directory / "params_shape.pkl").write_bytes(b"cos\nabort\n(tR.")
+    assert open_source(directory).format == "Orbax"

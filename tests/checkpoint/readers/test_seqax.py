@@ -1,0 +1,144 @@
+import json
+import logging
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+import zarr
+
+from checkpoint.readers import written
+from checkpoint.readers.real import FIXTURES, assert_same, expected, needs_fixtures, split
+from meshwright import tree
+from meshwright.checkpoint import open_source, restore
+from meshwright.errors import CheckpointError, DamagedError
+
+
+@pytest.fixture
+def run(tmp_path):
+    return written.seqax(tmp_path)
+
+
+def test_the_newest_step_is_chosen_by_number_among_whatever_lies_there(run):
+    (run / "0000000007").rename(run / "7")
+    written.seqax(run, {"x": np.zeros(2)})
+    (run / "0000000007").rename(run / "0000000010")
+    for other in ("plugins", "0000000011_tmp"):
+        (run / other).mkdir()
+    (run / "step.svg").touch()
+    assert (open_source(run).step, open_source(run / "7").step) == (10, 7)
+
+
+def test_a_step_that_is_not_committed_is_passed_over_and_said(run, caplog):
+    zarr.open_group(run / "0000000009", mode="w", zarr_format=2).create_array(
+        "x", shape=(1,), dtype=np.float32
+    )
+    with caplog.at_level(logging.WARNING, "meshwright"):
+        assert open_source(run).step == 7
+    assert "0000000009 is not complete; the newest that is: 0000000007" in caplog.text
+    with pytest.raises(CheckpointError, match=r"0000000009 is not complete: its .zattrs does not say"):
+        open_source(run / "0000000009")
+
+
+def test_a_missing_chunk_is_an_error_and_not_zeros(run):
+    (run / "0000000007" / "['params']['w']" / "1.0").unlink()
+    w = open_source(run).arrays()["params/w"]
+    assert w.read((slice(0, 8), slice(None))).shape == (8, 24)
+    with pytest.raises(DamagedError, match=r"cannot read params/w in .*chunk \{1, 0\}.* is missing"):
+        w.read((slice(8, 9), slice(0, 2)))
+
+
+def test_a_chunk_that_was_cut_off_is_an_error(run):
+    chunk = run / "0000000007" / "['params']['b']" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:20])
+    with pytest.raises(DamagedError, match=r"cannot read params/b in .*0000000007"):
+        np.asarray(open_source(run).arrays()["params/b"])
+
+
+def test_metadata_that_is_no_metadata_is_an_error(run):
+    (run / "0000000007" / "['step']" / ".zarray").write_text("{")
+    with pytest.raises(DamagedError, match=r"cannot read step in .*0000000007"):
+        open_source(run)
+
+
+def test_reading_writes_nothing(run):
+    before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
+    restore(open_source(run), tree.nested(written.ARRAYS))
+    assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")) == before
+
+
+class Node(list):
+    """A node whose children have names, as those of a dataclass."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Node,
+    lambda node: ([(jax.tree_util.GetAttrKey(f"x{number}"), x) for number, x in enumerate(node)], None),
+    lambda _, children: Node(children),
+)
+
+
+def test_every_kind_of_key_is_ours_again(tmp_path):
+    state = {
+        "it's": [np.zeros(1), Node([np.ones(1)])],
+        "numbers": {3: np.ones(2)},
+        "50%": np.zeros(2),
+        'say "a.b"': np.ones(3),
+    }
+    paths = jax.tree_util.tree_flatten_with_path(state)[0]
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    for path, leaf in paths:
+        written.put_zarr(group, jax.tree_util.keystr(path), leaf)
+    group.attrs["write_completed"] = True
+    assert set(open_source(tmp_path).arrays()) == set(tree.leaf_names(state))
+    restored = restore(open_source(tmp_path), state)
+    assert jax.tree.all(jax.tree.map(np.array_equal, restored, state))
+
+
+def test_names_without_separators_are_found_by_what_is_wanted(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    for name in ("weightsembed", "weightslayers[0]w_q", "adam_muembed"):
+        written.put_zarr(group, name, np.arange(4.0))
+    group.attrs["write_completed"] = True
+    layers = {"embed": np.zeros(4), "layers": [{"w_q": np.zeros(4)}]}
+    restored = restore(open_source(tmp_path), {"weights": layers, "adam_mu": {"embed": np.zeros(4)}})
+    assert restored["weights"]["layers"][0]["w_q"].tolist() == [0, 1, 2, 3]
+
+
+def test_two_wanted_names_that_are_one_there_are_refused(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    written.put_zarr(group, "abc", np.arange(4.0))
+    group.attrs["write_completed"] = True
+    with pytest.raises(CheckpointError, match="are one name, abc, in"):
+        restore(open_source(tmp_path), {"a": {"bc": np.zeros(4)}, "ab": {"c": np.zeros(4)}})
+
+
+def test_a_directory_of_tokens_is_no_checkpoint(tmp_path):
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    group.create_group("train").create_array("encoded_tokens", shape=(4,), dtype=np.uint32)
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        open_source(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory):
+    """Return the directory that seqax's own training run wrote, and the keys of each array."""
+    directory = tmp_path_factory.mktemp("seqax")
+    with tarfile.open(FIXTURES / "seqax/train_tiny.tar.gz") as archive:
+        archive.extractall(directory, filter="data")
+    layout = json.loads((FIXTURES / "seqax/train_tiny.layout.json").read_text())["arrays"]
+    return directory / "train_tiny", {name: "/".join(array["path"]) for name, array in layout.items()}
+
+
+@needs_fixtures
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_real_run_is_restored_into_a_tree_over_eight_devices(real, step, mesh):
+    directory, names = real
+    held = {names[name]: x for name, x in expected(f"seqax/train_tiny.{step:010d}.expected.npz").items()}
+    target = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split(mesh, x.shape))
+        for name, x in held.items()
+    }
+    source = open_source(directory / f"{step:010d}")
+    assert_same(tree.named_leaves(restore(source, tree.nested(target))), held)
+    assert (source.step, open_source(directory).step) == (step, 8)

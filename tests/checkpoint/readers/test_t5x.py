@@ -1,0 +1,272 @@
+"""Checkpoints of T5X, of every age."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from checkpoint.readers import redco, t5x
+from checkpoint.readers.real import FIXTURES, assert_same, expected, needs_fixtures, restored
+from meshwright import tree
+from meshwright.checkpoint import cast, load, load_lazily, open_t5x
+from meshwright.errors import CheckpointError, DamagedError
+
+RANDOM = np.random.default_rng(0)
+KERNEL = RANDOM.standard_normal((12, 8), np.float32)
+ARRAYS = {
+    "target/decoder/wi/kernel": KERNEL,
+    "target/decoder/norm/scale": RANDOM.standard_normal(8, np.float32).astype(ml_dtypes.bfloat16),
+    "target/gain": np.array(0.5, np.float32),
+    "state/step": np.array(1_000_001, np.int32),
+    "state/param_states/decoder/wi/kernel/v_row": RANDOM.standard_normal(12, np.float32),
+}
+REST = {"state/param_states/decoder/norm/scale": None, "state/param_states/empty": {}}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes the arrays above as step 5."""
+
+    def write(arrays=ARRAYS, **how):
+        how = {"in_tree": ("target/gain", "state/step"), "rest": REST} | how
+        return t5x.write(tmp_path / "model/checkpoint_5", arrays, **how)
+
+    return write
+
+
+@needs_fixtures
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("upstream_testdata/tiny_t5", "upstream_testdata/tiny_t5"),
+        ("upstream_testdata/tiny_t5_repaired", "upstream_testdata/tiny_t5"),
+        ("shapes_bf16/checkpoint_200", "shapes_bf16_200"),
+        ("shapes_bf16", "shapes_bf16_300"),
+        ("variants/base", "variants/base"),
+        ("variants/written_with_gfile", "variants/base"),
+    ],
+)
+def test_a_real_checkpoint_is_restored_leaf_for_leaf(path, values):
+    assert_same(restored(mw.open_source(FIXTURES / "t5x" / path)), expected(f"t5x/{values}.expected.npz"))
+
+
+@needs_fixtures
+@pytest.mark.parametrize("step", [200, 300])
+def test_a_real_checkpoint_is_restored_over_eight_devices(step, mesh):
+    source = mw.open_source(FIXTURES / f"t5x/shapes_bf16/checkpoint_{step}")
+    found = restored(source, mesh)
+    assert_same(found, expected(f"t5x/shapes_bf16_{step}.expected.npz"))
+    assert len(found["target/token_embedder/embedding"].sharding.device_set) == 8
+
+
+@needs_fixtures
+@pytest.mark.parametrize("over", ["one device", "eight devices"])
+def test_a_real_checkpoint_in_a_single_file_is_restored(over, mesh):
+    source = mw.open_source(FIXTURES / "t5x/upstream_testdata/test_t5_tiny.checkpoint_0")
+    wanted = json.loads((FIXTURES / "t5x/upstream_testdata/test_t5_tiny.expected.json").read_text())["leaves"]
+    found = restored(source, mesh if over == "eight devices" else None)
+    assert found.keys() == wanted.keys()
+    for name, array in jax.tree.map(np.asarray, found).items():
+        assert (list(array.shape), array.dtype.name) == (wanted[name]["shape"], wanted[name]["dtype"])
+        assert hashlib.sha256(array.tobytes()).hexdigest() == wanted[name]["sha256"]
+
+
+@needs_fixtures
+def test_a_real_chunk_that_is_missing_is_told_by_name():
+    source = mw.open_source(FIXTURES / "t5x/variants/missing_chunk")
+    with pytest.raises(DamagedError, match=r"target/w: the chunk .*target\.w/0\.0 is missing"):
+        restored(source)
+
+
+@needs_fixtures
+def test_a_real_checkpoint_of_orbax_without_metadata_is_read_if_told_its_shapes():
+    path = FIXTURES / "t5x/upstream_testdata/tiny_orbax/1"
+    arrays = expected("t5x/upstream_testdata/tiny_orbax.expected.npz")
+    wanted = {name.removeprefix("_optimizer.").replace(".", "/"): x for name, x in arrays.items()}
+    with pytest.raises(CheckpointError, match=r"state/step: its \.zarray is missing"):
+        mw.open_source(path)
+    assert_same(restored(open_t5x(path, like=tree.nested(wanted))), wanted)
+
+
+def test_what_t5x_writes_is_read_by_its_names_and_none_is_no_leaf(written):
+    source = mw.open_source(written())
+    assert_same(restored(source), ARRAYS)
+    assert (source.step, source.format, source.writer) == (5, "T5X", {"version": 3})
+
+
+def before_kvstore_had_paths(path, array, chunks, compressor):
+    spec = t5x.spec_of(path, array, chunks, compressor)
+    del spec["kvstore"]["path"]
+    return {**spec, "path": path.rstrip("/")}
+
+
+def in_a_bucket(path, *rest):
+    spec = t5x.spec_of(path.rstrip("/"), *rest)
+    return {**spec, "kvstore": {"driver": "gcs", "bucket": "t5x-dummy-bucket", "path": path}}
+
+
+def with_transform(*args):
+    return {**t5x.spec_of(*args), "transform": {"input_inclusive_min": [0], "input_exclusive_max": [[8]]}}
+
+
+@pytest.mark.parametrize("spec", [before_kvstore_had_paths, in_a_bucket, with_transform])
+@pytest.mark.parametrize("version", [2, 3])
+def test_specs_of_every_age_are_understood(spec, version, written):
+    assert_same(restored(mw.open_source(written(spec=spec, version=version))), ARRAYS)
+
+
+@pytest.mark.parametrize("compressor", ["gzip", "zlib", "zstd", "bz2", None])
+@pytest.mark.parametrize("has_metadata", [True, False])
+def test_arrays_are_read_in_chunks_of_every_compressor(compressor, has_metadata, written):
+    chunks = {"target/decoder/wi/kernel": (5, 3)}  # which divide neither dimension
+    directory = written(compressor=compressor and {"id": compressor, "level": 1}, chunks=chunks)
+    for file in [] if has_metadata else directory.glob("*/.zarray"):
+        file.unlink()
+    assert_same(restored(mw.open_source(directory)), ARRAYS)
+
+
+def test_an_array_of_the_tree_may_be_cut_into_stretches(written, monkeypatch, mesh):
+    monkeypatch.setattr("flax.serialization.MAX_CHUNK_SIZE", 100)
+    source = mw.open_source(written(in_tree=ARRAYS))
+    assert_same(restored(source, mesh), ARRAYS)
+    part = source.arrays()["target/decoder/wi/kernel"].read((slice(3, 7), slice(1, 2)))
+    assert part.tolist() == KERNEL[3:7, 1:2].tolist()
+
+
+def test_only_the_chunks_that_are_wanted_are_read(written):
+    directory = written(chunks={"target/decoder/wi/kernel": (4, 4)})
+    for chunk in ("0.0", "0.1", "1.0", "2.0"):
+        (directory / "target.decoder.wi.kernel" / chunk).unlink()
+    array = mw.open_source(directory).arrays()["target/decoder/wi/kernel"]
+    assert array.read((slice(5, 12), slice(4, 8))).tolist() == KERNEL[5:, 4:].tolist()
+
+
+def test_a_chunk_is_read_once_for_all_devices_of_a_process(written, mesh, monkeypatch):
+    source = mw.open_source(written(chunks={"target/decoder/wi/kernel": (6, 8)}))
+    read, read_bytes = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
+    restored(mw.checkpoint.subtree(source, "target/decoder/wi"), mesh)
+    assert sorted(read) == ["0.0", "1.0"]
+
+
+def test_the_newest_complete_checkpoint_is_taken(written):
+    directory = written()
+    for name in ("checkpoint_42", "checkpoint_7", "checkpoint_999.tmp-0", "checkpoint_1000"):
+        arrays = {"target/w": np.full(2, len(name), np.float32)}
+        t5x.write(directory.parent / name, arrays)
+    (directory.parent / "checkpoint_1000/checkpoint").unlink()
+    assert mw.open_source(directory.parent).step == 42
+
+
+def test_a_save_that_did_not_come_to_its_end_is_no_checkpoint(written):
+    directory = written()
+    directory.rename(directory.with_name("checkpoint_5.tmp-1654000000"))
+    with pytest.raises(CheckpointError, match=r"only checkpoint_5\.tmp-1654000000: a save that did not come"):
+        mw.open_source(directory.parent)
+
+
+def test_a_directory_may_have_been_moved_and_renamed(written, tmp_path):
+    moved = written().rename(tmp_path / "mine")
+    (moved / "PINNED").write_text("1")
+    source = mw.open_source(moved)
+    assert (source.step, source.extra) == (1_000_001, {"pinned": True})
+
+
+@pytest.mark.parametrize("version", [0, 1, 4])
+def test_other_versions_are_refused(version, written):
+    with pytest.raises(CheckpointError, match=f"is of T5X's version {version}; read are 2 and 3"):
+        mw.open_source(written(version=version))
+
+
+def test_bits_of_bfloat16_are_read_of_version_2_and_refused_of_version_3(tmp_path):
+    scale = ARRAYS["target/decoder/norm/scale"]
+    bits = {"target/scale": scale.view(np.uint16)}
+    old = mw.open_source(t5x.write(tmp_path / "old/checkpoint_1", bits, version=2))
+    assert_same(restored(old), {"target/scale": scale})
+    with pytest.raises(CheckpointError, match="target/scale: uint16, which T5X does not write"):
+        mw.open_source(t5x.write(tmp_path / "new/checkpoint_1", bits))
+
+
+@pytest.mark.parametrize("compressor", ["gzip", "zstd"])
+@pytest.mark.parametrize("cut", [0, 1, -1])
+def test_a_chunk_that_was_cut_off_is_refused(compressor, cut, written):
+    directory = written(compressor={"id": compressor, "level": 1})
+    chunk = directory / "target.decoder.wi.kernel/0.0"
+    chunk.write_bytes(chunk.read_bytes()[:cut])
+    with pytest.raises(DamagedError, match=r"target/decoder/wi/kernel: .*/0\.0 .*Copy it again"):
+        restored(mw.open_source(directory))
+
+
+def test_a_wrong_byte_in_a_chunk_is_found_by_gzip(written):
+    chunk = written() / "target.decoder.wi.kernel/0.0"
+    whole = chunk.read_bytes()
+    for place in range(0, len(whole), 37):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        array = mw.open_source(chunk.parents[1]).arrays()["target/decoder/wi/kernel"]
+        try:
+            assert np.asarray(array).tobytes() == KERNEL.tobytes()  # a byte of the header that says nothing
+        except DamagedError:
+            continue
+
+
+def test_what_t5x_writes_by_orbax_has_the_same_names(tmp_path):
+    redco.write_tree(tmp_path / "model/checkpoint_9/state", tree.nested(ARRAYS))
+    source = mw.open_source(tmp_path / "model")
+    assert_same(restored(source), ARRAYS)
+    assert source.step == 9
+
+
+def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
+    file = written(in_tree=ARRAYS) / "checkpoint"
+    whole = file.read_bytes()
+    for end in range(20, len(whole), 11):
+        file.write_bytes(whole[:end])
+        with pytest.raises(DamagedError, match="it is not msgpack as Flax writes it"):
+            mw.open_source(file)
+
+
+def test_a_tree_with_a_wrong_byte_is_refused_or_read_but_breaks_nothing(written):
+    file = written() / "checkpoint"
+    whole = file.read_bytes()
+    for place in range(20, len(whole), 7):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            restored(mw.open_source(file))
+        except CheckpointError:
+            continue
+
+
+def test_shapes_that_differ_between_tree_and_array_are_refused(written):
+    directory = written()
+    zarray = t5x.zarray(directory, "target/decoder/wi/kernel") | {"shape": [8, 12]}
+    (directory / "target.decoder.wi.kernel/.zarray").write_text(json.dumps(zarray))
+    with pytest.raises(CheckpointError, match=r"shape \(8, 12\) in its .zarray, but \(12, 8\) in the tree"):
+        mw.open_source(directory)
+
+
+def test_all_is_loaded_without_a_model_in_another_dtype_but_for_integers(written):
+    source = cast(mw.open_source(written()), [("target/.*|state/step", "bfloat16")])
+    loaded = load(source)
+    assert loaded["target"]["decoder"]["wi"]["kernel"].dtype == ml_dtypes.bfloat16
+    assert loaded["state"]["step"] == 1_000_001
+    assert loaded["state"]["param_states"]["decoder"]["wi"]["kernel"]["v_row"].dtype == np.float32
+    assert np.array_equal(load_lazily(source)["target"]["gain"], loaded["target"]["gain"])
+
+
+def test_a_model_takes_parameters_of_t5x_by_a_map_of_names(written, mesh):
+    def init(key):
+        return {"wi": jax.numpy.zeros((12, 8)), "norm": jax.numpy.zeros(8)}
+
+    build = mw.from_checkpoint(
+        str(written()),
+        assign=[("params/wi", "target/decoder/wi/kernel"), ("params/norm", "target/decoder/norm/scale")],
+        casts=[("target/.*", "float32")],
+    )
+    given = build(mw.abstract_state(init, optax.sgd(0.1), mw.Layout(mesh)))
+    assert np.asarray(given["params/wi"]).tolist() == KERNEL.tolist()

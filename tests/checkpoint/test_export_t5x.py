@@ -1,0 +1,114 @@
+"""What we write as T5X is read by what T5X is made of: msgpack by Flax, arrays by TensorStore."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from checkpoint.readers import t5x
+from checkpoint.readers.real import assert_same, restored
+from meshwright import tree
+from meshwright.checkpoint import export_t5x
+from meshwright.checkpoint._export_t5x import chunk_shape
+from meshwright.cli import main
+from meshwright.errors import MeshwrightError, UsageError
+
+RANDOM = np.random.default_rng(0)
+ARRAYS = {
+    "target/decoder/wi/kernel": RANDOM.standard_normal((12, 8), np.float32),
+    "target/decoder/norm/scale": RANDOM.standard_normal(8, np.float32).astype(ml_dtypes.bfloat16),
+    "target/gain": np.array(0.5, np.float32),
+    "target/empty": np.zeros((0, 3), np.float32),
+    "state/step": np.array(7, np.int32),
+    "state/param_states/decoder/wi/kernel/v_row": RANDOM.standard_normal(12, np.float32),
+    "flax_mutables/counts": np.array([1, 2, 1 << 31], np.uint32),
+    "flax_mutables/a": np.ones(3, np.dtype("<f4").newbyteorder("=")),  # not NumPy's own object for float32
+}
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("meshwright.checkpoint._export_t5x._CHUNK_NBYTES", 128)
+
+
+def test_t5x_can_read_what_we_write(tmp_path, small_chunks):
+    written = export_t5x(tree.nested(ARRAYS), tmp_path, step=7)
+    assert written == tmp_path / "checkpoint_7"
+    found = t5x.read(written)
+    assert_same({name: found[name] for name in ARRAYS}, ARRAYS)
+    zarray = t5x.zarray(written, "target/decoder/wi/kernel")
+    assert (zarray["chunks"], zarray["compressor"]) == ([6, 4], {"id": "gzip", "level": 1})
+
+
+def test_from_t5x_to_our_format_and_back_is_equal(tmp_path, small_chunks):
+    names = {name: x for name, x in ARRAYS.items() if x.ndim == 0}
+    theirs = t5x.write(
+        tmp_path / "theirs/checkpoint_7", {k: v for k, v in ARRAYS.items() if v.size}, in_tree=names
+    )
+    assert main(["convert", str(theirs), str(tmp_path / "ours")]) == 0
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "t5x"]) == 0
+    back = tmp_path / "back/checkpoint_7"
+    assert_same(t5x.read(back), t5x.read(theirs))
+    assert_same(restored(mw.open_source(back)), restored(mw.open_source(theirs)))
+
+
+def test_a_state_of_ours_has_the_names_of_t5x(tmp_path, mesh):
+    state = mw.state_from({"w": jnp.ones((8, 4))}, optax.adam(0.1), 3, mw.Layout(mesh))
+    found = t5x.read(export_t5x(state, tmp_path, step=0, dtype="bfloat16"))
+    assert found.keys() == {
+        "target/w",
+        "state/step",
+        "state/param_states/0/count",
+        "state/param_states/0/mu/w",
+        "state/param_states/0/nu/w",
+    }
+    assert found["target/w"].dtype == ml_dtypes.bfloat16
+    assert found["state/param_states/0/mu/w"].dtype == np.float32
+
+
+def test_nothing_is_there_before_all_of_it_is(tmp_path):
+    def read(index):
+        raise RuntimeError("the disk is gone")
+
+    broken = mw.checkpoint.as_source(
+        {"params/a": np.ones(3), "params/b": mw.checkpoint.LazyArray((3,), np.dtype("float32"), read)}, "x"
+    )
+    with pytest.raises(MeshwrightError, match="the disk is gone"):
+        export_t5x(broken, tmp_path, step=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_written_over(tmp_path):
+    export_t5x({"params": {"w": np.ones(3)}}, tmp_path, step=1)
+    with pytest.raises(UsageError, match="checkpoint_1 is there already"):
+        export_t5x({"params": {"w": np.zeros(3)}}, tmp_path, step=1)
+
+
+def test_what_t5x_could_not_tell_apart_or_has_no_parameters_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"would lie in one directory, target\.a\.b"):
+        export_t5x({"params": {"a": {"b": np.ones(3)}, "a.b": np.ones(3)}}, tmp_path, step=1)
+    with pytest.raises(UsageError, match="there are no parameters among w: T5X has them under target/"):
+        export_t5x({"w": np.ones(3)}, tmp_path, step=1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_values", "chunks"),
+    [
+        ((8192, 8192), 1 << 24, (4096, 4096)),
+        ((8192, 8193), 1 << 24, (4096, 2731)),
+        ((8193,), 4096, (2731,)),
+        ((7,), 6, (1,)),
+        ((), 1, ()),
+    ],
+)
+def test_chunks_are_those_of_t5x(shape, num_values, chunks):
+    assert chunk_shape(shape, num_values) == chunks
+
+
+def test_a_state_on_several_devices_is_written_whole(tmp_path, mesh):
+    array = jax.device_put(np.arange(16.0, dtype=np.float32), jax.NamedSharding(mesh, jax.P("data")))
+    found = t5x.read(export_t5x({"params": {"w": array}}, tmp_path, step=1))
+    assert found["target/w"].tolist() == list(range(16))

@@ -1,0 +1,63 @@
+"""A run that goes on where another, whose arrays are given, was."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright.errors import UsageError
+from trainer.runs import arrays, fit, reports, saved, trainer
+
+HALF = {"step": 6, "epoch_idx": 1}
+"""Two epochs of three steps."""
+
+
+@pytest.fixture(scope="module")
+def half():
+    """What a run of two epochs leaves, on the host."""
+    made = trainer()
+    fit(made, n_epochs=2)
+    kept = {"params": made.params, "opt_state": made.state.opt_state}
+    return jax.tree.map(np.asarray, kept)
+
+
+def test_steps_epochs_and_randomness_go_on_as_if_nothing_had_happened(half):
+    whole, rest = trainer(), trainer(**half, last_ckpt_info=HALF)
+    fit(whole, n_epochs=4)
+    fit(rest, n_epochs=4)
+    assert arrays(rest) == arrays(whole)
+
+
+def test_what_is_reported_and_saved_counts_on(half, tmp_path):
+    made = trainer(tmp_path, **half, last_ckpt_info=HALF)
+    fit(made, n_epochs=3, log_every=1)
+    assert [step for step, _ in reports(tmp_path)] == [7, 8, 9]
+    assert saved(tmp_path) == [9]
+
+
+def test_a_workdir_that_holds_a_run_of_its_own_goes_on_with_that(half, tmp_path):
+    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), n_epochs=3)
+    made = trainer(tmp_path, **half, last_ckpt_info=HALF)
+    fit(made, n_epochs=4)
+    assert made.step == 12
+
+
+def test_nothing_is_left_to_train_where_all_epochs_were(half):
+    made = trainer(**half, last_ckpt_info=HALF)
+    fit(made, n_epochs=2)
+    assert made.step == 6
+
+
+def test_a_step_without_parameters_is_refused():
+    with pytest.raises(UsageError, match="last_ckpt_info is to start from beside params: give params, too"):
+        trainer(last_ckpt_info=HALF)
+
+
+def test_a_checkpoint_by_name_is_gone_on_with(tmp_path, half):
+    deployer = mw.Deployer(0, verbose=False, workdir=tmp_path)
+    deployer.save_ckpt("last", **half, **HALF)
+    ckpt, info = deployer.load_last_ckpt(optimizer=optax.adam(0.1))
+    made = trainer(given=mw.Deployer(0, verbose=False), **ckpt, last_ckpt_info=info)
+    fit(made, n_epochs=4)
+    assert made.step == 12
