@@ -1,10 +1,12 @@
 """`plan`: what an experiment's step takes of hardware that is not there, and what else it could take."""
 
+import math
 import resource
 import sys
 import time
 from dataclasses import replace
 
+from meshwright.errors import UsageError
 from meshwright.experiment import Experiment, naming, some_rows
 from meshwright.plan._hardware import Hardware, hardware_named
 from meshwright.plan._roofline import Rates
@@ -57,6 +59,11 @@ def site_of(
     rates: Rates | None = None,
 ) -> Site:
     """Return the experiment on some hardware, as its mesh rules change it there. See `plan`."""
+    if not 0 < bandwidth < math.inf:
+        raise UsageError(
+            f"bandwidth={bandwidth:g} is none: give the bytes of a checkpoint that a host writes a second, "
+            "as 1e9, which is --bandwidth 1."
+        )
     hardware = hardware_named(on) if isinstance(on, str) else on
     with naming("mesh_rules"):
         experiment = apply_mesh_rules(experiment, experiment.mesh_rules, str(hardware))

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoint.readers import written
+from checkpoint.readers import real, written
 
 WRITERS = [
     written.safetensors,
@@ -39,6 +39,12 @@ def golden(tmp_path_factory):
     return written.orbax(tmp_path_factory.mktemp("orbax"))
 
 
+@pytest.fixture(scope="session")
+def real_checkpoints(tmp_path_factory):
+    """Return the directory of the real checkpoints, if they are there. It is not to be changed."""
+    return real.unpacked(tmp_path_factory.mktemp("real"))
+
+
 @pytest.fixture(scope="session", params=[*WRITERS, *ORBAX_TREES], ids=lambda x: getattr(x, "__name__", x))
 def foreign(request, tmp_path_factory):
     """Return each of the checkpoints that others wrote, with what it holds by our names."""
@@ -51,14 +57,14 @@ def foreign(request, tmp_path_factory):
 def bytes_read():
     """Return a function that tells how many bytes this process reads from files while it calls another."""
 
-    def so_far():
-        return int(Path("/proc/self/io").read_text().split()[1])
+    def said():
+        return Path("/proc/self/io").read_text()
 
     def counted(act):
-        before = so_far()
-        own = so_far() - before  # the reading of the number itself
-        before = so_far()
+        before = said()
         act()
-        return so_far() - before - own
+        after = said()
+        own = len(before)  # which was read after it was written
+        return int(after.split()[1]) - int(before.split()[1]) - own
 
     return counted

@@ -4,9 +4,6 @@ import json
 import pickle
 import warnings
 
-import jax
-import numpy as np
-
 
 class Trap:
     """What must not be unpickled."""
@@ -33,4 +30,4 @@ def write_tree(directory, tree):
         warnings.simplefilter("ignore")
         import orbax.checkpoint
 
-        orbax.checkpoint.PyTreeCheckpointer().save(directory, jax.tree.map(np.asarray, tree), force=True)
+        orbax.checkpoint.PyTreeCheckpointer().save(directory, tree, force=True)

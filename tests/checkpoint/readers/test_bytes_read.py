@@ -1,13 +1,20 @@
 """How much is read of what is asked for."""
 
+import itertools
+from functools import partial
+from pathlib import Path
+
 import flax.serialization
+import jax
 import numpy as np
 import pytest
 import zarr
 from safetensors.numpy import save_file
 
+from checkpoint.readers import redco
 from checkpoint.readers import t5x as writer
 from checkpoint.readers import tensorflow as bundle
+from checkpoint.readers.real import REAL, needs_fixtures, opened, wanted_of
 from checkpoint.readers.written import put_zarr
 from meshwright.checkpoint import open_source
 
@@ -83,3 +90,41 @@ def test_of_variables_of_tensorflow_their_rows_are_read(tmp_path, bytes_read):
     tensorflow(tmp_path)
     x = open_source(tmp_path).arrays()["target/token_embedder/embedding"]
     assert bytes_read(lambda: x.read((slice(3, 5), slice(None)))) <= 2 * ROW + SLACK
+
+
+def test_of_a_database_of_redco_the_chunks_are_read_that_have_some_of_it(tmp_path, bytes_read, mesh):
+    sharded = jax.device_put(LARGE, jax.NamedSharding(mesh, jax.P(mesh.axis_names)))
+    redco.write(tmp_path, "last", {"x": sharded}, None, step=1)
+    x = open_source(tmp_path).arrays()["params/x"]
+    eighth = LARGE.nbytes // 8  # a chunk, which zstd makes a little smaller
+    assert eighth // 2 < bytes_read(lambda: x.read((slice(128), slice(None)))) <= eighth + SLACK
+
+
+def first_eighth(shape):
+    """Return an eighth of an array, along the first dimension that has eighths; None where none has."""
+    dim = next((dim for dim, size in enumerate(shape) if size and size % 8 == 0), None)
+    if dim is None:
+        return None
+    return tuple(slice(size // 8 if at == dim else size) for at, size in enumerate(shape))
+
+
+def needed(place, name, array, part):
+    """Return the bytes of the chunks that have some of a part; where there are none, of its rows."""
+    directory = next(filter(Path.is_dir, (place / name, place / name.replace("/", "."))), None)
+    if directory is None:
+        return array.nbytes // array.shape[0] * part[0].stop
+    touched = (range(-(-each.stop // size)) for each, size in zip(part, array.stored_chunks, strict=True))
+    return sum(
+        (directory / ".".join(map(str, chunk))).stat().st_size for chunk in itertools.product(*touched)
+    )
+
+
+@needs_fixtures
+@pytest.mark.parametrize("path", REAL)
+def test_of_an_eighth_of_each_real_array_only_its_chunks_are_read(path, real_checkpoints, bytes_read):
+    source = opened(real_checkpoints / path, wanted_of(path))
+    parts = {name: first_eighth(array.shape) for name, array in source.arrays().items()}
+    for name, part in parts.items():
+        if part is not None:
+            array = source.arrays()[name]
+            assert bytes_read(partial(array.read, part)) <= needed(source.path, name, array, part), name

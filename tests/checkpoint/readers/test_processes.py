@@ -5,25 +5,42 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from checkpoint.readers import redco, t5x, tensorflow
+from checkpoint.readers.real import FIXTURES, REAL, Expected, needs_fixtures, wanted_of
 from meshwright.cli._launch import launch_local
 
 PROGRAM = Path(__file__).parent / "two.py"
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
-ASKED = {
-    "t5x": "target/x",
-    "t5": "target/token_embedder/embedding",
-    "redco": "params/x",
+EMBEDDING = "token_embedder/embedding"
+MADE = {
+    "made/t5x": {"target/x": X},
+    "made/t5": {f"target/{EMBEDDING}": X, f"state/param_states/{EMBEDDING}/m": np.zeros(1, np.float32)},
+    "made/redco": {"params/x": X},
 }
 
 
-def test_each_of_two_processes_reads_its_own_half(tmp_path):
-    t5x.write(tmp_path / "t5x/checkpoint_1", {"target/x": X}, chunks={"target/x": (2, 4)})
-    tensorflow.write(tmp_path / "t5/model.ckpt-1", {"shared/embedding": X})
-    redco.write(tmp_path / "redco", "last", {"x": X}, None, step=1)
-    (tmp_path / "asked.json").write_text(json.dumps(list(ASKED.items())))
-    assert launch_local([sys.executable, str(PROGRAM), str(tmp_path)], 2) == 0
-    for number, half in enumerate((X[:4], X[4:])):
-        said = json.loads((tmp_path / f"{number}.json").read_text())
-        assert said == dict.fromkeys(ASKED, half.tolist())
+@pytest.fixture(scope="module")
+def said(real_checkpoints):
+    """Return what each of two processes said of each checkpoint."""
+    where = real_checkpoints / "made"
+    t5x.write(where / "t5x/checkpoint_1", {"target/x": X}, chunks={"target/x": (2, 4)})
+    tensorflow.write(where / "t5/model.ckpt-1", {"shared/embedding": X})
+    redco.write(where / "redco", "last", {"x": X}, None, step=1)
+    asked = {path: {name: Expected.of(x) for name, x in arrays.items()} for path, arrays in MADE.items()}
+    asked |= {path: wanted_of(path) for path in REAL if FIXTURES.is_dir()}
+    (real_checkpoints / "asked.json").write_text(json.dumps(asked))
+    assert launch_local([sys.executable, str(PROGRAM), str(real_checkpoints)], 2) == 0
+    return [json.loads((real_checkpoints / f"{number}.json").read_text()) for number in (0, 1)]
+
+
+@pytest.mark.parametrize("path", MADE)
+def test_each_of_two_processes_has_its_own_half(path, said):
+    assert [each[path] for each in said] == ["as expected"] * 2
+
+
+@needs_fixtures
+@pytest.mark.parametrize("path", REAL)
+def test_a_real_checkpoint_is_restored_by_two_processes(path, said):
+    assert [each[path] for each in said] == ["as expected"] * 2
