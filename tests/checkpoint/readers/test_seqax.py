@@ -59,6 +59,12 @@ def test_metadata_that_is_no_metadata_is_an_error(run):
         open_source(run)
 
 
+def test_an_array_without_metadata_is_not_left_out(run):
+    (run / "0000000007" / "['params']['b']" / ".zarray").unlink()
+    with pytest.raises(DamagedError, match=r"0000000007 has chunks without \.zarray, of \['params'\]\['b'\]"):
+        open_source(run)
+
+
 def test_reading_writes_nothing(run):
     before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
     restore(open_source(run), tree.nested(written.ARRAYS))

@@ -131,6 +131,22 @@ def test_a_save_that_did_not_come_to_its_end_is_no_checkpoint(written):
         mw.open_source(directory.parent)
 
 
+def test_arrays_without_the_tree_are_no_checkpoint(written):
+    directory = written()
+    (directory / "checkpoint").unlink()
+    with pytest.raises(CheckpointError, match="has arrays of T5X, but not the file checkpoint, which says"):
+        mw.open_source(directory)
+    with pytest.raises(CheckpointError, match="holds no complete T5X checkpoint, only checkpoint_5"):
+        mw.open_source(directory.parent)
+
+
+def test_a_missing_chunk_is_told_by_name_and_is_not_zeros(written):
+    directory = written()
+    (directory / "target.decoder.wi.kernel/0.0").unlink()
+    with pytest.raises(DamagedError, match=r"target/decoder/wi/kernel: the chunk .*/0\.0 is missing"):
+        restored(mw.open_source(directory))
+
+
 def test_a_directory_may_have_been_moved_and_renamed(written, tmp_path):
     moved = written().rename(tmp_path / "mine")
     (moved / "PINNED").write_text("1")

@@ -14,14 +14,16 @@ Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files t
 import ast
 import json
 import re
+from collections.abc import Iterable
 
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, DamagedError
 
 _GROUP, _ARRAY = ".zgroup", ".zarray"
+_CHUNK = re.compile(r"\d+(\.\d+)*")
 _KEY = re.compile(
     r"""\[(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]
       | \[(?:<flat\ index\ )?(?P<index>\d+)>?\]
@@ -67,12 +69,26 @@ def _is_committed(directory: Directory) -> bool:
 
 
 def _array_names(directory: Directory) -> list[str]:
-    """Return the paths of the arrays. A key with a slash makes a directory in a directory."""
+    """Return the paths of the arrays. A key with a slash makes a directory in a directory.
+
+    Raises:
+      DamagedError: There are chunks of one, but not what says how to read them.
+    """
+    files = [path.rpartition("/") for path in _files(directory)]
+    arrays = {above for above, _, name in files if name == _ARRAY}
+    chunked = {above for above, _, name in files if above and _CHUNK.fullmatch(name)}
+    if lacking := sorted(chunked - arrays):
+        raise DamagedError(
+            f"{directory} has chunks without {_ARRAY}, of {', '.join(lacking[:10])}. Copy it again, "
+            "with its hidden files."
+        )
+    return sorted(arrays)
+
+
+def _files(directory: Directory) -> Iterable[str]:
     if isinstance(directory, ObjectPath):
-        files = [key[len(directory.key) + 1 :] for key in directory.below()]
-    else:
-        files = [str(path.relative_to(directory)) for path in directory.rglob(_ARRAY)]
-    return sorted(name.removesuffix(f"/{_ARRAY}") for name in files if name.endswith(f"/{_ARRAY}"))
+        return [key[len(directory.key) + 1 :] for key in directory.below()]
+    return [str(path.relative_to(directory)) for path in directory.rglob("*")]
 
 
 def _our_name(stored: str) -> str:

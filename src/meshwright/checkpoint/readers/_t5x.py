@@ -46,7 +46,7 @@ def recognises(place: Directory) -> bool:
     """Say whether `place` is a T5X checkpoint, or a directory of such."""
     if place.is_file():
         return _is_tree(place)
-    return _is_tree(place / TREE) or bool(_steps(place)) or bool(_unfinished(place))
+    return _is_tree(place / TREE) or bool(_steps(place)) or bool(_unfinished(place)) or _lacks_tree(place)
 
 
 def open_t5x(path: str | Directory, like: tree.PyTree = None) -> Foreign:
@@ -89,7 +89,14 @@ def _steps(place: Directory) -> dict[int, Directory]:
 
 def _unfinished(place: Directory) -> list[Directory]:
     """Return the directories whose save did not come to its end: the tree is written last."""
-    return sorted(place.glob("checkpoint_*.tmp-*"), key=str) if place.is_dir() else []
+    if not place.is_dir():
+        return []
+    lacking = [entry for entry in place.glob("checkpoint_*") if _lacks_tree(entry)]
+    return sorted([*place.glob("checkpoint_*.tmp-*"), *lacking], key=str)
+
+
+def _lacks_tree(place: Directory) -> bool:
+    return place.is_dir() and not (place / TREE).exists() and any(place.glob(f"target.*/{ZARRAY}"))
 
 
 def _step_directory(place: Directory) -> Directory:
@@ -104,6 +111,11 @@ def _step_directory(place: Directory) -> Directory:
         return place
     if steps := _steps(place):
         return steps[max(steps)]
+    if _lacks_tree(place):
+        raise CheckpointError(
+            f"{place} has arrays of T5X, but not the file {TREE}, which says what they are and is written "
+            "last: its save did not come to its end, or it was not all copied."
+        )
     unfinished = ", ".join(entry.name for entry in _unfinished(place))
     raise CheckpointError(
         f"{place} holds no complete T5X checkpoint, only {unfinished}: a save that did not come to its end."
