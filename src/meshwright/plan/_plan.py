@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from meshwright.errors import UsageError
 from meshwright.experiment import Experiment, naming, some_rows
-from meshwright.plan._hardware import CPU, Hardware, hardware_named
-from meshwright.plan._measured import measured_rates
-from meshwright.plan._roofline import Rates, published_rates
+from meshwright.plan._hardware import Hardware, hardware_named
+from meshwright.plan._roofline import Rates
 from meshwright.plan._site import Site
-from meshwright.plan._topology import described_devices, missing_compiler
+from meshwright.plan._topology import missing_compiler
 from meshwright.plan._values import Plan
 from meshwright.sharding import apply_mesh_rules
 
@@ -68,14 +67,7 @@ def site_of(
     hardware = hardware_named(on) if isinstance(on, str) else on
     with naming("mesh_rules"):
         experiment = apply_mesh_rules(experiment, experiment.mesh_rules, str(hardware))
-    return Site(experiment, hardware, some_rows(experiment), rates or rates_of(hardware), bandwidth)
-
-
-def rates_of(hardware: Hardware) -> Rates:
-    """Return what its devices get done: of CPUs, which are at hand, measured."""
-    if hardware.chip.name == CPU:
-        return measured_rates(described_devices(hardware))
-    return published_rates(hardware.chip)
+    return Site(experiment, hardware, some_rows(experiment), rates, bandwidth)
 
 
 def not_compiled(why: str) -> str:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -13,8 +13,9 @@ from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, na
 from meshwright.plan._checkpoint import CheckpointCost, checkpoint_cost
 from meshwright.plan._chips import Tpu
 from meshwright.plan._estimate import TracedCosts, traced_costs
-from meshwright.plan._hardware import Hardware
-from meshwright.plan._roofline import Rates, StepTime, step_time
+from meshwright.plan._hardware import CPU, Hardware
+from meshwright.plan._measured import measured_rates
+from meshwright.plan._roofline import Rates, StepTime, published_rates, step_time
 from meshwright.plan._topology import described_devices
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.profiling import Collective, Flops, collectives, count_flops, utilisation_on
@@ -49,9 +50,15 @@ class Site:
     hardware: Hardware
     rows: PyTree
     """Some rows to train on."""
-    rates: Rates
+    given_rates: Rates | None
+    """What a device gets done in a second, where that is neither looked up nor measured."""
     bandwidth: float
     """Bytes a second that a host writes of a checkpoint."""
+
+    @property
+    def rates(self) -> Rates:
+        """What a device gets done in a second; measured when first asked for, if it must be."""
+        return self.given_rates or rates_of(self.hardware)
 
     @cached_property
     def parts(self) -> Parts:
@@ -164,6 +171,14 @@ class Site:
     def _checkpoint(self) -> CheckpointCost:
         casts = as_casts(self.experiment.checkpoints.cast)
         return checkpoint_cost(self.parts.target, casts, self.hardware.num_hosts, self.bandwidth)
+
+
+@cache
+def rates_of(hardware: Hardware) -> Rates:
+    """Return what its devices get done: of CPUs, which are at hand, measured."""
+    if hardware.chip.name == CPU:
+        return measured_rates(described_devices(hardware))
+    return published_rates(hardware.chip)
 
 
 def _bytes_on_device(arrays: PyTree) -> int:
