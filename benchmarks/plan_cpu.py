@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 CASES = (("cpu:1", "data=1"), ("cpu:8", "data=8"), ("cpu:8", "fsdp=8"), ("cpu:8", "data=2,fsdp=2,tensor=2"))
-ROUNDS, STEPS = 5, 10
+ROUNDS, STEPS = 3, 10
 
 
 def main() -> None:

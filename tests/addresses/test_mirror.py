@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,20 @@ def test_what_is_there_already_can_be_continued(memory, at, puts):
         with (mirror.path / "logs/a").open("a") as file:
             file.write("second\n")
     assert files(memory, at) == {"logs/a": b"first\nsecond\n"}
+
+
+def test_a_file_that_is_removed_meanwhile_is_no_failure_of_the_store(memory, at, monkeypatch):
+    def put_file(self, here, there, put=type(memory).put_file, **more):
+        if there.endswith("/a"):
+            Path(here).unlink()
+        put(self, here, there, **more)
+
+    monkeypatch.setattr(type(memory), "put_file", put_file)
+    with mirrored(at, (), pytest.fail) as mirror:
+        for name in ("a", "b"):
+            (mirror.path / name).write_text(name)
+        mirror.put()
+        assert list(files(memory, at)) == ["b"]
 
 
 def test_a_thread_puts_what_has_changed_now_and_then(memory, at, monkeypatch):

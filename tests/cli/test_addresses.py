@@ -60,8 +60,8 @@ def test_convert_writes_into_a_store(saved, capsys):
     assert "step_00000002 is there already" in capsys.readouterr().err
 
 
-def test_export_reads_from_a_store(saved, tmp_path, capsys):
-    assert main(["export", saved, str(tmp_path), "--to", "safetensors"]) == 0
+def test_convert_reads_from_a_store(saved, tmp_path, capsys):
+    assert main(["convert", saved, str(tmp_path), "--to", "safetensors"]) == 0
     assert (tmp_path / "model.safetensors").exists()
 
 

@@ -246,14 +246,13 @@ def test_inspect_says_what_is_not_there(tmp_path, capsys):
     assert "is no checkpoint" in capsys.readouterr().err
 
 
-def test_export_writes_what_other_programs_read(train, tmp_path, capsys):
+def test_convert_writes_what_other_programs_read(train, tmp_path, capsys):
     train()
     capsys.readouterr()
-    words = ["export", f"{tmp_path}/run", f"{tmp_path}/hf", "--to", "safetensors"]
-    assert main([*words, "--only", "params/(.*)", "--dtype", "bfloat16", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["step"], found["files"]) == (4, [f"{tmp_path}/hf/model.safetensors"])
-    with safetensors.safe_open(found["files"][0], "np") as file:
+    words = ["convert", f"{tmp_path}/run", f"{tmp_path}/hf", "--to", "safetensors"]
+    assert main([*words, "--subtree", "params", "--dtype", "bfloat16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == f"{tmp_path}/hf"
+    with safetensors.safe_open(f"{tmp_path}/hf/model.safetensors", "np") as file:
         assert (list(file.keys()), file.get_slice("w").get_dtype()) == (["w"], "BF16")
     assert main(words) == 2
     assert "holds model.safetensors already" in capsys.readouterr().err
@@ -262,14 +261,18 @@ def test_export_writes_what_other_programs_read(train, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("option", "code", "says"),
     [
-        ("--only=(", 2, "is no regular expression"),
-        ("--only=x", 2, "nothing to export"),
-        ("--dtype=x", 2, "convert"),
+        ("--only=(", 2, "is not a regular expression"),
+        ("--only=x", 2, "matches the whole name of no array"),
+        ("--subtree=param", 3, "did you mean params?"),
+        ("--dtype=x", 2, "there is no dtype 'x'"),
+        ("--config=x", 2, "--config is for --map"),
+        ("--map=to-hugging-face", 2, "needs --config"),
+        ("--map=hugging-face", 3, "config.json, which describes the model"),
     ],
 )
-def test_export_says_which_choice_fits_nothing(train, tmp_path, capsys, option, code, says):
+def test_convert_says_which_choice_fits_nothing(train, tmp_path, capsys, option, code, says):
     train()
-    words = ["export", f"{tmp_path}/run", f"{tmp_path}/hf", "--to", "safetensors", option]
+    words = ["convert", f"{tmp_path}/run", f"{tmp_path}/hf", "--to", "safetensors", option]
     assert main(words) == code
     assert says in capsys.readouterr().err
 

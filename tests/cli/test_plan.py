@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-ENVIRONMENT = {
-    name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0"  # and no devices of the tests'
 }
 DIGITS = "meshwright.demo.digits:experiment"
 
@@ -23,25 +23,25 @@ def shell(*words, **environ):
 
 
 @pytest.fixture(scope="module")
-def on_eight():
-    done = shell(DIGITS, "--on", "cpu:8", "--mesh", "data=4,fsdp=2", "--json")
+def on_four():
+    done = shell(DIGITS, "--on", "cpu:4", "--mesh", "data=2,fsdp=2", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_a_step_is_compiled_for_devices_that_only_the_plan_has(on_eight):
-    assert on_eight["compiled"]
-    assert (on_eight["num_devices"], on_eight["mesh"]) == (8, {"data": 4, "fsdp": 2})
-    assert {each["kind"] for each in on_eight["exchanges"]} >= {"all-reduce"}
+def test_a_step_is_compiled_for_devices_that_only_the_plan_has(on_four):
+    assert on_four["compiled"]
+    assert (on_four["num_devices"], on_four["mesh"]) == (4, {"data": 2, "fsdp": 2})
+    assert {each["kind"] for each in on_four["exchanges"]} >= {"all-reduce"}
 
 
-def test_the_document_holds_what_the_text_tells(on_eight):
-    assert on_eight["memory"]["fits"]
-    assert on_eight["memory"]["peak"] >= on_eight["memory"]["params"] > 0
-    assert on_eight["time"]["seconds"] > 0
-    assert "measured" in on_eight["assumptions"]
-    assert on_eight["planning_seconds"] > 0
-    assert on_eight["planning_bytes"] > 0
+def test_the_document_holds_what_the_text_tells(on_four):
+    assert on_four["memory"]["fits"]
+    assert on_four["memory"]["peak"] >= on_four["memory"]["params"] > 0
+    assert on_four["time"]["seconds"] > 0
+    assert "measured" in on_four["assumptions"]
+    assert on_four["planning_seconds"] > 0
+    assert on_four["planning_bytes"] > 0
 
 
 def test_a_step_that_does_not_fit_ends_with_1_and_the_cheapest_changes():

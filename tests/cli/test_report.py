@@ -42,6 +42,12 @@ def test_a_place_that_cannot_be_written_exits_with_2(folder, capsys):
     assert "the page cannot be written to no/such/folder/x.html" in capsys.readouterr().err
 
 
+def test_a_page_that_cannot_be_put_in_place_leaves_nothing_behind(folder, capsys):
+    (folder / "taken").mkdir()
+    assert main(["report", "runs/a", "--to", "taken"]) == 2
+    assert not [*folder.glob(".*")]
+
+
 def test_report_of_no_run_exits_with_3(folder, capsys):
     assert main(["report", "runs"]) == 3
     assert "runs is no run" in capsys.readouterr().err
@@ -61,3 +67,9 @@ def test_runs_of_a_folder_without_any_says_so_and_of_none_exits_with_3(folder, c
     assert capsys.readouterr().out == "no runs below empty\n"
     assert main(["runs", "nowhere"]) == 3
     assert "there is no directory nowhere" in capsys.readouterr().err
+
+
+def test_runs_at_addresses_are_refused_with_what_takes_them(folder, capsys):
+    assert main(["runs", "s3://bucket/runs"]) == 2
+    assert "`meshwright report`" in capsys.readouterr().err
+    assert main(["runs", f"file://{folder}/runs"]) == 0

@@ -171,6 +171,9 @@ def test_what_the_decoder_lacks_is_refused(change, message):
 
 
 def test_a_description_that_is_not_whole_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match=r"there is no .*config.json, which describes the model"):
+        hugging_face.config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="is no description of a model"):
         hugging_face.config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))

@@ -69,6 +69,7 @@ def test_it_is_of_what_the_mesh_rules_make_of_the_experiment_there():
     found = planned("h100:2x4", mesh_rules=rules)
     assert dict(found.mesh) == {"fsdp": 4, "data": 2}
     assert found.settings["microbatches"] == 2
+    assert "the mesh rule 'NVIDIA H100.*:2x4' sets mesh, microbatches here" in " ".join(found.notes)
 
 
 def test_a_thousand_devices_need_not_be_there():
@@ -103,6 +104,12 @@ def test_a_checkpoint_costs_what_its_dtypes_take():
     assert whole.seconds == math.ceil(whole.nbytes / 4) / 1e3
 
 
+@pytest.mark.parametrize("bandwidth", [0, -1e9, math.inf, math.nan])
+def test_a_bandwidth_that_no_host_has_is_refused(bandwidth):
+    with pytest.raises(UsageError, match="--bandwidth 1"):
+        plan.plan(experiment(), "h100:8", bandwidth=bandwidth)
+
+
 def test_activations_that_are_summed_over_the_batch_are_told_of():
     def wide(key):
         return {"table": jnp.ones((8, 64)), "w": jnp.ones((64, 64))}
@@ -116,6 +123,15 @@ def test_activations_that_are_summed_over_the_batch_are_told_of():
     assert "mw.split_by_example" in " ".join(found.notes)
 
 
+def test_operations_that_are_estimated_as_if_nothing_split_them_are_told_of():
+    def pooled(params, batch, key):
+        x = batch["x"] @ params["up"]
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2), (1, 2), "VALID").mean()
+
+    assert "reduce_window_max" in " ".join(planned("h100:8", loss=pooled).notes)
+    assert "split" not in " ".join(planned("h100:8").notes)
+
+
 def test_what_does_not_fit_the_mesh_is_the_error_that_a_run_gives():
     with pytest.raises(LayoutError, match=r"(?s)rules: .*params/up"):
         planned("h100:1x8", mesh="fsdp=8")
@@ -123,6 +139,18 @@ def test_what_does_not_fit_the_mesh_is_the_error_that_a_run_gives():
         planned("h100:1x8", mesh="data=16")
     with pytest.raises(UsageError, match="--fake-devices 512"):
         planned("cpu:512")
+
+
+def test_a_search_in_which_no_mesh_can_be_says_why():
+    with pytest.raises(LayoutError, match="multiple of 21"):
+        plan.search(plan.site_of(experiment(mesh="data=-1", rules=()), "h100:3x7"))
+
+
+def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
+    two_rows = {"input": mw.Input(EXAMPLES, 2), "rules": ()}
+    found = plan.search(plan.site_of(experiment(mesh="data=2,other=2", **two_rows), "h100:4x1"))
+    assert {str(change.plan.mesh) for change in found} == {"{'data': 2, 'other': 2}"}
+    assert "as it is" in plan.described_search(found)
 
 
 def test_a_plan_says_what_fits_and_what_bounds_it():

@@ -1,6 +1,12 @@
 """The list of runs."""
 
-from meshwright.report import list_runs, runs_table
+import os
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.report import list_runs, read_run, runs_table
 from report.runs import write_run
 
 FINISHED = {"ended": "finished", "step": 40, "scores": {}, "seconds": 1.0}
@@ -33,11 +39,36 @@ def test_the_table_says_how_each_fares(tmp_path):
     assert row.split()[1 : 1 + len(words)] == words
 
 
-def test_a_damaged_run_is_one_line_that_says_what_is_wrong(tmp_path):
+def test_what_is_wrong_with_a_run_stands_below_what_is_known_of_it(tmp_path):
     run = write_run(tmp_path / "a", outcome=FINISHED)
-    (run / "metrics.jsonl").write_text("nonsense\n")
-    (row,) = runs_table(list_runs(tmp_path)).splitlines()[1:]
-    assert "metrics.jsonl, line 1: expected a report" in row
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    row, below = runs_table(list_runs(tmp_path)).splitlines()[1:]
+    assert row.split()[1:6] == ["finished,", "damaged", "40", "of", "40"]
+    assert "metrics.jsonl, line 6: expected a report" in below
+
+
+def test_a_folder_that_cannot_be_looked_into_is_listed_as_damaged(tmp_path, monkeypatch):
+    def scandir(path, scandir=os.scandir):
+        if str(path).endswith("/locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    write_run(tmp_path / "a")
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = {each["run"]: each["state"] for each in list_runs(tmp_path)}
+    assert found == {str(tmp_path / "a"): "killed", str(tmp_path / "locked"): "damaged"}
+
+
+def test_a_run_that_may_not_be_looked_into_is_an_error_that_says_so(tmp_path, monkeypatch):
+    def denied(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(InputError, match=r"Permission denied.*\n  Mend"):
+        read_run(tmp_path)
+    assert [each["state"] for each in list_runs(tmp_path)] == ["damaged"]
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, monkeypatch):

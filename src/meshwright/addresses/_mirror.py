@@ -91,15 +91,25 @@ class Mirror:
                 del self._there[name]
             for name in sorted(here, key=here.__getitem__):
                 if self._there.get(name) != here[name]:
-                    self._filesystem.put_file(str(self.path / name), f"{self._root}/{name}")
+                    self._put_file(name)
                     self._there[name] = here[name]
 
+    def _put_file(self, name: str) -> None:
+        """Put a file. One that was removed since it was seen is left to the next call, to remove it there."""
+        try:
+            self._filesystem.put_file(str(self.path / name), f"{self._root}/{name}")
+        except FileNotFoundError:
+            if (self.path / name).exists():  # it is the store that lacks something
+                raise
+
     def _here(self) -> dict[str, Stamp]:
-        files = (file for file in self.path.rglob("*") if file.is_file() and file.suffix not in _UNFINISHED)
-        stats = ((file, file.stat()) for file in files)
-        return {
-            file.relative_to(self.path).as_posix(): (stat.st_mtime_ns, stat.st_size) for file, stat in stats
-        }
+        found = {}
+        for file in self.path.rglob("*"):
+            with suppress(FileNotFoundError):  # removed just now
+                if file.is_file() and file.suffix not in _UNFINISHED:
+                    stat = file.stat()
+                    found[file.relative_to(self.path).as_posix()] = (stat.st_mtime_ns, stat.st_size)
+        return found
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """One checkpoint made from another: of other dtypes, or of a part of it, in our format."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -27,6 +27,7 @@ from meshwright.checkpoint._format import (
 )
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
+from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
 from meshwright.checkpoint._transforms import as_source
 from meshwright.errors import UsageError, nearest
@@ -41,6 +42,7 @@ def convert(
     source: Opened,
     destination: str | Directory,
     *,
+    transform: Callable[[Source], Source] | None = None,
     dtype: DTypes | None = None,
     only: str | None = None,
 ) -> Directory:
@@ -53,17 +55,21 @@ def convert(
     Args:
       source: an opened checkpoint.
       destination: local or not; made where it is not; no run may have it open.
-      dtype, only: as for `rewritten`.
+      transform: returns what is to be written, of `source`: a map's `to_ours`, say, or a `subtree`.
+      dtype, only: as for `rewritten`, after that.
 
     Raises:
       UsageError: As `rewritten`, or the step is at the destination already.
       DamagedError: A piece of the source is damaged.
     """
-    taken = rewritten(source, dtype=dtype, only=only).arrays()
-    if isinstance(source, NativeSource):
-        arrays = [_rewritten(layout, taken) for layout in layouts_of(source.manifest) if layout.name in taken]
+    changed = transform(source) if transform else source
+    taken = rewritten(changed, dtype=dtype, only=only).arrays()
+    if isinstance(changed, NativeSource):
+        arrays = [
+            _rewritten(layout, taken) for layout in layouts_of(changed.manifest) if layout.name in taken
+        ]
     else:
-        taken = _called_as_ours(source, taken)
+        taken = _called_as_ours(changed, taken)
         arrays = list(layouts(taken, 1))
     directory = location(destination)
     with _directory.lock(directory):
@@ -82,8 +88,8 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
       only: a pattern of the arrays to take, as a full match.
 
     Raises:
-      UsageError: A pattern matches nothing, or a dtype is none of floating-point numbers; when it is
-        read, a number does not fit into its dtype.
+      UsageError: A pattern is none or matches nothing, or a dtype is none of floating-point numbers;
+        when it is read, a number does not fit into its dtype.
     """
     arrays = source.arrays()
     taken = _matching(only, list(arrays)) if only else list(arrays)
@@ -101,7 +107,7 @@ def _patterns(dtype: DTypes | None, names: list[str]) -> Mapping[str, DTypeLike]
     return {} if dtype is None else {called: dtype}
 
 
-def _called_as_ours(source: Opened, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+def _called_as_ours(source: Source, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     ours = getattr(source, "ours", str)
     named = {ours(name): array for name, array in arrays.items()}
     return named if len(named) == len(arrays) else dict(arrays)
@@ -163,7 +169,8 @@ def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLay
 
 
 def _matching(pattern: str, names: list[str]) -> list[str]:
-    found = [name for name in names if re.fullmatch(pattern, name)]
+    regex = compiled(pattern)
+    found = [name for name in names if regex.fullmatch(name)]
     if not found:
         close = nearest(pattern, names)
         hint = f" The nearest name is {close}." if close else ""

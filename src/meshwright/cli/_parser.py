@@ -143,14 +143,6 @@ def _add_looks_at_runs(commands: _Commands) -> None:
 
 
 def _add_checkpoints(commands: _Commands) -> None:
-    export = commands.add(
-        "export", "_export", "Write a checkpoint's arrays in a format that other programs read."
-    )
-    export.add_argument("source", metavar="SRC", help="a run, its checkpoints, or one of them")
-    export.add_argument("directory", metavar="DST")
-    export.add_argument("--to", choices=("safetensors",), required=True)
-    export.add_argument("--dtype", metavar="D", help="convert floating-point arrays to it: bfloat16")
-    export.add_argument("--only", metavar="REGEX", help="arrays it matches whole; a group in it renames them")
     verify = commands.add("verify", "_verify", "Compare every byte of checkpoints with what was written.")
     verify.add_argument("path", metavar="PATH", help="a run or a directory, for all in it, or a checkpoint")
     diff = commands.add(
@@ -158,20 +150,41 @@ def _add_checkpoints(commands: _Commands) -> None:
     )
     diff.add_argument("a", metavar="A")
     diff.add_argument("b", metavar="B")
-    convert = commands.add(
-        "convert", "_convert", "Write a checkpoint anew: in another format or dtype, or a part of it."
-    )
-    convert.add_argument("source", metavar="SRC", help="of any format, which is seen from its content")
-    convert.add_argument("destination", metavar="DST", help="a directory, made if need be; of npz, a file")
-    convert.add_argument("--to", choices=("native", "safetensors", "npz", "seqax", "t5x"), default="native")
-    convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
-    convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names it matches")
+    _add_convert(commands)
     pin = commands.add("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")
     unpin = commands.add("unpin", "_pin", "Leave the checkpoint of a step to the retention policy again.")
     for each in (pin, unpin):
         each.add_argument("directory", metavar="DIRECTORY", help="a run, or its checkpoints")
         each.add_argument("step", metavar="STEP", type=int)
     pin.add_argument("--note", metavar="TEXT", default="", help="why, for people")
+
+
+def _add_convert(commands: _Commands) -> None:
+    convert = commands.add(
+        "convert",
+        "_convert",
+        "Write a checkpoint anew: in another format or dtype, under other names, or a part of it.",
+    )
+    convert.add_argument("source", metavar="SRC", help="of any format, which is seen from its content")
+    convert.add_argument("destination", metavar="DST", help="a directory, made if need be; of npz, a file")
+    convert.add_argument(
+        "--to",
+        choices=("native", "safetensors", "npz", "seqax", "t5x"),
+        help="native, unless --map implies another",
+    )
+    convert.add_argument(
+        "--map",
+        choices=("hugging-face", "to-hugging-face"),
+        help="hugging-face: the names of its models become those of ours, params/…; to-hugging-face: back",
+    )
+    convert.add_argument(
+        "--config",
+        metavar="PLACE",
+        help="config.json of the Hugging Face model, or a directory with it; if not said, the one beside SRC",
+    )
+    convert.add_argument("--subtree", metavar="NAME", help="what is below it, named from there on: params")
+    convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
+    convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names, with us, it matches")
 
 
 def _add_machines(commands: _Commands) -> None:

@@ -117,7 +117,8 @@ def _searched(site: "Site") -> Result:
     found = room.search(site)
     fits = any(change.plan.memory.fits for change in found)
     document = {"tried": [_changed(change) for change in found]}
-    return room.described_search(found), document, EXIT_DONE if fits else EXIT_FAILED
+    text = "\n\n".join([room.described_search(found), *site.ruled])
+    return text, document, EXIT_DONE if fits else EXIT_FAILED
 
 
 def _changed(change: Any) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def _changed(change: Any) -> dict[str, Any]:
 
 
 def _document(made: "Plan") -> dict[str, Any]:
-    """Return a plan as JSON has it: axes joined by `+`, and null for what has no end."""
+    """Return a plan as JSON has it, with axes joined by `+`."""
     document = dataclasses.asdict(made)
     document["time"]["network"] = {"+".join(axes): each for axes, each in made.time.network.items()}
     document["time"]["seconds"] = made.time.seconds

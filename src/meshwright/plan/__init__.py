@@ -1,17 +1,16 @@
 """What a step takes of hardware that is not there: memory, network, time; and what it could take instead."""
 
-from meshwright.plan._changes import Change, cheapest_changes
+from meshwright.plan._changes import Change, cheapest_changes, tried
 from meshwright.plan._checkpoint import CheckpointCost
+from meshwright.plan._estimate import TracedCosts, TracedMemory, Work, traced_costs
 from meshwright.plan._hardware import Hardware, hardware_named
 from meshwright.plan._plan import not_compiled, peak_bytes, plan, site_of
 from meshwright.plan._roofline import Rates, StepTime
-from meshwright.plan._search import search
+from meshwright.plan._search import ranked, search
 from meshwright.plan._site import Compiled, Site, compiled_from
 from meshwright.plan._topology import missing_compiler
-from meshwright.plan._traced import TracedCosts, TracedMemory, traced_costs
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.plan._words import described, described_changes, described_search
-from meshwright.plan._work import Work
 
 __all__ = [
     "Change",
@@ -37,7 +36,9 @@ __all__ = [
     "not_compiled",
     "peak_bytes",
     "plan",
+    "ranked",
     "search",
     "site_of",
     "traced_costs",
+    "tried",
 ]

@@ -16,7 +16,7 @@ from meshwright.train import offloaded
 Settings = Mapping[str, Any]
 OFFLOADED = "offloaded"
 """Not a setting: the optimizer wrapped in `mw.offloaded`."""
-REMATS = (None, "dots", "nothing")
+REMATS = (None, "dots", "dots_no_batch")
 """From what takes most memory to what takes most time."""
 LONGEST_TENSOR = 16
 
@@ -31,7 +31,7 @@ class Change:
     def __str__(self) -> str:
         written = (f"{name}={value}" for name, value in self.settings.items() if name != OFFLOADED)
         optimizer = ["optimizer=mw.offloaded(…)"] if OFFLOADED in self.settings else []
-        return " ".join([*written, *optimizer])
+        return " ".join([*written, *optimizer]) or "as it is"
 
 
 def cheapest_changes(site: Site, number: int = 3) -> list[Change]:

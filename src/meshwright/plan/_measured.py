@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models import decoder
+from meshwright.plan._estimate import traced_costs
 from meshwright.plan._roofline import Rates, step_time
-from meshwright.plan._traced import traced_costs
 from meshwright.sharding import Layout, make_mesh
 from meshwright.train import init_state, make_step
 

@@ -1,16 +1,17 @@
 """`plan`: what an experiment's step takes of hardware that is not there, and what else it could take."""
 
+import math
 import resource
 import sys
 import time
 from dataclasses import replace
 
+from meshwright.errors import UsageError
 from meshwright.experiment import Experiment, naming, some_rows
-from meshwright.plan._hardware import CPU, Hardware, hardware_named
-from meshwright.plan._measured import measured_rates
-from meshwright.plan._roofline import Rates, published_rates
+from meshwright.plan._hardware import Hardware, hardware_named
+from meshwright.plan._roofline import Rates
 from meshwright.plan._site import Site
-from meshwright.plan._topology import described_devices, missing_compiler
+from meshwright.plan._topology import missing_compiler
 from meshwright.plan._values import Plan
 from meshwright.sharding import apply_mesh_rules
 
@@ -58,17 +59,15 @@ def site_of(
     rates: Rates | None = None,
 ) -> Site:
     """Return the experiment on some hardware, as its mesh rules change it there. See `plan`."""
+    if not 0 < bandwidth < math.inf:
+        raise UsageError(
+            f"bandwidth={bandwidth:g} is none: give the bytes of a checkpoint that a host writes a second, "
+            "as 1e9, which is --bandwidth 1."
+        )
     hardware = hardware_named(on) if isinstance(on, str) else on
     with naming("mesh_rules"):
         experiment = apply_mesh_rules(experiment, experiment.mesh_rules, str(hardware))
-    return Site(experiment, hardware, some_rows(experiment), rates or rates_of(hardware), bandwidth)
-
-
-def rates_of(hardware: Hardware) -> Rates:
-    """Return what its devices get done: of CPUs, which are at hand, measured."""
-    if hardware.chip.name == CPU:
-        return measured_rates(described_devices(hardware))
-    return published_rates(hardware.chip)
+    return Site(experiment, hardware, some_rows(experiment), rates, bandwidth)
 
 
 def not_compiled(why: str) -> str:

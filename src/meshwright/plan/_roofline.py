@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.plan._chips import Chip
-from meshwright.plan._work import Work
+from meshwright.plan._estimate import Work
 from meshwright.profiling import Collective, peak_flops
 
 COMPUTE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.7, 0.8, 0.8

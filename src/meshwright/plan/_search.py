@@ -13,10 +13,14 @@ def search(site: Site) -> list[Change]:
     """Return meshes and settings, the best first: what fits before what does not, then by time.
 
     Tried are all meshes of data, fsdp and tensor axes with the experiment's own settings, and of the best few
-    also other choices of what is kept for the gradient, and other numbers of microbatches. All is estimated
-    from the traced step.
+    also other choices of what is kept for the gradient, and other numbers of microbatches. Where none of the
+    meshes can be, the experiment's own stands for them. All is estimated from the traced step.
+
+    Raises:
+      LayoutError: that cannot be, either. It says why.
     """
     meshes = ranked([*tried(site, ({"mesh": mesh} for mesh in meshes_of(site.hardware)))])
+    meshes = meshes or [Change({}, site.plan())]
     others = [
         {**found.settings, "remat": remat, "microbatches": microbatches}
         for found in meshes[:FINALISTS]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -12,13 +12,14 @@ from jax.sharding import Mesh
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, naming, parts_of
 from meshwright.plan._checkpoint import CheckpointCost, checkpoint_cost
 from meshwright.plan._chips import Tpu
-from meshwright.plan._hardware import Hardware
-from meshwright.plan._roofline import Rates, StepTime, step_time
+from meshwright.plan._estimate import TracedCosts, traced_costs
+from meshwright.plan._hardware import CPU, Hardware
+from meshwright.plan._measured import measured_rates
+from meshwright.plan._roofline import Rates, StepTime, published_rates, step_time
 from meshwright.plan._topology import described_devices
-from meshwright.plan._traced import TracedCosts, traced_costs
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.profiling import Collective, Flops, collectives, count_flops, utilisation_on
-from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh
+from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh, mesh_rule
 from meshwright.tree import PyTree, nbytes
 
 
@@ -49,9 +50,15 @@ class Site:
     hardware: Hardware
     rows: PyTree
     """Some rows to train on."""
-    rates: Rates
+    given_rates: Rates | None
+    """What a device gets done in a second, where that is neither looked up nor measured."""
     bandwidth: float
     """Bytes a second that a host writes of a checkpoint."""
+
+    @property
+    def rates(self) -> Rates:
+        """What a device gets done in a second; measured when first asked for, if it must be."""
+        return self.given_rates or rates_of(self.hardware)
 
     @cached_property
     def parts(self) -> Parts:
@@ -67,6 +74,14 @@ class Site:
     def traced(self) -> TracedCosts:
         """What the traced step is estimated to take."""
         return traced_costs(self.jaxpr, self.parts.target, self.parts.layout)
+
+    @property
+    def ruled(self) -> list[str]:
+        """What a mesh rule sets here: a note, as it does so whatever a command line says; or nothing."""
+        rule = mesh_rule(self.experiment.mesh_rules, str(self.hardware))
+        if rule is None or not rule[1].changes:
+            return []
+        return [f"the mesh rule {rule[0]!r} sets {', '.join(rule[1].changes)} here: change that there."]
 
     def compile(self) -> Compiled:
         """Compile the step with the hardware's compiler.
@@ -100,7 +115,12 @@ class Site:
             mfu=_mfu(counted, time, self.hardware),
             assumptions=self.rates.source,
             checkpoint=self._checkpoint(),
-            notes=(*_not_counted(counted), *_lost_splits(exchanges, self._batch_axes, num_params)),
+            notes=(
+                *self.ruled,
+                *_not_counted(counted),
+                *_taken_whole(self.traced.not_understood),
+                *_lost_splits(exchanges, self._batch_axes, num_params),
+            ),
         )
 
     def _mesh(self, devices: Sequence[jax.Device] | int) -> Mesh:
@@ -153,6 +173,14 @@ class Site:
         return checkpoint_cost(self.parts.target, casts, self.hardware.num_hosts, self.bandwidth)
 
 
+@cache
+def rates_of(hardware: Hardware) -> Rates:
+    """Return what its devices get done: of CPUs, which are at hand, measured."""
+    if hardware.chip.name == CPU:
+        return measured_rates(described_devices(hardware))
+    return published_rates(hardware.chip)
+
+
 def _bytes_on_device(arrays: PyTree) -> int:
     """Return the bytes of structs in one device's memory; what is kept in the host's is not there."""
     on_device = (x for x in jax.tree.leaves(arrays) if x.sharding.memory_kind in (None, "device"))
@@ -200,6 +228,15 @@ def _not_counted(counted: Flops) -> list[str]:
     if counted.open_loops:
         notes.append(f"{counted.open_loops} loops turn an unknown number of times, and count once")
     return notes
+
+
+def _taken_whole(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"how {', '.join(names)} would be split over devices is not known, and estimated as if each device "
+        "did it whole"
+    ]
 
 
 def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_params: int) -> list[str]:

@@ -131,9 +131,17 @@ def read_run(directory: str | Path, place: str | None = None) -> Run:
       place: the address of which it is a copy, if it is one.
 
     Raises:
-      InputError: it is no run directory.
+      InputError: it is no run directory, or one that may not be looked into.
     """
-    directory = Path(directory)
+    try:
+        return _run_in(Path(directory), place)
+    except OSError as error:
+        raise InputError(
+            f"{place or directory} cannot be read: {error}.\n  Mend its permissions, or its disk."
+        ) from None
+
+
+def _run_in(directory: Path, place: str | None) -> Run:
     if not is_run(directory):
         raise InputError(
             f"{place or directory} is no run: it has neither experiment.txt nor metrics.jsonl.\n"

@@ -49,12 +49,24 @@ def summary(run: Run) -> str:
 
 
 def find_runs(directory: str | Path) -> Iterator[Path]:
-    """Yield the run directories below `directory`, or itself; none is looked for inside of another."""
-    for path, folders, _ in os.walk(directory):
-        if is_run(Path(path)):
+    """Yield the run directories below `directory`, or itself; none is looked for inside of another.
+
+    Folders that cannot be looked into are yielded, too: there may be runs in them.
+    """
+    locked: list[OSError] = []
+    for path, folders, _ in os.walk(directory, onerror=locked.append):
+        if _may_be_run(Path(path)):
             folders.clear()
             yield Path(path)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+    yield from (Path(str(error.filename)) for error in locked)
+
+
+def _may_be_run(path: Path) -> bool:
+    try:
+        return is_run(path)
+    except OSError:  # `read_run` says which
+        return True
 
 
 def list_runs(directory: str | Path) -> list[Document]:
@@ -71,13 +83,16 @@ def runs_table(runs: list[Document]) -> str:
     rows = [_HEADS, *map(_row, runs)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    wrong = [[], *([f"  {line}" for line in "\n".join(found["damage"]).splitlines()] for found in runs)]
+    return "\n".join(
+        each.rstrip() for line, below in zip(lines, wrong, strict=True) for each in (line, *below)
+    )
 
 
 def _document_of(path: Path) -> Document:
     try:
         return document(read_run(path))
-    except (MeshwrightError, OSError, ValueError) as error:
+    except (MeshwrightError, ValueError) as error:
         return {"run": str(path), "state": "damaged", "damage": [str(error)]}
 
 
@@ -88,9 +103,9 @@ def _last_report(found: Mapping[str, Any]) -> float:
 
 def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
     name, state = found["run"], found["state"]
-    if found["damage"]:
-        wrong = found["damage"][0].partition("\n")[0]
-        return (name, state if state == "damaged" else f"{state}, damaged", wrong, "", "", "", "")
+    if "step" not in found:
+        return (name, state, "", "", "", "", "")
+    state += ", damaged" if found["damage"] else ""
     of = "" if found["max_step"] is None else f" of {found['max_step']}"
     score, loss = found["main_score"], found["newest"].get("loss")
     best = found["best"].get(score)

@@ -1,6 +1,7 @@
 """Pages as files."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from meshwright.errors import UsageError
@@ -37,6 +38,8 @@ def _write(text: str, to: Path) -> Path:
         part.write_text(text, encoding="utf-8")
         part.replace(to)
     except OSError as error:
+        with suppress(OSError):  # a full disk is no place for half a page
+            part.unlink()
         raise UsageError(
             f"the page cannot be written to {to}: {error.strerror}.\n  Give another place with --to FILE."
         ) from None

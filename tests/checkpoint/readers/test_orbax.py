@@ -29,6 +29,13 @@ def test_the_leaves_of_several_items_are_called_by_their_items(golden):
     assert list(open_source(golden / "0.12.8/manager/9/params").arrays()) == ["layers/0", "layers/1", "w"]
 
 
+def test_scores_that_were_saved_with_a_step_are_told(copied):
+    step = copied("0.12.8/manager") / "10"
+    (step / "metrics").mkdir()
+    (step / "metrics/metrics").write_text('{"loss": 0.5}')
+    assert open_source(step).extra == {"data": {"position": 10}, "metrics": {"loss": 0.5}}
+
+
 def test_typed_keys_come_back_as_keys(golden):
     target = {"rng": jax.random.key(0), "x": np.zeros(2, np.float32)}
     restored = restore(open_source(golden / "0.12.8/manager_of_one"), target)

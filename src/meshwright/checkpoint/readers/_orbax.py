@@ -2,6 +2,7 @@
 
     100/                             a step of a CheckpointManager
       _CHECKPOINT_METADATA           JSON: what wrote each item, when it began and when it was done
+      metrics/metrics                JSON: the scores by which a manager keeps steps
       default/                       an item: here a tree; others may lie beside it
         _METADATA                    JSON: the keys of each leaf
         manifest.ocdbt, d/           a database of TensorStore's, in which there is
@@ -35,6 +36,7 @@ from meshwright.errors import CheckpointError, DamagedError
 
 _ITEMS, _COMMITTED, _TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
 _TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
+_SCORES = "metrics/metrics"
 _PLACEHOLDER = "PLACEHOLDER://"
 _METADATA_FILES = {"zarr": ".zarray", "zarr3": "zarr.json"}
 
@@ -199,7 +201,9 @@ def _extra(step: Directory, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a step holds besides arrays: items in JSON, texts of trees, scores."""
     found = {file.parent.name: _document(file) for file in step.glob("*/metadata")}
     texts = {name: text for file in _string_files(step) for name, text in _document(file).items()}
-    rest = {"strings": texts, "metrics": said.get("metrics"), "custom_metadata": said.get("custom_metadata")}
+    scores = step / _SCORES
+    metrics = _document(scores) if scores.is_file() else said.get("metrics")
+    rest = {"strings": texts, "metrics": metrics, "custom_metadata": said.get("custom_metadata")}
     return found | {name: value for name, value in rest.items() if value}
 
 

@@ -2,25 +2,36 @@
 
 cfg = hugging_face.config("Llama-3.2-1B")
 params = mw.restore(hugging_face.open_model("Llama-3.2-1B"), target)
-mw.checkpoint.export_safetensors(hugging_face.parameter_map(cfg).to_theirs(source), "tuned")
+hugging_face.export_model(source, "tuned", "Llama-3.2-1B")
 """
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint import Source, open_source
-from meshwright.errors import CheckpointError, nearest
+import jax
+from jax.typing import DTypeLike
+
+from meshwright import tree
+from meshwright.checkpoint import Source, export_safetensors, open_source, restore_lazily
+from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.models import decoder, gpt2, t5
 from meshwright.models._map import Map
 from meshwright.models.hugging_face import _decoder, _gpt2, _t5
+from meshwright.train import key_of
 
-__all__ = ["config", "open_model", "parameter_map"]
+__all__ = ["config", "export_model", "open_model", "parameter_map", "to_ours"]
 
 Config = decoder.Config | gpt2.Config | t5.Config
 
 _FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2, "t5": _t5}
+_INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
+    decoder.Config: decoder.init,
+    gpt2.Config: gpt2.init,
+    t5.Config: t5.init,
+}
 
 
 def config(described: str | Path | Mapping[str, Any]) -> Config:
@@ -61,9 +72,65 @@ def open_model(path: str | Path) -> Source:
     return parameter_map(config(path)).to_ours(open_source(path))
 
 
+def to_ours(source: Source, cfg: Config) -> Source:
+    """Return `source`, which has the names there, with ours: all parameters of the model, and no others.
+
+    Raises:
+      CheckpointError: Some are missing, of other shapes, or of no use to it; all of them are listed.
+    """
+    ours = parameter_map(cfg).to_ours(source)
+    _check_whole(ours, cfg)
+    return ours
+
+
+def export_model(
+    params: Source, directory: str | Path, described: str | Path, *, dtype: DTypeLike | None = None
+) -> list[Path]:
+    """Write parameters, which have our names, so that `from_pretrained` loads them; return the paths.
+
+    Args:
+      params: All parameters of the model, and nothing else: `subtree(open_source(run), "params")`.
+      directory: For `export_safetensors`, whose arguments and errors these are, too.
+      described: The `config.json` of the model, or a directory with it. It is copied beside them as it is.
+      dtype: What floating-point arrays are converted to.
+
+    Raises:
+      CheckpointError: As `config`; or the parameters are not those of the model that it describes.
+      UsageError: Another `config.json` is there already.
+    """
+    cfg, said = config(described), _file(Path(described))
+    _check_whole(params, cfg)
+    copied = Path(directory).expanduser() / "config.json"
+    if copied.exists() and copied.read_bytes() != said.read_bytes():
+        raise UsageError(f"{copied} is there already, and not the same as {said}: choose another directory.")
+    written = export_safetensors(parameter_map(cfg).to_theirs(params), directory, dtype=dtype)
+    if not copied.exists():
+        shutil.copyfile(said, copied)
+    return [*written, copied]
+
+
+def _check_whole(source: Source, cfg: Config) -> None:
+    """Compare names and shapes; what is missing would be random once it is loaded. Dtypes are free."""
+    saved = source.arrays()
+    wanted = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
+    structs = {
+        name: jax.ShapeDtypeStruct(x.shape, saved[name].dtype if name in saved else x.dtype)
+        for name, x in wanted.items()
+    }
+    restore_lazily(source, tree.nested(structs))
+
+
+def _file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
 def _read(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
+    file = _file(path)
     try:
         return json.loads(file.read_bytes())
-    except (FileNotFoundError, ValueError) as error:
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"there is no {file}, which describes the model; `save_pretrained` writes it."
+        ) from None
+    except ValueError as error:
         raise CheckpointError(f"{file} is no description of a model: {error}.") from None

@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from meshwright.plan._manual import exchange_of
-from meshwright.plan._program import Operation, Program, Tie, Value
-from meshwright.plan._propagation import Propagation, Spec
-from meshwright.plan._shares import Shares, shared_spec, shares_of
+from meshwright.plan._estimate._manual import exchange_of
+from meshwright.plan._estimate._program import Operation, Program, Tie, Value
+from meshwright.plan._estimate._propagation import Propagation, Spec
+from meshwright.plan._estimate._shares import Shares, shared_spec, shares_of
 from meshwright.profiling import Collective
 
 _ADDITIONS = ("add", "add_any")

@@ -5,10 +5,10 @@ A value is there from the operation that makes it to the last that reads it. A l
 
 from collections import Counter, defaultdict
 
-from meshwright.plan._buffers import Buffers, is_whole
-from meshwright.plan._program import Operation, Program, Value
-from meshwright.plan._propagation import Propagation
-from meshwright.plan._traffic import PRODUCTS, Traffic
+from meshwright.plan._estimate._buffers import Buffers, is_whole
+from meshwright.plan._estimate._program import Operation, Program, Value
+from meshwright.plan._estimate._propagation import Propagation
+from meshwright.plan._estimate._traffic import PRODUCTS, Traffic
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
 _IN_PLACE = ("dynamic_update_slice", "scatter", "scatter-add", "scatter_add")

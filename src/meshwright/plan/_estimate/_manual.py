@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from meshwright.plan._program import Operation
+from meshwright.plan._estimate._program import Operation
 
 _KINDS = {
     "all_gather": "all-gather",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.plan._program import Operation
+from meshwright.plan._estimate._program import Operation
 
 Letters = tuple[int | None, ...]
 """Of each dimension of an array a number, that of the first operand's dimension if there is one; None for

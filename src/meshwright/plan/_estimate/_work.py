@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from meshwright.plan._program import Operation, Program
-from meshwright.plan._propagation import Propagation
-from meshwright.plan._traffic import Traffic
+from meshwright.plan._estimate._program import Operation, Program
+from meshwright.plan._estimate._propagation import Propagation
+from meshwright.plan._estimate._traffic import Traffic
 from meshwright.profiling import product_flops
 
 

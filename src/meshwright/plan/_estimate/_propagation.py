@@ -12,8 +12,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from meshwright.plan._dimensions import Rule, rule_of
-from meshwright.plan._program import Operation, Program, Tie, Value, walk
+from meshwright.plan._estimate._dimensions import Rule, rule_of
+from meshwright.plan._estimate._program import Operation, Program, Tie, Value, walk
 
 Spec = tuple[tuple[str, ...], ...]
 """Of each dimension of an array, the axes of the mesh that split it, slowest first."""

@@ -6,7 +6,7 @@ products, loops, lookups and exchanges read or make is.
 
 from collections.abc import Iterable
 
-from meshwright.plan._program import Operation, Program, Value
+from meshwright.plan._estimate._program import Operation, Program, Value
 
 _ALIASES = ("copy", "optimization_barrier", "reshape", "squeeze", "transpose")
 """Their results are their operands, seen otherwise; a matrix product reads transposed ones as they are."""

@@ -6,9 +6,9 @@ exchanges least is taken.
 
 from collections.abc import Iterable
 
-from meshwright.plan._dimensions import Rule
-from meshwright.plan._program import Operation
-from meshwright.plan._propagation import Propagation, Spec
+from meshwright.plan._estimate._dimensions import Rule
+from meshwright.plan._estimate._program import Operation
+from meshwright.plan._estimate._propagation import Propagation, Spec
 
 Shares = dict[str, int]
 """For each axis the letter of the dimensions that it splits."""

@@ -1,8 +1,4 @@
-"""What a step takes, estimated from its jaxpr alone: no device, no compiler, any mesh, in a second.
-
-What XLA does with it is repeated in outline: which axes split each value (`_propagation.py`), what devices
-then exchange (`_traffic.py`), which values are ever in memory (`_buffers.py`) and when (`_liveness.py`).
-"""
+"""The costs of a traced step, for one device: the estimate as a whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +7,11 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from meshwright.plan._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
-from meshwright.plan._program import Program, program_of, walk
-from meshwright.plan._propagation import Propagation
-from meshwright.plan._traffic import Traffic
-from meshwright.plan._work import Work, works
+from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
+from meshwright.plan._estimate._program import Program, program_of, walk
+from meshwright.plan._estimate._propagation import Propagation
+from meshwright.plan._estimate._traffic import Traffic
+from meshwright.plan._estimate._work import Work, works
 from meshwright.profiling import Collective
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree, leaf_names

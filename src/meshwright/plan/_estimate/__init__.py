@@ -1,0 +1,17 @@
+"""What a step takes, estimated from its jaxpr alone: no device, no compiler, any mesh, in a second.
+
+What XLA does with a program is repeated in outline:
+
+    _program.py                   the jaxpr as a plain list of operations
+    _propagation.py               which axes of the mesh split each value, by the rules in _dimensions.py
+    _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py
+    _manual.py                    what the program exchanges itself, inside shard_map
+    _buffers.py, _liveness.py     which values are ever in memory, and when
+    _work.py                      the matrix products, one device's part of each
+    _traced.py                    all of it together
+"""
+
+from meshwright.plan._estimate._traced import TracedCosts, TracedMemory, traced_costs
+from meshwright.plan._estimate._work import Work
+
+__all__ = ["TracedCosts", "TracedMemory", "Work", "traced_costs"]
