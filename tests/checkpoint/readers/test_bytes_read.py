@@ -64,6 +64,16 @@ def test_of_rows_their_bytes_are_read(write, tmp_path, bytes_read):
     assert bytes_read(lambda: x.read((slice(100, 110), slice(None)))) <= 10 * ROW + SLACK
 
 
+@pytest.mark.parametrize("write", [safetensors, flax_msgpack])
+def test_columns_that_several_devices_want_are_read_once(write, tmp_path, bytes_read):
+    write(tmp_path)
+    x = open_source(tmp_path).arrays()["x"]
+    columns = [(slice(8), slice(start, start + 256)) for start in range(0, 1024, 256)]
+    read = []
+    assert bytes_read(lambda: read.extend(x.read_parts(columns))) <= 8 * ROW + SLACK
+    assert np.array_equal(np.concatenate(read, axis=1), LARGE[:8])
+
+
 def test_of_a_part_of_rows_that_lie_far_apart_their_bytes_are_read(tmp_path, bytes_read):
     save_file({"x": LARGE.reshape(16, -1)}, tmp_path / "model.safetensors")
     x = open_source(tmp_path).arrays()["x"]

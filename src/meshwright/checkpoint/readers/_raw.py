@@ -3,7 +3,8 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,26 +27,68 @@ class Bytes(Protocol):
 def raw_array(file: Bytes, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> LazyArray:
     """Return the array that begins at byte `offset` of `file`.
 
-    Of a part no more is read than its own bytes and the short gaps between them.
+    Of a part no more is read than its own bytes and the short gaps between them. Where parts lie in each
+    other's gaps, as columns do that several devices want, these are read once.
     """
-    strides = tuple(math.prod(shape[dim + 1 :]) * dtype.itemsize for dim in range(len(shape)))
+    return LazyArray(shape, dtype, _Raw(file, offset, shape, dtype))
 
-    def read(index: Index) -> np.ndarray:
-        wanted = [range(size)[part] for size, part in zip(shape, index, strict=True)]
-        sizes = [len(part) for part in wanted]
-        nbytes = math.prod(sizes) * dtype.itemsize
-        first = offset + _distance([part.start for part in wanted], strides)
-        if nbytes == 0 or nbytes == _span(sizes, strides, dtype.itemsize):
-            return file[first : first + nbytes].view(dtype).reshape(sizes)
-        out = np.empty(sizes, dtype)
-        for place in _pieces(sizes, strides, dtype.itemsize):
+
+@dataclass(frozen=True)
+class _Raw:
+    """What a `LazyArray` of values in a row reads with."""
+
+    file: Bytes
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self._read(self._bounds(index))
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts. Those of the same rows are cut from one that has them all."""
+        wanted = [self._bounds(index) for index in indices]
+        num_leading = 1 + sum(stride > _GAP for stride in self._strides)
+        together: dict[Any, list[int]] = {}
+        for number, part in enumerate(wanted):
+            together.setdefault(tuple(part[:num_leading]), []).append(number)
+        found: dict[int, np.ndarray] = {}
+        for numbers in together.values():
+            found |= zip(numbers, self._cut([wanted[number] for number in numbers]), strict=True)
+        return [found[number] for number in range(len(wanted))]
+
+    def _cut(self, parts: Sequence[Sequence[range]]) -> list[np.ndarray]:
+        """Return parts, of the smallest one that has them all."""
+        hull = [
+            range(min(x.start for x in dim), max(x.stop for x in dim)) for dim in zip(*parts, strict=True)
+        ]
+        whole = self._read(hull)
+        return [np.asarray(whole[_within(part, hull)], order="C") for part in parts]
+
+    def _bounds(self, index: Index) -> list[range]:
+        return [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
+
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.shape[dim + 1 :]) * self.dtype.itemsize for dim in range(len(self.shape)))
+
+    def _read(self, wanted: Sequence[range]) -> np.ndarray:
+        sizes, strides, itemsize = [len(part) for part in wanted], self._strides, self.dtype.itemsize
+        nbytes = math.prod(sizes) * itemsize
+        first = self.offset + _distance([part.start for part in wanted], strides)
+        if nbytes == 0 or nbytes == _span(sizes, strides, itemsize):
+            return self.file[first : first + nbytes].view(self.dtype).reshape(sizes)
+        out = np.empty(sizes, self.dtype)
+        for place in _pieces(sizes, strides, itemsize):
             piece = out[place]
             start = first + _distance([part.start for part in place], strides)
-            inner = file[start : start + _span(piece.shape, strides, dtype.itemsize)]
-            piece[...] = np.ndarray(piece.shape, dtype, inner.data, strides=strides)
+            inner = self.file[start : start + _span(piece.shape, strides, itemsize)]
+            piece[...] = np.ndarray(piece.shape, self.dtype, inner.data, strides=strides)
         return out
 
-    return LazyArray(shape, dtype, read)
+
+def _within(part: Sequence[range], hull: Sequence[range]) -> Index:
+    return tuple(slice(x.start - y.start, x.stop - y.start) for x, y in zip(part, hull, strict=True))
 
 
 def _distance(position: Sequence[int], strides: Sequence[int]) -> int:
