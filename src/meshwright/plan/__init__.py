@@ -10,7 +10,7 @@ from meshwright.plan._search import ranked, search
 from meshwright.plan._site import Compiled, Site, compiled_from
 from meshwright.plan._topology import missing_compiler
 from meshwright.plan._values import Exchange, Memory, Plan
-from meshwright.plan._words import described, described_changes, described_search
+from meshwright.plan._words import described, described_changes, described_search, seconds
 
 __all__ = [
     "Change",
@@ -38,6 +38,7 @@ __all__ = [
     "plan",
     "ranked",
     "search",
+    "seconds",
     "site_of",
     "traced_costs",
     "tried",

@@ -40,7 +40,9 @@ def seconds(value: float) -> str:
     """Return seconds as a person would say them."""
     if value >= 100:
         return f"{value:.0f} s"
-    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+    if value >= 1:
+        return f"{value:.3g} s"
+    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"
 
 
 def _heading(plan: Plan) -> list[str]:
