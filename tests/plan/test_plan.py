@@ -141,18 +141,6 @@ def test_what_does_not_fit_the_mesh_is_the_error_that_a_run_gives():
         planned("cpu:512")
 
 
-def test_a_search_in_which_no_mesh_can_be_says_why():
-    with pytest.raises(LayoutError, match="multiple of 21"):
-        plan.search(plan.site_of(experiment(mesh="data=-1", rules=()), "h100:3x7"))
-
-
-def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
-    two_rows = {"input": mw.Input(EXAMPLES, 2), "rules": ()}
-    found = plan.search(plan.site_of(experiment(mesh="data=2,other=2", **two_rows), "h100:4x1"))
-    assert {str(change.plan.mesh) for change in found} == {"{'data': 2, 'other': 2}"}
-    assert "as it is" in plan.described_search(found)
-
-
 def test_a_plan_says_what_fits_and_what_bounds_it():
     text = plan.described(planned("h100:1x8"))
     assert "fits" in text

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright import plan
 from meshwright.demo import text
+from meshwright.errors import LayoutError
 from meshwright.plan._changes import meshes_of
 
 ROUND = plan.Rates({"float32": 1e12}, memory=1e12, link=1e11, network=1e10, source="round")
@@ -37,6 +38,17 @@ def found():
 def test_a_search_finds_nothing_worse_than_what_a_hand_would_choose(found):
     by_hand = [site("h100:1x2", mesh=mesh).plan() for mesh in ("data=2", "fsdp=2", "tensor=2")]
     assert found[0].plan.time.seconds <= min(plan.time.seconds for plan in by_hand)
+
+
+def test_a_search_in_which_no_mesh_can_be_says_why():
+    with pytest.raises(LayoutError, match="multiple of 9"):
+        plan.search(site("h100:9x1"))
+
+
+def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
+    found = plan.search(site("h100:16x1", mesh="data=8,other=2"))
+    assert {str(change.plan.mesh) for change in found} == {"{'data': 8, 'other': 2}"}
+    assert "as it is" in plan.described_search(found)
 
 
 def test_what_does_not_fit_comes_last_the_smallest_first(found):
