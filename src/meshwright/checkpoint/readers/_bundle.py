@@ -12,7 +12,7 @@ Source: `tensor_bundle.proto`, `tensor_shape.proto` and `types.proto` of github.
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -132,18 +132,33 @@ class _Shards:
             return self.opened[shard]
 
 
+@dataclass(frozen=True)
+class _Variable:
+    """What a `LazyArray` of a variable reads with."""
+
+    name: str
+    entry: _Entry
+    shards: _Shards
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self.parts([index])[0]
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts; what is the whole variable is compared with its checksum."""
+        entry, file = self.entry, self.shards[self.entry.shard]
+        found = raw_array(file, entry.offset, entry.shape, np.dtype(_DTYPES[entry.dtype])).read_parts(indices)
+        for part in found:
+            if part.shape == entry.shape and entry.crc is not None:
+                self._check(part, file)
+        return found
+
+    def _check(self, whole: np.ndarray, file: File) -> None:
+        if (found := crc32c(whole.reshape(-1).view(np.uint8))) != self.entry.crc:
+            raise file.damaged(f"the CRC-32C of {self.name} is {found:08x} instead of {self.entry.crc:08x}")
+
+
 def _array(name: str, entry: _Entry, shards: _Shards) -> LazyArray:
-    dtype = np.dtype(_DTYPES[entry.dtype])
-
-    def read(index: Index) -> np.ndarray:
-        file = shards[entry.shard]
-        part = raw_array(file, entry.offset, entry.shape, dtype).read(index)
-        is_whole = part.shape == entry.shape and entry.crc is not None
-        if is_whole and (found := crc32c(part.reshape(-1).view(np.uint8))) != entry.crc:
-            raise file.damaged(f"the CRC-32C of {name} is {found:08x} instead of {entry.crc:08x}")
-        return part
-
-    return LazyArray(entry.shape, dtype, read)
+    return LazyArray(entry.shape, np.dtype(_DTYPES[entry.dtype]), _Variable(name, entry, shards))
 
 
 def _fields(message: bytes) -> Mapping[int, list[Any]]:
