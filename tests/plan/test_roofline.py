@@ -1,5 +1,7 @@
 """Times by hand: every rate here is a round number a second."""
 
+import dataclasses
+
 import pytest
 
 from meshwright.plan import Rates, Work
@@ -49,3 +51,11 @@ def test_between_groups_each_device_sends_its_share_of_what_its_group_needs():
 def test_a_group_with_one_device_of_each_host_uses_the_network_alone():
     found = time_of(collectives=[exchange(("data",), 4, 30)], over={"data": 4}, inside={"tensor": 2})
     assert found.network[("data",)] == pytest.approx(30)
+
+
+def test_a_small_collective_takes_the_longer_the_more_devices_meet():
+    rates = dataclasses.replace(RATES, member_seconds=3.0)
+    found = step_time(
+        [], 0, [exchange(("tensor",), 2, 0)], rates, inside={"tensor": 2}, over={}, hidden_axes=frozenset()
+    )
+    assert found.exposed == 6

@@ -45,7 +45,7 @@ def measured_rates(devices: Sequence[jax.Device]) -> Rates:
         network=link,
         source=f"what {mesh.size} CPU devices of this machine were just measured to do",
         product_seconds=fixed,
-        collective_seconds=of_none,
+        member_seconds=of_none / mesh.size,
     )
     return replace(rates, memory=_memory(mesh, rates))
 

@@ -35,8 +35,8 @@ class Rates:
     """Where this is from, for people."""
     product_seconds: float = 0.0
     """What a matrix product takes however small it is."""
-    collective_seconds: float = 0.0
-    """What a collective takes however small it is."""
+    member_seconds: float = 0.0
+    """What a collective takes for each device that takes part, however small it is."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def _network_seconds(
     """Inside a group a ring; between groups, each device carries its share of what its group needs."""
     here = math.prod(inside.get(axis, 1) for axis in collective.axes)
     groups = math.prod(over.get(axis, 1) for axis in collective.axes)
-    ring = collective.sent_nbytes / rates.link
+    n, ring = collective.group_size, collective.sent_nbytes / rates.link
+    meeting = n * rates.member_seconds
     if groups == 1:
-        return rates.collective_seconds + ring
-    n = collective.group_size
+        return meeting + ring
     between = collective.sent_nbytes * n / max(n - 1, 1) * (groups - 1) / groups / here
-    return rates.collective_seconds + max(ring if here > 1 else 0.0, between / rates.network)
+    return meeting + max(ring if here > 1 else 0.0, between / rates.network)
