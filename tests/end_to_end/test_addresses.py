@@ -1,6 +1,7 @@
 """A run in an S3 store that is killed without warning, as a person would start it and go on with it."""
 
 import dataclasses
+import os
 import signal
 import sys
 
@@ -32,6 +33,7 @@ def undisturbed(tmp_path_factory):
 def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(s3_run, tmp_path, undisturbed):
     shell, run = Shell(tmp_path), f"{s3_run}[1]"
     shell.environ["TMPDIR"] = str(tmp_path)  # in which what is killed leaves its files
+    shell.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"]  # as the undisturbed run was compiled
     killed = shell("train", "mortal:experiment", f"run={run}", "dies_at=5", *DEVICES)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with local_copy(run) as there:  # what was reported before the newest checkpoint, and no more
