@@ -5,6 +5,7 @@ that a small transformer's step is timed, and what products and collectives do n
 """
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ def _memory(mesh: Mesh, rates: Rates) -> float:
     init = functools.partial(decoder.init, MODEL)
     step = make_step(lambda params, batch, key: decoder.loss(MODEL, params, batch), tx, layout)
     state = init_state(init, tx, 0, layout)
-    rows = np.zeros((EXAMPLES * mesh.size, LENGTH + 1), np.int32)
+    rows = np.zeros((math.ceil(EXAMPLES / mesh.size) * mesh.size, LENGTH + 1), np.int32)
     batch = jax.device_put({"tokens": rows}, layout.batch_sharding)
     costs = traced_costs(step.trace(state, batch).jaxpr, state, layout)
     known = step_time(
