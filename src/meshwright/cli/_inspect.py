@@ -69,7 +69,9 @@ def _newest_report(run: Path) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     tables = ("arrays", "bytes", "checkpoints", "set_aside")
-    lines = [f"{key:11} {_flat(value)}" for key, value in found.items() if key not in tables]
+    unknown = {key for key in ("step", "writer", "extra") if found.get(key) in (None, "", {})}
+    told = {key: value for key, value in found.items() if key not in {*tables, *unknown}}
+    lines = [f"{key:11} {_flat(value)}" for key, value in told.items()]
     if not found["checkpoint"]:
         return "\n".join(lines)
     lines += [f"{'bytes':11} {human_bytes(found['bytes'])}", ""]

@@ -91,7 +91,8 @@ def human_bytes(num_bytes: float) -> str:
     """Return `num_bytes` in binary units: `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
+            whole = unit == "B" or num_bytes >= 100
+            return f"{num_bytes:.0f} {unit}" if whole else f"{num_bytes:.3g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.3g} TiB"
 
