@@ -53,7 +53,7 @@ def experiment(
     train_dtype: str | None = "bfloat16",
     layer_remat: str = "nothing",
 ) -> mw.Experiment:
-    """Describe the run: `size` is one of `decoder.config`; for its gradient each layer keeps `layer_remat`."""
+    """Describe the run: `size` is one of `decoder.config`; `layer_remat` is what a layer keeps."""
     cfg = decoder.config(SHORT.get(size, size))
     rows = Windows(np.fromfile(file, np.uint8), length) if file else RandomTokens(cfg.vocabulary, length)
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
