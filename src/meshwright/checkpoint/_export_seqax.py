@@ -99,9 +99,13 @@ def _write_array(store: Any, context: Any, name: str, source: Source | TreeSourc
     _put(store, f"{name}/.zarray", metadata)
     opened = _opened(store, name, context)
     for index in _indices(shape, chunks):
-        block = source.read(each.name, index)
-        with _kvstore.telling(f"write {name} in {store.path}"):
-            opened[index].write(block).result()
+        _write_chunk(store, name, opened[index], source.read(each.name, index))
+
+
+def _write_chunk(store: Any, name: str, place: Any, block: np.ndarray) -> None:
+    """Write one chunk, which is not copied before, and is let go of before the next one is read."""
+    with _kvstore.telling(f"write {name} in {store.path}"):
+        place.write(block, can_reference_source_data_indefinitely=True).result()
 
 
 def _opened(store: Any, name: str, context: Any) -> Any:

@@ -12,9 +12,7 @@ import math
 import re
 import shutil
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,6 @@ from meshwright.process import on_lead
 
 _CHUNK_NBYTES = 64 << 20
 _COMPRESSOR = {"id": "gzip", "level": 1}
-_NUM_THREADS = 4
 _OURS = [
     (re.compile(r"params/(.*)"), r"target/\1"),
     (re.compile(r"step"), r"state/step"),
@@ -147,12 +144,13 @@ def _written(
     arrays = source.arrays()
     for new, name in sorted(ours.items()):
         shape, dtype = arrays[name].shape, dtypes[new]
+        piece = getattr(arrays[name], "chunk_shape", shape)
 
         def read(index: Index, name: str = name, dtype: np.dtype = dtype) -> np.ndarray:
             return np.asarray(source.read(name, index), dtype)
 
         if shape and math.prod(shape):
-            leaves[new] = _write_array(directory / _folder(new), shape, dtype, read)
+            leaves[new] = _write_array(directory / _folder(new), shape, piece, dtype, read)
         elif new != _STEP:
             leaves[new] = read((slice(None),) * len(shape))
     state = tree.nested(leaves)
@@ -160,19 +158,20 @@ def _written(
 
 
 def _write_array(
-    folder: Path, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[Index], np.ndarray]
+    folder: Path,
+    shape: tuple[int, ...],
+    piece: tuple[int, ...],
+    dtype: np.dtype,
+    read: Callable[[Index], np.ndarray],
 ) -> dict[str, Any]:
-    """Write an array, and return the spec by which T5X finds it."""
-    chunks = chunk_shape(shape, _CHUNK_NBYTES // dtype.itemsize)
+    """Write an array, which lies in such pieces, and return the spec by which T5X finds it."""
+    chunks = chunk_shape(piece, _CHUNK_NBYTES // dtype.itemsize)
     folder.mkdir()
 
-    def write_chunk(place: tuple[int, ...]) -> None:
+    # One after the other, as each that is read takes up to three times its bytes while that lasts.
+    for place in itertools.product(*(range(size // chunk) for size, chunk in zip(shape, chunks, strict=True))):
         index = tuple(slice(at * size, (at + 1) * size) for at, size in zip(place, chunks, strict=True))
         write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
-
-    counts = [range(size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        deque(threads.map(write_chunk, itertools.product(*counts)), maxlen=0)
     metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
     write_whole(folder / ".zarray", json.dumps(metadata | _zarr(dtype)).encode())
     fsync_directory(folder)
@@ -199,6 +198,6 @@ def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def _compressed(chunk: np.ndarray) -> bytes:
+def _compressed(chunk: np.ndarray) -> Iterator[bytes]:
     # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
     return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])

@@ -93,10 +93,14 @@ class _Chunks:
             for place, into, within in _shares(bounds, self.zarr.chunks):
                 shares.setdefault(place, []).append((out[(*into, ...)], within))
         for place, targets in shares.items():
-            chunk = self._chunk(place)
-            for out, within in targets:
-                out[...] = chunk[within]
+            self._fill(place, targets)
         return outs
+
+    def _fill(self, place: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
+        """Read one chunk for all who want some of it; it is let go of before the next one is read."""
+        chunk = self._chunk(place)
+        for out, within in targets:
+            out[...] = chunk[within]
 
     def _chunk(self, place: tuple[int, ...]) -> np.ndarray:
         path = self.directory / (self.zarr.separator.join(map(str, place)) or "0")
@@ -132,23 +136,24 @@ def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
     Raises:
       DamagedError: it cannot be decompressed, or is of another size.
     """
+    nbytes = math.prod(zarr.chunks) * zarr.dtype.itemsize
     try:
-        plain = _decompressed(content, zarr)
+        plain = _decompressed(content, zarr, nbytes)
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
         raise DamagedError(f"{what} cannot be decompressed: {error}. Copy it again.") from None
-    if len(plain) != (nbytes := math.prod(zarr.chunks) * zarr.dtype.itemsize):
+    if len(plain) != nbytes:
         raise DamagedError(f"{what} holds {len(plain)} bytes of values instead of {nbytes}. Copy it again.")
     return np.frombuffer(plain, zarr.dtype)
 
 
-def _decompressed(content: bytes, zarr: Zarr2) -> bytes:
+def _decompressed(content: bytes, zarr: Zarr2, nbytes: int) -> bytes | np.ndarray:
     compressor = zarr.compressor["id"] if zarr.compressor else None
     if compressor is None:
         return content
     if compressor in _ZLIB:
-        return inflated(content)
+        return inflated(content, nbytes)
     return _by_tensorstore(content, zarr)
 
 
