@@ -29,6 +29,7 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
+from meshwright.checkpoint._staging import told_of
 from meshwright.checkpoint._transforms import as_source
 from meshwright.errors import UsageError, nearest
 
@@ -74,6 +75,7 @@ def convert(
     directory = location(destination)
     with _directory.lock(directory):
         _directory.probe(directory)
+        _directory.remove_temporaries(directory)
         return _write(_manifest(source, taken), taken, arrays, directory)
 
 
@@ -134,8 +136,9 @@ def _write(
     temporary = _directory.temporary_path(directory, manifest.step)
     temporary.mkdir()
     try:
-        _write_data(taken, arrays, temporary)
-        commit(temporary, final, manifest, arrays, 1, Event())
+        with told_of(final):
+            _write_data(taken, arrays, temporary)
+            commit(temporary, final, manifest, arrays, 1, Event())
     except BaseException:
         _directory.discard(temporary)
         raise

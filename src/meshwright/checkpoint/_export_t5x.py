@@ -10,8 +10,6 @@ import itertools
 import json
 import math
 import re
-import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from meshwright.checkpoint._lazy import Index
 from meshwright.checkpoint._msgpack import packed
 from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
@@ -85,18 +84,17 @@ def export_t5x(
     dtypes = {new: _dtype(new, source.arrays()[name].dtype, dtype) for new, name in ours.items()}
 
     def write() -> str:
-        if final.exists():
-            raise UsageError(f"{final} is there already; give another directory or step, or move it away.")
-        temporary = final.with_name(f"{final.name}.tmp-{int(time.time())}")
-        temporary.mkdir(parents=True)
-        try:
-            write_whole(temporary / "checkpoint", packed(_written(source, ours, dtypes, temporary, step)))
-            fsync_directory(temporary)
-            temporary.rename(final)
-        except BaseException:
-            shutil.rmtree(temporary)
-            raise
-        fsync_directory(final.parent)
+        with staged(final) as place:
+            if final.exists():
+                raise UsageError(
+                    f"{final} is there already; give another directory or step, or move it away."
+                )
+            made = place / final.name
+            made.mkdir()
+            write_whole(made / "checkpoint", packed(_written(source, ours, dtypes, made, step)))
+            fsync_directory(made)
+            made.rename(final)
+            fsync_directory(final.parent)
         return str(final)
 
     return Path(on_lead(write))
@@ -169,7 +167,9 @@ def _write_array(
     folder.mkdir()
 
     # One after the other, as each that is read takes up to three times its bytes while that lasts.
-    for place in itertools.product(*(range(size // chunk) for size, chunk in zip(shape, chunks, strict=True))):
+    for place in itertools.product(
+        *(range(size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+    ):
         index = tuple(slice(at * size, (at + 1) * size) for at, size in zip(place, chunks, strict=True))
         write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
     metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
