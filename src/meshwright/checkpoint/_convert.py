@@ -56,21 +56,21 @@ def convert(
     Args:
       source: an opened checkpoint.
       destination: local or not; made where it is not; no run may have it open.
-      transform: returns what is to be written, of `source`: a map's `to_ours`, say, or a `subtree`.
+      transform: returns what is to be written, of `source`: a map's `to_ours`, say, or a `subtree`. It
+        is given the leaves as their format calls them; without it they are called as ours.
       dtype, only: as for `rewritten`, after that.
 
     Raises:
       UsageError: As `rewritten`, or the step is at the destination already.
       DamagedError: A piece of the source is damaged.
     """
-    changed = transform(source) if transform else source
+    changed = transform(source) if transform else called_as_ours(source)
     taken = rewritten(changed, dtype=dtype, only=only).arrays()
     if isinstance(changed, NativeSource):
         arrays = [
             _rewritten(layout, taken) for layout in layouts_of(changed.manifest) if layout.name in taken
         ]
     else:
-        taken = _called_as_ours(changed, taken)
         arrays = list(layouts(taken, 1))
     directory = location(destination)
     with _directory.lock(directory):
@@ -94,7 +94,7 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
         when it is read, a number does not fit into its dtype.
     """
     arrays = source.arrays()
-    taken = _matching(only, list(arrays)) if only else list(arrays)
+    taken = list(arrays) if only is None else _matching(only, list(arrays))
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
     return as_source(
         {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
@@ -109,10 +109,18 @@ def _patterns(dtype: DTypes | None, names: list[str]) -> Mapping[str, DTypeLike]
     return {} if dtype is None else {called: dtype}
 
 
-def _called_as_ours(source: Source, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    ours = getattr(source, "ours", str)
+def called_as_ours(source: Source) -> Source:
+    """Return `source` with the leaves called as we call them, where its format calls them otherwise.
+
+    They are called as they were where two would get one name.
+    """
+    arrays, ours = source.arrays(), getattr(source, "ours", str)
     named = {ours(name): array for name, array in arrays.items()}
-    return named if len(named) == len(arrays) else dict(arrays)
+    return (
+        as_source(named, str(source))
+        if len(named) == len(arrays) and named.keys() != arrays.keys()
+        else source
+    )
 
 
 def _manifest(source: Opened, arrays: Mapping[str, LazyArray]) -> Manifest:
@@ -176,7 +184,8 @@ def _matching(pattern: str, names: list[str]) -> list[str]:
     found = [name for name in names if regex.fullmatch(name)]
     if not found:
         close = nearest(pattern, names)
-        hint = f" The nearest name is {close}." if close else ""
+        some = ", ".join(names[:5]) + (", …" if names[5:] else "")
+        hint = f" The nearest name is {close}." if close else f" There are {some or 'none'}."
         raise UsageError(f"the pattern {pattern!r} matches the whole name of no array.{hint}")
     return found
 
@@ -188,6 +197,8 @@ def _floating(dtype: DTypeLike) -> np.dtype:
         raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
     if not _is_floating(found):
         raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
+    if np.isfinite(np.array(np.nan).astype(found)):
+        raise UsageError(f"cannot convert to {found.name}: it has no NaN, and would hide what does not fit.")
     return found
 
 
@@ -200,10 +211,11 @@ def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
         block = array.read(index)
         if block.dtype == dtype:
             return block
-        wide = block.astype(np.float64)
-        too_large = np.isfinite(wide) & (np.abs(wide) > float(jnp.finfo(dtype).max))
-        if too_large.any():
-            raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
-        return block.astype(dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = block.astype(dtype)
+        if (lost := np.isfinite(block) & ~np.isfinite(cast)).any():
+            number = float(block[lost][0])
+            raise UsageError(f"cannot convert {name} to {dtype.name}: {number:g} does not fit.")
+        return cast
 
     return replace(array, dtype=dtype, read=read)

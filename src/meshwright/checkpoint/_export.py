@@ -202,7 +202,7 @@ def _write(
     max_shard_bytes: int,
     metadata: Mapping[str, str],
 ) -> list[str]:
-    """Write all files elsewhere, then put them in their place: the index, without which some are none, first."""
+    """Write all files elsewhere, then put them in place: first the index, which says whether all are."""
     shards = _shards(arrays, max_shard_bytes)
     with staged(directory / SINGLE) as place:
         _refuse_to_mix(directory)

@@ -88,8 +88,8 @@ def _refuse_if_there(place: Directory) -> None:
         return
     if isinstance(place, ObjectPath) and not (place / ".zattrs").is_file():
         raise UsageError(
-            f"{place} is there, but not complete. If no process writes there any more, delete what is below it; "
-            "or give another destination."
+            f"{place} is there, but not complete. If no process writes there any more, delete what is below "
+            "it; or give another destination."
         )
     raise UsageError(f"{place} is there already; give another directory, or move it away.")
 

@@ -52,8 +52,8 @@ def told_of(final: object) -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         raise MeshwrightError(
-            f"{final} was not written: {error.strerror}{where}. Nothing is left of it: run it again when there "
-            "is room, or give another destination."
+            f"{final} was not written: {error.strerror}{where}. Nothing is left of it. Mend that, or give "
+            "another destination."
         ) from None
 
 

@@ -3,13 +3,16 @@
 import argparse
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from meshwright.addresses import is_address
 from meshwright.checkpoint import (
     Opened,
     Source,
     as_source,
+    called_as_ours,
     export_npz,
     export_safetensors,
     export_seqax,
@@ -17,6 +20,7 @@ from meshwright.checkpoint import (
     open_source,
     rewritten,
     subtree,
+    t5x_names,
 )
 from meshwright.checkpoint import convert as convert_checkpoint
 from meshwright.cli._train import Result
@@ -40,8 +44,12 @@ def convert(options: argparse.Namespace) -> Result:
     _give_memory_back_at_once()
     changed = _changes(options)
     source = open_source(checkpoints_of(options.source))
-    made = _written(source, changed, options)
-    return f"wrote {made}", {"source": str(source), "checkpoint": made}
+    _refuse_within(source, options.destination)
+    arrays = rewritten(changed(source), dtype=options.dtype, only=options.only)
+    left_out = _left_out(arrays, options.to)
+    made = _written(source, changed, arrays, options)
+    told = [f"wrote {made}", *(f"left out, as {options.to} has no place for it: {name}" for name in left_out)]
+    return "\n".join(told), {"source": str(source), "checkpoint": made, "left_out": left_out}
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -65,21 +73,37 @@ def _give_memory_back_at_once() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
-def _changes(options: argparse.Namespace) -> Callable[[Source], Source] | None:
+def _refuse_within(source: Opened, destination: str) -> None:
+    """Raise if the destination is the checkpoint that is read, or lies in it.
+
+    Raises:
+      UsageError: it does.
+    """
+    places = (str(source.path), destination)
+    read, written = (place if is_address(place) else os.path.realpath(place) for place in places)
+    if f"{written}/".startswith(f"{read}/") and not Path(read).is_file():
+        raise UsageError(f"{destination} lies in {source.path}, which is read: give another destination.")
+
+
+def _left_out(arrays: Source, to: str | None) -> list[str]:
+    """Return the arrays that the format has no place for."""
+    return [name for name in arrays.arrays() if to == "t5x" and t5x_names(name) is None]
+
+
+def _changes(options: argparse.Namespace) -> Callable[[Source], Source]:
     """Return what makes the arrays that are to be written, by our names, of those that are there."""
     if options.map == "hugging-face":
         cfg = hugging_face.config(_described(options))
         return lambda source: _under("params", hugging_face.to_ours(_part(source, options), cfg))
-    if options.subtree or options.map:
-        return lambda source: _part(source, options)
-    return None
+    return lambda source: _part(called_as_ours(source), options)
 
 
 def _part(source: Source, options: argparse.Namespace) -> Source:
     """Return the subtree that is asked for; for Hugging Face, the parameters, where it is a run's state."""
     is_state = any(name.startswith("params/") for name in source.arrays())
-    prefix = options.subtree or ("params" if options.map == TO_THEIRS and is_state else None)
-    return subtree(source, prefix) if prefix else source
+    default = "params" if options.map == TO_THEIRS and is_state else None
+    prefix = default if options.subtree is None else options.subtree
+    return source if prefix is None else subtree(source, prefix)
 
 
 def _described(options: argparse.Namespace) -> Path:
@@ -92,12 +116,10 @@ def _under(prefix: str, source: Source) -> Source:
     return as_source({f"{prefix}/{name}": array for name, array in source.arrays().items()}, str(source))
 
 
-def _written(source: Opened, changed: Callable[[Source], Source] | None, options: argparse.Namespace) -> str:
+def _written(
+    source: Opened, changed: Callable[[Source], Source], arrays: Source, options: argparse.Namespace
+) -> str:
     """Write it in the format that is asked for, and return where it is."""
-    chosen = {"dtype": options.dtype, "only": options.only}
-    if options.map != TO_THEIRS and options.to in (None, "native"):
-        return str(convert_checkpoint(source, options.destination, transform=changed, **chosen))
-    arrays = rewritten(changed(source) if changed else source, **chosen)
     if options.map == TO_THEIRS:
         hugging_face.export_model(arrays, options.destination, options.config)
         return options.destination
@@ -109,5 +131,7 @@ def _written(source: Opened, changed: Callable[[Source], Source] | None, options
             return str(export_npz(arrays, options.destination))
         case "t5x":
             return str(export_t5x(arrays, options.destination, step=source.step or 0))
-        case _:
+        case "seqax":
             return str(export_seqax(arrays, options.destination, step=source.step or 0))
+    chosen = {"dtype": options.dtype, "only": options.only}
+    return str(convert_checkpoint(source, options.destination, transform=changed, **chosen))
