@@ -5,6 +5,8 @@ import io
 import itertools
 import json
 import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -145,3 +147,18 @@ def test_inspect_shows_of_which_kind_keys_are(saved, capsys):
     assert "key<threefry2x32>" in capsys.readouterr().out
     main(["inspect", str(saved), "--json"])
     assert json.loads(capsys.readouterr().out)["arrays"]["rng"]["prng_key"] == "threefry2x32"
+
+
+def test_a_reader_that_has_seen_enough_changes_no_exit_code(saved):
+    for command in ("verify", "inspect"):
+        read, write = os.pipe()
+        os.close(read)
+        with os.fdopen(write, "w") as closed:
+            found = subprocess.run(
+                [sys.executable, "-m", "meshwright", command, saved],
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (found.returncode, found.stderr) == (0, "")
