@@ -46,14 +46,15 @@ def _recognises(place: Directory) -> bool:
 
 
 def _is_step(place: Directory) -> bool:
-    return _is_tree(place) or bool(_trees(place))
+    # T5X's are not looked through: each of their many arrays would cost requests.
+    return _is_tree(place) or (not _t5x.is_step(place) and bool(_trees(place)))
 
 
 def _is_tree(place: Directory) -> bool:
     if (place / _TREE).is_file() or (place / _OCDBT).is_file():
         return True
     # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
-    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.recognises(place)
+    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(place)
 
 
 def _trees(place: Directory) -> dict[str, Directory]:
