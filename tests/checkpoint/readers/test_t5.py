@@ -62,7 +62,7 @@ def written(tmp_path):
 
 
 @needs_fixtures
-@pytest.mark.parametrize("where", ["", "model.ckpt-1000002", "model.ckpt-1000002.index"])
+@pytest.mark.parametrize("where", ["", "checkpoint", "model.ckpt-1000002", "model.ckpt-1000002.index"])
 def test_a_real_checkpoint_is_opened_by_each_of_its_names(where):
     source = mw.open_source(FIXTURES / "t5_tensorflow/t5_1_0" / where)
     assert (source.step, len(source.arrays())) == (1_000_002, len(wanted_of("t5_tensorflow/t5_1_0")))
@@ -87,6 +87,28 @@ def test_variables_have_the_names_and_slots_of_t5x(shards, compress, written):
     source = mw.open_source(written(shards=shards, compress=compress).parent)
     assert_same(restored(source), RENAMED)
     assert (source.step, source.format) == (1_000_002, "T5 by Mesh TensorFlow")
+
+
+def test_of_several_the_one_that_their_directory_names_is_taken_or_else_the_newest(written):
+    directory = written().parent
+    for step in (9, 10):
+        tensorflow.write(directory / f"model.ckpt-{step}", {"global_step": np.array(step, np.int64)})
+    (directory / "checkpoint").write_text(
+        'model_checkpoint_path: "model.ckpt-9"\nall_model_checkpoint_paths: "model.ckpt-10"\n'
+    )
+    assert mw.open_source(directory).step == 9
+    (directory / "faiss.index").mkdir()
+    (directory / "checkpoint").unlink()  # as those who copy a checkpoint's own files leave it
+    assert mw.open_source(directory).step == 1_000_002
+
+
+@pytest.mark.parametrize("damage", ["is missing", "does not end as a LevelDB table"])
+def test_an_index_that_is_named_and_not_there_or_empty_is_told(damage, written):
+    prefix = written()
+    index = prefix.with_name(f"{prefix.name}.index")
+    index.unlink() if damage == "is missing" else index.write_bytes(b"")
+    with pytest.raises(DamagedError, match=rf"model\.ckpt-1000002\.index .*{damage}"):
+        mw.open_source(prefix.parent)
 
 
 def test_a_bias_of_several_layers_is_of_each_of_them(written):
@@ -126,6 +148,15 @@ def test_what_is_not_of_t5_is_refused_by_name(written):
         CheckpointError, match="has 2 variables that T5 by Mesh TensorFlow has not: a/w, b_slot_v"
     ):
         mw.open_source(written({"global_step": VARIABLES["global_step"], "a/w": Q, "b_slot_v": Q}))
+    for slot in ("", "m", "vrc"):
+        with pytest.raises(CheckpointError, match=f"has not: shared/embedding_slot_{slot}."):
+            mw.open_source(written({f"shared/embedding_slot_{slot}": Q}))
+
+
+def test_two_variables_of_one_parameter_are_refused_by_name(written):
+    norm = "encoder/block_000/layer_000/{}_norm/scale".format
+    with pytest.raises(CheckpointError, match=f"{norm('layer')} and {norm('rms')}"):
+        mw.open_source(written({norm("layer"): SCALE, norm("rms"): SCALE}))
 
 
 def test_a_variable_saved_in_slices_and_text_are_told_apart(written):
