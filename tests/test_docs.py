@@ -50,7 +50,7 @@ def test_the_loop_in_the_design_is_the_loop():
 
 
 def test_every_room_of_the_design_is_there():
-    rooms = set(re.findall(r"\| `([a-z]+)`(?:, `([a-z]+)`)? \|", (ROOT / "docs/design.md").read_text()))
+    rooms = set(re.findall(r"\| `([a-z\d]+)`(?:, `([a-z\d]+)`)? \|", (ROOT / "docs/design.md").read_text()))
     package = Path(mw.__file__).parent
     named = {name for pair in rooms for name in pair if name}
     found = {

@@ -15,7 +15,6 @@ from checkpoint.readers import tensorflow
 from checkpoint.readers.real import FIXTURES, assert_same, needs_fixtures, restored, wanted_of
 from meshwright.checkpoint import subtree
 from meshwright.checkpoint._object_path import location
-from meshwright.checkpoint.readers._crc32c import crc32c
 from meshwright.checkpoint.readers._snappy import decompressed
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -191,7 +190,7 @@ def test_a_wrong_byte_in_the_data_is_found_where_a_variable_is_read_whole(writte
     content = bytearray(data.read_bytes())
     content[77] ^= 1
     data.write_bytes(content)
-    with pytest.raises(DamagedError, match="the CRC-32C of shared/embedding is"):
+    with pytest.raises(DamagedError, match="the CRC-32C of shared/embedding is another"):
         restored(mw.open_source(prefix))
 
 
@@ -207,17 +206,6 @@ def test_an_index_with_a_wrong_byte_or_cut_off_is_refused(compress, written):
         index.write_bytes(whole[:place])
         with pytest.raises(CheckpointError):
             mw.open_source(prefix)
-
-
-@given(st.binary(max_size=100), st.integers(0, 8))
-def test_a_crc_is_that_of_the_definition(data, repeats):
-    whole = data * repeats
-    assert crc32c(whole) == tensorflow.crc32c(whole)
-
-
-def test_a_crc_is_that_of_the_standard():
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
 
 
 PIECES = st.one_of(
