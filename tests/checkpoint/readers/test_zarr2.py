@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Barrier
 
 import ml_dtypes
 import numpy as np
@@ -82,6 +83,13 @@ def test_a_chunk_is_wanted_even_where_metadata_says_what_to_fill_in(written):
     (folder / "1.1").unlink()
     with pytest.raises(DamagedError, match=r"target/w: the chunk .*target\.w/1\.1 is missing"):
         np.asarray(opened(folder))
+
+
+def test_several_chunks_are_read_at_a_time(written, monkeypatch):
+    array = opened(written(chunks=[6, 8]))
+    both, read_bytes = Barrier(2, timeout=60), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: both.wait() < 2 and read_bytes(path))
+    assert (np.asarray(array) == WHOLE).all()
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "{", "{}", "null"])

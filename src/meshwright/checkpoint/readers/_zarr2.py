@@ -9,7 +9,9 @@ ml_dtypes, as TensorStore writes them.
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -21,6 +23,9 @@ from meshwright.checkpoint._object_path import Directory
 from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 ZARRAY = ".zarray"
+
+_NUM_THREADS = 4
+"""Each has a chunk in memory, twice: T5X's are of 64 MiB."""
 
 _ZLIB, _BY_TENSORSTORE = {"gzip", "zlib"}, {"zstd", "blosc", "bz2"}
 
@@ -100,10 +105,16 @@ class _Chunks:
         for bounds, out in zip(wanted, outs, strict=True):
             for place, into, within in _shares(bounds, self.zarr.chunks):
                 shares.setdefault(place, []).append((out[(*into, ...)], within))
-        for place, targets in shares.items():
+
+        def take(place: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
             chunk = self._chunk(place)
             for out, within in targets:
                 out[...] = chunk[within]
+
+        if len(shares) == 1:  # to start a thread takes longer than to read a small chunk
+            take(*shares.popitem())
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:  # each is a request, and to be decompressed
+            deque(threads.map(take, shares, shares.values()), maxlen=0)
         return outs
 
     def _chunk(self, place: tuple[int, ...]) -> np.ndarray:
