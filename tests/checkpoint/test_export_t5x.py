@@ -87,11 +87,60 @@ def test_what_is_there_is_not_written_over(tmp_path):
         export_t5x({"params": {"w": np.zeros(3)}}, tmp_path, step=1)
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "int8",
+        "uint32",
+        "int64",
+        "float64",
+        "complex64",
+        "bfloat16",
+        "int4",
+        "float8_e5m2",
+        "float8_e4m3fn",
+    ],
+)
+def test_every_dtype_that_t5x_has_is_written(dtype, tmp_path):
+    w = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, dtype, dtype))
+    written = export_t5x({"params": {"w": w, "scalar": w[0, 1]}}, tmp_path, step=1)
+    wanted = {"target/w": w, "target/scalar": w[0, 1], "state/step": np.array(1, np.int32)}
+    assert_same(t5x.read(written), wanted)
+    assert_same(restored(mw.open_source(written)), wanted)
+
+
+@pytest.mark.parametrize(
+    "leaf", [np.ones(2, np.uint16), np.ones(2, ml_dtypes.uint4), jax.random.key(0), "text"], ids=str
+)
+def test_what_t5x_has_no_dtype_for_is_refused_by_name(leaf, tmp_path):
+    with pytest.raises(UsageError, match=r"T5X has no such dtypes: state/param_states/x \("):
+        export_t5x({"params": {"w": np.ones(2)}, "opt_state": {"x": leaf}}, tmp_path, step=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_that_does_not_fit_is_refused_and_leaves_no_trace(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot convert params/w to float16: 1e\+06 does not fit"):
+        export_t5x({"params": {"w": np.float32([1, 1e6])}}, tmp_path, step=1, dtype="float16")
+    with pytest.raises(UsageError, match="cannot convert to int8"):
+        export_t5x({"params": {"w": np.float32([1, 1e6])}}, tmp_path, step=1, dtype="int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [-1, 1 << 31])
+def test_steps_that_t5x_cannot_count_are_refused(step, tmp_path):
+    with pytest.raises(UsageError, match=f"step {step} is none of T5X's, which are of 32 bits"):
+        export_t5x({"params": {"w": np.ones(2)}}, tmp_path, step=step)
+
+
 def test_what_t5x_could_not_tell_apart_or_has_no_parameters_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"would lie in one directory, target\.a\.b"):
         export_t5x({"params": {"a": {"b": np.ones(3)}, "a.b": np.ones(3)}}, tmp_path, step=1)
     with pytest.raises(UsageError, match="there are no parameters among w: T5X has them under target/"):
         export_t5x({"w": np.ones(3)}, tmp_path, step=1)
+    within = {"params/a": "target/x", "params/b": "target/x/y"}.get
+    with pytest.raises(UsageError, match="params/b would lie within params/a, an array"):
+        export_t5x({"params": {"a": np.ones(2), "b": np.ones(3)}}, tmp_path, step=1, names=within)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.checkpoint import _safetensors
+from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
 from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
@@ -65,7 +66,7 @@ def export_safetensors(
     """
     _refuse_address(directory)
     source = readable(tree_or_source)
-    ours, arrays = _plan(source.arrays(), names or _with_dots, _floating(dtype))
+    ours, arrays = _plan(source.arrays(), names or _with_dots, None if dtype is None else floating(dtype))
     head = _checked_metadata(metadata or {})
 
     def write() -> list[str]:
@@ -141,17 +142,6 @@ def _plan(
     }
     _check(wanted, arrays)
     return {new: name for name, new in wanted.items()}, {new: arrays[name] for name, new in wanted.items()}
-
-
-def _floating(dtype: Any) -> np.dtype | None:
-    """Return the type to convert to, which may be given by name."""
-    try:
-        found = None if dtype is None else jnp.dtype(dtype)
-    except TypeError:
-        found = np.dtype(object)
-    if found is not None and not jnp.issubdtype(found, jnp.floating):
-        raise UsageError(f"cannot convert to {dtype}: it is no floating-point type, as bfloat16 is.")
-    return found
 
 
 def _dtype_in_file(saved: Any, wanted: np.dtype | None) -> Any:
@@ -252,12 +242,13 @@ def _reader(
     def read(name: str) -> Iterator[np.ndarray]:
         array = arrays[name]
         if not array.shape:
-            yield source.read(ours[name], ())
+            yield converted(name, source.read(ours[name], ()), array.dtype)
             return
         num_rows, rest = array.shape[0], (slice(None),) * (len(array.shape) - 1)
         at_a_time = max(1, _PART_BYTES * num_rows // max(1, _safetensors.nbytes(array)))
         for start in range(0, num_rows, at_a_time):
-            yield source.read(ours[name], (slice(start, min(start + at_a_time, num_rows)), *rest))
+            rows = slice(start, min(start + at_a_time, num_rows))
+            yield converted(name, source.read(ours[name], (rows, *rest)), array.dtype)
 
     return read
 

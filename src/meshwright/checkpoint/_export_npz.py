@@ -6,7 +6,7 @@ Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 import math
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
 _LARGE = 1 << 30  # bytes, from which on a member of a ZIP file needs longer numbers; it does at twice as many
-_KINDS = "biufc"  # what NumPy reads again: of others, such as bfloat16, it would write bytes without a type
 
 
 def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names: Names | None = None) -> Path:
@@ -78,14 +77,24 @@ def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
     return found
 
 
-def refuse_dtypes(where: str, arrays: Mapping[str, Chosen]) -> None:
-    """Raise if NumPy alone does not know the dtype of one.
+def is_of_numpy(dtype: Any) -> bool:
+    """Say whether NumPy alone knows a type of numbers: of others it would write bytes without one.
+
+    Some of ml_dtypes's pose as a kind of NumPy's, and PRNG keys have none.
+    """
+    return dtype.type.__module__ == "numpy" and dtype.kind in "biufc"
+
+
+def refuse_dtypes(
+    where: str, arrays: Mapping[str, Chosen], accepts: Callable[[Any], bool] = is_of_numpy
+) -> None:
+    """Raise if a format does not have the dtype of an array.
 
     Raises:
-      UsageError: It does not. The first of them are listed.
+      UsageError: It has not. The first of them are listed.
     """
     dtypes = {name: each.array.dtype for name, each in arrays.items()}
-    unfit = [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if dtype.kind not in _KINDS]
+    unfit = [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if not accepts(dtype)]
     if unfit:
         raise UsageError(
             f"{where} has no such dtypes: {', '.join(unfit[:5])}{', …' if unfit[5:] else ''}. "
