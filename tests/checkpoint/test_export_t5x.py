@@ -69,6 +69,13 @@ def test_a_state_of_ours_has_the_names_of_t5x(tmp_path, mesh):
     assert found["state/param_states/0/mu/w"].dtype == np.float32
 
 
+def test_names_choose_and_rename(tmp_path):
+    names = {"params/w": "target/decoder/kernel", "step": None}.get
+    written = export_t5x({"params": {"w": np.ones(2)}, "step": 3}, tmp_path, step=3, names=names)
+    assert t5x.read(written).keys() == {"target/decoder/kernel", "state/step"}
+    assert sorted(path.name for path in written.iterdir()) == ["checkpoint", "target.decoder.kernel"]
+
+
 def test_nothing_is_there_before_all_of_it_is(tmp_path):
     def read(index):
         raise RuntimeError("the disk is gone")

@@ -169,6 +169,17 @@ def test_the_newest_complete_checkpoint_is_taken_and_a_newer_one_is_told_of(writ
     assert "checkpoint_1000 is not complete; the newest that is: checkpoint_42" in caplog.text
 
 
+@pytest.mark.parametrize("where", ["", "checkpoint_5", "checkpoint_5/", "checkpoint_5/checkpoint"])
+def test_it_is_opened_by_each_of_its_names(where, written):
+    source = mw.open_source(f"{written().parent}/{where}")
+    assert (source.step, source.arrays().keys()) == (5, ARRAYS.keys())
+
+
+def test_step_0_is_a_step(tmp_path):
+    t5x.write(tmp_path / "checkpoint_0", {"target/w": KERNEL})
+    assert mw.open_source(tmp_path).step == 0
+
+
 def test_a_save_that_did_not_come_to_its_end_is_no_checkpoint(written):
     directory = written()
     (directory / "checkpoint").unlink()
@@ -300,6 +311,14 @@ def test_shapes_that_differ_between_tree_and_array_are_refused(written):
     (directory / "target.decoder.wi.kernel/.zarray").write_text(json.dumps(zarray))
     with pytest.raises(CheckpointError, match=r"shape \(8, 12\) in its .zarray, but \(12, 8\) in the tree"):
         mw.open_source(directory)
+
+
+def test_shapes_that_differ_from_the_models_are_refused_of_every_leaf(written):
+    source = mw.open_source(written(in_tree=("target/decoder/norm/scale",)))
+    target = tree.nested({name: np.zeros((2, 2), x.dtype) for name, x in ARRAYS.items()})
+    with pytest.raises(CheckpointError) as raised:
+        mw.restore(source, target)
+    assert all(re.search(rf"{name}\b.*2, ?2", str(raised.value)) for name in ARRAYS)
 
 
 def test_all_is_loaded_without_a_model_in_another_dtype_but_for_integers(written):
