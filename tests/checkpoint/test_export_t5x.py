@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from flax import serialization
 
 import meshwright as mw
 from checkpoint.readers import t5x
@@ -74,6 +75,25 @@ def test_names_choose_and_rename(tmp_path):
     written = export_t5x({"params": {"w": np.ones(2)}, "step": 3}, tmp_path, step=3, names=names)
     assert t5x.read(written).keys() == {"target/decoder/kernel", "state/step"}
     assert sorted(path.name for path in written.iterdir()) == ["checkpoint", "target.decoder.kernel"]
+
+
+def test_a_state_has_its_parts_without_arrays_too_as_flax_wants_them(tmp_path):
+    params = {"w": np.ones((2, 3), np.float32), "frozen": None}
+    held = {"w": params["w"]}
+    states = optax.chain(optax.clip(1.0), optax.adam(0.1)).init(held), optax.sgd(0.1).init(held)
+    written = export_t5x({"params": params, "opt_state": states}, tmp_path, step=1)
+    optimizer = serialization.msgpack_restore((written / "checkpoint").read_bytes())["optimizer"]
+    wanted = jax.tree.map(lambda x: 0, states)
+    assert serialization.from_state_dict(wanted, optimizer["state"]["param_states"])[0][0] == ()
+    assert optimizer["target"].keys() == {"w", "frozen"}
+    source = mw.checkpoint.cast(mw.open_source(written), [("target/.*", "bfloat16")])
+    again = export_t5x(mw.checkpoint.rewritten(source), tmp_path / "again", step=1)
+    assert trees(again) == trees(written)
+
+
+def trees(directory):
+    content = serialization.msgpack_restore((directory / "checkpoint").read_bytes())
+    return jax.tree.structure(content["optimizer"], is_leaf=lambda x: isinstance(x, dict) and "driver" in x)
 
 
 def test_nothing_is_there_before_all_of_it_is(tmp_path):

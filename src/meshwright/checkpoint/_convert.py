@@ -29,7 +29,7 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
-from meshwright.checkpoint._transforms import as_source
+from meshwright.checkpoint._transforms import Arrays, empty_of
 from meshwright.errors import UsageError, nearest
 
 PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
@@ -94,9 +94,10 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
     arrays = source.arrays()
     taken = _matching(only, list(arrays)) if only else list(arrays)
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
-    return as_source(
-        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+    return Arrays(
         str(source),
+        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+        {name: node for name, node in empty_of(source).items() if not only or compiled(only).fullmatch(name)},
     )
 
 

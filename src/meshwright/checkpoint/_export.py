@@ -89,7 +89,7 @@ class TreeSource:
     """A tree that is read like a checkpoint."""
 
     def __init__(self, leaves: tree.PyTree):
-        self._leaves = tree.named_leaves(leaves)
+        self._leaves, self.empty = tree.named_leaves(leaves), tree.empty_nodes(leaves)
         self._whole: tuple[str, np.ndarray] | None = None
         spread = [name for name, leaf in self._leaves.items() if _is_spread(leaf)]
         if spread:

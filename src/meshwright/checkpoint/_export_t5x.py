@@ -33,6 +33,7 @@ from meshwright.checkpoint._lazy import Index
 from meshwright.checkpoint._msgpack import packed
 from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._transforms import empty_of
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
@@ -96,6 +97,9 @@ def export_t5x(
         raise UsageError(f"step {step} is none of T5X's, which are of 32 bits: from 0 to {_LAST_STEP}.")
     source = readable(tree_or_source)
     arrays = _chosen(source.arrays(), names)
+    # T5X restores a state only if it has all its parts, those without arrays too.
+    empty = {theirs: node for name, node in empty_of(source).items() if (theirs := names(name))}
+    rest = {**empty, _STEP: np.array(step, np.int32)}
     dtypes = _dtypes(arrays, None if dtype is None else floating(dtype))
 
     def write() -> str:
@@ -104,7 +108,8 @@ def export_t5x(
         temporary = final.with_name(f"{final.name}.tmp-{int(time.time())}")
         temporary.mkdir(parents=True)
         try:
-            write_whole(temporary / "checkpoint", packed(_written(source, arrays, dtypes, temporary, step)))
+            content = packed(_written(source, arrays, dtypes, rest, temporary))
+            write_whole(temporary / "checkpoint", content)
             fsync_directory(temporary)
             temporary.rename(final)
         except BaseException:
@@ -169,11 +174,11 @@ def _written(
     source: Source | TreeSource,
     arrays: Mapping[str, Chosen],
     dtypes: Mapping[str, np.dtype],
+    rest: Mapping[str, Any],
     directory: Path,
-    step: int,
 ) -> dict[str, Any]:
-    """Write the arrays that lie beside the tree, and return the tree."""
-    leaves: dict[str, Any] = {_STEP: np.array(step, np.int32)}
+    """Write the arrays that lie beside the tree, and return the tree, which has `rest` too."""
+    leaves = dict(rest)
     for name, each in sorted(arrays.items()):
         shape, dtype = each.array.shape, dtypes[name]
 

@@ -72,7 +72,8 @@ def open_t5x(path: str | Directory, like: tree.PyTree = None) -> Foreign:
     arrays = {name.removeprefix(_ORBAX_ROOT): leaves[name] for name in leaves if name not in texts}
     held = _held(arrays, file, version, tree.named_leaves(like))
     extra = {"pinned": (file.parent / PINNED).is_file(), **texts}
-    return Foreign(step, NAME, held, _step(step, held), {"version": version}, extra)
+    empty = tree.empty_nodes(state, is_leaf=_is_spec)
+    return Foreign(step, NAME, held, _step(step, held), {"version": version}, extra, empty)
 
 
 def _recognises(place: Directory) -> bool:
