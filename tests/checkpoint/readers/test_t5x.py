@@ -12,7 +12,7 @@ import pytest
 from flax import serialization
 
 import meshwright as mw
-from checkpoint.readers import redco, t5x
+from checkpoint.readers import redco, t5x, tensorflow
 from checkpoint.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, needs_fixtures, restored
 from meshwright import tree
 from meshwright.checkpoint import cast, load, load_lazily
@@ -74,6 +74,10 @@ def in_a_bucket(path, *rest):
     return {**spec, "kvstore": {"driver": "gcs", "bucket": "t5x-dummy-bucket", "path": path}}
 
 
+def in_a_bucket_before_kvstore_had_paths(path, *rest):
+    return {**before_kvstore_had_paths(path, *rest), "kvstore": {"driver": "gcs", "bucket": "a-bucket"}}
+
+
 def with_transform(*args):
     return {**t5x.spec_of(*args), "transform": {"input_inclusive_min": [0], "input_exclusive_max": [[8]]}}
 
@@ -82,7 +86,16 @@ def with_an_address(path, *rest):
     return {**t5x.spec_of(path, *rest), "kvstore": f"file:///elsewhere/{path}"}
 
 
-@pytest.mark.parametrize("spec", [before_kvstore_had_paths, in_a_bucket, with_transform, with_an_address])
+SPECS = [
+    before_kvstore_had_paths,
+    in_a_bucket,
+    in_a_bucket_before_kvstore_had_paths,
+    with_transform,
+    with_an_address,
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
 def test_specs_of_every_age_are_understood(spec, version, written):
     assert_same(restored(mw.open_source(written(spec=spec, version=version))), ARRAYS)
@@ -280,6 +293,8 @@ def test_a_wrong_byte_in_a_chunk_is_found_by_gzip(written):
 
 def test_what_t5x_writes_by_orbax_has_the_same_names(tmp_path):
     redco.write_tree(tmp_path / "model/checkpoint_9/state", tree.nested(ARRAYS))
+    data = {"shared/embedding": KERNEL}  # in truth the state of an iterator of tf.data
+    tensorflow.write(tmp_path / "model/checkpoint_9/dataset/process_0-of-1/train_ds", data)
     source = mw.open_source(tmp_path / "model")
     assert_same(restored(source), ARRAYS)
     assert source.step == 9
