@@ -25,13 +25,20 @@ from jax.typing import DTypeLike
 from meshwright import tree
 from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._deflate import gzipped
-from meshwright.checkpoint._export import Names, TreeSource, readable
-from meshwright.checkpoint._export_npz import Chosen, chosen, is_of_numpy, refuse_dtypes
+from meshwright.checkpoint._exported import (
+    Chosen,
+    Names,
+    TreeSource,
+    chosen,
+    is_of_numpy,
+    local,
+    readable,
+    refuse_dtypes,
+)
 from meshwright.checkpoint._format import fsync_directory
 from meshwright.checkpoint._format._durable import write_whole
 from meshwright.checkpoint._lazy import Index
 from meshwright.checkpoint._msgpack import packed
-from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
 from meshwright.checkpoint._transforms import empty_of
 from meshwright.errors import UsageError
@@ -90,9 +97,7 @@ def export_t5x(
         it; or an array lies on other processes too.
       DamagedError: A piece of the checkpoint is damaged.
     """
-    final = location(directory) / f"checkpoint_{step}"
-    if not isinstance(final, Path):
-        raise UsageError(f"{directory} is in an object store: export into a directory, and copy the files.")
+    final = local(directory) / f"checkpoint_{step}"
     if not 0 <= step <= _LAST_STEP:
         raise UsageError(f"step {step} is none of T5X's, which are of 32 bits: from 0 to {_LAST_STEP}.")
     source = readable(tree_or_source)
