@@ -56,6 +56,12 @@ def test_from_t5x_to_our_format_and_back_is_equal(tmp_path, small_chunks):
     assert_same(restored(mw.open_source(back)), restored(mw.open_source(theirs)))
 
 
+def test_an_optimizers_state_alone_is_written_too(tmp_path):
+    state = {"state/param_states/kernel": np.ones(3, np.float32)}
+    found = t5x.read(export_t5x(tree.nested(state), tmp_path, step=7))
+    assert_same(found, state | {"state/step": np.array(7, np.int32)})
+
+
 def test_a_state_of_ours_has_the_names_of_t5x(tmp_path, mesh):
     state = mw.state_from({"w": jnp.ones((8, 4))}, optax.adam(0.1), 3, mw.Layout(mesh))
     found = t5x.read(export_t5x(state, tmp_path, step=0, dtype="bfloat16"))
@@ -163,7 +169,7 @@ def test_steps_that_t5x_cannot_count_are_refused(step, tmp_path):
 def test_what_t5x_could_not_tell_apart_or_has_no_parameters_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"would lie in one directory, target\.a\.b"):
         export_t5x({"params": {"a": {"b": np.ones(3)}, "a.b": np.ones(3)}}, tmp_path, step=1)
-    with pytest.raises(UsageError, match="there are no parameters among w: T5X has them under target/"):
+    with pytest.raises(UsageError, match="there are no parameters of T5X among w: it has them under target/"):
         export_t5x({"w": np.ones(3)}, tmp_path, step=1)
     within = {"params/a": "target/x", "params/b": "target/x/y"}.get
     with pytest.raises(UsageError, match="params/b would lie within params/a, an array"):

@@ -31,6 +31,7 @@ from meshwright.checkpoint._exported import (
     TreeSource,
     chosen,
     is_of_numpy,
+    listed,
     local,
     readable,
     refuse_dtypes,
@@ -92,9 +93,9 @@ def export_t5x(
       dtype: What floating-point parameters, `target/…`, are cast to. The optimizer's state stays as it is.
 
     Raises:
-      UsageError: The step is there already, or cannot be T5X's; nothing, or no parameter, is to be written;
-        two arrays would have one name or one directory; T5X has no such dtype, or a number does not fit into
-        it; or an array lies on other processes too.
+      UsageError: The step is there already, or cannot be T5X's; nothing is to be written; two arrays would
+        have one name or one directory; T5X has no such dtype, or a number does not fit into it; or an array
+        lies on other processes too.
       DamagedError: A piece of the checkpoint is damaged.
     """
     final = local(directory) / f"checkpoint_{step}"
@@ -132,10 +133,10 @@ def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
     Raises:
       UsageError: They do not make a state of T5X.
     """
-    if not any((names(name) or "").startswith("target/") for name in saved):
-        some = ", ".join(list(saved)[:5]) or "nothing"
+    if all(names(name) is None for name in saved):
         raise UsageError(
-            f"there are no parameters among {some}: T5X has them under target/. Give `names`, ours to T5X's."
+            f"there are no parameters of T5X among {listed(saved) or 'nothing'}: it has them under target/. "
+            "Give `names`, ours to T5X's."
         )
     arrays = chosen(saved, names)
     folders: dict[str, str] = {}
