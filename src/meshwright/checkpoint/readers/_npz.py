@@ -72,7 +72,7 @@ def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Laz
         content, start = file, start + _data_offset(file, member)
     array = raw_array(content, start, shape[::-1] if is_fortran else shape, dtype)
     array = array.astype(dtype.newbyteorder("="))
-    return _transposed(array) if is_fortran else array
+    return array.transpose() if is_fortran else array
 
 
 def _header(npy: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -86,10 +86,6 @@ def _data_offset(file: File, member: zipfile.ZipInfo) -> int:
     start = member.header_offset
     _, *lengths = _LOCAL_HEADER.unpack(bytes(file[start : start + _LOCAL_HEADER.size]))
     return start + _LOCAL_HEADER.size + sum(lengths)
-
-
-def _transposed(array: LazyArray) -> LazyArray:
-    return LazyArray(array.shape[::-1], array.dtype, lambda index: array.read(index[::-1]).T.copy())
 
 
 class _Compressed:
