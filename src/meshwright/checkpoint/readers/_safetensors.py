@@ -118,8 +118,9 @@ def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
         nbytes = math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
         if (entry.first, entry.last) != (end, end + nbytes) or min(entry.shape, default=0) < 0:
             raise DamagedError(
-                f"{path} is damaged: {name}, {entry.dtype}{list(entry.shape)}, has its bytes from {entry.first} "
-                f"to {entry.last}, and should have them from {end} to {end + nbytes}. Copy it again."
+                f"{path} is damaged: {name}, {entry.dtype}{list(entry.shape)}, has its bytes from "
+                f"{entry.first} to {entry.last}, and should have them from {end} to {end + nbytes}. Copy it "
+                "again."
             )
         end = entry.last
     return end

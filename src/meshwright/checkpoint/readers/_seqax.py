@@ -14,7 +14,8 @@ Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files t
 import ast
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from pathlib import PurePosixPath
 
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.checkpoint.readers._reader import Foreign, Reader
@@ -37,7 +38,9 @@ def _recognises(place: Directory) -> bool:
 
 
 def _is_step(place: Directory) -> bool:
-    return (place / _GROUP).is_file() and (_is_committed(place) or any(place.glob(f"*/{_ARRAY}")))
+    if not (place / _GROUP).is_file():
+        return _is_committed(place)
+    return _is_committed(place) or any(place.glob(f"*/{_ARRAY}"))
 
 
 def _open(place: Directory) -> Foreign:
@@ -48,6 +51,8 @@ def _open(place: Directory) -> Foreign:
             f"{directory} is not complete: its .zattrs does not say write_completed. Its save is still "
             "running, or was killed. Open another step."
         )
+    if not (directory / _GROUP).is_file():
+        raise DamagedError(f"{directory} has no {_GROUP}. Copy it again, with its hidden files.")
     stored = {_our_name(name): name for name in _array_names(directory)}
     specs = {name: {"driver": "zarr", "path": path} for name, path in stored.items()}
     held = open_arrays(directory, store_of(directory), specs)
@@ -77,7 +82,7 @@ def _array_names(directory: Directory) -> list[str]:
     files = [path.rpartition("/") for path in _files(directory)]
     arrays = {above for above, _, name in files if name == _ARRAY}
     chunked = {above for above, _, name in files if above and _CHUNK.fullmatch(name)}
-    if lacking := sorted(chunked - arrays):
+    if lacking := sorted(above for above in chunked - arrays if not _is_within(above, arrays)):
         raise DamagedError(
             f"{directory} has chunks without {_ARRAY}, of {', '.join(lacking[:10])}. Copy it again, "
             "with its hidden files."
@@ -85,9 +90,14 @@ def _array_names(directory: Directory) -> list[str]:
     return sorted(arrays)
 
 
+def _is_within(path: str, arrays: Set[str]) -> bool:
+    """Say whether a directory is one of an array's, whose chunks may be called `0/1` as well as `0.1`."""
+    return any(str(above) in arrays for above in PurePosixPath(path).parents)
+
+
 def _files(directory: Directory) -> Iterable[str]:
     if isinstance(directory, ObjectPath):
-        return [key[len(directory.key) + 1 :] for key in directory.below()]
+        return [key.removeprefix(directory.key).lstrip("/") for key in directory.below()]
     return [str(path.relative_to(directory)) for path in directory.rglob("*")]
 
 
