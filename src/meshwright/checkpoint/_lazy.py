@@ -80,23 +80,22 @@ class LazyArray:
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the array in another dtype, lazily."""
         wanted = np.dtype(dtype)
-        return dataclasses.replace(
-            self, dtype=wanted, read=self._each(lambda x: x.astype(wanted, copy=False))
-        )
+        return self.with_values(lambda part: part.astype(wanted, copy=False), wanted)
 
     def view(self, dtype: DTypeLike) -> Self:
         """Return the array with its bits taken for another dtype of the same size, lazily."""
         wanted = np.dtype(dtype)
-        return dataclasses.replace(self, dtype=wanted, read=self._each(lambda x: x.view(wanted)))
+        return self.with_values(lambda part: part.view(wanted), wanted)
+
+    def with_values(self, change: Callable[[np.ndarray], np.ndarray], dtype: np.dtype) -> Self:
+        """Return the array with `change` made to each part that is read, which keeps the shape, lazily."""
+        reader = _Derived(self, lambda index: index, lambda part, _: change(part))
+        return dataclasses.replace(self, dtype=dtype, read=reader)
 
     def transpose(self) -> Self:
         """Return the array with its dimensions in the opposite order, lazily."""
-        return dataclasses.replace(
-            self,
-            shape=self.shape[::-1],
-            read=self._each(_turned, lambda index: index[::-1]),
-            stored_chunks=None,
-        )
+        reader = _Derived(self, lambda index: index[::-1], lambda part, _: _turned(part))
+        return dataclasses.replace(self, shape=self.shape[::-1], read=reader, stored_chunks=None)
 
     def reshape(self, *shape: int) -> Self:
         """Return the array in another shape, lazily. Whole rows are read, as many as it takes.
@@ -112,23 +111,20 @@ class LazyArray:
             )
         width, wanted = math.prod(self.shape[1:]), math.prod(shape[1:])
 
-        def between(index: Index) -> tuple[int, int]:
+        def bounds(index: Index) -> tuple[int, int]:
             rows = range(shape[0])[index[0]]
             return rows.start * wanted, max(rows.start, rows.stop) * wanted
 
         def held(index: Index) -> Index:
-            start, stop = between(index)
-            return (slice(start // width, -(-stop // width)), *(slice(None),) * (self.ndim - 1))
+            start, stop = bounds(index)
+            return slice(start // width, -(-stop // width)), *(slice(None),) * (self.ndim - 1)
 
         def cut(rows: np.ndarray, index: Index) -> np.ndarray:
-            start, stop = between(index)
+            start, stop = bounds(index)
             part = rows.reshape(-1)[start % width :][: stop - start].reshape(-1, *shape[1:])
             return part[:, *index[1:]]
 
-        def parts(indices: Sequence[Index]) -> list[np.ndarray]:
-            return list(map(cut, self.read_parts(list(map(held, indices))), indices))
-
-        return dataclasses.replace(self, shape=shape, read=_Parts(parts), stored_chunks=None)
+        return dataclasses.replace(self, shape=shape, read=_Derived(self, held, cut), stored_chunks=None)
 
     def __getitem__(self, index: Any) -> Self:
         """Return a part, lazily. `index` holds integers and slices of step 1.
@@ -142,33 +138,17 @@ class LazyArray:
 
         def within(index: Index) -> Index:
             parts = iter(index)
-            among = (
+            among = [
                 part[next(parts)] if isinstance(part, range) else range(part, part + 1) for part in picked
-            )
+            ]
             return tuple(slice(part.start, part.stop) for part in among)
 
-        def parts(indices: Sequence[Index]) -> list[np.ndarray]:
-            found = self.read_parts(list(map(within, indices)))
-            return [part.reshape(shape_of(index, shape)) for part, index in zip(found, indices, strict=True)]
-
-        return dataclasses.replace(self, shape=shape, read=_Parts(parts), stored_chunks=None)
+        reader = _Derived(self, within, lambda part, index: part.reshape(shape_of(index, shape)))
+        return dataclasses.replace(self, shape=shape, read=reader, stored_chunks=None)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Read all of it."""
         return self.read((slice(None),) * self.ndim).astype(dtype or self.dtype, copy=False)
-
-    def _each(
-        self, make: Callable[[np.ndarray], np.ndarray], where: Callable[[Index], Index] = tuple
-    ) -> "_Parts":
-        """Return what reads the parts of an array that is made of this one part by part."""
-
-        def parts(indices: Sequence[Index]) -> list[np.ndarray]:
-            found = self.read_parts([where(index) for index in indices])
-            for number, part in enumerate(found):  # in its place, so that not all are there twice
-                found[number] = make(part)
-            return found
-
-        return _Parts(parts)
 
     def _full(self, index: Any) -> tuple[Any, ...]:
         index = index if isinstance(index, tuple) else (index,)
@@ -178,8 +158,27 @@ class LazyArray:
 
 
 @dataclass(frozen=True)
+class _Derived:
+    """What a `LazyArray` reads with that is made of another one, and shares what its parts share there."""
+
+    of: LazyArray
+    within: Callable[[Index], Index]
+    """Returns which part of `of` one is made of."""
+    make: Callable[[np.ndarray, Index], np.ndarray]
+    """Makes it."""
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self.make(self.of.read(self.within(index)), index)
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts."""
+        read = self.of.read_parts([self.within(index) for index in indices])
+        return [self.make(part, index) for part, index in zip(read, indices, strict=True)]
+
+
+@dataclass(frozen=True)
 class _Parts:
-    """What an array that is made of others reads with: of several parts together, what they share once."""
+    """What a `LazyArray` reads with that is made of several."""
 
     parts: Callable[[Sequence[Index]], list[np.ndarray]]
 
