@@ -38,9 +38,7 @@ def _recognises(place: Directory) -> bool:
 
 
 def _is_step(place: Directory) -> bool:
-    if not (place / _GROUP).is_file():
-        return _is_committed(place)
-    return _is_committed(place) or any(place.glob(f"*/{_ARRAY}"))
+    return _is_committed(place) or ((place / _GROUP).is_file() and any(place.glob(f"*/{_ARRAY}")))
 
 
 def _open(place: Directory) -> Foreign:
@@ -69,7 +67,7 @@ def _open(place: Directory) -> Foreign:
 def _is_committed(directory: Directory) -> bool:
     try:
         return json.loads((directory / ".zattrs").read_bytes()).get("write_completed") is True
-    except (FileNotFoundError, ValueError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
         return False
 
 

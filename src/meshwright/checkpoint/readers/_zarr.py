@@ -23,7 +23,7 @@ def store_of(directory: Directory, context: Any = None) -> Any:
     """
     tensorstore = _kvstore.tensorstore_for(str(directory))
     if isinstance(directory, ObjectPath):
-        return directory.store + f"{directory.key}/"
+        return directory.store + _directory(directory.key)
     spec = {"driver": "file", "path": f"{directory}/"}
     return tensorstore.KvStore.open(spec, context=context or _kvstore.context()).result()
 
@@ -49,7 +49,11 @@ def open_arrays(
 
 def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
     options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
-    return tensorstore.open(options, kvstore=store / f"{path}/", context=_kvstore.context(), read=True)
+    return tensorstore.open(options, kvstore=store + _directory(path), context=_kvstore.context(), read=True)
+
+
+def _directory(path: str) -> str:
+    return f"{path}/" if path else ""  # which is the store itself
 
 
 def _array(what: str, requested: Any) -> LazyArray:
