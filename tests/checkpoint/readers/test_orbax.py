@@ -78,6 +78,13 @@ def test_files_that_were_cut_off_are_an_error(copied, name):
         np.asarray(open_source(directory).arrays()["params/w"])
 
 
+def test_a_database_whose_bits_flipped_is_damaged_and_the_file_is_named(copied):
+    (file,) = (directory := copied("0.12.8/tree_ocdbt")).glob("d/*")
+    file.write_bytes(bytes([each ^ 1 for each in file.read_bytes()]))
+    with pytest.raises(DamagedError, match=rf"cannot read .*{file.name}"):
+        open_source(directory)
+
+
 @pytest.mark.parametrize(("name", "chunk"), [("tree", "params.w/0.0"), ("tree_zarr3", "params.w/c/0/0")])
 def test_a_missing_chunk_is_an_error_and_not_zeros(copied, name, chunk):
     directory = copied(f"0.12.8/{name}")
