@@ -31,7 +31,7 @@ def seqax_name(name: str) -> str:
 
     A name of one part stays as it is, as it may be one of seqax's, whose keys are joined by nothing.
     """
-    keys = [key.replace("%2F", "/").replace("%25", "%") for key in name.split("/")]
+    keys = tree.keys_of(name)
     return "".join(f"[{key!r}]" for key in keys) if len(keys) > 1 else name
 
 

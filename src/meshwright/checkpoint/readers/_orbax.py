@@ -107,7 +107,7 @@ def _described(directory: Directory) -> dict[str, LazyArray]:
     said = _document(directory / _TREE)
     try:
         leaves = said["tree_metadata"].values()
-        paths = {_name(keys): ".".join(keys) for keys in map(_keys, leaves) if keys is not None}
+        paths = {tree.name_of(keys): ".".join(keys) for keys in map(_keys, leaves) if keys is not None}
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedError(
             f"{directory / _TREE} does not describe a tree: {error!r}. Copy it again."
@@ -129,10 +129,6 @@ def _keys(leaf: Mapping[str, Any]) -> list[str] | None:
     if value["skip_deserialize"] or value["value_type"] in ("None", "string"):
         return None
     return [str(key["key"]) for key in leaf["key_metadata"]]
-
-
-def _name(keys: Iterable[str]) -> str:
-    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
 
 
 def _key_impls(directory: Directory) -> dict[str, str]:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Set
 from pathlib import PurePosixPath
 
+from meshwright import tree
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
@@ -105,14 +106,12 @@ def _our_name(stored: str) -> str:
     while found := _KEY.match(stored, end):
         keys.append(_key(found))
         end = found.end()
-    if end < len(stored):
-        return stored
-    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
+    return stored if end < len(stored) else tree.name_of(keys)
 
 
 def _joined(name: str) -> str:
     """Return the keys of a name, ours or one of several parts, joined by nothing."""
-    return _KEY.sub(_key, name).replace("/", "").replace("%2F", "").replace("%25", "%")
+    return "".join(tree.keys_of(_KEY.sub(_key, name))).replace("/", "")
 
 
 def _key(found: re.Match[str]) -> str:
