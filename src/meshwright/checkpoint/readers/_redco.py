@@ -13,15 +13,12 @@ redco writes over what is there, so that a save that was killed leaves parts of 
 Source: `deployers/ckpt_utils.py` of github.com/tanyuqian/redco.
 """
 
-import json
-from typing import Any
-
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory
-from meshwright.checkpoint.readers._file import head
+from meshwright.checkpoint.readers._file import head, read_document
 from meshwright.checkpoint.readers._orbax import open_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError
 
 _ALL, _LAST = "ckpts", "last_ckpt.txt"
 _PARAMS, _OPT_STATE, _SHAPES, _INFO = "params", "opt_state", "params_shape.pkl", "info.json"
@@ -56,7 +53,7 @@ def _open(place: Directory) -> Foreign:
     directory = _directory(place)
     assert directory is not None
     _check_whole(directory)
-    info = _document(directory / _INFO)
+    info = read_document(directory / _INFO)
     held = {
         f"{part}/{name}": array
         for part in (_PARAMS, _OPT_STATE)
@@ -88,19 +85,9 @@ def _check_whole(directory: Directory) -> None:
 def _begun(tree: Directory) -> int | None:
     """Return when the save of a tree began, in nanoseconds, as far as Orbax says so."""
     try:
-        return _document(tree / _SAVED).get("init_timestamp_nsecs")
+        return read_document(tree / _SAVED).get("init_timestamp_nsecs")
     except FileNotFoundError:
         return None
-
-
-def _document(file: Directory) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise DamagedError(f"{file} is damaged: {error}. Copy it again.") from None
-    if not isinstance(content, dict):
-        raise DamagedError(f"{file} is damaged: it holds no dictionary. Copy it again.")
-    return content
 
 
 READER = Reader("redco", _recognises, _open)
