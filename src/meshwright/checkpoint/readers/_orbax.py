@@ -77,7 +77,9 @@ def _open(place: Directory) -> Foreign:
     trees |= {item: step / item for item, handler in handlers.items() if _OF_TREES.search(handler)}
     extra = _extra(step, said, handlers)
     if not trees and not extra:
-        raise CheckpointError(f"{step} holds nothing that is read: it was written by {handlers}.")
+        raise CheckpointError(
+            f"{step} holds nothing that is read: neither a tree of arrays nor an item in JSON."
+        )
     held = {item: open_tree(directory) for item, directory in trees.items()}
     if len(held) == 1:
         (arrays,) = held.values()
