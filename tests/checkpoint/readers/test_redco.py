@@ -100,6 +100,13 @@ def test_without_the_optimizer_s_state_the_parameters_come_alone(copied):
     assert {name.partition("/")[0] for name in mw.open_source(copied).arrays()} == {"params"}
 
 
+@pytest.mark.parametrize("where", ["", "ckpts"])
+def test_a_last_checkpoint_that_is_not_there_is_named(where, copied):
+    shutil.rmtree(copied)
+    with pytest.raises(CheckpointError, match=r"ckpts/last is not there, but .* as last_ckpt\.txt says"):
+        mw.open_source(copied.parents[1] / where)
+
+
 @pytest.mark.parametrize("lost", ["params", "info.json"])
 def test_a_save_that_was_killed_is_refused(lost, copied):
     shutil.rmtree(copied / lost) if lost == "params" else (copied / lost).unlink()

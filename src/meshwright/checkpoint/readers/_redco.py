@@ -33,12 +33,12 @@ def _recognises(place: Directory) -> bool:
 
 
 def _directory(place: Directory) -> Directory | None:
-    """Return the directory of a checkpoint: `place`, or the one that was saved last in it."""
+    """Return the directory of a checkpoint: `place`, or the one that is said to be the last in it."""
     if _is_checkpoint(place):
         return place
     for saved in (place, place / _ALL):
         name = head(saved / _LAST, 1000).decode(errors="replace").strip()
-        if name and "/" not in name and _is_checkpoint(saved / name):
+        if name and "/" not in name and (_is_checkpoint(saved / name) or not (saved / name).is_dir()):
             return saved / name
     return None
 
@@ -70,6 +70,8 @@ def _tree(directory: Directory) -> dict[str, LazyArray]:
 
 def _check_whole(directory: Directory) -> None:
     """Raise a `CheckpointError` if a save did not come to its end."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not there, but is the last that was saved, as {_LAST} says.")
     has_params, has_info = (directory / _PARAMS).is_dir(), (directory / _INFO).is_file()
     if lacking := [name for name, has in ((_PARAMS, has_params), (_INFO, has_info)) if not has]:
         raise CheckpointError(
@@ -113,7 +115,8 @@ def _times(tree: Directory) -> tuple[int | None, int | None]:
         said = read_document(tree / _SAVED)
     except FileNotFoundError:
         return None, None
-    return said.get("init_timestamp_nsecs"), said.get("commit_timestamp_nsecs")
+    began, ended = said.get("init_timestamp_nsecs"), said.get("commit_timestamp_nsecs")
+    return began if isinstance(began, int) else None, ended if isinstance(ended, int) else None
 
 
 READER = Reader("redco", _recognises, _open)
