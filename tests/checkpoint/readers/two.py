@@ -1,5 +1,7 @@
-"""A program of two processes of four devices each: it restores checkpoints, and says how each came out,
-and of large ones how many bytes it read."""
+"""A program of two processes of four devices each: it restores checkpoints.
+
+It says how each came out, and of large ones how many bytes it read.
+"""
 
 import json
 import os
@@ -32,8 +34,6 @@ over_all = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
 for path in sorted((where / "large").iterdir()):
     source = open_source(path)
     (name,) = source.arrays()
-    struct = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=over_all)
-    said[path.name] = bytes_read(
-        lambda source=source, target=tree.nested({name: struct}): restore(source, target)
-    )
+    target = tree.nested({name: jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=over_all)})
+    said[path.name] = bytes_read(partial(restore, source, target))
 (where / f"{jax.process_index()}.json").write_text(json.dumps(said))
