@@ -15,7 +15,6 @@ from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import (
     MANIFEST,
     ArrayLayout,
-    Index,
     Manifest,
     NativeSource,
     Snapshot,
@@ -193,8 +192,7 @@ def _is_floating(dtype: Any) -> bool:
 
 
 def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
-    def read(index: Index) -> np.ndarray:
-        block = array.read(index)
+    def change(block: np.ndarray) -> np.ndarray:
         if block.dtype == dtype:
             return block
         wide = block.astype(np.float64)
@@ -203,4 +201,4 @@ def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
             raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
         return block.astype(dtype)
 
-    return replace(array, dtype=dtype, read=read)
+    return array.with_values(change, dtype)

@@ -84,7 +84,7 @@ def refuse_dtypes(where: str, arrays: Mapping[str, Chosen]) -> None:
     Raises:
       UsageError: It does not. The first of them are listed.
     """
-    dtypes = {name: each.array.dtype for name, each in arrays.items()}
+    dtypes = {each.name: each.array.dtype for each in arrays.values()}
     unfit = [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if dtype.kind not in _KINDS]
     if unfit:
         raise UsageError(
