@@ -7,7 +7,7 @@ a name and a name can always be taken apart again.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -45,12 +45,22 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`."""
     whole: dict[str, Any] = {}
     for name, leaf in leaves.items():
-        *above, last = (key.replace("%2F", "/").replace("%25", "%") for key in name.split("/"))
+        *above, last = keys_of(name)
         inner = whole
         for key in above:
             inner = inner.setdefault(key, {})
         inner[last] = leaf
     return whole
+
+
+def name_of(keys: Iterable[str]) -> str:
+    """Return the name of the leaf below these keys."""
+    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
+
+
+def keys_of(name: str) -> list[str]:
+    """Return the keys above the leaf that is called so."""
+    return [key.replace("%2F", "/").replace("%25", "%") for key in name.split("/")]
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -107,7 +117,7 @@ def _described(x: jax.ShapeDtypeStruct | None) -> str:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    return "/".join(_key(key).replace("%", "%25").replace("/", "%2F") for key in path)
+    return name_of(map(_key, path))
 
 
 def _key(key: Any) -> str:

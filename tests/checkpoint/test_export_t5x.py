@@ -147,7 +147,7 @@ def test_every_dtype_that_t5x_has_is_written(dtype, tmp_path):
     "leaf", [np.ones(2, np.uint16), np.ones(2, ml_dtypes.uint4), jax.random.key(0), "text"], ids=str
 )
 def test_what_t5x_has_no_dtype_for_is_refused_by_name(leaf, tmp_path):
-    with pytest.raises(UsageError, match=r"T5X has no such dtypes: state/param_states/x \("):
+    with pytest.raises(UsageError, match=r"T5X has no such dtypes: opt_state/x \("):
         export_t5x({"params": {"w": np.ones(2)}, "opt_state": {"x": leaf}}, tmp_path, step=1)
     assert list(tmp_path.iterdir()) == []
 

@@ -152,7 +152,7 @@ def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
 
 
 def _folder(name: str) -> str:
-    return name.replace("/", ".").replace("%2F", ".").replace("%25", "%")
+    return ".".join(tree.keys_of(name)).replace("/", ".")
 
 
 def _dtypes(arrays: Mapping[str, Chosen], wanted: np.dtype | None) -> dict[str, np.dtype]:

@@ -116,7 +116,7 @@ def refuse_dtypes(
     Raises:
       UsageError: It has not. The first of them are listed.
     """
-    dtypes = {name: each.array.dtype for name, each in arrays.items()}
+    dtypes = {each.name: each.array.dtype for each in arrays.values()}
     unfit = [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if not accepts(dtype)]
     if unfit:
         raise UsageError(

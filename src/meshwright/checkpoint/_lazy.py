@@ -75,7 +75,7 @@ class LazyArray:
     def read_parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts, as `read` does."""
         parts = getattr(self.read, "parts", None)
-        return parts(indices) if parts else [self.read(index) for index in indices]
+        return parts(indices) if parts and indices else [self.read(index) for index in indices]
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the array in another dtype, lazily."""
@@ -176,6 +176,16 @@ class _Derived:
         return [self.make(part, index) for part, index in zip(read, indices, strict=True)]
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What a `LazyArray` reads with that is made of several."""
+
+    parts: Callable[[Sequence[Index]], list[np.ndarray]]
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self.parts([index])[0]
+
+
 def in_memory(array: Any) -> LazyArray:
     """Return an array that is there already, or a number, like one that is not."""
     array = array if hasattr(array, "dtype") else np.asarray(array)
@@ -193,13 +203,18 @@ def stack(arrays: Sequence[LazyArray]) -> LazyArray:
         raise UsageError(f"cannot stack arrays of {len(kinds)} kinds: {sorted(map(str, kinds))}.")
     shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
 
-    def read(index: Index) -> np.ndarray:
-        out = np.empty(shape_of(index, shape), dtype)
-        for place, array in enumerate(arrays[index[0]]):
-            out[place] = array.read(index[1:])
-        return out
+    def parts(indices: Sequence[Index]) -> list[np.ndarray]:
+        found = [np.empty(shape_of(index, shape), dtype) for index in indices]
+        places = [range(len(arrays))[index[0]] for index in indices]
+        for number, array in enumerate(arrays):
+            wanting = [each for each, among in enumerate(places) if number in among]
+            for each, part in zip(
+                wanting, array.read_parts([indices[each][1:] for each in wanting]), strict=True
+            ):
+                found[each][places[each].index(number)] = part
+        return found
 
-    return dataclasses.replace(arrays[0], shape=shape, read=read, stored_chunks=None)
+    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None)
 
 
 def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
@@ -214,16 +229,23 @@ def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
     ends = list(itertools.accumulate(array.shape[-1] for array in arrays))
     shape = (*arrays[0].shape[:-1], ends[-1])
 
-    def read(index: Index) -> np.ndarray:
-        wanted, parts = range(ends[-1])[index[-1]], []
-        for end, array in zip(ends, arrays, strict=True):
-            begin = end - array.shape[-1]
-            part = slice(max(wanted.start, begin) - begin, max(0, min(wanted.stop, end) - begin))
-            if part.start < part.stop:
-                parts.append(array.read((*index[:-1], part)))
-        return np.concatenate(parts, axis=-1) if parts else np.empty(shape_of(index, shape), arrays[0].dtype)
+    def within(index: Index, end: int, array: LazyArray) -> Index:
+        wanted, begin = range(ends[-1])[index[-1]], end - array.shape[-1]
+        return (*index[:-1], slice(max(wanted.start, begin) - begin, max(0, min(wanted.stop, end) - begin)))
 
-    return dataclasses.replace(arrays[0], shape=shape, read=read, stored_chunks=None)
+    def parts(indices: Sequence[Index]) -> list[np.ndarray]:
+        found: list[list[np.ndarray]] = [[] for _ in indices]
+        for end, array in zip(ends, arrays, strict=True):
+            wanted = {each: within(index, end, array) for each, index in enumerate(indices)}
+            wanted = {each: index for each, index in wanted.items() if index[-1].start < index[-1].stop}
+            for each, part in zip(wanted, array.read_parts(list(wanted.values())), strict=True):
+                found[each].append(part)
+        return [
+            np.concatenate(each, axis=-1) if each else np.empty(shape_of(index, shape), arrays[0].dtype)
+            for each, index in zip(found, indices, strict=True)
+        ]
+
+    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None)
 
 
 def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:

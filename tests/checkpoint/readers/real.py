@@ -136,7 +136,7 @@ def restored(source, mesh=None, arrays=None):
 
 
 def bytes_read(act):
-    """Return how many bytes this process reads from files while it calls a function."""
+    """Return how many bytes this process reads from files while it calls `act`."""
 
     def said():
         return Path("/proc/self/io").read_text()

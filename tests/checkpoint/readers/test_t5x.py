@@ -229,7 +229,7 @@ def test_of_several_files_the_newest_is_taken(tmp_path):
 
 
 def test_a_store_is_asked_a_few_times_for_each_step_and_not_for_each_array(tmp_path, monkeypatch):
-    arrays = {f"target/layers_{layer}/w": np.ones(2, np.float32) for layer in range(50)}
+    arrays = {f"target/layers_{layer}/w": np.ones(2, np.float32) for layer in range(100)}
     for step in (1, 2):
         for file in t5x.write(tmp_path / f"checkpoint_{step}", arrays).rglob("*"):
             if file.is_file():
@@ -237,7 +237,7 @@ def test_a_store_is_asked_a_few_times_for_each_step_and_not_for_each_array(tmp_p
     asked, listed = [], ObjectPath._list
     monkeypatch.setattr(ObjectPath, "_list", lambda *args: asked.append(args) or listed(*args))
     assert mw.open_source("memory://asked").step == 2
-    assert len(asked) < 80
+    assert len(asked) < len(arrays)
 
 
 def test_a_missing_chunk_is_told_by_name_and_is_not_zeros(written):
