@@ -12,10 +12,10 @@ from jax.typing import DTypeLike
 
 from meshwright import __version__
 from meshwright.checkpoint import _directory
+from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._format import (
     MANIFEST,
     ArrayLayout,
-    Index,
     Manifest,
     NativeSource,
     Snapshot,
@@ -30,7 +30,7 @@ from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
 from meshwright.checkpoint._staging import told_of
-from meshwright.checkpoint._transforms import as_source
+from meshwright.checkpoint._transforms import Arrays, empty_of
 from meshwright.errors import UsageError, nearest
 
 PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
@@ -75,7 +75,8 @@ def convert(
     directory = location(destination)
     with _directory.lock(directory):
         _directory.probe(directory)
-        _directory.remove_temporaries(directory)
+        if not isinstance(directory, ObjectPath):  # in a store it may be another's, as there are no locks
+            _directory.remove_temporaries(directory)
         return _write(_manifest(source, taken), taken, arrays, directory)
 
 
@@ -96,9 +97,14 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
     arrays = source.arrays()
     taken = list(arrays) if only is None else _matching(only, list(arrays))
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
-    return as_source(
-        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+    return Arrays(
         str(source),
+        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+        {
+            name: node
+            for name, node in empty_of(source).items()
+            if only is None or compiled(only).fullmatch(name)
+        },
     )
 
 
@@ -116,11 +122,9 @@ def called_as_ours(source: Source) -> Source:
     """
     arrays, ours = source.arrays(), getattr(source, "ours", str)
     named = {ours(name): array for name, array in arrays.items()}
-    return (
-        as_source(named, str(source))
-        if len(named) == len(arrays) and named.keys() != arrays.keys()
-        else source
-    )
+    if named.keys() == arrays.keys() or len(named) < len(arrays):
+        return source
+    return Arrays(str(source), named, empty_of(source))
 
 
 def _manifest(source: Opened, arrays: Mapping[str, LazyArray]) -> Manifest:
@@ -170,7 +174,7 @@ def _new_dtypes(
     for pattern, dtype in patterns.items():
         for name in _matching(pattern, names):
             if _is_floating(arrays[name].dtype):
-                new.setdefault(name, _floating(dtype))
+                new.setdefault(name, floating(dtype))
     return new
 
 
@@ -190,32 +194,9 @@ def _matching(pattern: str, names: list[str]) -> list[str]:
     return found
 
 
-def _floating(dtype: DTypeLike) -> np.dtype:
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
-    if not _is_floating(found):
-        raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
-    if np.isfinite(np.array(np.nan).astype(found)):
-        raise UsageError(f"cannot convert to {found.name}: it has no NaN, and would hide what does not fit.")
-    return found
-
-
 def _is_floating(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
-    def read(index: Index) -> np.ndarray:
-        block = array.read(index)
-        if block.dtype == dtype:
-            return block
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = block.astype(dtype)
-        if (lost := np.isfinite(block) & ~np.isfinite(cast)).any():
-            number = float(block[lost][0])
-            raise UsageError(f"cannot convert {name} to {dtype.name}: {number:g} does not fit.")
-        return cast
-
-    return replace(array, dtype=dtype, read=read)
+    return array.with_values(lambda block: converted(name, block, dtype), dtype)
