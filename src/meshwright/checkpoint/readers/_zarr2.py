@@ -108,7 +108,7 @@ class _Chunks:
         outs = [np.empty(tuple(map(len, bounds)), self.zarr.dtype.newbyteorder("=")) for bounds in wanted]
         shares: dict[tuple[int, ...], list[tuple[np.ndarray, Index]]] = {}
         for bounds, out in zip(wanted, outs, strict=True):
-            for place, into, within in _shares(bounds, self.zarr.chunks):
+            for place, into, within in shares_of(bounds, self.zarr.chunks):
                 shares.setdefault(place, []).append((out[(*into, ...)], within))
 
         def take(place: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
@@ -138,7 +138,9 @@ class _Chunks:
         return values.reshape(self.zarr.chunks, order=self.zarr.order)
 
 
-def _shares(bounds: Sequence[range], chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
+def shares_of(
+    bounds: Sequence[range], chunks: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
     """Yield the chunks that have some of a part: which, where in the part that is, and where in the chunk."""
     for place in itertools.product(*map(_numbers, bounds, chunks)):
         into, within = [], []
