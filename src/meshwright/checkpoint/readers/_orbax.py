@@ -40,7 +40,7 @@ _ITEMS, _COMMITTED, TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".
 _TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
 _JSON, _SCORES = "metadata", "metrics/metrics"
 _PLACEHOLDER = "PLACEHOLDER://"
-_OF_PROCESSES = "ocdbt.process_*"
+_OF_PROCESS = f"ocdbt.process_0/{_OCDBT}"
 _OF_TREES = re.compile("PyTree|Standard")
 
 
@@ -53,7 +53,7 @@ def _is_step(place: Directory) -> bool:
 
 
 def _is_tree(place: Directory) -> bool:
-    if (place / _TREE).is_file() or (place / _OCDBT).is_file() or any(place.glob(_OF_PROCESSES)):
+    if any((place / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
         return True
     # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
     return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.recognises(place)
@@ -209,7 +209,7 @@ def _aggregate(directory: Directory) -> dict[str, LazyArray]:
 def _store(directory: Directory) -> Any:
     files = store_of(directory)
     if not (directory / _OCDBT).is_file():
-        if any(directory.glob(_OF_PROCESSES)):
+        if (directory / _OF_PROCESS).is_file():
             raise DamagedError(
                 f"{directory} has no {_OCDBT}, which joins what each process wrote. Its save was killed, or "
                 "it was not all copied."
