@@ -85,8 +85,10 @@ def _open(place: Directory) -> Foreign:
         (arrays,) = held.values()
     else:
         arrays = {f"{item}/{name}": x for item, leaves in held.items() for name, x in leaves.items()}
-    number = step_of(step.name) if step_of(step.name) is not None else step_of(step.parent.name)
-    return Foreign(step, READER.name, arrays, number, {"item_handlers": said.get("item_handlers")}, extra)
+    numbers = (number for number in map(step_of, (step.name, step.parent.name)) if number is not None)
+    return Foreign(
+        step, READER.name, arrays, next(numbers, None), {"item_handlers": said.get("item_handlers")}, extra
+    )
 
 
 def _steps(place: Directory) -> list[Directory]:
@@ -100,7 +102,7 @@ def _steps(place: Directory) -> list[Directory]:
 
 def _is_complete(step: Directory) -> bool:
     """Say whether a save has come to its end: all is renamed then, and in a store it leaves a mark."""
-    if TEMPORARY in step.name or any(step.glob(f"*{TEMPORARY}*")):
+    if TEMPORARY in f"{step.parent.name}/{step.name}" or any(step.glob(f"*{TEMPORARY}*")):
         return False
     said = _document(step / _ITEMS)
     is_open = "init_timestamp_nsecs" in said and not said.get("commit_timestamp_nsecs")
