@@ -134,7 +134,7 @@ def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]
         metadata = dict(header.pop(METADATA, None) or {})
         return {name: _entry(**said) for name, said in header.items()}, metadata, start
     except (ValueError, AttributeError, TypeError) as error:
-        raise DamagedError(f"{path} has a header that is damaged: {error!r}. Copy it again.") from None
+        raise DamagedError(f"{path} has a header that is damaged: {error}. Copy it again.") from None
 
 
 def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
