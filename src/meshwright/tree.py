@@ -30,6 +30,17 @@ def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> 
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]}
 
 
+def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Return what a tree holds where it has no leaves, by name: None, or {} for an empty container."""
+
+    def is_empty(node: Any) -> bool:
+        structure = jax.tree.structure(node)
+        return structure.num_nodes == 1 and structure.num_leaves == 0
+
+    found = named_leaves(tree, lambda node: is_empty(node) or (is_leaf is not None and is_leaf(node)))
+    return {name: None if node is None else {} for name, node in found.items() if is_empty(node)}
+
+
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`."""
     whole: dict[str, Any] = {}

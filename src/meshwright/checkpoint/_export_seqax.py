@@ -13,8 +13,7 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.checkpoint import _kvstore
-from meshwright.checkpoint._export import Names, TreeSource, readable
-from meshwright.checkpoint._export_npz import Chosen, chosen, refuse_dtypes
+from meshwright.checkpoint._exported import Chosen, Names, TreeSource, chosen, readable, refuse_dtypes
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._source import Source

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from checkpoint.readers import redco
 from checkpoint.readers import t5x as writer
 from checkpoint.readers import tensorflow as bundle
-from checkpoint.readers.real import REAL, needs_fixtures, opened, wanted_of
+from checkpoint.readers.real import REAL, needs_fixtures, opened, restored, wanted_of
 from checkpoint.readers.written import put_zarr
-from meshwright.checkpoint import open_source
+from meshwright.checkpoint import cast, open_source
 
 LARGE = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
 ROW = LARGE[0].nbytes
@@ -156,6 +156,13 @@ def test_of_a_database_of_redco_the_chunks_are_read_that_have_some_of_it(tmp_pat
     x = open_source(tmp_path).arrays()["params/x"]
     eighth = LARGE.nbytes // 8  # a chunk, which zstd makes a little smaller
     assert eighth // 2 < bytes_read(lambda: x.read((slice(128), slice(None)))) <= eighth + SLACK
+
+
+def test_over_eight_devices_each_chunk_is_read_once_also_where_it_is_cast(tmp_path, bytes_read, mesh):
+    t5x(tmp_path)
+    source = cast(open_source(tmp_path), [(".*", "bfloat16")])
+    stored = sum(file.stat().st_size for file in tmp_path.glob("checkpoint_1/target.*/[0-9]*"))
+    assert stored <= bytes_read(lambda: restored(source, mesh)) <= stored + SLACK
 
 
 def first_eighth(shape):

@@ -22,7 +22,7 @@ X = np.arange(32, dtype=np.float32).reshape(8, 4)
 EMBEDDING = "token_embedder/embedding"
 LARGE = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
 SLACK = 16384  # what is read beside the data: sizes of files, say
-FORMATS = ("safetensors", "npz", "msgpack", "seqax", "orbax", "redco")
+FORMATS = ("safetensors", "npz", "msgpack", "seqax", "orbax", "redco", "t5x", "t5")
 MADE = {
     "made/t5x": {"target/x": X},
     "made/t5": {f"target/{EMBEDDING}": X, f"state/param_states/{EMBEDDING}/m": np.zeros(1, np.float32)},
@@ -43,6 +43,8 @@ def write_large(directory, mesh):
     sharded = jax.device_put(LARGE, jax.NamedSharding(mesh, jax.P(mesh.axis_names)))
     redco.write_tree(directory / "orbax/1", {"x": sharded})
     redco.write(directory / "redco", "last", {"x": sharded}, None, step=1)
+    t5x.write(directory / "t5x/checkpoint_1", {"target/x": LARGE}, chunks={"target/x": (128, 1024)})
+    tensorflow.write(directory / "t5/model.ckpt-1", {"shared/embedding": LARGE}, checksums=False)
 
 
 @pytest.fixture(scope="module")

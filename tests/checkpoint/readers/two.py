@@ -17,7 +17,7 @@ import jax
 import meshwright as mw
 from checkpoint.readers.real import Expected, assert_restored, bytes_read
 from meshwright import process, tree
-from meshwright.checkpoint import open_source, restore
+from meshwright.checkpoint import as_source, open_source, restore
 
 process.start()
 where = Path(sys.argv[1])
@@ -32,8 +32,9 @@ for path, held in json.loads((where / "asked.json").read_text()).items():
         said[path] = repr(error)
 over_all = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
 for path in sorted((where / "large").iterdir()):
-    source = open_source(path)
-    (name,) = source.arrays()
+    arrays = open_source(path).arrays()
+    name = max(arrays, key=lambda name: arrays[name].nbytes)
+    source = as_source({name: arrays[name]}, path.name)
     target = tree.nested({name: jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=over_all)})
     said[path.name] = bytes_read(partial(restore, source, target))
 (where / f"{jax.process_index()}.json").write_text(json.dumps(said))

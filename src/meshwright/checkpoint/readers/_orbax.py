@@ -49,14 +49,17 @@ def _recognises(place: Directory) -> bool:
 
 
 def _is_step(place: Directory) -> bool:
-    return (place / _ITEMS).is_file() or _is_tree(place) or bool(_trees(place))
+    if (place / _ITEMS).is_file() or _is_tree(place):
+        return True
+    # T5X's are not looked through: each of their many arrays would cost requests.
+    return not _t5x.is_step(place) and bool(_trees(place))
 
 
 def _is_tree(place: Directory) -> bool:
     if any((place / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
         return True
     # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
-    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.recognises(place)
+    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(place)
 
 
 def _trees(place: Directory) -> dict[str, Directory]:
