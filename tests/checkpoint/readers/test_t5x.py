@@ -300,6 +300,15 @@ def test_what_t5x_writes_by_orbax_has_the_same_names(tmp_path):
     assert source.step == 9
 
 
+@pytest.mark.parametrize(("by_t5x", "by_orbax"), [(7, 9), (9, 7)])
+def test_of_a_run_that_went_over_to_orbax_or_back_the_newest_is_taken(by_t5x, by_orbax, tmp_path):
+    t5x.write(tmp_path / f"checkpoint_{by_t5x}", {"target/w": KERNEL})
+    redco.write_tree(tmp_path / f"checkpoint_{by_orbax}/state", {"target": {"w": KERNEL}})
+    source = mw.open_source(tmp_path)
+    assert (source.step, source.arrays().keys()) == (9, {"target/w"})
+    assert source.format == ("T5X" if by_t5x == 9 else "Orbax")
+
+
 def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
     file = written(in_tree=ARRAYS) / "checkpoint"
     whole = file.read_bytes()
