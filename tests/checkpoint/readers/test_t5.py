@@ -152,6 +152,11 @@ def test_what_is_not_of_t5_is_refused_by_name(written):
             mw.open_source(written({f"shared/embedding_slot_{slot}": Q}))
 
 
+def test_an_index_that_is_compressed_in_another_way_is_refused(written):
+    with pytest.raises(DamagedError, match="is compressed in a way, 2, that is not known"):
+        mw.open_source(written(compress=2))
+
+
 def test_two_variables_of_one_parameter_are_refused_by_name(written):
     norm = "encoder/block_000/layer_000/{}_norm/scale".format
     with pytest.raises(CheckpointError, match=f"{norm('layer')} and {norm('rms')}"):
