@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from checkpoint.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, nee
 from meshwright import tree
 from meshwright.checkpoint import cast, load, load_lazily
 from meshwright.checkpoint._object_path import ObjectPath, location
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 RANDOM = np.random.default_rng(0)
 KERNEL = RANDOM.standard_normal((12, 8), np.float32)
@@ -146,6 +147,20 @@ def test_arrays_are_read_in_chunks_of_every_compressor(compressor, has_metadata,
     for file in [] if has_metadata else directory.glob("*/.zarray"):
         file.unlink()
     assert_same(restored(mw.open_source(directory)), ARRAYS)
+
+
+def test_what_t5x_writes_itself_is_read_without_tensorstore_and_zstd_says_what_to_install(
+    written, monkeypatch
+):
+    directory = written()
+    t5x.write(
+        directory.with_name("checkpoint_4"), {"target/w": KERNEL}, compressor={"id": "zstd", "level": 1}
+    )
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    assert_same(restored(mw.open_source(directory)), ARRAYS)
+    source = mw.open_source(directory.with_name("checkpoint_4"))
+    with pytest.raises(UsageError, match=r"need TensorStore: pip install 'meshwright\[remote\]'"):
+        restored(source)
 
 
 def test_an_array_of_the_tree_may_be_cut_into_stretches(written, monkeypatch, mesh):
