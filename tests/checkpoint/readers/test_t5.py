@@ -110,6 +110,18 @@ def test_an_index_that_is_named_and_not_there_or_empty_is_told(damage, written):
         mw.open_source(prefix.parent)
 
 
+def test_a_state_file_with_a_wrong_byte_is_refused_or_read_but_breaks_nothing(written):
+    state = written().parent / "checkpoint"
+    whole = state.read_bytes()
+    for place in range(len(whole)):
+        for octet in (0x00, 0xFF):
+            state.write_bytes(whole[:place] + bytes([octet]) + whole[place + 1 :])
+            try:
+                assert mw.open_source(state.parent).step == 1_000_002
+            except DamagedError:
+                continue
+
+
 def test_a_bias_of_several_layers_is_of_each_of_them(written):
     bias = "decoder/block_001/layer_000/SelfAttention/relative_attention_bias"
     names = mw.open_source(written({**VARIABLES, bias: BIAS})).arrays()

@@ -348,7 +348,7 @@ def test_shapes_that_differ_between_tree_and_array_are_refused(written):
     directory = written()
     zarray = t5x.zarray(directory, "target/decoder/wi/kernel") | {"shape": [8, 12]}
     (directory / "target.decoder.wi.kernel/.zarray").write_text(json.dumps(zarray))
-    with pytest.raises(CheckpointError, match=r"shape \(8, 12\) in its .zarray, but \(12, 8\) in the tree"):
+    with pytest.raises(CheckpointError, match=r"shape \[8, 12\] in its .zarray, but \[12, 8\] in the tree"):
         mw.open_source(directory)
 
 

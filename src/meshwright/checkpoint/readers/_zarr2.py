@@ -70,7 +70,11 @@ class Zarr2:
 
 
 def _dtype(name: Any) -> np.dtype:
-    if not isinstance(name, str) or (dtype := np.dtype(name)).kind not in "biufcV":
+    try:
+        dtype = np.dtype(name) if isinstance(name, str) else None
+    except (TypeError, SyntaxError):  # NumPy's, of "1(", say
+        dtype = None
+    if dtype is None or dtype.kind not in "biufcV":
         raise ValueError(f"dtype {name!r}")
     return dtype
 
