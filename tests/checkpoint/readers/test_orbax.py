@@ -52,6 +52,8 @@ def test_steps_that_are_being_written_are_passed_over_and_told(copied, suffix, c
     assert f"{unfinished} is not complete; the newest that is: 9" in caplog.text
     with pytest.raises(CheckpointError, match=rf"{suffix} is not complete. Its save is still running"):
         open_source(unfinished)
+    with pytest.raises(CheckpointError, match=rf"{suffix}/params is not complete"):
+        open_source(unfinished / "params")
     shutil.rmtree(manager / "9")
     with pytest.raises(
         CheckpointError, match=rf"holds no complete checkpoint, only the unfinished 10{suffix}"

@@ -1,3 +1,4 @@
+import json
 import logging
 from pathlib import Path
 
@@ -46,6 +47,17 @@ def test_a_missing_chunk_is_an_error_and_not_zeros(run):
     assert w.read((slice(0, 8), slice(None))).shape == (8, 24)
     with pytest.raises(DamagedError, match=r"cannot read params/w in .*chunk \{1, 0\}.* is missing"):
         w.read((slice(8, 9), slice(0, 2)))
+
+
+def test_a_chunk_that_another_writer_left_out_has_the_fill_value(run):
+    file = run / "0000000007" / "['params']['w']" / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"fill_value": 2.5}))
+    (file.parent / "1.0").unlink()
+    w = np.asarray(open_source(run).arrays()["params/w"])
+    expected = written.ARRAYS["params/w"].copy()
+    expected[8:, :12] = 2.5
+    assert np.array_equal(w, expected)
+    assert np.array_equal(w, zarr.open_group(run / "0000000007", mode="r")["['params']['w']"][...])
 
 
 def test_a_chunk_that_was_cut_off_is_an_error(run):

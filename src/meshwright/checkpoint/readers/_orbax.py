@@ -40,7 +40,7 @@ _ITEMS, _COMMITTED, TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".
 _TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
 _JSON, _SCORES = "metadata", "metrics/metrics"
 _PLACEHOLDER = "PLACEHOLDER://"
-_OF_PROCESSES = "ocdbt.process_*"
+_OF_PROCESS = f"ocdbt.process_0/{_OCDBT}"
 _OF_TREES = re.compile("PyTree|Standard")
 
 
@@ -56,7 +56,7 @@ def _is_step(place: Directory) -> bool:
 
 
 def _is_tree(place: Directory) -> bool:
-    if (place / _TREE).is_file() or (place / _OCDBT).is_file() or any(place.glob(_OF_PROCESSES)):
+    if any((place / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
         return True
     # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
     return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(place)
@@ -90,8 +90,10 @@ def _open(place: Directory) -> Foreign:
         (arrays,) = held.values()
     else:
         arrays = {f"{item}/{name}": x for item, leaves in held.items() for name, x in leaves.items()}
-    number = step_of(step.name) if step_of(step.name) is not None else step_of(step.parent.name)
-    return Foreign(step, READER.name, arrays, number, {"item_handlers": said.get("item_handlers")}, extra)
+    numbers = (number for number in map(step_of, (step.name, step.parent.name)) if number is not None)
+    return Foreign(
+        step, READER.name, arrays, next(numbers, None), {"item_handlers": said.get("item_handlers")}, extra
+    )
 
 
 def _steps(place: Directory) -> list[Directory]:
@@ -108,7 +110,7 @@ def _steps(place: Directory) -> list[Directory]:
 
 def _is_complete(step: Directory) -> bool:
     """Say whether a save has come to its end: all is renamed then, and in a store it leaves a mark."""
-    if TEMPORARY in step.name or any(step.glob(f"*{TEMPORARY}*")):
+    if TEMPORARY in f"{step.parent.name}/{step.name}" or any(step.glob(f"*{TEMPORARY}*")):
         return False
     if _t5x.is_step(step):
         return _t5x.has_tree(step)
@@ -219,7 +221,7 @@ def _aggregate(directory: Directory) -> dict[str, LazyArray]:
 def _store(directory: Directory) -> Any:
     files = store_of(directory)
     if not (directory / _OCDBT).is_file():
-        if any(directory.glob(_OF_PROCESSES)):
+        if (directory / _OF_PROCESS).is_file():
             raise DamagedError(
                 f"{directory} has no {_OCDBT}, which joins what each process wrote. Its save was killed, or "
                 "it was not all copied."
