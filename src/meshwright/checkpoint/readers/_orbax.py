@@ -19,6 +19,7 @@ several, `params/…` and `state/…` by their items.
 Source: `_src/metadata/tree.py` and `_src/serialization` of github.com/google/orbax, and files it wrote.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +36,8 @@ from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
+
+log = logging.getLogger("meshwright")
 
 _ITEMS, _COMMITTED, TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
 _TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
@@ -85,6 +88,8 @@ def _open(place: Directory) -> Foreign:
         raise CheckpointError(
             f"{step} holds nothing that is read: neither a tree of arrays nor an item in JSON."
         )
+    if unread := sorted(handlers.keys() - trees.keys() - extra.keys()):
+        log.warning("%s: left out are items that only their own handlers read: %s", step, ", ".join(unread))
     held = {item: open_tree(directory) for item, directory in trees.items()}
     if len(held) == 1:
         (arrays,) = held.values()
