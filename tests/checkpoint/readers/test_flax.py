@@ -41,6 +41,9 @@ def test_a_model_in_several_files_is_one_checkpoint(tmp_path):
     weight_map = {"model/w": "a.msgpack", "model/b": "b.msgpack"}
     (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert set(open_source(tmp_path).arrays()) == {"model/w", "model/b"}
+    write(tmp_path / "b.msgpack", {"model": {"c": np.ones(2)}})
+    with pytest.raises(DamagedError, match=r"b\.msgpack lacks model/b, which .*index\.json says it has"):
+        open_source(tmp_path)
     (tmp_path / "b.msgpack").unlink()
     with pytest.raises(DamagedError, match=r"b\.msgpack is missing"):
         open_source(tmp_path)

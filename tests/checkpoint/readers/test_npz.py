@@ -8,6 +8,7 @@ import pytest
 
 from checkpoint.readers import written
 from meshwright.checkpoint import open_source, restore
+from meshwright.checkpoint.readers._file import File
 from meshwright.errors import CheckpointError, DamagedError
 
 
@@ -112,6 +113,20 @@ def test_what_is_encrypted_or_compressed_otherwise_is_refused(byte, value, tmp_p
     (tmp_path / "x.npz").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"x\.npy is encrypted, or packed as NumPy does not"):
         open_source(tmp_path)
+
+
+def test_a_version_of_zip_that_is_not_known_is_refused(tmp_path):
+    content = bytearray(zipped(tmp_path / "x.npz", {"x.npy": npy(CUBE)}).read_bytes())
+    content[content.find(b"PK\x01\x02") + 6] = 228
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"x\.npz is damaged: zip file version 22\.8"):
+        open_source(tmp_path)
+
+
+def test_bytes_before_the_file_are_damage(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(9))
+    with pytest.raises(DamagedError, match="something should begin 4 bytes before it"):
+        File(tmp_path / "x")[-4:2]
 
 
 def test_types_that_numpy_does_not_write_are_not_guessed(tmp_path):

@@ -52,6 +52,8 @@ def test_steps_that_are_being_written_are_passed_over_and_told(copied, suffix, c
     assert f"{unfinished} is not complete; the newest that is: 9" in caplog.text
     with pytest.raises(CheckpointError, match=rf"{suffix} is not complete. Its save is still running"):
         open_source(unfinished)
+    with pytest.raises(CheckpointError, match=rf"{suffix}/params is not complete"):
+        open_source(unfinished / "params")
     shutil.rmtree(manager / "9")
     with pytest.raises(
         CheckpointError, match=rf"holds no complete checkpoint, only the unfinished 10{suffix}"
@@ -152,6 +154,17 @@ def test_what_processes_wrote_and_nobody_joined_is_refused(copied):
     (directory / "manifest.ocdbt").unlink()
     with pytest.raises(DamagedError, match=r"has no manifest\.ocdbt, which joins what each process wrote"):
         open_source(directory)
+
+
+def test_items_that_are_left_out_are_told(copied, caplog):
+    step = copied("0.12.8/manager/10")
+    said = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+    said["item_handlers"] |= {"rng": "orbax.checkpoint.JaxRandomKeyCheckpointHandler"}
+    (step / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
+    (step / "rng").mkdir()
+    with caplog.at_level(logging.WARNING, "meshwright"):
+        open_source(step)
+    assert caplog.messages == [f"{step}: left out are items that only their own handlers read: rng"]
 
 
 def test_a_step_of_json_alone_is_opened(copied):

@@ -113,10 +113,10 @@ def test_text_beside_the_arrays_may_be_missing_and_must_be_a_dictionary(file):
 @pytest.mark.parametrize(
     ("index", "said"),
     [
-        ("{", "is no index of safetensors files"),
-        ("[]", "is no index of safetensors files"),
-        ('{"weight_map": ["layer.w"]}', "is no index of safetensors files"),
-        ('{"weight_map": {}, "metadata": ["text"]}', "is no index of safetensors files"),
+        ("{", r"index\.json is damaged"),
+        ("[]", "holds no dictionary"),
+        ('{"weight_map": ["layer.w"]}', "does not say which file holds what"),
+        ('{"weight_map": {}, "metadata": ["text"]}', "does not say which file holds what"),
         ('{"weight_map": {"layer.w": 3}}', "3 is missing"),
         ('{"weight_map": {"b": "x.safetensors"}}', r"x\.safetensors lacks b, which .*\.json says it has"),
         ('{"weight_map": {"layer.w": "../x.safetensors"}}', r"names a file elsewhere, \.\./x\.safetensors"),

@@ -1,3 +1,4 @@
+import json
 import logging
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def test_a_missing_chunk_is_an_error_and_not_zeros(run):
     assert w.read((slice(0, 8), slice(None))).shape == (8, 24)
     with pytest.raises(DamagedError, match=r"cannot read params/w in .*chunk \{1, 0\}.* is missing"):
         w.read((slice(8, 9), slice(0, 2)))
+
+
+def test_a_chunk_that_another_writer_left_out_has_the_fill_value(run):
+    file = run / "0000000007" / "['params']['w']" / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"fill_value": 2.5}))
+    (file.parent / "1.0").unlink()
+    w = np.asarray(open_source(run).arrays()["params/w"])
+    expected = written.ARRAYS["params/w"].copy()
+    expected[8:, :12] = 2.5
+    assert np.array_equal(w, expected)
+    assert np.array_equal(w, zarr.open_group(run / "0000000007", mode="r")["['params']['w']"][...])
 
 
 def test_a_chunk_that_was_cut_off_is_an_error(run):
@@ -138,6 +150,15 @@ def test_names_without_separators_are_found_by_what_is_wanted(tmp_path):
     layers = {"embed": np.zeros(4), "layers": [{"w_q": np.zeros(4)}]}
     restored = restore(open_source(tmp_path), {"weights": layers, "adam_mu": {"embed": np.zeros(4)}})
     assert restored["weights"]["layers"][0]["w_q"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_wanted_name_that_may_be_either_of_two_is_not_guessed(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    for name in ("['a']['bc']", "['ab']['c']"):
+        written.put_zarr(group, name, np.arange(4.0))
+    group.attrs["write_completed"] = True
+    with pytest.raises(CheckpointError, match="abc"):
+        restore(open_source(tmp_path), {"abc": np.zeros(4)}, ignore="a.*")
 
 
 def test_two_wanted_names_that_are_one_there_are_refused(tmp_path):

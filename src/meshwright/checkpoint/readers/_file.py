@@ -36,8 +36,10 @@ class File:
         """Return the bytes of `part`, a slice with both ends, in memory of their own.
 
         Raises:
-          DamagedError: The file ends before.
+          DamagedError: The file ends before, or begins behind it.
         """
+        if part.start < 0:
+            raise self.damaged(f"something should begin {-part.start} bytes before it")
         if part.stop > self.nbytes:
             raise self.damaged(f"it ends at byte {self.nbytes}, and should go on to {part.stop} at least")
         if isinstance(self._bytes, ObjectBytes):

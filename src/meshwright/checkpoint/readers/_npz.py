@@ -60,7 +60,7 @@ def _open(place: Directory) -> Foreign:
         archive = zipfile.ZipFile(file.stream())
         members = [each for each in archive.infolist() if each.filename.endswith(_SUFFIX)]
         held = {member.filename.removesuffix(_SUFFIX): _array(file, archive, member) for member in members}
-    except (*_DAMAGE, ValueError, TokenError) as error:
+    except (*_DAMAGE, ValueError, NotImplementedError, TokenError) as error:
         raise file.damaged(str(error)) from None
     return Foreign(path, READER.name, held)
 

@@ -19,6 +19,7 @@ several, `params/…` and `state/…` by their items.
 Source: `_src/metadata/tree.py` and `_src/serialization` of github.com/google/orbax, and files it wrote.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,11 +37,13 @@ from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 
+log = logging.getLogger("meshwright")
+
 _ITEMS, _COMMITTED, TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
 _TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
 _JSON, _SCORES = "metadata", "metrics/metrics"
 _PLACEHOLDER = "PLACEHOLDER://"
-_OF_PROCESSES = "ocdbt.process_*"
+_OF_PROCESS = f"ocdbt.process_0/{_OCDBT}"
 _OF_TREES = re.compile("PyTree|Standard")
 
 
@@ -56,7 +59,7 @@ def _is_step(place: Directory) -> bool:
 
 
 def _is_tree(place: Directory) -> bool:
-    if (place / _TREE).is_file() or (place / _OCDBT).is_file() or any(place.glob(_OF_PROCESSES)):
+    if any((place / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
         return True
     # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
     return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(place)
@@ -70,6 +73,8 @@ def _trees(place: Directory) -> dict[str, Directory]:
 
 def _open(place: Directory) -> Foreign:
     step = place if _is_step(place) else newest(_steps(place), _is_complete)
+    if _t5x.is_step(step):
+        return _t5x.open_t5x(step)
     if not _is_complete(step):
         raise CheckpointError(
             f"{step} is not complete. Its save is still running, or was killed: open another."
@@ -83,28 +88,37 @@ def _open(place: Directory) -> Foreign:
         raise CheckpointError(
             f"{step} holds nothing that is read: neither a tree of arrays nor an item in JSON."
         )
+    if unread := sorted(handlers.keys() - trees.keys() - extra.keys()):
+        log.warning("%s: left out are items that only their own handlers read: %s", step, ", ".join(unread))
     held = {item: open_tree(directory) for item, directory in trees.items()}
     if len(held) == 1:
         (arrays,) = held.values()
     else:
         arrays = {f"{item}/{name}": x for item, leaves in held.items() for name, x in leaves.items()}
-    number = step_of(step.name) if step_of(step.name) is not None else step_of(step.parent.name)
-    return Foreign(step, READER.name, arrays, number, {"item_handlers": said.get("item_handlers")}, extra)
+    numbers = (number for number in map(step_of, (step.name, step.parent.name)) if number is not None)
+    return Foreign(
+        step, READER.name, arrays, next(numbers, None), {"item_handlers": said.get("item_handlers")}, extra
+    )
 
 
 def _steps(place: Directory) -> list[Directory]:
-    """Return the steps in a directory, and those that are being written, the lowest first."""
+    """Return the steps in a directory, and those that are being written, the lowest first.
+
+    T5X's too: a run may have gone over to Orbax, or back.
+    """
 
     def is_step(entry: Directory) -> bool:
-        return TEMPORARY in entry.name or _is_step(entry)
+        return TEMPORARY in entry.name or _is_step(entry) or _t5x.is_step(entry)
 
     return steps_in(place, is_step, lambda name: step_of(name.partition(TEMPORARY)[0]))
 
 
 def _is_complete(step: Directory) -> bool:
     """Say whether a save has come to its end: all is renamed then, and in a store it leaves a mark."""
-    if TEMPORARY in step.name or any(step.glob(f"*{TEMPORARY}*")):
+    if TEMPORARY in f"{step.parent.name}/{step.name}" or any(step.glob(f"*{TEMPORARY}*")):
         return False
+    if _t5x.is_step(step):
+        return _t5x.has_tree(step)
     said = _document(step / _ITEMS)
     is_open = "init_timestamp_nsecs" in said and not said.get("commit_timestamp_nsecs")
     return not is_open or (step / _COMMITTED).is_file()
@@ -212,7 +226,7 @@ def _aggregate(directory: Directory) -> dict[str, LazyArray]:
 def _store(directory: Directory) -> Any:
     files = store_of(directory)
     if not (directory / _OCDBT).is_file():
-        if any(directory.glob(_OF_PROCESSES)):
+        if (directory / _OF_PROCESS).is_file():
             raise DamagedError(
                 f"{directory} has no {_OCDBT}, which joins what each process wrote. Its save was killed, or "
                 "it was not all copied."

@@ -18,6 +18,7 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint._safetensors import DTYPES, LENGTH, METADATA
 from meshwright.checkpoint.readers._file import File, head
+from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._raw import raw_array
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError, DamagedError
@@ -76,14 +77,7 @@ def _without_index(place: Directory) -> list[Directory]:
 
 
 def _open_sharded(place: Directory, index: Directory) -> Foreign:
-    try:
-        document = json.loads(index.read_bytes())
-        files = {name: str(file) for name, file in document["weight_map"].items()}
-        said = dict(document.get("metadata") or {})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{index} is no index of safetensors files: {error!r}. Copy it again.") from None
-    if outside := [name for name in files.values() if "/" in name]:
-        raise CheckpointError(f"{index} names a file elsewhere, {outside[0]}, which is not opened.")
+    files, said = read_index(index)
     shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
     if missing := [name for name, file in files.items() if name not in shards[file][0]]:
         raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
@@ -159,7 +153,7 @@ def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]
         metadata = dict(header.pop(METADATA, None) or {})
         return {name: _entry(**said) for name, said in header.items()}, metadata, start
     except (ValueError, AttributeError, TypeError) as error:
-        raise DamagedError(f"{path} has a header that is damaged: {error!r}. Copy it again.") from None
+        raise DamagedError(f"{path} has a header that is damaged: {error}. Copy it again.") from None
 
 
 def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:

@@ -14,11 +14,12 @@ Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files t
 import ast
 import json
 import re
-from collections.abc import Iterable, Set
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
 from pathlib import PurePosixPath
 
 from meshwright import tree
-from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint._object_path import Directory, ObjectPath, read_each
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
@@ -53,9 +54,14 @@ def _open(place: Directory) -> Foreign:
     if not (directory / _GROUP).is_file():
         raise DamagedError(f"{directory} has no {_GROUP}. Copy it again, with its hidden files.")
     stored = {_our_name(name): name for name in _array_names(directory)}
-    specs = {name: {"driver": "zarr", "path": path} for name, path in stored.items()}
+    may_lack = _may_lack_chunks(directory, list(stored.values()))
+    specs = {
+        name: {"driver": "zarr", "path": path, "fill_missing_data_reads": may}
+        for (name, path), may in zip(stored.items(), may_lack, strict=True)
+    }
     held = open_arrays(directory, store_of(directory), specs)
-    joined = {_joined(name): name for name in stored}
+    alike = Counter(map(_joined, stored))
+    joined = {_joined(name): name for name in stored if alike[_joined(name)] == 1}
     return Foreign(
         directory,
         READER.name,
@@ -87,6 +93,18 @@ def _array_names(directory: Directory) -> list[str]:
             "with its hidden files."
         )
     return sorted(arrays)
+
+
+def _may_lack_chunks(directory: Directory, paths: Sequence[str]) -> list[bool]:
+    """Say of each array whether it has a value for chunks that are not there; those of seqax's have none."""
+
+    def has_fill_value(content: bytes) -> bool:
+        try:
+            return json.loads(content).get("fill_value") is not None
+        except (ValueError, AttributeError):  # which is told when the array is opened
+            return False
+
+    return list(map(has_fill_value, read_each([directory / path / _ARRAY for path in paths])))
 
 
 def _is_within(path: str, arrays: Set[str]) -> bool:
