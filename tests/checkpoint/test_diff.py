@@ -1,9 +1,11 @@
+import tracemalloc
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
-from meshwright.checkpoint import Checkpoints, as_source, diff, open_source
+from meshwright.checkpoint import Checkpoints, LazyArray, as_source, diff, open_source
 from meshwright.errors import DamagedError
 
 
@@ -97,3 +99,17 @@ def test_what_only_one_has_comes_in_its_order():
 def test_tens_of_thousands_of_arrays_are_compared():
     arrays = as_source({f"n{number}": np.ones(1) for number in range(20_000)}, "x")
     assert diff(arrays, arrays) == []
+
+
+def test_a_comparison_takes_little_memory():
+    def ones(dtype):
+        shape = (1 << 24,)
+        read = lambda index: np.ones(len(range(shape[0])[index[0]]), dtype)
+        return as_source({"w": LazyArray(shape, np.dtype(dtype), read)}, "ones")
+
+    tracemalloc.start()
+    (difference,) = diff(ones(np.float32), ones(jnp.bfloat16))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert difference.num_differing == 0
+    assert peak < 48 << 20  # a slab of each, and the numbers of a part of them

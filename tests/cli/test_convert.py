@@ -81,7 +81,7 @@ def test_a_part_is_chosen_by_our_names_whatever_is_read(foreign, tmp_path, optio
 
 def test_what_t5x_has_no_place_for_is_told(saved, tmp_path, capsys):
     assert main(["convert", str(saved), str(tmp_path / "out"), "--to", "t5x"]) == 0
-    assert "left out, as t5x has no place for it: rng" in capsys.readouterr().out
+    assert "left out, as t5x has no place for them: rng" in capsys.readouterr().out
     main(["convert", str(saved), str(tmp_path / "again"), "--to", "t5x", "--json"])
     assert json.loads(capsys.readouterr().out)["left_out"] == ["rng"]
 

@@ -48,8 +48,9 @@ def convert(options: argparse.Namespace) -> Result:
     arrays = rewritten(changed(source), dtype=options.dtype, only=options.only)
     left_out = _left_out(arrays, options.to)
     made = _written(source, changed, arrays, options)
-    told = [f"wrote {made}", *(f"left out, as {options.to} has no place for it: {name}" for name in left_out)]
-    return "\n".join(told), {"source": str(source), "checkpoint": made, "left_out": left_out}
+    some = ", ".join(left_out[:5]) + (", …" if left_out[5:] else "")
+    lost = f"\nleft out, as {options.to} has no place for them: {some}" if left_out else ""
+    return f"wrote {made}{lost}", {"source": str(source), "checkpoint": made, "left_out": left_out}
 
 
 def _check(options: argparse.Namespace) -> None:
