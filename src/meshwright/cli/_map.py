@@ -3,7 +3,6 @@
 import argparse
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from meshwright.checkpoint import Source, as_source, rewritten, subtree
@@ -34,7 +33,7 @@ def to_ours(options: argparse.Namespace) -> Callable[[Source], Source]:
       CheckpointError: as `hugging_face.config`.
     """
     if is_hugging_face(options):
-        cfg = hugging_face.config(_described(options))
+        cfg = hugging_face.config(options.config or options.source)
         return lambda source: _under("params", hugging_face.to_ours(source, cfg))
     names = _named(options.map)
     return lambda source: _all_to_ours(names, source)
@@ -74,12 +73,6 @@ def _all_to_ours(names: Map, source: Source) -> Source:
 
 def _is_of_state(names: Map) -> bool:
     return any(name.startswith(STATE) for row in names.rows for name in row.names)
-
-
-def _described(options: argparse.Namespace) -> Path:
-    """Return where the model's `config.json` is: beside its files, if it is not said."""
-    place = Path(options.config or options.source)
-    return place.parent if place.suffix == ".safetensors" else place
 
 
 def _under(prefix: str, source: Source) -> Source:

@@ -99,7 +99,7 @@ class Config:
             raise UsageError(f"Config.activation is {self.activation!r}; it is silu or gelu.")
         if not self.ropes or not self.windows:
             raise UsageError("Config.ropes and Config.windows need an entry at least; (None,) is no window.")
-        if any(size is not None and size < 1 for size in self.windows):
+        if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.windows):
             raise UsageError(f"Config.windows is {self.windows}; a layer sees its own position at least.")
 
     @property
