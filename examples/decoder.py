@@ -51,9 +51,9 @@ def experiment(
     file: str | None = None,
     mesh: str = "fsdp=-1",
     train_dtype: str | None = "bfloat16",
-    remat: str = "nothing",
+    layer_remat: str = "nothing",
 ) -> mw.Experiment:
-    """Describe the run. `size` is one of `decoder.config`, `remat` what each layer keeps for its gradient."""
+    """Describe the run: `size` is one of `decoder.config`; `layer_remat` is what a layer keeps."""
     cfg = decoder.config(SHORT.get(size, size))
     rows = Windows(np.fromfile(file, np.uint8), length) if file else RandomTokens(cfg.vocabulary, length)
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
@@ -62,7 +62,7 @@ def experiment(
         mesh=mesh,
         rules=decoder.RULES,
         model=functools.partial(decoder.init, cfg),
-        loss=lambda params, batch, key: decoder.loss(cfg, params, batch, remat=remat),
+        loss=lambda params, batch, key: decoder.loss(cfg, params, batch, remat=layer_remat),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.1)),
         input=mw.Input(rows, batch_size=batch_size, item="tokens", items_per_example=length),
         max_step=steps,

@@ -7,7 +7,7 @@ a name and a name can always be taken apart again.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -30,16 +30,37 @@ def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> 
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]}
 
 
+def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Return what a tree holds where it has no leaves, by name: None, or {} for an empty container."""
+
+    def is_empty(node: Any) -> bool:
+        structure = jax.tree.structure(node)
+        return structure.num_nodes == 1 and structure.num_leaves == 0
+
+    found = named_leaves(tree, lambda node: is_empty(node) or (is_leaf is not None and is_leaf(node)))
+    return {name: None if node is None else {} for name, node in found.items() if is_empty(node)}
+
+
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`."""
     whole: dict[str, Any] = {}
     for name, leaf in leaves.items():
-        *above, last = (key.replace("%2F", "/").replace("%25", "%") for key in name.split("/"))
+        *above, last = keys_of(name)
         inner = whole
         for key in above:
             inner = inner.setdefault(key, {})
         inner[last] = leaf
     return whole
+
+
+def name_of(keys: Iterable[str]) -> str:
+    """Return the name of the leaf below these keys."""
+    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
+
+
+def keys_of(name: str) -> list[str]:
+    """Return the keys above the leaf that is called so."""
+    return [key.replace("%2F", "/").replace("%25", "%") for key in name.split("/")]
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -96,7 +117,7 @@ def _described(x: jax.ShapeDtypeStruct | None) -> str:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    return "/".join(_key(key).replace("%", "%25").replace("/", "%2F") for key in path)
+    return name_of(map(_key, path))
 
 
 def _key(key: Any) -> str:

@@ -1,6 +1,7 @@
 """`examples/decoder.py`: trained at its smallest, described and traced at its largest."""
 
 import importlib
+import json
 from pathlib import Path
 
 import jax
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import plan
+from meshwright.cli import main
 from meshwright.experiment import describe
 from meshwright.models import decoder
 
@@ -45,10 +48,23 @@ def test_it_learns_the_bytes_of_a_file(experiment, tmp_path):
         steps=20,
         learning_rate=1e-2,
         train_dtype=None,
-        remat="everything",
+        layer_remat="everything",
     )
     mw.run(described)
     losses = [
         line["loss"] for line in mw.metrics.read_jsonl(tmp_path / "run/metrics.jsonl") if "loss" in line
     ]
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_what_a_plan_says_to_change_does_so_after_the_experiments_name(experiment, capsys):
+    site = plan.site_of(experiment(batch_size=64, length=256), plan.hardware_named("h100:1x8"))
+    changes = [*plan.tried(site, [{"remat": "dots"}, {"mesh": "data=2,fsdp=4", "microbatches": 2}])]
+    assert len(changes) == 2
+    for change in changes:
+        settings = ("batch_size=64", "length=256", *str(change).split())
+        assert main(["plan", "decoder:experiment", *settings, "--on", "h100:1x8", "--traced", "--json"]) == 0
+        typed = json.loads(capsys.readouterr().out)
+        assert typed["settings"] == change.plan.settings
+        assert (typed["mesh"], typed["memory"]["peak"]) == (change.plan.mesh, change.plan.memory.peak)
+        assert typed["time"]["seconds"] == change.plan.time.seconds

@@ -104,6 +104,38 @@ def test_a_checkpoint_costs_what_its_dtypes_take():
     assert whole.seconds == math.ceil(whole.nbytes / 4) / 1e3
 
 
+def test_an_axis_that_splits_nothing_is_refused_as_a_run_refuses_it():
+    for planning in (planned, lambda **more: experiment(**more).compile()):
+        with pytest.raises(LayoutError, match=r"'tensr' splits neither.*Did you mean 'tensor'"):
+            planning(mesh="data=4,tensr=2")
+
+
+def test_what_a_compiler_refuses_for_its_size_does_not_fit_and_says_so(monkeypatch):
+    monkeypatch.setattr("meshwright.plan._topology.GPU_PLUGINS", ("json",))  # one that is here
+
+    def refuse():
+        raise plan.NotCompiledError("RESOURCE_EXHAUSTED: ran out of memory in space hbm")
+
+    found = plan.planned(plan.site_of(experiment(), "h100:1x8"), refuse)
+    assert not found.compiled
+    assert not found.memory.fits
+    assert "ran out of memory in space hbm" in found.notes[-1]
+    assert "does NOT fit, the compiler says" in plan.described(found)
+
+
+def test_gradients_that_are_not_there_yet_when_it_is_fullest_are_told_so():
+    found = planned()
+    early = dataclasses.replace(found, memory=dataclasses.replace(found.memory, gradients=0))
+    assert "gradients                 none yet" in plan.described(early)
+
+
+def test_gradients_of_each_microbatch_are_no_sign_of_activations_split_wrongly():
+    examples = {"x": np.ones((512, 4), np.float32)}
+    found = planned("h100:1x8", mesh="data=8", microbatches=8, input=mw.Input(examples, 512))
+    assert sum(each.times for each in found.exchanges) >= 8
+    assert "mw.split_by_example" not in " ".join(found.notes)
+
+
 @pytest.mark.parametrize("bandwidth", [0, -1e9, math.inf, math.nan])
 def test_a_bandwidth_that_no_host_has_is_refused(bandwidth):
     with pytest.raises(UsageError, match="--bandwidth 1"):
@@ -137,8 +169,8 @@ def test_what_does_not_fit_the_mesh_is_the_error_that_a_run_gives():
         planned("h100:1x8", mesh="fsdp=8")
     with pytest.raises(LayoutError, match=r"mesh.* needs .*16"):
         planned("h100:1x8", mesh="data=16")
-    with pytest.raises(UsageError, match="--fake-devices 512"):
-        planned("cpu:512")
+    with pytest.raises(UsageError, match="--fake-devices 16"):
+        planned("cpu:16", mesh="data=16")
 
 
 def test_a_plan_says_what_fits_and_what_bounds_it():

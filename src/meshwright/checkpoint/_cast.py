@@ -45,6 +45,36 @@ def cast_dtypes(leaves: Mapping[str, Any], casts: Casts) -> dict[str, np.dtype]:
     return {name: dtypes[number] for name, number in chosen.items()}
 
 
+def floating(dtype: DTypeLike) -> np.dtype:
+    """Return a dtype of floating-point numbers, which may be given by name.
+
+    Raises:
+      UsageError: It is none.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
+    if not jnp.issubdtype(found, jnp.floating):
+        raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
+    return found
+
+
+def converted(name: str, block: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return a part of an array in another dtype.
+
+    Raises:
+      UsageError: A number becomes infinite by it.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating) or _largest(dtype) >= _largest(block.dtype):
+        return block.astype(dtype, copy=False)
+    wide = block.astype(jnp.promote_types(block.dtype, np.float32), copy=False)
+    too_large = np.isfinite(wide) & (np.abs(wide) > _largest(dtype))
+    if too_large.any():
+        raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
+    return block.astype(dtype)
+
+
 def dtype_of(leaf: Any) -> Any:
     """Return the dtype of an array, or that which a number has when it is saved."""
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
@@ -59,6 +89,10 @@ def _dtype(given: DTypeLike) -> np.dtype:
 
 def _cast(leaf: Any, dtype: np.dtype) -> Any:
     return leaf.astype(dtype) if hasattr(leaf, "astype") else np.asarray(leaf, dtype)
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(jnp.finfo(dtype).max)
 
 
 def _kind(leaf: Any) -> Any:

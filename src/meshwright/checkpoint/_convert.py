@@ -12,10 +12,10 @@ from jax.typing import DTypeLike
 
 from meshwright import __version__
 from meshwright.checkpoint import _directory
+from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._format import (
     MANIFEST,
     ArrayLayout,
-    Index,
     Manifest,
     NativeSource,
     Snapshot,
@@ -29,7 +29,7 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
-from meshwright.checkpoint._transforms import as_source
+from meshwright.checkpoint._transforms import Arrays, empty_of
 from meshwright.errors import UsageError, nearest
 
 PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
@@ -94,9 +94,10 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
     arrays = source.arrays()
     taken = _matching(only, list(arrays)) if only else list(arrays)
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
-    return as_source(
-        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+    return Arrays(
         str(source),
+        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+        {name: node for name, node in empty_of(source).items() if not only or compiled(only).fullmatch(name)},
     )
 
 
@@ -159,7 +160,7 @@ def _new_dtypes(
     for pattern, dtype in patterns.items():
         for name in _matching(pattern, names):
             if _is_floating(arrays[name].dtype):
-                new.setdefault(name, _floating(dtype))
+                new.setdefault(name, floating(dtype))
     return new
 
 
@@ -178,29 +179,9 @@ def _matching(pattern: str, names: list[str]) -> list[str]:
     return found
 
 
-def _floating(dtype: DTypeLike) -> np.dtype:
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
-    if not _is_floating(found):
-        raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
-    return found
-
-
 def _is_floating(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
-    def read(index: Index) -> np.ndarray:
-        block = array.read(index)
-        if block.dtype == dtype:
-            return block
-        wide = block.astype(np.float64)
-        too_large = np.isfinite(wide) & (np.abs(wide) > float(jnp.finfo(dtype).max))
-        if too_large.any():
-            raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
-        return block.astype(dtype)
-
-    return replace(array, dtype=dtype, read=read)
+    return array.with_values(lambda block: converted(name, block, dtype), dtype)

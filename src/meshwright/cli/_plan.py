@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from meshwright.cli._train import Result, load, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from meshwright.plan import Hardware, Plan, Site
+    from meshwright.plan import Compiled, Hardware, Plan, Site
 
 
 def plan(options: argparse.Namespace) -> Result:
@@ -41,7 +40,7 @@ def plan(options: argparse.Namespace) -> Result:
         return EXIT_DONE
     if options.search:
         return _searched(site)
-    return _told(site, _planned(options, site))
+    return _told(site, room.planned(site, None if options.traced else lambda: _compiled(options)))
 
 
 def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
@@ -52,37 +51,20 @@ def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
     return room.site_of(made, hardware, bandwidth=options.bandwidth * 1e9)
 
 
-def _planned(options: argparse.Namespace, site: "Site") -> "Plan":
-    from meshwright import plan as room
+def _compiled(options: argparse.Namespace) -> "Compiled":
+    """Return what the compiler made in a process of its own.
 
-    started = time.perf_counter()
-    missing = None if options.traced else room.missing_compiler(site.hardware)
-    if options.traced or missing:
-        made = site.plan()
-        notes = [room.not_compiled(f"install {missing} to compile it for this hardware")] if missing else []
-    else:
-        made, notes = _compiled(options, site)
-    return dataclasses.replace(
-        made,
-        notes=(*made.notes, *notes),
-        planning_seconds=time.perf_counter() - started,
-        planning_bytes=room.peak_bytes(),
-    )
-
-
-def _compiled(options: argparse.Namespace, site: "Site") -> tuple["Plan", list[str]]:
-    """Return the plan of what the compiler made in a process of its own; the traced one where that failed."""
+    Raises:
+      NotCompiledError: that process failed.
+    """
     from meshwright import plan as room
 
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "compiled.json"
         done = subprocess.run(_command(options, file), capture_output=True, text=True)
         if file.exists():
-            return site.plan(room.compiled_from(json.loads(file.read_text()))), []
-    reason, made = _reason(done), site.plan()
-    refused = "RESOURCE_EXHAUSTED" in reason
-    made = dataclasses.replace(made, memory=dataclasses.replace(made.memory, refused=refused))
-    return made, [room.not_compiled(f"it could not be compiled: {reason}")]
+            return room.compiled_from(json.loads(file.read_text()))
+    raise room.NotCompiledError(_reason(done))
 
 
 def _command(options: argparse.Namespace, file: Path) -> list[str]:

@@ -12,12 +12,12 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.checkpoint import metrics_of
-from meshwright.errors import LayoutError, UsageError, nearest
+from meshwright.errors import UsageError, nearest
 from meshwright.experiment._evaluations import Evaluation
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._parts import Parts, global_batch, naming
 from meshwright.input import as_source, local_rows, read_rows
-from meshwright.sharding import AXES, Layout, device_bytes, human_bytes, idle_axis
+from meshwright.sharding import Layout, device_bytes, human_bytes
 from meshwright.train import TrainState, num_params
 
 PyTree = Any
@@ -30,7 +30,6 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
       UsageError, InputError: as the parts do.
     """
     layout, target = parts.layout, parts.target
-    _check_axes(layout, target)
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     yield f"{num_arrays} arrays of {num_all:,} parameters fit the mesh"
     yield f"one batch read: {_shapes(parts.batch)}"
@@ -43,17 +42,6 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
     _check_metrics(experiment, scores)
     compiled = parts.step.compile(target, parts.batch)
     yield f"step compiled in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
-
-
-def _check_axes(layout: Layout, target: TrainState) -> None:
-    axis = idle_axis(layout, jax.tree.map(lambda x: x.sharding, target.params))
-    if axis is not None:
-        close = nearest(axis, AXES)
-        raise LayoutError(
-            f"mesh axis {axis!r} splits neither the batch nor any parameter, so its devices would all "
-            f"compute the same.{f' Did you mean {close!r}?' if close else ''}\n"
-            f"  Standard axes are {', '.join(AXES)}; for another, give a rule that uses it."
-        )
 
 
 def _check_metrics(experiment: Experiment, scores: Sequence[str]) -> None:

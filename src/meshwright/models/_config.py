@@ -48,10 +48,10 @@ class Config:
     model: int = 128
     layers: int = 4
     heads: int = 4
-    key_heads: int = 4
-    """Of keys and of values: each serves `heads / key_heads` heads of queries."""
-    head: int = 32
-    """The size of one."""
+    key_heads: int | None = None
+    """Of keys and of values: each serves `heads / key_heads` heads of queries. None for as many as those."""
+    head: int | None = None
+    """The size of one; None for `model / heads`."""
     feed_forward: int = 344
     activation: Activation = "silu"
     """In the feed-forward layer: SwiGLU or, as Gemma, GeGLU (in tanh's approximation)."""
@@ -80,20 +80,37 @@ class Config:
     """As `attention_cap`, of the logits."""
 
     def __post_init__(self) -> None:
-        if self.heads % self.key_heads:
+        if self.heads % self.num_key_heads:
             raise UsageError(
                 f"Config.key_heads is {self.key_heads}, which does not divide heads={self.heads}."
             )
-        if self.head % 2:
-            raise UsageError(f"Config.head is {self.head}; rotary positions turn pairs, so it must be even.")
+        if self.head is None and self.model % self.heads:
+            raise UsageError(
+                f"Config.heads is {self.heads}, which does not divide model={self.model}; "
+                "or say the size of one, head."
+            )
+        if self.head_size % 2:
+            raise UsageError(
+                f"Config.head is {self.head_size}; rotary positions turn pairs, so it must be even."
+            )
         if self.activation not in get_args(Activation):
             raise UsageError(f"Config.activation is {self.activation!r}; it is silu or gelu.")
         if not self.ropes or not self.windows:
             raise UsageError("Config.ropes and Config.windows need an entry at least; (None,) is no window.")
 
+    @property
+    def num_key_heads(self) -> int:
+        """How many heads of keys there are, and of values."""
+        return self.heads if self.key_heads is None else self.key_heads
+
+    @property
+    def head_size(self) -> int:
+        """The size of one head."""
+        return self.model // self.heads if self.head is None else self.head
+
     def layer_frequencies(self) -> np.ndarray:
         """Return the angle per position of each pair of features, in radians: float32[L, H / 2]."""
-        return np.stack([rope.frequencies(self.head) for rope in _cycled(self.ropes, self.layers)])
+        return np.stack([rope.frequencies(self.head_size) for rope in _cycled(self.ropes, self.layers)])
 
     def layer_windows(self) -> np.ndarray | None:
         """Return how many positions each layer sees, int32[L]; None where all layers see all."""

@@ -63,7 +63,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
         return jnp.full(shape, 1 - cfg.norm_offset, dtype)
 
     L, D, F, V = cfg.layers, cfg.model, cfg.feed_forward, cfg.vocabulary
-    queries, shared = cfg.heads * cfg.head, cfg.key_heads * cfg.head
+    queries, shared = cfg.heads * cfg.head_size, cfg.num_key_heads * cfg.head_size
     params = {
         "embedding": normal(V, D, fan_in=D),
         "layers": {
@@ -83,7 +83,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
         sizes = {"q_bias": queries, "k_bias": shared, "v_bias": shared}
         params["layers"] |= {name: jnp.zeros((L, size), dtype) for name, size in sizes.items()}
     if cfg.query_norm:
-        params["layers"] |= {"q_norm": norm(L, cfg.head), "k_norm": norm(L, cfg.head)}
+        params["layers"] |= {"q_norm": norm(L, cfg.head_size), "k_norm": norm(L, cfg.head_size)}
     if cfg.post_norms:
         params["layers"] |= {"attention_post_norm": norm(L, D), "feed_forward_post_norm": norm(L, D)}
     return params if cfg.tied else params | {"head": normal(D, V, fan_in=D)}
@@ -193,7 +193,7 @@ def attention(
 
     def heads(name: str) -> jax.Array:
         out = x_BTD @ layer[name] + (layer[f"{name}_bias"] if cfg.query_bias else 0)
-        return out.reshape(*x_BTD.shape[:2], -1, cfg.head)
+        return out.reshape(*x_BTD.shape[:2], -1, cfg.head_size)
 
     q_BTNH, k_BSGH, v_BSGH = heads("q"), heads("k"), heads("v")
     if cfg.query_norm:
@@ -213,7 +213,7 @@ def capped_attention(
     cfg: Config, q_BTNH: jax.Array, k_BSGH: jax.Array, v_BSGH: jax.Array, mask: jax.Array
 ) -> jax.Array:
     """As `jax.nn.dot_product_attention`, with scores bent into ± `cfg.attention_cap` (Gemma 2, 2024)."""
-    q_BTGRH = q_BTNH.reshape(*k_BSGH.shape[:3], -1, cfg.head) * (cfg.query_scale or cfg.head**-0.5)
+    q_BTGRH = q_BTNH.reshape(*k_BSGH.shape[:3], -1, cfg.head_size) * (cfg.query_scale or cfg.head_size**-0.5)
     scores_BGRTS = jnp.einsum("btgrh,bsgh->bgrts", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
     masked = jnp.where(mask[:, :, None], capped(scores_BGRTS, cfg.attention_cap), -jnp.inf)
     weights = jax.nn.softmax(masked).astype(v_BSGH.dtype)

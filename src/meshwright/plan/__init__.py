@@ -4,11 +4,10 @@ from meshwright.plan._changes import Change, cheapest_changes, tried
 from meshwright.plan._checkpoint import CheckpointCost
 from meshwright.plan._estimate import TracedCosts, TracedMemory, Work, traced_costs
 from meshwright.plan._hardware import Hardware, hardware_named
-from meshwright.plan._plan import not_compiled, peak_bytes, plan, site_of
+from meshwright.plan._plan import plan, planned, site_of
 from meshwright.plan._roofline import Rates, StepTime
 from meshwright.plan._search import ranked, search
-from meshwright.plan._site import Compiled, Site, compiled_from
-from meshwright.plan._topology import missing_compiler
+from meshwright.plan._site import Compiled, NotCompiledError, Site, compiled_from
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.plan._words import described, described_changes, described_search, seconds
 
@@ -19,6 +18,7 @@ __all__ = [
     "Exchange",
     "Hardware",
     "Memory",
+    "NotCompiledError",
     "Plan",
     "Rates",
     "Site",
@@ -32,10 +32,8 @@ __all__ = [
     "described_changes",
     "described_search",
     "hardware_named",
-    "missing_compiler",
-    "not_compiled",
-    "peak_bytes",
     "plan",
+    "planned",
     "ranked",
     "search",
     "seconds",

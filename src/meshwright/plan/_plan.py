@@ -4,13 +4,14 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.errors import UsageError
 from meshwright.experiment import Experiment, naming, some_rows
 from meshwright.plan._hardware import Hardware, hardware_named
 from meshwright.plan._roofline import Rates
-from meshwright.plan._site import Site
+from meshwright.plan._site import Compiled, NotCompiledError, Site
 from meshwright.plan._topology import missing_compiler
 from meshwright.plan._values import Plan
 from meshwright.sharding import apply_mesh_rules
@@ -41,14 +42,36 @@ def plan(
       UsageError: nothing is known of the hardware, or the experiment cannot be, as when it starts.
       LayoutError: it does not fit the mesh.
     """
-    started = time.perf_counter()
     site = site_of(experiment, on, bandwidth=bandwidth, rates=rates)
-    missing = missing_compiler(site.hardware)
-    made = site.plan(site.compile() if compiled and not missing else None)
-    if compiled and missing:
-        why = not_compiled(f"install {missing} to compile it for this hardware")
-        made = replace(made, notes=(*made.notes, why))
-    return replace(made, planning_seconds=time.perf_counter() - started, planning_bytes=peak_bytes())
+    return planned(site, site.compile if compiled else None)
+
+
+def planned(site: Site, compile_step: Callable[[], Compiled] | None) -> Plan:
+    """Return the plan of what `compile_step` gives; of the traced step where there is none, or no compiler.
+
+    Where that raises a `NotCompiledError`, too, and then the plan notes why.
+    """
+    started = time.perf_counter()
+    made, note = _compiled_or_traced(site, compile_step)
+    return replace(
+        made,
+        notes=(*made.notes, *note),
+        planning_seconds=time.perf_counter() - started,
+        planning_bytes=_peak_bytes(),
+    )
+
+
+def _compiled_or_traced(site: Site, compile_step: Callable[[], Compiled] | None) -> tuple[Plan, list[str]]:
+    estimate = site.plan()  # raises what is wrong with the experiment before a compiler starts
+    if compile_step is None:
+        return estimate, []
+    if missing := missing_compiler(site.hardware):
+        return estimate, [_estimated(f"install {missing} to compile it for this hardware")]
+    try:
+        return site.plan(compile_step()), []
+    except NotCompiledError as error:
+        memory = replace(estimate.memory, refused=error.too_large)
+        return replace(estimate, memory=memory), [_estimated(f"it could not be compiled: {error}")]
 
 
 def site_of(
@@ -70,12 +93,11 @@ def site_of(
     return Site(experiment, hardware, some_rows(experiment), rates, bandwidth)
 
 
-def not_compiled(why: str) -> str:
-    """Return a note for a plan that is no more than an estimate."""
+def _estimated(why: str) -> str:
     return f"estimated from the traced step: {why}"
 
 
-def peak_bytes() -> int:
+def _peak_bytes() -> int:
     """Return the most memory that this process, or one that it waited for, ever held."""
     unit = 1 if sys.platform == "darwin" else 1024
     used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from meshwright.errors import MeshwrightError
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, naming, parts_of
 from meshwright.plan._checkpoint import CheckpointCost, checkpoint_cost
 from meshwright.plan._chips import Tpu
@@ -40,6 +41,18 @@ def compiled_from(document: Mapping[str, Any]) -> Compiled:
         return Collective(**named)
 
     return Compiled([one(each) for each in document["collectives"]], document["temporary_nbytes"])
+
+
+class NotCompiledError(MeshwrightError):
+    """The hardware's compiler gave no program for it.
+
+    Attributes:
+      too_large: whether it found that the device's memory is not enough.
+    """
+
+    def __init__(self, why: str):
+        super().__init__(why)
+        self.too_large = "RESOURCE_EXHAUSTED" in why
 
 
 @dataclass(frozen=True)
@@ -87,10 +100,15 @@ class Site:
         """Compile the step with the hardware's compiler.
 
         Raises:
-          JaxRuntimeError: as that does, of TPUs when their memory is not enough.
+          NotCompiledError: it refuses, as that of TPUs does when their memory is not enough, or knows no such
+            hardware.
         """
-        parts = parts_of(self.experiment, self._mesh(described_devices(self.hardware)), self.rows)
-        ahead = compile_parts(parts)
+        try:
+            mesh = self._mesh(described_devices(self.hardware))
+            parts = parts_of(self.experiment, mesh, self.rows)
+            ahead = compile_parts(parts)
+        except jax.errors.JaxRuntimeError as error:
+            raise NotCompiledError(str(error).partition("\n")[0]) from error
         text = ahead.compiled.as_text() or ""
         return Compiled(collectives(text, parts.layout.mesh), ahead.temporary_bytes)
 
@@ -119,7 +137,7 @@ class Site:
                 *self.ruled,
                 *_not_counted(counted),
                 *_taken_whole(self.traced.not_understood),
-                *_lost_splits(exchanges, self._batch_axes, num_params),
+                *_lost_splits(exchanges, self._batch_axes, self.experiment.microbatches * num_params),
             ),
         )
 
@@ -239,10 +257,14 @@ def _taken_whole(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_params: int) -> list[str]:
-    """Tell of all-reduces over the axes that split the batch that are more than all gradients in float32."""
+def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_summed: int) -> list[str]:
+    """Tell of all-reduces over the axes that split the batch that are more than all gradients in float32.
+
+    Args:
+      num_summed: how many numbers all gradients of a step are, those of each microbatch counted.
+    """
     summed = [each for each in exchanges if each.kind == "all-reduce" and batch_axes.issuperset(each.axes)]
-    sent, needed = sum(each.sent_bytes for each in summed), 2 * 4 * num_params
+    sent, needed = sum(each.sent_bytes for each in summed), 2 * 4 * num_summed
     if sent <= 2 * needed:
         return []
     return [

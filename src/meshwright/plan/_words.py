@@ -58,17 +58,17 @@ def _heading(plan: Plan) -> list[str]:
 
 def _memory(memory: Memory) -> list[str]:
     parts = {
-        "parameters": memory.params,
-        "optimizer": memory.optimizer,
-        "gradients": memory.gradients,
-        "batch": memory.batch,
-        "activations and others": memory.temporary + memory.other_state,
+        "parameters": human_bytes(memory.params),
+        "optimizer": human_bytes(memory.optimizer),
+        "gradients": human_bytes(memory.gradients) if memory.gradients else "none yet",
+        "batch": human_bytes(memory.batch),
+        "activations and others": human_bytes(memory.temporary + memory.other_state),
     }
     verdict = "fits" if memory.fits else "does NOT fit"
     verdict += ", the compiler says" if memory.refused else ""
     return [
         "Memory of a device when it is fullest",
-        *(f"  {name:<{COLUMN}}{human_bytes(nbytes):>10}" for name, nbytes in parts.items()),
+        *(f"  {name:<{COLUMN}}{held:>10}" for name, held in parts.items()),
         f"  {'peak':<{COLUMN}}{human_bytes(memory.peak):>10}  of {human_bytes(memory.available)}: {verdict}",
     ]
 

@@ -1,4 +1,6 @@
+import json
 import logging
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ from checkpoint.readers import written
 from checkpoint.readers.real import needs_fixtures
 from meshwright import tree
 from meshwright.checkpoint import open_source, restore
+from meshwright.checkpoint._object_path import location
 from meshwright.errors import CheckpointError, DamagedError
 
 
@@ -46,6 +49,17 @@ def test_a_missing_chunk_is_an_error_and_not_zeros(run):
         w.read((slice(8, 9), slice(0, 2)))
 
 
+def test_a_chunk_that_another_writer_left_out_has_the_fill_value(run):
+    file = run / "0000000007" / "['params']['w']" / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"fill_value": 2.5}))
+    (file.parent / "1.0").unlink()
+    w = np.asarray(open_source(run).arrays()["params/w"])
+    expected = written.ARRAYS["params/w"].copy()
+    expected[8:, :12] = 2.5
+    assert np.array_equal(w, expected)
+    assert np.array_equal(w, zarr.open_group(run / "0000000007", mode="r")["['params']['w']"][...])
+
+
 def test_a_chunk_that_was_cut_off_is_an_error(run):
     chunk = run / "0000000007" / "['params']['b']" / "0"
     chunk.write_bytes(chunk.read_bytes()[:20])
@@ -63,6 +77,34 @@ def test_an_array_without_metadata_is_not_left_out(run):
     (run / "0000000007" / "['params']['b']" / ".zarray").unlink()
     with pytest.raises(DamagedError, match=r"0000000007 has chunks without \.zarray, of \['params'\]\['b'\]"):
         open_source(run)
+
+
+def test_a_group_that_lost_its_hidden_file_is_refused(run):
+    (run / "0000000007" / ".zgroup").unlink()
+    with pytest.raises(
+        DamagedError, match=r"0000000007 has no \.zgroup\. Copy it again, with its hidden files"
+    ):
+        open_source(run)
+
+
+def test_chunks_may_be_files_in_directories(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    separator = {"name": "v2", "separator": "/"}
+    made = group.create_array(
+        "['w']", shape=(4, 2), chunks=(2, 1), dtype=np.float64, chunk_key_encoding=separator
+    )
+    made[...] = np.arange(8.0).reshape(4, 2) + 1
+    group.attrs["write_completed"] = True
+    assert (tmp_path / "0000000001" / "['w']" / "1" / "0").exists()
+    assert np.asarray(open_source(tmp_path).arrays()["w"]).ravel().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_bucket_may_be_a_step_itself(run):
+    step = run / "0000000007"
+    for file in filter(Path.is_file, step.rglob("*")):
+        location(f"memory://seqax-step/{file.relative_to(step)}").put(file.read_bytes())
+    source = open_source("memory://seqax-step")
+    assert sorted(source.arrays()) == sorted(written.ARRAYS)
 
 
 def test_reading_writes_nothing(run):

@@ -12,10 +12,10 @@ Source: github.com/google/leveldb/blob/main/doc/table_format.md.
 
 from collections.abc import Iterator
 
-from meshwright.checkpoint.readers._crc32c import crc32c, unmasked
 from meshwright.checkpoint.readers._file import File
 from meshwright.checkpoint.readers._snappy import decompressed
 from meshwright.checkpoint.readers._varint import varint
+from meshwright.crc32c import masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 
@@ -56,9 +56,8 @@ def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 def _block(file: File, offset: int, size: int) -> bytes:
     stored = file[offset : offset + size + _TRAILER]
-    crc = unmasked(int.from_bytes(stored[-4:].tobytes(), "little"))
-    if crc32c(stored[:-4]) != crc:
-        raise ValueError(f"the block at offset {offset} has another CRC-32C than {crc:08x}")
+    if masked_crc32c(stored[:-4]) != stored[-4:].tobytes():
+        raise ValueError(f"the block at offset {offset} has another CRC-32C than stands behind it")
     content = stored[:size].tobytes()
     return decompressed(content) if stored[size] == _SNAPPY else content
 

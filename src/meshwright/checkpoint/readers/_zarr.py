@@ -1,5 +1,6 @@
 """Arrays in zarr, versions 2 and 3, of whatever chunks and codecs, read by TensorStore."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import DamagedError, MeshwrightError
 
-_ABSENT_OR_SPOILT = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "DATA_LOSS", "OUT_OF_RANGE")
+_OUTSIDE = re.compile(r"(?!NOT_FOUND|FAILED_PRECONDITION|DATA_LOSS|OUT_OF_RANGE)[A-Z_]+: ")
+"""What begins to tell of an error that lies not in the bytes; of what cannot be decoded there is no code."""
 
 
 def store_of(directory: Directory, context: Any = None) -> Any:
@@ -23,7 +25,7 @@ def store_of(directory: Directory, context: Any = None) -> Any:
     """
     tensorstore = _kvstore.tensorstore_for(str(directory))
     if isinstance(directory, ObjectPath):
-        return directory.store + f"{directory.key}/"
+        return directory.store + _directory(directory.key)
     spec = {"driver": "file", "path": f"{directory}/"}
     return tensorstore.KvStore.open(spec, context=context or _kvstore.context()).result()
 
@@ -49,7 +51,11 @@ def open_arrays(
 
 def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
     options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
-    return tensorstore.open(options, kvstore=store / f"{path}/", context=_kvstore.context(), read=True)
+    return tensorstore.open(options, kvstore=store + _directory(path), context=_kvstore.context(), read=True)
+
+
+def _directory(path: str) -> str:
+    return f"{path}/" if path else ""  # which is the store itself
 
 
 def _array(what: str, requested: Any) -> LazyArray:
@@ -93,6 +99,6 @@ def _telling(what: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         how = f"cannot read {what}: {_kvstore.told(error)}"
-        if str(error).startswith(_ABSENT_OR_SPOILT):
-            raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None
-        raise MeshwrightError(how) from None
+        if _OUTSIDE.match(str(error)):
+            raise MeshwrightError(how) from None
+        raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None

@@ -9,9 +9,11 @@ ml_dtypes, as TensorStore writes them.
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -22,7 +24,10 @@ from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 ZARRAY = ".zarray"
 
-_ZLIB = {"gzip", "zlib"}
+_NUM_THREADS = 4
+"""Each has a chunk in memory, twice: T5X's are of 64 MiB."""
+
+_ZLIB, _BY_TENSORSTORE = {"gzip", "zlib"}, {"zstd", "blosc", "bz2"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Zarr2:
     chunks: tuple[int, ...]
     dtype: np.dtype
     compressor: Mapping[str, Any] | None
+    order: Literal["C", "F"] = "C"
+    """Of the values in a chunk: row-major, or column-major."""
     separator: str = "."
 
     @classmethod
@@ -43,21 +50,27 @@ class Zarr2:
           CheckpointError: it has what this reader does not read.
           KeyError, TypeError, ValueError: it is no such thing.
         """
-        if metadata.get("filters") or metadata.get("order", "C") != "C":
-            raise CheckpointError("zarr arrays with filters, or in column-major order, are not read.")
+        if not isinstance(metadata, dict):
+            raise TypeError(f"{metadata!r:.40}")
         shape, chunks = tuple(map(int, metadata["shape"])), tuple(map(int, metadata["chunks"]))
-        dtype = np.dtype(metadata["dtype"])
         if len(shape) != len(chunks) or min(chunks, default=1) < 1 or min(shape, default=0) < 0:
             raise ValueError(f"shape {shape} in chunks of {chunks}")
-        if dtype.hasobject:
-            raise ValueError(f"dtype {dtype}")
-        return cls(
-            shape,
-            chunks,
-            dtype,
-            metadata.get("compressor"),
-            metadata.get("dimension_separator", "."),
-        )
+        order, separator = metadata.get("order", "C"), metadata.get("dimension_separator", ".")
+        if order not in ("C", "F") or separator not in (".", "/"):
+            raise ValueError(f"order {order!r}, dimension_separator {separator!r}")
+        compressor, filters = metadata.get("compressor"), metadata.get("filters")
+        if filters or (compressor and compressor["id"] not in _ZLIB | _BY_TENSORSTORE):
+            raise CheckpointError(
+                f"its chunks have the filters {filters} and the compressor {compressor}; read are those "
+                f"without filters, compressed by {', '.join(sorted(_ZLIB | _BY_TENSORSTORE))} or nothing."
+            )
+        return cls(shape, chunks, _dtype(metadata["dtype"]), compressor or None, order, separator)
+
+
+def _dtype(name: Any) -> np.dtype:
+    if not isinstance(name, str) or (dtype := np.dtype(name)).kind not in "biufcV":
+        raise ValueError(f"dtype {name!r}")
+    return dtype
 
 
 def zarr_array(directory: Directory, name: str, metadata: Zarr2) -> LazyArray:
@@ -92,10 +105,16 @@ class _Chunks:
         for bounds, out in zip(wanted, outs, strict=True):
             for place, into, within in _shares(bounds, self.zarr.chunks):
                 shares.setdefault(place, []).append((out[(*into, ...)], within))
-        for place, targets in shares.items():
+
+        def take(place: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
             chunk = self._chunk(place)
             for out, within in targets:
                 out[...] = chunk[within]
+
+        if len(shares) == 1:  # to start a thread takes longer than to read a small chunk
+            take(*shares.popitem())
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:  # each is a request, and to be decompressed
+            deque(threads.map(take, shares, shares.values()), maxlen=0)
         return outs
 
     def _chunk(self, place: tuple[int, ...]) -> np.ndarray:
@@ -107,7 +126,7 @@ class _Chunks:
                 f"{self.name}: the chunk {path} is missing. Copy the whole checkpoint again."
             ) from None
         values = _decoded(content, self.zarr, f"{self.name}: {path}")
-        return values.reshape(self.zarr.chunks)
+        return values.reshape(self.zarr.chunks, order=self.zarr.order)
 
 
 def _shares(bounds: Sequence[range], chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
@@ -144,10 +163,9 @@ def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
 
 
 def _decompressed(content: bytes, zarr: Zarr2) -> bytes:
-    compressor = zarr.compressor["id"] if zarr.compressor else None
-    if compressor is None:
+    if zarr.compressor is None:
         return content
-    if compressor in _ZLIB:
+    if zarr.compressor["id"] in _ZLIB:
         return inflated(content)
     return _by_tensorstore(content, zarr)
 
