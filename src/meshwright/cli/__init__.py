@@ -60,7 +60,8 @@ def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
     if isinstance(result, int):
         return result
     text, document, exit_code = (*result, EXIT_DONE)[:3]
-    _print(json.dumps(document, indent=2) if as_json else text)
+    # Checkpoints of other systems may hold what is none of JSON's, such as bytes.
+    _print(json.dumps(document, indent=2, default=repr) if as_json else text)
     return exit_code
 
 

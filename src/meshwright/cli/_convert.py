@@ -2,12 +2,11 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 from meshwright.checkpoint import (
     Opened,
     Source,
-    as_source,
     export_npz,
     export_safetensors,
     export_seqax,
@@ -17,12 +16,11 @@ from meshwright.checkpoint import (
     subtree,
 )
 from meshwright.checkpoint import convert as convert_checkpoint
+from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
 from meshwright.cli._train import Result
 from meshwright.errors import UsageError
 from meshwright.experiment import checkpoints_of
 from meshwright.models import hugging_face
-
-TO_THEIRS = "to-hugging-face"
 
 
 def convert(options: argparse.Namespace) -> Result:
@@ -40,53 +38,44 @@ def convert(options: argparse.Namespace) -> Result:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.map == TO_THEIRS and not options.config:
+    theirs = is_back(options) and is_hugging_face(options)
+    if theirs and not options.config:
         raise UsageError(
-            f"--map {TO_THEIRS} needs --config: the config.json of the model, or a directory with it."
+            f"--map {options.map} needs --config: the config.json of the model, or a directory with it."
         )
-    if options.map == TO_THEIRS and options.to not in (None, "safetensors"):
-        raise UsageError(f"--map {TO_THEIRS} writes safetensors, not {options.to}.")
-    if options.config and not options.map:
-        raise UsageError(f"--config is for --map: hugging-face, or {TO_THEIRS}.")
+    if theirs and options.to not in (None, "safetensors"):
+        raise UsageError(f"--map {options.map} writes safetensors, not {options.to}.")
+    if options.config and not is_hugging_face(options):
+        raise UsageError(f"--config is for --map: {HUGGING_FACE}, or {TO}{HUGGING_FACE}.")
 
 
 def _changes(options: argparse.Namespace) -> Callable[[Source], Source] | None:
-    """Return what makes the arrays that are to be written, by our names, of those that are there."""
-    if options.map == "hugging-face":
-        cfg = hugging_face.config(_described(options))
-        return lambda source: _under("params", hugging_face.to_ours(_part(source, options), cfg))
-    if options.subtree or options.map:
-        return lambda source: _part(source, options)
-    return None
+    """Return what makes the arrays that are to be written, by their names there, of those that there are."""
+    if options.map is None:
+        return partial(_below, options.subtree) if options.subtree else None
+    renamed = to_theirs(options, **_chosen(options)) if is_back(options) else to_ours(options)
+    return lambda source: renamed(_below(options.subtree, source))
 
 
-def _part(source: Source, options: argparse.Namespace) -> Source:
-    """Return the subtree that is asked for; for Hugging Face, the parameters, where it is a run's state."""
-    is_state = any(name.startswith("params/") for name in source.arrays())
-    prefix = options.subtree or ("params" if options.map == TO_THEIRS and is_state else None)
+def _chosen(options: argparse.Namespace) -> dict[str, str | None]:
+    return {"dtype": options.dtype, "only": options.only}
+
+
+def _below(prefix: str | None, source: Source) -> Source:
     return subtree(source, prefix) if prefix else source
-
-
-def _described(options: argparse.Namespace) -> Path:
-    """Return where the model's `config.json` is: beside its files, if it is not said."""
-    place = Path(options.config or options.source)
-    return place.parent if place.suffix == ".safetensors" else place
-
-
-def _under(prefix: str, source: Source) -> Source:
-    return as_source({f"{prefix}/{name}": array for name, array in source.arrays().items()}, str(source))
 
 
 def _written(source: Opened, changed: Callable[[Source], Source] | None, options: argparse.Namespace) -> str:
     """Write it in the format that is asked for, and return where it is."""
-    chosen = {"dtype": options.dtype, "only": options.only}
-    if options.map != TO_THEIRS and options.to in (None, "native"):
+    chosen = {} if is_back(options) else _chosen(options)  # of our names
+    to = options.to or ("safetensors" if is_back(options) else "native")
+    if to == "native":
         return str(convert_checkpoint(source, options.destination, transform=changed, **chosen))
     arrays = rewritten(changed(source) if changed else source, **chosen)
-    if options.map == TO_THEIRS:
+    if is_back(options) and is_hugging_face(options):
         hugging_face.export_model(arrays, options.destination, options.config)
         return options.destination
-    match options.to:
+    match to:
         case "safetensors":
             export_safetensors(arrays, options.destination)
             return options.destination

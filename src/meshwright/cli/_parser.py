@@ -174,8 +174,9 @@ def _add_convert(commands: _Commands) -> None:
     )
     convert.add_argument(
         "--map",
-        choices=("hugging-face", "to-hugging-face"),
-        help="hugging-face: the names of its models become those of ours, params/…; to-hugging-face: back",
+        metavar="MAP",
+        help="hugging-face, or module:map, a mw.models.Map of your own: names there become ours, params/…; "
+        "to-hugging-face, to-module:map: back, into safetensors",
     )
     convert.add_argument(
         "--config",

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -80,6 +81,7 @@ class Config:
     """As `attention_cap`, of the logits."""
 
     def __post_init__(self) -> None:
+        check_sizes(self, "vocabulary", "model", "layers", "heads", "key_heads", "head", "feed_forward")
         if self.heads % self.num_key_heads:
             raise UsageError(
                 f"Config.key_heads is {self.key_heads}, which does not divide heads={self.heads}."
@@ -97,6 +99,8 @@ class Config:
             raise UsageError(f"Config.activation is {self.activation!r}; it is silu or gelu.")
         if not self.ropes or not self.windows:
             raise UsageError("Config.ropes and Config.windows need an entry at least; (None,) is no window.")
+        if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.windows):
+            raise UsageError(f"Config.windows is {self.windows}; a layer sees its own position at least.")
 
     @property
     def num_key_heads(self) -> int:
@@ -118,6 +122,18 @@ class Config:
             return None
         endless = np.iinfo(np.int32).max
         return np.array([size or endless for size in _cycled(self.windows, self.layers)], np.int32)
+
+
+def check_sizes(cfg: Any, *names: str) -> None:
+    """Refuse sizes of a config that are no whole numbers from 1; None is no size.
+
+    Raises:
+      UsageError: some are not; all of them are listed.
+    """
+    values = {name: getattr(cfg, name) for name in names if getattr(cfg, name) is not None}
+    wrong = [f"Config.{name} is {x!r}" for name, x in values.items() if not isinstance(x, Integral) or x < 1]
+    if wrong:
+        raise UsageError(f"{', '.join(wrong)}; sizes are whole numbers from 1.")
 
 
 def config(name: str) -> Config:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
 from meshwright.sharding import look_up, match, split_by_example
@@ -125,7 +126,15 @@ def losses(
     """Return the loss of each token but the first, in nats: float32[B, T - 1]. As `features`.
 
     The scores of a whole row are never there at once, nor kept for the gradient: those of 256 positions are.
+
+    Raises:
+      UsageError: rows have one token only, or as `features`.
     """
+    _check_segments(tokens_BT, segments_BT)
+    if tokens_BT.shape[1] < 2:
+        raise UsageError(
+            f"rows of {tokens_BT.shape[1]} token leave nothing to predict: they need two at least."
+        )
     before = None if segments_BT is None else segments_BT[:, :-1]
     x_BTD = features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
 
@@ -151,7 +160,11 @@ def features(
       segments_BT: where sequences are packed into a row, or padded: positions see their own segment only.
         They are counted through, as rotary attention knows distances alone.
       remat: what a layer keeps for the gradient, a policy of `mw.remat`: "nothing" keeps its input alone.
+
+    Raises:
+      UsageError: segments are not of the shape of the tokens, or there is no such policy.
     """
+    _check_segments(tokens_BT, segments_BT)
 
     def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
         layer, frequencies_H, window = inputs
@@ -165,6 +178,11 @@ def features(
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     x_BTD, _ = jax.lax.scan(one, x_BTD, layers)
     return rms_norm(cfg, x_BTD, params["norm"])
+
+
+def _check_segments(tokens_BT: jax.Array, segments_BT: jax.Array | None) -> None:
+    if segments_BT is not None and segments_BT.shape != tokens_BT.shape:
+        raise UsageError(f"segments are {segments_BT.shape}, and not {tokens_BT.shape} as the tokens are.")
 
 
 def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:

@@ -156,6 +156,17 @@ def test_what_processes_wrote_and_nobody_joined_is_refused(copied):
         open_source(directory)
 
 
+def test_items_that_are_left_out_are_told(copied, caplog):
+    step = copied("0.12.8/manager/10")
+    said = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+    said["item_handlers"] |= {"rng": "orbax.checkpoint.JaxRandomKeyCheckpointHandler"}
+    (step / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
+    (step / "rng").mkdir()
+    with caplog.at_level(logging.WARNING, "meshwright"):
+        open_source(step)
+    assert caplog.messages == [f"{step}: left out are items that only their own handlers read: rng"]
+
+
 def test_a_step_of_json_alone_is_opened(copied):
     step = copied("0.12.8/manager/10")
     said = json.loads((step / "_CHECKPOINT_METADATA").read_text())

@@ -151,6 +151,15 @@ def test_names_without_separators_are_found_by_what_is_wanted(tmp_path):
     assert restored["weights"]["layers"][0]["w_q"].tolist() == [0, 1, 2, 3]
 
 
+def test_a_wanted_name_that_may_be_either_of_two_is_not_guessed(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    for name in ("['a']['bc']", "['ab']['c']"):
+        written.put_zarr(group, name, np.arange(4.0))
+    group.attrs["write_completed"] = True
+    with pytest.raises(CheckpointError, match="abc"):
+        restore(open_source(tmp_path), {"abc": np.zeros(4)}, ignore="a.*")
+
+
 def test_two_wanted_names_that_are_one_there_are_refused(tmp_path):
     group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
     written.put_zarr(group, "abc", np.arange(4.0))

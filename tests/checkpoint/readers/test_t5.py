@@ -110,6 +110,18 @@ def test_an_index_that_is_named_and_not_there_or_empty_is_told(damage, written):
         mw.open_source(prefix.parent)
 
 
+def test_a_state_file_with_a_wrong_byte_is_refused_or_read_but_breaks_nothing(written):
+    state = written().parent / "checkpoint"
+    whole = state.read_bytes()
+    for place in range(len(whole)):
+        for octet in (0x00, 0xFF):
+            state.write_bytes(whole[:place] + bytes([octet]) + whole[place + 1 :])
+            try:
+                assert mw.open_source(state.parent).step == 1_000_002
+            except DamagedError:
+                continue
+
+
 def test_a_bias_of_several_layers_is_of_each_of_them(written):
     bias = "decoder/block_001/layer_000/SelfAttention/relative_attention_bias"
     names = mw.open_source(written({**VARIABLES, bias: BIAS})).arrays()
@@ -150,6 +162,11 @@ def test_what_is_not_of_t5_is_refused_by_name(written):
     for slot in ("", "m", "vrc"):
         with pytest.raises(CheckpointError, match=f"has not: shared/embedding_slot_{slot}."):
             mw.open_source(written({f"shared/embedding_slot_{slot}": Q}))
+
+
+def test_an_index_that_is_compressed_in_another_way_is_refused(written):
+    with pytest.raises(DamagedError, match="is compressed in a way, 2, that is not known"):
+        mw.open_source(written(compress=2))
 
 
 def test_two_variables_of_one_parameter_are_refused_by_name(written):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from checkpoint.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, nee
 from meshwright import tree
 from meshwright.checkpoint import cast, load, load_lazily
 from meshwright.checkpoint._object_path import ObjectPath, location
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 RANDOM = np.random.default_rng(0)
 KERNEL = RANDOM.standard_normal((12, 8), np.float32)
@@ -146,6 +147,20 @@ def test_arrays_are_read_in_chunks_of_every_compressor(compressor, has_metadata,
     for file in [] if has_metadata else directory.glob("*/.zarray"):
         file.unlink()
     assert_same(restored(mw.open_source(directory)), ARRAYS)
+
+
+def test_what_t5x_writes_itself_is_read_without_tensorstore_and_zstd_says_what_to_install(
+    written, monkeypatch
+):
+    directory = written()
+    t5x.write(
+        directory.with_name("checkpoint_4"), {"target/w": KERNEL}, compressor={"id": "zstd", "level": 1}
+    )
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    assert_same(restored(mw.open_source(directory)), ARRAYS)
+    source = mw.open_source(directory.with_name("checkpoint_4"))
+    with pytest.raises(UsageError, match=r"need TensorStore: pip install 'meshwright\[remote\]'"):
+        restored(source)
 
 
 def test_an_array_of_the_tree_may_be_cut_into_stretches(written, monkeypatch, mesh):
@@ -300,6 +315,15 @@ def test_what_t5x_writes_by_orbax_has_the_same_names(tmp_path):
     assert source.step == 9
 
 
+@pytest.mark.parametrize(("by_t5x", "by_orbax"), [(7, 9), (9, 7)])
+def test_of_a_run_that_went_over_to_orbax_or_back_the_newest_is_taken(by_t5x, by_orbax, tmp_path):
+    t5x.write(tmp_path / f"checkpoint_{by_t5x}", {"target/w": KERNEL})
+    redco.write_tree(tmp_path / f"checkpoint_{by_orbax}/state", {"target": {"w": KERNEL}})
+    source = mw.open_source(tmp_path)
+    assert (source.step, source.arrays().keys()) == (9, {"target/w"})
+    assert source.format == ("T5X" if by_t5x == 9 else "Orbax")
+
+
 def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
     file = written(in_tree=ARRAYS) / "checkpoint"
     whole = file.read_bytes()
@@ -324,7 +348,7 @@ def test_shapes_that_differ_between_tree_and_array_are_refused(written):
     directory = written()
     zarray = t5x.zarray(directory, "target/decoder/wi/kernel") | {"shape": [8, 12]}
     (directory / "target.decoder.wi.kernel/.zarray").write_text(json.dumps(zarray))
-    with pytest.raises(CheckpointError, match=r"shape \(8, 12\) in its .zarray, but \(12, 8\) in the tree"):
+    with pytest.raises(CheckpointError, match=r"shape \[8, 12\] in its .zarray, but \[12, 8\] in the tree"):
         mw.open_source(directory)
 
 

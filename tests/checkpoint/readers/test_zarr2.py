@@ -111,6 +111,7 @@ def test_metadata_that_is_none_is_refused_with_its_name(content, written):
         {"dtype": "<U4"},
         {"dtype": [["a", "<f4"]]},
         {"dtype": "float33"},
+        {"dtype": "<f4,(1"},
         {"order": "A"},
         {"dimension_separator": "-"},
         {"compressor": {"level": 1}},

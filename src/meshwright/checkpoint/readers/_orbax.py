@@ -19,6 +19,7 @@ several, `params/…` and `state/…` by their items.
 Source: `_src/metadata/tree.py` and `_src/serialization` of github.com/google/orbax, and files it wrote.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +36,8 @@ from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
+
+log = logging.getLogger("meshwright")
 
 _ITEMS, _COMMITTED, TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
 _TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
@@ -70,6 +73,8 @@ def _trees(place: Directory) -> dict[str, Directory]:
 
 def _open(place: Directory) -> Foreign:
     step = place if _is_step(place) else newest(_steps(place), _is_complete)
+    if _t5x.is_step(step):
+        return _t5x.open_t5x(step)
     if not _is_complete(step):
         raise CheckpointError(
             f"{step} is not complete. Its save is still running, or was killed: open another."
@@ -83,6 +88,8 @@ def _open(place: Directory) -> Foreign:
         raise CheckpointError(
             f"{step} holds nothing that is read: neither a tree of arrays nor an item in JSON."
         )
+    if unread := sorted(handlers.keys() - trees.keys() - extra.keys()):
+        log.warning("%s: left out are items that only their own handlers read: %s", step, ", ".join(unread))
     held = {item: open_tree(directory) for item, directory in trees.items()}
     if len(held) == 1:
         (arrays,) = held.values()
@@ -95,10 +102,13 @@ def _open(place: Directory) -> Foreign:
 
 
 def _steps(place: Directory) -> list[Directory]:
-    """Return the steps in a directory, and those that are being written, the lowest first."""
+    """Return the steps in a directory, and those that are being written, the lowest first.
+
+    T5X's too: a run may have gone over to Orbax, or back.
+    """
 
     def is_step(entry: Directory) -> bool:
-        return TEMPORARY in entry.name or _is_step(entry)
+        return TEMPORARY in entry.name or _is_step(entry) or _t5x.is_step(entry)
 
     return steps_in(place, is_step, lambda name: step_of(name.partition(TEMPORARY)[0]))
 
@@ -107,6 +117,8 @@ def _is_complete(step: Directory) -> bool:
     """Say whether a save has come to its end: all is renamed then, and in a store it leaves a mark."""
     if TEMPORARY in f"{step.parent.name}/{step.name}" or any(step.glob(f"*{TEMPORARY}*")):
         return False
+    if _t5x.is_step(step):
+        return _t5x.has_tree(step)
     said = _document(step / _ITEMS)
     is_open = "init_timestamp_nsecs" in said and not said.get("commit_timestamp_nsecs")
     return not is_open or (step / _COMMITTED).is_file()

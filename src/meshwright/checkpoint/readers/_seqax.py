@@ -14,6 +14,7 @@ Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files t
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from pathlib import PurePosixPath
 
@@ -59,7 +60,8 @@ def _open(place: Directory) -> Foreign:
         for (name, path), may in zip(stored.items(), may_lack, strict=True)
     }
     held = open_arrays(directory, store_of(directory), specs)
-    joined = {_joined(name): name for name in stored}
+    alike = Counter(map(_joined, stored))
+    joined = {_joined(name): name for name in stored if alike[_joined(name)] == 1}
     return Foreign(
         directory,
         READER.name,

@@ -24,7 +24,7 @@ from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError
 
 _STATE_FILE, _INDEX = "checkpoint", ".index"
-_NEWEST = re.compile(rb'model_checkpoint_path: *"(?:[^"]*/)?([^"/]+)"')  # the directory may have been moved
+_NEWEST = re.compile(r'model_checkpoint_path: *"(?:[^"]*/)?([^"/\0]+)"')  # the directory may have been moved
 _STEP_OF = re.compile(r".*-(\d+)")
 _TARGET, _SLOTS, _STEP = "target/", "state/param_states/", "state/step"
 _SLOT_NAMES = {"v": "v", "vr": "v_row", "vc": "v_col"}
@@ -56,8 +56,8 @@ def _prefix(place: Directory) -> Directory | None:
     if _is_index(place):
         return _without_index(place)
     state = place if place.name == _STATE_FILE and place.is_file() else place / _STATE_FILE
-    if named := _NEWEST.match(head(state, 1 << 16)):
-        return state.parent / named[1].decode()
+    if named := _NEWEST.match(head(state, 1 << 16).decode(errors="replace")):
+        return state.parent / named[1]
     indices = [entry for entry in place.glob(f"*{_INDEX}") if _is_index(entry)] if place.is_dir() else []
     return max(map(_without_index, indices), key=lambda each: _step_of(each.name) or 0, default=None)
 

@@ -181,8 +181,8 @@ def _beside(directory: Directory, name: str, leaf: Any, version: int | None, lik
     folder = directory / _folder(leaf)
     zarr = _zarray(folder / ZARRAY) or _of_spec(leaf) or _alike(like)
     shape = leaf["metadata"].get("shape") if isinstance(leaf, dict) else None
-    if shape is not None and tuple(shape) != zarr.shape:
-        raise CheckpointError(f"it has shape {zarr.shape} in its .zarray, but {tuple(shape)} in the tree.")
+    if shape not in (None, list(zarr.shape)):
+        raise CheckpointError(f"it has shape {list(zarr.shape)} in its .zarray, but {shape} in the tree.")
     array = zarr_array(folder, name, zarr)
     if array.dtype != np.uint16:
         return array
@@ -201,7 +201,7 @@ def _folder(leaf: Any) -> str:
     path = kvstore.get("path") if isinstance(kvstore, dict) else kvstore  # an address
     # TensorStore before 0.1.14 wrote the path beside the key-value store.
     folder = PurePosixPath(path or leaf.get("path", "")).name
-    if not folder:
+    if not folder or "\0" in folder:
         raise CheckpointError("its spec does not say in which directory it lies.")
     return folder
 

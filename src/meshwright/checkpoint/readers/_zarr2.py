@@ -3,6 +3,8 @@
     .zarray     {"shape": [6, 10], "chunks": [3, 10], "dtype": "<f4", "compressor": {"id": "gzip"}, …}
     0.0, 1.0    chunks, row-major, compressed, each of the full shape of a chunk, at the edges too
 
+gzip, zlib and what is not compressed are read without TensorStore, which not all have installed.
+
 Source: zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. `dtype` may be "bfloat16" and other names of
 ml_dtypes, as TensorStore writes them.
 """
@@ -68,7 +70,11 @@ class Zarr2:
 
 
 def _dtype(name: Any) -> np.dtype:
-    if not isinstance(name, str) or (dtype := np.dtype(name)).kind not in "biufcV":
+    try:
+        dtype = np.dtype(name) if isinstance(name, str) else None
+    except (TypeError, SyntaxError):  # NumPy's, of "1(", say
+        dtype = None
+    if dtype is None or dtype.kind not in "biufcV":
         raise ValueError(f"dtype {name!r}")
     return dtype
 
