@@ -128,7 +128,7 @@ def _add_looks_at_runs(commands: _Commands) -> None:
     report.add_argument(
         "--to", metavar="FILE", help="where to; else report.html in the run, or comparison.html here"
     )
-    runs = commands.add("runs", "_runs", "List the runs below a directory and how they fare.")
+    runs = commands.add("runs", "_runs", "List the runs below a directory or an address, and how they fare.")
     runs.add_argument("directory", nargs="?", metavar="DIR", default="runs", help="runs, unless given")
     trace = commands.add(
         "trace", "_trace", "Show where the time of a profile went: devices, operations, input."

@@ -61,7 +61,7 @@ def start(
     Args:
       target: `module:function`.
       fake_devices: virtual CPU devices of each process; None or 0 for the machine's own devices.
-      next_commands: what to suggest at the end, without the program's name.
+      next_commands: what to suggest at the end, without the program's name, of a run named as for a shell.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
@@ -72,7 +72,7 @@ def start(
     origin = {"target": target, "settings": dict(settings), "fake_devices": fake_devices}
     outcome = experiment.run(made, origin=origin)
     found = {"run": made.run, **outcome.summary()}
-    return (_summary(found, next_commands(made.run)), found) if process.is_lead() else EXIT_DONE
+    return (_summary(found, next_commands(shlex.quote(made.run))), found) if process.is_lead() else EXIT_DONE
 
 
 def use_fake_devices(number: int) -> None:
