@@ -1,5 +1,8 @@
 """What we write as T5X is read by what T5X is made of: msgpack by Flax, arrays by TensorStore."""
 
+import json
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -194,3 +197,23 @@ def test_a_state_on_several_devices_is_written_whole(tmp_path, mesh):
     array = jax.device_put(np.arange(16.0, dtype=np.float32), jax.NamedSharding(mesh, jax.P("data")))
     found = t5x.read(export_t5x({"params": {"w": array}}, tmp_path, step=1))
     assert found["target/w"].tolist() == list(range(16))
+
+
+def test_an_array_is_written_in_the_pieces_in_which_it_lies(tmp_path):
+    x = np.zeros((4, 1 << 20), np.float32)
+    lazy = mw.checkpoint.LazyArray(x.shape, x.dtype, lambda index: x[index], stored_chunks=(1, 1 << 20))
+    export_t5x(mw.checkpoint.as_source({"params/x": lazy}, "x"), tmp_path, step=1)
+    metadata = json.loads((tmp_path / "checkpoint_1/target.x/.zarray").read_text())
+    assert metadata["chunks"] == [1, 1 << 20]
+
+
+def test_one_chunk_is_held_at_a_time(tmp_path):
+    def made(index):
+        return np.zeros((1, 1 << 20), np.float32)  # 4 MiB
+
+    lazy = mw.checkpoint.LazyArray((8, 1 << 20), np.dtype("f4"), made, stored_chunks=(1, 1 << 20))
+    tracemalloc.start()
+    export_t5x(mw.checkpoint.as_source({"params/x": lazy}, "x"), tmp_path, step=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 7 << 20

@@ -4,7 +4,7 @@ from meshwright.checkpoint._best import open_best
 from meshwright.checkpoint._cast import Casts, cast_dtypes
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._contents import Contents, Listed, contents
-from meshwright.checkpoint._convert import convert, rewritten
+from meshwright.checkpoint._convert import called_as_ours, convert, rewritten
 from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
 from meshwright.checkpoint._directory import is_held, step_name
@@ -56,6 +56,7 @@ __all__ = [
     "as_source",
     "assigned",
     "best",
+    "called_as_ours",
     "cast",
     "cast_dtypes",
     "concatenate",

@@ -57,6 +57,8 @@ def floating(dtype: DTypeLike) -> np.dtype:
         raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
     if not jnp.issubdtype(found, jnp.floating):
         raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
+    if np.isfinite(np.array(np.nan).astype(found)):
+        raise UsageError(f"cannot convert to {found.name}: it has no NaN, and would hide what does not fit.")
     return found
 
 
@@ -64,15 +66,16 @@ def converted(name: str, block: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return a part of an array in another dtype.
 
     Raises:
-      UsageError: A number becomes infinite by it.
+      UsageError: A number becomes infinite by it, or none.
     """
-    if not jnp.issubdtype(dtype, jnp.floating) or _largest(dtype) >= _largest(block.dtype):
-        return block.astype(dtype, copy=False)
-    wide = block.astype(jnp.promote_types(block.dtype, np.float32), copy=False)
-    too_large = np.isfinite(wide) & (np.abs(wide) > _largest(dtype))
-    if too_large.any():
-        raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
-    return block.astype(dtype)
+    if block.dtype == dtype:
+        return block
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = block.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and (lost := np.isfinite(block) & ~np.isfinite(cast)).any():
+        number = float(block[lost][0])
+        raise UsageError(f"cannot convert {name} to {dtype.name}: {number:g} does not fit.")
+    return cast
 
 
 def dtype_of(leaf: Any) -> Any:
@@ -89,10 +92,6 @@ def _dtype(given: DTypeLike) -> np.dtype:
 
 def _cast(leaf: Any, dtype: np.dtype) -> Any:
     return leaf.astype(dtype) if hasattr(leaf, "astype") else np.asarray(leaf, dtype)
-
-
-def _largest(dtype: np.dtype) -> float:
-    return float(jnp.finfo(dtype).max)
 
 
 def _kind(leaf: Any) -> Any:

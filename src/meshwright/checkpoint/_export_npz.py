@@ -15,6 +15,7 @@ from meshwright import tree
 from meshwright.checkpoint._exported import Chosen, Names, TreeSource, chosen, local, readable, refuse_dtypes
 from meshwright.checkpoint._format import fsync_directory, slabs
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
@@ -47,21 +48,17 @@ def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names:
 
 
 def _write(source: Source | TreeSource, path: Path, arrays: Mapping[str, Chosen]) -> str:
-    if path.exists():
-        raise UsageError(f"{path} is there already; give another name, or move it away.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
+    with staged(path) as place:
+        if path.exists():
+            raise UsageError(f"{path} is there already; give another name, or move it away.")
+        with (place / path.name).open("wb") as file:
             with zipfile.ZipFile(file, "w") as archive:
                 for name, each in arrays.items():
                     _write_array(archive, name, source, each)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    fsync_directory(path.parent)
+        (place / path.name).rename(path)
+        fsync_directory(path.parent)
     return str(path)
 
 

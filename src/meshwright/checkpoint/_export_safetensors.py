@@ -24,6 +24,7 @@ from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._exported import Names, TreeSource, listed, local, readable
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
@@ -59,7 +60,8 @@ def export_safetensors(
 
     Raises:
       UsageError: Nothing is to be written, two arrays would have one name, the format has no type for
-        one, an array lies on other processes too, or `directory` holds such files already.
+        one, an array lies on other processes too, `directory` holds such files already, or
+        cannot be written to.
       CheckpointError: A piece of the checkpoint is damaged.
     """
     place = local(directory)
@@ -137,23 +139,18 @@ def _write(
     max_shard_bytes: int,
     metadata: Mapping[str, str],
 ) -> list[str]:
-    """Write all files under other names, then give them their own: the index, if there is one, last."""
-    _refuse_to_mix(directory)
+    """Write all files elsewhere, then put them in place: first the index, which says whether all are."""
     shards = _shards(arrays, max_shard_bytes)
-    directory.mkdir(parents=True, exist_ok=True)
-    unfinished = {directory / name: directory / f".{name}.unfinished" for name in shards}
-    try:
-        for shard, path in zip(shards.values(), unfinished.values(), strict=True):
-            _safetensors.write_file(path, shard, _reader(source, ours, shard), metadata)
-        for path, temporary in unfinished.items():
-            temporary.rename(path)
-    finally:
-        for temporary in unfinished.values():
-            temporary.unlink(missing_ok=True)
-    if len(shards) > 1:
-        write_whole(directory / INDEX, _index(shards))
-    fsync_directory(directory)
-    return [str(path) for path in unfinished]
+    with staged(directory / SINGLE) as place:
+        _refuse_to_mix(directory)
+        for name, shard in shards.items():
+            _safetensors.write_file(place / name, shard, _reader(source, ours, shard), metadata)
+        if len(shards) > 1:
+            write_whole(directory / INDEX, _index(shards))
+        for name in shards:
+            (place / name).rename(directory / name)
+        fsync_directory(directory)
+    return [str(directory / name) for name in shards]
 
 
 def _refuse_to_mix(directory: Path) -> None:

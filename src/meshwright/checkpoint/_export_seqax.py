@@ -6,6 +6,7 @@ seqax's metadata, they are the same files, byte for byte.
 
 import itertools
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,9 +15,11 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint import _kvstore
 from meshwright.checkpoint._exported import Chosen, Names, TreeSource, chosen, readable, refuse_dtypes
+from meshwright.checkpoint._format import fsync_directory
 from meshwright.checkpoint._lazy import Index, LazyArray
-from meshwright.checkpoint._object_path import Directory, location
+from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.checkpoint.readers import store_of
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
@@ -69,17 +72,38 @@ def export_seqax(
         raise UsageError(f"zarr has no arrays called {unfit[0]!r}. Give `names` to call it otherwise.")
 
     def write() -> None:
-        if place.is_dir():
-            raise UsageError(f"{place} is there already; give another directory, or move it away.")
-        context = _kvstore.tensorstore_for("seqax").Context(_ONE_AT_A_TIME)
-        store = store_of(place, context)
-        _put(store, ".zgroup", {"zarr_format": 2})
-        for name, each in arrays.items():
-            _write_array(store, context, name, source, each)
-        _put(store, ".zattrs", {"write_completed": True})
+        if isinstance(place, ObjectPath):
+            _refuse_if_there(place)
+            _write(place, arrays, source)
+            return
+        with staged(place) as unfinished:
+            _refuse_if_there(place)
+            _write(unfinished / place.name, arrays, source)
+            (unfinished / place.name).rename(place)
+            fsync_directory(place.parent)
 
     on_lead(write)
     return place
+
+
+def _refuse_if_there(place: Directory) -> None:
+    if not place.is_dir():
+        return
+    if isinstance(place, ObjectPath) and not (place / ".zattrs").is_file():
+        raise UsageError(
+            f"{place} is there, but not complete. If no process writes there any more, delete what is below "
+            "it; or give another destination."
+        )
+    raise UsageError(f"{place} is there already; give another directory, or move it away.")
+
+
+def _write(place: Directory, arrays: Mapping[str, Chosen], source: Source | TreeSource) -> None:
+    context = _kvstore.tensorstore_for("seqax").Context(_ONE_AT_A_TIME)
+    store = store_of(place, context)
+    _put(store, ".zgroup", {"zarr_format": 2})
+    for name, each in arrays.items():
+        _write_array(store, context, name, source, each)
+    _put(store, ".zattrs", {"write_completed": True})
 
 
 def _keystrs(leaves: tree.PyTree) -> dict[str, str]:
@@ -108,9 +132,13 @@ def _write_array(store: Any, context: Any, name: str, source: Source | TreeSourc
     _put(store, f"{name}/.zarray", metadata)
     opened = _opened(store, name, context)
     for index in _indices(shape, chunks):
-        block = source.read(each.name, index)
-        with _kvstore.telling(f"write {name} in {store.path}"):
-            opened[index].write(block).result()
+        _write_chunk(store, name, opened[index], source.read(each.name, index))
+
+
+def _write_chunk(store: Any, name: str, place: Any, block: np.ndarray) -> None:
+    """Write one chunk, which is not copied before, and is let go of before the next one is read."""
+    with _kvstore.telling(f"write {name} in {store.path}"):
+        place.write(block, can_reference_source_data_indefinitely=True).result()
 
 
 def _opened(store: Any, name: str, context: Any) -> Any:

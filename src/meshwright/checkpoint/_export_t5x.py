@@ -10,11 +10,7 @@ import itertools
 import json
 import math
 import re
-import shutil
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +37,13 @@ from meshwright.checkpoint._format._durable import write_whole
 from meshwright.checkpoint._lazy import Index
 from meshwright.checkpoint._msgpack import packed
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.checkpoint._transforms import empty_of
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
 _CHUNK_NBYTES = 64 << 20
 _COMPRESSOR = {"id": "gzip", "level": 1}
-_NUM_THREADS = 4
 _OURS = [
     (re.compile(r"params/(.*)"), r"target/\1"),
     (re.compile(r"step"), r"state/step"),
@@ -109,19 +105,17 @@ def export_t5x(
     dtypes = _dtypes(arrays, None if dtype is None else floating(dtype))
 
     def write() -> str:
-        if final.exists():
-            raise UsageError(f"{final} is there already; give another directory or step, or move it away.")
-        temporary = final.with_name(f"{final.name}.tmp-{int(time.time())}")
-        temporary.mkdir(parents=True)
-        try:
-            content = packed(_written(source, arrays, dtypes, rest, temporary))
-            write_whole(temporary / "checkpoint", content)
-            fsync_directory(temporary)
-            temporary.rename(final)
-        except BaseException:
-            shutil.rmtree(temporary)
-            raise
-        fsync_directory(final.parent)
+        with staged(final) as place:
+            if final.exists():
+                raise UsageError(
+                    f"{final} is there already; give another directory or step, or move it away."
+                )
+            made = place / final.name
+            made.mkdir()
+            write_whole(made / "checkpoint", packed(_written(source, arrays, dtypes, rest, made)))
+            fsync_directory(made)
+            made.rename(final)
+            fsync_directory(final.parent)
         return str(final)
 
     return Path(on_lead(write))
@@ -187,12 +181,13 @@ def _written(
     leaves = dict(rest)
     for name, each in sorted(arrays.items()):
         shape, dtype = each.array.shape, dtypes[name]
+        piece = getattr(each.array, "chunk_shape", shape)
 
         def read(index: Index, name: str = each.name, dtype: np.dtype = dtype) -> np.ndarray:
             return converted(name, np.asarray(source.read(name, index)), dtype)
 
         if shape and math.prod(shape):
-            leaves[name] = _write_array(directory / _folder(name), shape, dtype, read)
+            leaves[name] = _write_array(directory / _folder(name), shape, piece, dtype, read)
         elif name != _STEP:
             leaves[name] = read((slice(None),) * len(shape))
     state = tree.nested(leaves)
@@ -200,19 +195,22 @@ def _written(
 
 
 def _write_array(
-    folder: Path, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[Index], np.ndarray]
+    folder: Path,
+    shape: tuple[int, ...],
+    piece: tuple[int, ...],
+    dtype: np.dtype,
+    read: Callable[[Index], np.ndarray],
 ) -> dict[str, Any]:
-    """Write an array, and return the spec by which T5X finds it."""
-    chunks = chunk_shape(shape, _CHUNK_NBYTES // dtype.itemsize)
+    """Write an array, which lies in such pieces, and return the spec by which T5X finds it."""
+    chunks = chunk_shape(piece, _CHUNK_NBYTES // dtype.itemsize)
     folder.mkdir()
 
-    def write_chunk(place: tuple[int, ...]) -> None:
+    # One after the other, as each that is read takes up to three times its bytes while that lasts.
+    for place in itertools.product(
+        *(range(size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+    ):
         index = tuple(slice(at * size, (at + 1) * size) for at, size in zip(place, chunks, strict=True))
         write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
-
-    counts = [range(size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        deque(threads.map(write_chunk, itertools.product(*counts)), maxlen=0)
     metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
     write_whole(folder / ".zarray", json.dumps(metadata | _zarr(dtype)).encode())
     fsync_directory(folder)
@@ -238,6 +236,6 @@ def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def _compressed(chunk: np.ndarray) -> bytes:
+def _compressed(chunk: np.ndarray) -> Iterator[bytes]:
     # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
     return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])

@@ -10,6 +10,7 @@ from meshwright.checkpoint._directory import aside, complete_steps, step_path, t
 from meshwright.checkpoint._format import MANIFEST, NativeSource
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, location
+from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.checkpoint.readers import ORBAX_TEMPORARY, READERS, Reader
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -57,6 +58,7 @@ class Opened(Source, Protocol):
         ...
 
 
+@telling_unreadable()
 def open_source(path: str | Directory, *, verify: bool = True) -> Opened:
     """Open a checkpoint, whatever wrote it: a file, a step directory, or the newest in a directory of them.
 
@@ -98,6 +100,7 @@ def stored_names(source: Source, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+@telling_unreadable()
 def checkpoints_at(path: str | Directory) -> list[Directory]:
     """Return the directories of the checkpoint of our format at `path`, or of those in it, the oldest first.
 

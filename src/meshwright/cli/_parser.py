@@ -120,7 +120,7 @@ def _add_plan(commands: _Commands) -> None:
 
 def _add_looks_at_runs(commands: _Commands) -> None:
     inspect = commands.add("inspect", "_inspect", "Show what a run or a checkpoint holds.")
-    inspect.add_argument("path", metavar="PATH")
+    inspect.add_argument("path", metavar="PATH", help="a run, or a checkpoint of any format")
     report = commands.add(
         "report", "_report", "Write a page of a run, or of several side by side, and tell it in short."
     )
@@ -148,8 +148,8 @@ def _add_checkpoints(commands: _Commands) -> None:
     diff = commands.add(
         "diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1."
     )
-    diff.add_argument("a", metavar="A")
-    diff.add_argument("b", metavar="B")
+    diff.add_argument("a", metavar="A", help="a run, or a checkpoint of any format")
+    diff.add_argument("b", metavar="B", help="another")
     _add_convert(commands)
     pin = commands.add("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")
     unpin = commands.add("unpin", "_pin", "Leave the checkpoint of a step to the retention policy again.")

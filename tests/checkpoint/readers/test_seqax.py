@@ -10,8 +10,9 @@ import zarr
 from checkpoint.readers import written
 from checkpoint.readers.real import needs_fixtures
 from meshwright import tree
-from meshwright.checkpoint import open_source, restore
+from meshwright.checkpoint import LazyArray, as_source, export_seqax, open_source, restore
 from meshwright.checkpoint._object_path import location
+from meshwright.checkpoint.readers import _zarr
 from meshwright.errors import CheckpointError, DamagedError
 
 
@@ -178,3 +179,12 @@ def test_a_directory_of_tokens_is_no_checkpoint(tmp_path):
 @needs_fixtures
 def test_the_newest_step_of_a_real_run_is_opened(real_checkpoints):
     assert open_source(real_checkpoints / "seqax/train_tiny").step == 8
+
+
+def test_a_part_of_many_chunks_is_read_some_at_a_time_and_is_the_same(tmp_path, monkeypatch):
+    whole = np.arange(5 * 6 * 4, dtype=np.float32).reshape(5, 6, 4)
+    chunks = LazyArray(whole.shape, whole.dtype, lambda index: whole[index], stored_chunks=(2, 4, 3))
+    export_seqax(as_source({"w": chunks}, "x"), tmp_path, step=1)
+    monkeypatch.setattr(_zarr, "_IN_FLIGHT_NBYTES", 2 * 24 * 4)
+    for part in (np.s_[:, :, :], np.s_[1:5, 3:6, 2:3], np.s_[0:1, :, :], np.s_[2:2, :, :]):
+        np.testing.assert_array_equal(open_source(tmp_path).read("w", part), whole[part])

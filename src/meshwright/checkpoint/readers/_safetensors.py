@@ -7,6 +7,8 @@ with dots for `/`.
 import json
 import math
 import operator
+import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from meshwright.errors import CheckpointError, DamagedError
 
 _INDEX = "*.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_SHARD = re.compile(r"(.+)-\d+-of-(\d+)\.safetensors")
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()}
 
@@ -43,7 +46,7 @@ def _open(place: Directory) -> Foreign:
             raise CheckpointError(f"{place} has several indices, {names}. Move all but one away.")
         return _open_sharded(place, indices[0])
     single = place / _SINGLE
-    files = [single] if single.is_file() else sorted(place.glob("*.safetensors"), key=str) or [place]
+    files = [single] if single.is_file() else _without_index(place) or [place]
     held: dict[str, LazyArray] = {}
     metadata: dict[str, str] = {}
     for file in files:
@@ -55,6 +58,22 @@ def _open(place: Directory) -> Foreign:
             )
         held, metadata = held | arrays, metadata | dict(texts)
     return _opened(place, held, metadata)
+
+
+def _without_index(place: Directory) -> list[Directory]:
+    """Return the files of a directory that has no index.
+
+    Raises:
+      DamagedError: They are called as some of several, and not all are there.
+    """
+    files = sorted(place.glob("*.safetensors"), key=str)
+    found = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
+    for (name, of), count in found.items():
+        if count < int(of):
+            raise DamagedError(
+                f"{place} has {count} of {int(of)} files {name}-…-of-{of}. Copy the others, too."
+            )
+    return files
 
 
 def _open_sharded(place: Directory, index: Directory) -> Foreign:

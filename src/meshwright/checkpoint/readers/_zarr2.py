@@ -26,8 +26,8 @@ from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 ZARRAY = ".zarray"
 
-_NUM_THREADS = 4
-"""Each has a chunk in memory, twice: T5X's are of 64 MiB."""
+_NUM_THREADS, _IN_FLIGHT_NBYTES = 4, 64 << 20
+"""How many chunks of one array are read at a time, and their size together; each is in memory twice."""
 
 _ZLIB, _BY_TENSORSTORE = {"gzip", "zlib"}, {"zstd", "blosc", "bz2"}
 
@@ -43,6 +43,11 @@ class Zarr2:
     order: Literal["C", "F"] = "C"
     """Of the values in a chunk: row-major, or column-major."""
     separator: str = "."
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Return the bytes of a chunk that is not compressed."""
+        return math.prod(self.chunks) * self.dtype.itemsize
 
     @classmethod
     def parse(cls, metadata: Mapping[str, Any]) -> Self:
@@ -109,7 +114,7 @@ class _Chunks:
         outs = [np.empty(tuple(map(len, bounds)), self.zarr.dtype.newbyteorder("=")) for bounds in wanted]
         shares: dict[tuple[int, ...], list[tuple[np.ndarray, Index]]] = {}
         for bounds, out in zip(wanted, outs, strict=True):
-            for place, into, within in _shares(bounds, self.zarr.chunks):
+            for place, into, within in shares_of(bounds, self.zarr.chunks):
                 shares.setdefault(place, []).append((out[(*into, ...)], within))
 
         def take(place: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
@@ -119,9 +124,13 @@ class _Chunks:
 
         if len(shares) == 1:  # to start a thread takes longer than to read a small chunk
             take(*shares.popitem())
-        with ThreadPoolExecutor(_NUM_THREADS) as threads:  # each is a request, and to be decompressed
+        with ThreadPoolExecutor(self._num_threads) as threads:  # each is a request, and to be decompressed
             deque(threads.map(take, shares, shares.values()), maxlen=0)
         return outs
+
+    @property
+    def _num_threads(self) -> int:
+        return max(1, min(_NUM_THREADS, _IN_FLIGHT_NBYTES // self.zarr.chunk_nbytes))
 
     def _chunk(self, place: tuple[int, ...]) -> np.ndarray:
         path = self.directory / (self.zarr.separator.join(map(str, place)) or "0")
@@ -135,7 +144,9 @@ class _Chunks:
         return values.reshape(self.zarr.chunks, order=self.zarr.order)
 
 
-def _shares(bounds: Sequence[range], chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
+def shares_of(
+    bounds: Sequence[range], chunks: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
     """Yield the chunks that have some of a part: which, where in the part that is, and where in the chunk."""
     for place in itertools.product(*map(_numbers, bounds, chunks)):
         into, within = [], []
@@ -163,16 +174,18 @@ def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
         if isinstance(error, UsageError):
             raise
         raise DamagedError(f"{what} cannot be decompressed: {error}. Copy it again.") from None
-    if len(plain) != (nbytes := math.prod(zarr.chunks) * zarr.dtype.itemsize):
-        raise DamagedError(f"{what} holds {len(plain)} bytes of values instead of {nbytes}. Copy it again.")
+    if len(plain) != zarr.chunk_nbytes:
+        raise DamagedError(
+            f"{what} holds {len(plain)} bytes of values instead of {zarr.chunk_nbytes}. Copy it again."
+        )
     return np.frombuffer(plain, zarr.dtype)
 
 
-def _decompressed(content: bytes, zarr: Zarr2) -> bytes:
+def _decompressed(content: bytes, zarr: Zarr2) -> bytes | np.ndarray:
     if zarr.compressor is None:
         return content
     if zarr.compressor["id"] in _ZLIB:
-        return inflated(content)
+        return inflated(content, zarr.chunk_nbytes)
     return _by_tensorstore(content, zarr)
 
 
