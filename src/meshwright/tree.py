@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from meshwright.errors import InputError
+
 PyTree = Any
 
 
@@ -42,15 +44,30 @@ def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> d
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`."""
+    """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`.
+
+    Raises:
+      InputError: One would lie below another.
+    """
     whole: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *above, last = keys_of(name)
         inner = whole
         for key in above:
             inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise _below_another(name)
+        if last in inner:
+            raise _below_another(name)
         inner[last] = leaf
     return whole
+
+
+def _below_another(name: str) -> InputError:
+    return InputError(
+        f"{name} is a leaf above or below another leaf: these make no nested dictionaries. Take them by "
+        "name, or call one otherwise."
+    )
 
 
 def name_of(keys: Iterable[str]) -> str:
