@@ -1,7 +1,8 @@
 """The memory and the time that `meshwright convert` takes for 2 GB, from and to each format.
 
-Each is a whole process that takes what the one before made. The first is a checkpoint as seqax writes
-it, in chunks of 16 MiB. Pages that the system keeps of files are not counted.
+Each is a whole process. What they convert is made of a checkpoint as seqax writes it: of a model that is half
+one array, in chunks of 16 MiB, and of one array alone, in chunks of 64 MiB. Pages that the system keeps of
+files are not counted.
 """
 
 import argparse
@@ -22,12 +23,25 @@ import numpy as np
 from meshwright.checkpoint import LazyArray, as_source, export_seqax
 
 MAX_MB = 400
-CHAIN = ("native", "seqax", "npz", "safetensors", "native")
+FORMATS = ("seqax", "native", "npz", "safetensors", "t5x")
+
+
+class Case(NamedTuple):
+    """What is converted."""
+
+    name: str
+    share_of_one_array: float
+    """The rest is in matrices, each a chunk."""
+    chunk_mib: int
+
+
+CASES = (Case("half one array", 0.5, 16), Case("one array", 1, 64))
 
 
 class Measured(NamedTuple):
     """One conversion."""
 
+    case: str
     source: str
     to: str
     peak_mb: float
@@ -36,47 +50,56 @@ class Measured(NamedTuple):
 
 def main() -> None:
     options = _options()
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        measured = chain(Path(directory), options.gigabytes)
-    print(f"{date.today()}: {options.gigabytes} GB, peaks of whole processes, at most {MAX_MB} MB")
-    for one in measured:
-        print(f"{one.source:>12} -> {one.to:12} {one.peak_mb:6.0f} MB {one.wall_seconds:6.1f} s")
+    measured = []
+    for case in CASES:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            measured += conversions(case, Path(directory), options.gigabytes, options.dtype)
+        _show(case, measured, options.gigabytes)
     if options.json:
         Path(options.json).write_text(json.dumps([one._asdict() for one in measured]))
     sys.exit(max(one.peak_mb for one in measured) > MAX_MB)
 
 
-def chain(directory: Path, gigabytes: float) -> list[Measured]:
-    """Convert a checkpoint into each format in turn, from the one before."""
-    source, name = directory / "seqax", "seqax"
+def conversions(case: Case, directory: Path, gigabytes: float, dtype: str | None) -> list[Measured]:
+    """Convert a checkpoint of each format into each."""
     # In another process, as the largest memory of a process counts for those that it starts, too.
-    maker = multiprocessing.get_context("spawn").Process(target=make, args=(source, gigabytes))
+    maker = multiprocessing.get_context("spawn").Process(
+        target=make, args=(case, directory / "seqax", gigabytes)
+    )
     maker.start()
     maker.join()
     measured = []
-    for number, to in enumerate(CHAIN):
-        made = directory / f"{number}-{to}{'.npz' * (to == 'npz')}"
-        measured.append(Measured(name, to, *convert(source, made, to)))
-        shutil.rmtree(source) if source.is_dir() else source.unlink()
-        source, name = made, to
+    for source in FORMATS:
+        for to in FORMATS:
+            made = directory / f"from-{source}" / _name(to)
+            cost = convert(directory / _name(source), made, to, dtype)
+            measured.append(Measured(case.name, source, to, *cost))
+            if source == "seqax" != to:
+                made.rename(directory / _name(to))
+        shutil.rmtree(directory / f"from-{source}")
     return measured
 
 
-def make(directory: Path, gigabytes: float) -> None:
-    """Write a model of half its bytes in one array, and half in matrices of 32 MiB."""
-    rows = np.random.default_rng(0).standard_normal((1024, 8192), np.float32)
-    num = int(gigabytes * 16)
-    matrix = LazyArray(rows.shape, rows.dtype, lambda index: rows[index], stored_chunks=(512, 8192))
-    large = LazyArray(
-        (num, *rows.shape), rows.dtype, lambda index: rows[index[1:]][None], stored_chunks=(1, 512, 8192)
+def make(case: Case, directory: Path, gigabytes: float) -> None:
+    """Write a model of random numbers."""
+    chunk = np.random.default_rng(0).standard_normal((case.chunk_mib * 32, 8192), np.float32)
+    num = int(gigabytes * 1024) // case.chunk_mib
+    num_in_one = int(num * case.share_of_one_array)
+    matrix = LazyArray(chunk.shape, chunk.dtype, lambda index: chunk[index], stored_chunks=chunk.shape)
+    rows = LazyArray(
+        (num_in_one * len(chunk), 8192),
+        chunk.dtype,
+        lambda index: chunk[:, index[1]],
+        stored_chunks=chunk.shape,
     )
-    arrays = {f"params/layers/{n}/w": matrix for n in range(num)} | {"params/embedding": large}
+    arrays = {f"params/layers/{n}/w": matrix for n in range(num - num_in_one)} | {"params/embedding": rows}
     export_seqax(as_source({**arrays, "step": np.int32(7)}, "random numbers"), directory, step=7)
 
 
-def convert(source: Path, made: Path, to: str) -> tuple[float, float]:
+def convert(source: Path, made: Path, to: str, dtype: str | None) -> tuple[float, float]:
     """Return the largest resident memory in MB, and the seconds, of a whole process."""
     command = [sys.executable, "-m", "meshwright", "convert", str(source), str(made), "--to", to]
+    command += ["--dtype", dtype] if dtype else []
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -85,9 +108,25 @@ def convert(source: Path, made: Path, to: str) -> tuple[float, float]:
     return usage.ru_maxrss / 1000, time.perf_counter() - started
 
 
+def _name(format_name: str) -> str:
+    return f"{format_name}.npz" if format_name == "npz" else format_name
+
+
+def _show(case: Case, measured: list[Measured], gigabytes: float) -> None:
+    what = f"{gigabytes} GB, {case.name}, chunks of {case.chunk_mib} MiB"
+    print(f"{date.today()}: {what}; MB at most (bar {MAX_MB}), s")
+    print(" " * 12 + "".join(f"{to:>15}" for to in FORMATS))
+    for source in FORMATS:
+        row = [one for one in measured if (one.case, one.source) == (case.name, source)]
+        print(
+            f"{source:12}" + "".join(f"{one.peak_mb:9.0f}{one.wall_seconds:6.0f}" for one in row), flush=True
+        )
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2)
+    parser.add_argument("--dtype", help="that of the parameters, in each conversion")
     parser.add_argument("--directory", help="where to write the checkpoints; else a temporary one")
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()

@@ -18,7 +18,7 @@ import optax
 import meshwright as mw
 import source_code
 from meshwright.cli import main
-from meshwright.demo import transformer
+from meshwright.models import decoder
 
 PACKAGES = ("asyncio", "email", "encodings", "http", "importlib", "multiprocessing", "unittest", "xml")
 
@@ -31,16 +31,16 @@ def examples(files: Sequence[Path], length: int) -> dict[str, np.ndarray]:
     return {"tokens": np.concatenate(pieces), "label": label}
 
 
-def init(cfg: transformer.Config, key):
+def init(cfg: decoder.Config, key):
     """Return the parameters of a transformer whose head tells packages apart."""
     body, head = jax.random.split(key)
     weights = jax.random.normal(head, (cfg.model, len(PACKAGES))) / cfg.model**0.5
-    return {**transformer.init(cfg, body), "head": weights}
+    return {**decoder.init(cfg, body), "head": weights}
 
 
-def measure(cfg: transformer.Config, params, batch):
+def measure(cfg: decoder.Config, params, batch):
     """Return each piece's loss and whether its package was guessed: [B]."""
-    features_BD = transformer.features(cfg, params, batch["tokens"]).mean(1)
+    features_BD = decoder.features(cfg, params, batch["tokens"]).mean(1)
     logits = features_BD @ params["head"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
     return {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}
@@ -62,7 +62,7 @@ def experiment(
     batch_size: int = 16,
 ) -> mw.Experiment:
     """Describe the run; `base` is the one to start from, of as many layers."""
-    cfg = transformer.Config(layers=layers)
+    cfg = decoder.Config(layers=layers)
     train, held_out = (examples(files, length) for files in source_code.split())
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
     measured = functools.partial(measure, cfg)

@@ -19,8 +19,8 @@ import optax
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.demo import transformer
-from meshwright.demo.text import Windows, measure
+from meshwright.demo.text import Windows
+from meshwright.models import decoder
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -45,9 +45,9 @@ def read(paths: Iterable[Path]) -> np.ndarray:
     return np.frombuffer(b"\n".join((LIBRARY / path).read_bytes() for path in paths), np.uint8)
 
 
-def score(cfg: transformer.Config, params, batch):
+def score(cfg: decoder.Config, params, batch):
     """Return each byte's loss, in nats and in bits: [B, T]."""
-    nats = measure(cfg, params, batch)["loss"]
+    nats = decoder.losses(cfg, params, batch["tokens"])
     return {"loss": nats, "bits_per_byte": nats / math.log(2)}
 
 
@@ -67,14 +67,14 @@ def experiment(
     evaluated: int = 2**18,
 ) -> mw.Experiment:
     """Describe the run; `evaluated` is how many bytes each evaluation reads."""
-    cfg = transformer.Config(layers=layers)
+    cfg = decoder.Config(layers=layers)
     train, held_out = map(read, split())
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
     scored = functools.partial(score, cfg)
     return mw.Experiment(
         run=run,
-        model=functools.partial(transformer.init, cfg),
-        loss=lambda params, batch, key: measure(cfg, params, batch)["loss"].mean(),
+        model=functools.partial(decoder.init, cfg),
+        loss=lambda params, batch, key: decoder.loss(cfg, params, batch),
         optimizer=optimizer(rate),
         input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
         max_step=steps,

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorboardX.crc32c import crc32c as byte_by_byte
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
-from meshwright.events import crc32c, read_scalars, record
+from meshwright.events import read_scalars, record
 from meshwright.metrics import tensorboard
 
 
@@ -100,16 +99,6 @@ def test_a_file_is_read_up_to_where_it_is_cut_off_or_damaged(tmp_path_factory, d
         found = read_scalars(run, "loss")
         assert found.items() >= intact.items()
         assert found.items() <= dict.fromkeys(range(3), 0.5).items()
-
-
-@given(st.binary(max_size=1100))
-def test_a_checksum_is_that_of_every_byte_after_the_other(data):
-    assert crc32c(data) == byte_by_byte(data)
-
-
-def test_the_checksum_is_that_of_the_standard():
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
 
 
 def test_a_record_is_what_other_writers_write(tmp_path):

@@ -12,7 +12,17 @@ import meshwright as mw
 PACKAGE = Path(mw.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 VERSION = {"_version", "__version__"}
-GROUND = {"addresses", "arguments", "description", "errors", "events", "tree", "process", "when"} | VERSION
+GROUND = {
+    "addresses",
+    "arguments",
+    "crc32c",
+    "description",
+    "errors",
+    "events",
+    "tree",
+    "process",
+    "when",
+} | VERSION
 FLOORS = [
     GROUND,
     {"sharding", "input", "metrics", "checkpoint"},

@@ -19,6 +19,13 @@ def test_a_leaf_is_called_by_its_path():
     assert tree.named_leaves(nested) == {"layers/0/q": 1, "layers/1/q": 2, "pair/first": 3, "pair/second": 4}
 
 
+def test_what_has_no_leaves_is_known_by_its_path():
+    held = {"a": None, "b": {"c": {}, "d": (), "e": [((), 1)]}, "f": {"spec": None}}
+    found = tree.empty_nodes(held, is_leaf=lambda node: isinstance(node, dict) and "spec" in node)
+    assert found == {"a": None, "b/c": {}, "b/d": {}, "b/e/0/0": {}}
+    assert tree.empty_nodes(1) == {}
+
+
 def test_a_tree_that_is_a_leaf_has_the_empty_name():
     assert tree.leaf_names(7) == [""]
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-_BLOCK = 256
-_TO_ONES = bytes.fromhex("54641f64")
-"""After these bytes a CRC-32C that began with zeros is all ones, which it has to begin with."""
+from meshwright.crc32c import masked_crc32c
+
 _NUMBERS = {1: ("<f4", "float_val"), 2: ("<f8", "double_val"), 3: ("<i4", "int_val"), 9: ("<i8", "int64_val")}
 """Of `DataType` in TensorFlow's `types.proto`: the type of a tensor's bytes, or the field that has them."""
 
@@ -50,23 +49,7 @@ def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
 def record(event: bytes) -> bytes:
     """Return the record that holds an event, an `Event` as bytes."""
     length = struct.pack("<Q", len(event))
-    return length + _masked_crc(length) + event + _masked_crc(event)
-
-
-def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of `data` (RFC 3720, B.4).
-
-    A checksum is linear in the bytes: those of a block are looked up all at once, each by what it adds to the
-    checksum of the block. Byte by byte Python takes twenty times as long.
-    """
-    table, lists = _crc_tables()
-    begin = _TO_ONES + data
-    padded = begin.rjust(-(-len(begin) // _BLOCK) * _BLOCK, b"\0")  # zeros in front change nothing
-    blocks = np.frombuffer(padded, np.uint8).reshape(-1, _BLOCK)
-    crc, (first, second, third, fourth) = 0, lists
-    for alone in np.bitwise_xor.reduce(table[np.arange(_BLOCK), blocks], axis=1).tolist():
-        crc = alone ^ first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255] ^ fourth[crc >> 24]
-    return crc ^ 0xFFFFFFFF
+    return length + masked_crc32c(length) + event + masked_crc32c(event)
 
 
 @cache
@@ -117,28 +100,7 @@ def _records(path: Path, containing: bytes) -> Iterator[bytes]:
 
 def _is_intact(data: bytes) -> bool:
     """Return whether the last four bytes are the masked CRC-32C of those before them."""
-    return _masked_crc(data[:-4]) == data[-4:]
-
-
-def _masked_crc(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-@cache
-def _crc_tables() -> tuple[np.ndarray, list[list[int]]]:
-    """Return what each byte at each place in a block adds to its checksum, and the first four rows as lists.
-
-    The checksum so far is added as if it were in the block's first four bytes.
-    """
-    crcs = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        crcs = crcs >> 1 ^ np.where(crcs & 1, np.uint32(0x82F63B78), np.uint32(0))
-    rows = [crcs]
-    for _ in range(_BLOCK - 1):  # one zero byte more behind it
-        rows.append(crcs[rows[-1] & 255] ^ rows[-1] >> 8)
-    table = np.stack(rows[::-1])
-    return table, table[:4].tolist()
+    return masked_crc32c(data[:-4]) == data[-4:]
 
 
 def _number(value: Any) -> float | None:

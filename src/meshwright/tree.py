@@ -7,12 +7,14 @@ a name and a name can always be taken apart again.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+
+from meshwright.errors import InputError
 
 PyTree = Any
 
@@ -30,16 +32,52 @@ def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> 
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]}
 
 
+def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Return what a tree holds where it has no leaves, by name: None, or {} for an empty container."""
+
+    def is_empty(node: Any) -> bool:
+        structure = jax.tree.structure(node)
+        return structure.num_nodes == 1 and structure.num_leaves == 0
+
+    found = named_leaves(tree, lambda node: is_empty(node) or (is_leaf is not None and is_leaf(node)))
+    return {name: None if node is None else {} for name, node in found.items() if is_empty(node)}
+
+
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`."""
+    """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`.
+
+    Raises:
+      InputError: One would lie below another.
+    """
     whole: dict[str, Any] = {}
     for name, leaf in leaves.items():
-        *above, last = (key.replace("%2F", "/").replace("%25", "%") for key in name.split("/"))
+        *above, last = keys_of(name)
         inner = whole
         for key in above:
             inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise _below_another(name)
+        if last in inner:
+            raise _below_another(name)
         inner[last] = leaf
     return whole
+
+
+def _below_another(name: str) -> InputError:
+    return InputError(
+        f"{name} is a leaf above or below another leaf: these make no nested dictionaries. Take them by "
+        "name, or call one otherwise."
+    )
+
+
+def name_of(keys: Iterable[str]) -> str:
+    """Return the name of the leaf below these keys."""
+    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
+
+
+def keys_of(name: str) -> list[str]:
+    """Return the keys above the leaf that is called so."""
+    return [key.replace("%2F", "/").replace("%25", "%") for key in name.split("/")]
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
@@ -96,7 +134,7 @@ def _described(x: jax.ShapeDtypeStruct | None) -> str:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    return "/".join(_key(key).replace("%", "%25").replace("/", "%2F") for key in path)
+    return name_of(map(_key, path))
 
 
 def _key(key: Any) -> str:

@@ -45,3 +45,14 @@ def test_a_store_that_cannot_be_read_is_not_one_without_the_file(memory, at, mon
 def test_an_address_of_no_known_kind_says_what_to_install():
     with pytest.raises(UsageError, match=r"nowhere://x cannot be opened: Protocol not known.*\n.*s3fs"):
         connect("nowhere://x")
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///", "gs://", "memory://"])
+def test_an_address_without_a_bucket_says_what_one_looks_like(address):
+    with pytest.raises(UsageError, match=rf"^{address} names no bucket: expected \w+://bucket/path\.$"):
+        connect(address)
+
+
+def test_slashes_too_many_name_the_same_place(memory):
+    assert connect("memory://a//b///c/")[1] == connect("memory://a/b/c")[1] == "/a/b/c"
+    assert connect("local:///tmp//a")[1] == "/tmp/a"

@@ -1,3 +1,5 @@
+import resource
+import tempfile
 import threading
 from pathlib import Path
 
@@ -137,3 +139,39 @@ def test_an_error_goes_on_with_all_put_or_is_told_where_the_rest_is(memory, at, 
         fail()
     assert list(files(memory, at)) == ([] if faults else ["a"])
     assert [f"is in {caught.value}:" in text for text in said] == [True] * len(faults)
+
+
+def test_a_store_that_does_not_answer_is_told_of_in_time(s3_run, s3_faults, impatient, monkeypatch):
+    said = []
+    with mirrored(s3_run, (), said.append) as mirror:
+        monkeypatch.setattr(_mirror, "ANSWER_SECONDS", 0.2)
+        s3_faults.fault = lambda request: "hang"
+        (mirror.path / "a").write_text("a")
+        mirror.put()
+        assert said[0].startswith(f"{s3_run} cannot be written to: the store does not answer\n")
+        s3_faults.fault = lambda request: None
+        monkeypatch.setattr(_mirror, "ANSWER_SECONDS", 30)
+    assert said[1:] == []
+
+
+@pytest.fixture
+def full_disk():
+    """No file may grow beyond ten bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_machine_without_room_for_what_is_continued_says_so(memory, at, full_disk, tmp_path):
+    memory.pipe_file(f"{at}/metrics.jsonl", b"{} " * 10)
+    wanted = r"(?s)on this machine first, and \S+/meshwright-run-\S+ cannot be written to: File too.*TMPDIR"
+    with pytest.raises(UsageError, match=wanted), mirrored(at, ["metrics.jsonl"], print):
+        pytest.fail("it was opened")
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_machine_without_temporary_directory_says_so(at, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="a temporary directory cannot be written to: No such file"):
+        mirrored(at, (), print).__enter__()

@@ -67,6 +67,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+    def handle_expect_100(self):
+        goes_on = super().handle_expect_100()
+        self.wfile.flush()  # the client waits for it
+        return goes_on
+
     def _serve(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
         time.sleep(self.proxy.latency_seconds)

@@ -4,6 +4,7 @@ import itertools
 import logging
 import urllib.request
 
+import fsspec
 import pytest
 
 from checkpoint.gcs import FakeGcs
@@ -48,9 +49,12 @@ def s3_run(s3, monkeypatch):
 def s3_faults(s3, s3_run, monkeypatch):
     """Return a proxy before the S3 server, on the way to `s3_run`; retries come soon."""
     monkeypatch.setitem(_kvstore._RETRIES, "initial_delay", "10ms")
+    clients = fsspec.get_filesystem_class("s3")  # of which the last is kept, with the endpoint of its time
     with FaultyProxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        clients.clear_instance_cache()
         yield proxy
+        clients.clear_instance_cache()
 
 
 @pytest.fixture

@@ -285,6 +285,14 @@ def test_resume_restores_state_and_data_and_says_from_where(make_state, tmp_path
     assert open_source(tmp_path).extra == {"data": {"position": 1}, "scores": {"loss": 0.5}}
 
 
+def test_step_0_is_resumed_from_like_any_other(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, {"x": 7})
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.resume({"x": 1}, None, otherwise=pytest.fail) == {"x": 7}
+    assert (checkpoints.resumed, checkpoints.latest()) == (0, 0)
+
+
 def test_scores_are_numbers_and_what_else_an_evaluation_gave_is_not_saved(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         given = {"loss": 0.5, "accuracy": np.float32(0.25), "sample": "once", "picture": object()}

@@ -7,7 +7,16 @@ import pytest
 
 from checkpoint.readers import written
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
-from meshwright.checkpoint import Checkpoints, convert, diff, open_source, restore, verify
+from meshwright.checkpoint import (
+    Checkpoints,
+    as_source,
+    convert,
+    diff,
+    open_source,
+    restore,
+    rewritten,
+    verify,
+)
 from meshwright.errors import DamagedError, UsageError
 
 
@@ -85,6 +94,17 @@ def test_a_number_that_does_not_fit_is_refused_and_leaves_no_trace(save, to):
     with pytest.raises(UsageError, match=r"cannot convert params/w to float16: 1e\+06 does not fit"):
         convert(source, to, dtype="float16")
     assert list(to.glob("step_*")) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(-1, "float8_e8m0fnu"), (1e38, "float8_e4m3fn"), (65520, "float16"), (-1e5, "float16")],
+)
+def test_a_number_that_would_become_infinite_or_none_does_not_fit(number, dtype):
+    for wider in (np.float64, np.float32, jnp.bfloat16):
+        source = as_source({"params/w": np.array([1, number], wider)}, "x")
+        with pytest.raises(UsageError, match=f"cannot convert params/w to {dtype}: .* does not fit"):
+            rewritten(source, dtype=dtype).read("params/w", (slice(None),))
 
 
 def test_infinity_and_nan_stay_what_they_are(save, to):

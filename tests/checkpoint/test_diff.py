@@ -1,9 +1,11 @@
+import tracemalloc
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
-from meshwright.checkpoint import Checkpoints, diff, open_source
+from meshwright.checkpoint import Checkpoints, LazyArray, as_source, diff, open_source
 from meshwright.errors import DamagedError
 
 
@@ -86,3 +88,28 @@ def test_damage_is_not_taken_for_a_difference(save):
     flip_a_bit(checkpoint / DATA_FILE, chunks_of(checkpoint, "x")[0][1])
     with pytest.raises(DamagedError):
         diff(open_source(checkpoint), open_source(checkpoint))
+
+
+def test_what_only_one_has_comes_in_its_order():
+    names = [f"n{number}" for number in (3, 1, 9, 2, 7, 5)]
+    a, b = ({name: np.ones(1) for name in part} for part in (names[:3], names[3:]))
+    assert [each.name for each in diff(as_source(a, "a"), as_source(b, "b"))] == names
+
+
+def test_tens_of_thousands_of_arrays_are_compared():
+    arrays = as_source({f"n{number}": np.ones(1) for number in range(20_000)}, "x")
+    assert diff(arrays, arrays) == []
+
+
+def test_a_comparison_takes_little_memory():
+    def ones(dtype):
+        shape = (1 << 24,)
+        read = lambda index: np.ones(len(range(shape[0])[index[0]]), dtype)
+        return as_source({"w": LazyArray(shape, np.dtype(dtype), read)}, "ones")
+
+    tracemalloc.start()
+    (difference,) = diff(ones(np.float32), ones(jnp.bfloat16))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert difference.num_differing == 0
+    assert peak < 64 << 20  # two slabs of each, and the numbers of a part of them

@@ -35,6 +35,8 @@ def test_names_choose_and_rename(tmp_path):
     ("state", "names", "said"),
     [
         ({"w": jnp.ones(2, jnp.bfloat16)}, None, r"npz has no such dtypes: w \(bfloat16\)\. Cast them"),
+        ({"w": jnp.ones(2, jnp.float8_e5m2)}, None, r"npz has no such dtypes: w \(float8_e5m2\)"),
+        ({"w": jax.random.key(0)}, None, r"npz has no such dtypes: w \(key<fry>\)"),
         (STATE, lambda name: "x", "params/none and params/w would both be called x"),
         (STATE, lambda name: None, "no array was chosen"),
     ],

@@ -2,6 +2,7 @@ import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 import zarr
 from jax.sharding import NamedSharding
@@ -29,8 +30,24 @@ def test_zarr_reads_what_is_written_in_the_chunks_of_its_shards(tmp_path, mesh):
     assert group.attrs["write_completed"] is True
     w = group["['params']['w']"]
     assert (w.chunks, np.array_equal(w[...], W)) == ((8, 4), True)
-    assert group["['params']['layers']['0']"][...].tolist() == [0, 0, 0]
-    assert (group["step"][...], (made / "step" / "0").stat().st_size) == (3, 4)
+    assert group["['params']['layers'][0]"][...].tolist() == [0, 0, 0]
+    assert (group["['step']"][...], (made / "['step']" / "0").stat().st_size) == (3, 4)
+
+
+def test_leaves_of_a_tree_are_called_as_by_jax_and_come_back(tmp_path):
+    state = {"a/b": [np.ones(1)], "adam": optax.adam(1).init({"it's": W}), "50%": {"x": np.zeros((0, 2))}}
+    made = export_seqax(state, tmp_path, step=1)
+    paths = jax.tree_util.tree_flatten_with_path(state)[0]
+    group = zarr.open_group(made, mode="r")
+    for path, leaf in paths:
+        assert np.array_equal(group[jax.tree_util.keystr(path)][...], leaf)
+    restored = restore(open_source(tmp_path), state)
+    assert jax.tree.all(jax.tree.map(np.array_equal, restored, state))
+
+
+def test_leaves_of_a_checkpoint_are_called_as_if_all_keys_were_of_dictionaries(tmp_path, save):
+    made = export_seqax(open_source(save({"layers": [W], "step": np.int32(3)})), tmp_path, step=1)
+    assert sorted(zarr.open_group(made, mode="r").array_keys()) == ["['layers']['0']", "step"]
 
 
 @needs_fixtures
@@ -68,7 +85,9 @@ def test_what_is_there_or_cannot_be_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"seqax has no such dtypes: w \(bfloat16\)"):
         export_seqax({"w": W.astype("bfloat16")}, tmp_path, step=2)
     with pytest.raises(UsageError, match=r"zarr has no arrays called '\.\.'"):
-        export_seqax({"..": W}, tmp_path, step=2)
+        export_seqax({"..": W}, tmp_path, step=2, names=str)
+    with pytest.raises(UsageError, match=r"zarr has no arrays called .*a/\.\./b"):
+        export_seqax({"a/../b": W}, tmp_path, step=2)
 
 
 def test_what_fails_half_way_is_not_complete(tmp_path):

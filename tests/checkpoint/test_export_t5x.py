@@ -1,11 +1,15 @@
 """What we write as T5X is read by what T5X is made of: msgpack by Flax, arrays by TensorStore."""
 
+import json
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from flax import serialization
 
 import meshwright as mw
 from checkpoint.readers import t5x
@@ -55,6 +59,12 @@ def test_from_t5x_to_our_format_and_back_is_equal(tmp_path, small_chunks):
     assert_same(restored(mw.open_source(back)), restored(mw.open_source(theirs)))
 
 
+def test_an_optimizers_state_alone_is_written_too(tmp_path):
+    state = {"state/param_states/kernel": np.ones(3, np.float32)}
+    found = t5x.read(export_t5x(tree.nested(state), tmp_path, step=7))
+    assert_same(found, state | {"state/step": np.array(7, np.int32)})
+
+
 def test_a_state_of_ours_has_the_names_of_t5x(tmp_path, mesh):
     state = mw.state_from({"w": jnp.ones((8, 4))}, optax.adam(0.1), 3, mw.Layout(mesh))
     found = t5x.read(export_t5x(state, tmp_path, step=0, dtype="bfloat16"))
@@ -67,6 +77,32 @@ def test_a_state_of_ours_has_the_names_of_t5x(tmp_path, mesh):
     }
     assert found["target/w"].dtype == ml_dtypes.bfloat16
     assert found["state/param_states/0/mu/w"].dtype == np.float32
+
+
+def test_names_choose_and_rename(tmp_path):
+    names = {"params/w": "target/decoder/kernel", "step": None}.get
+    written = export_t5x({"params": {"w": np.ones(2)}, "step": 3}, tmp_path, step=3, names=names)
+    assert t5x.read(written).keys() == {"target/decoder/kernel", "state/step"}
+    assert sorted(path.name for path in written.iterdir()) == ["checkpoint", "target.decoder.kernel"]
+
+
+def test_a_state_has_its_parts_without_arrays_too_as_flax_wants_them(tmp_path):
+    params = {"w": np.ones((2, 3), np.float32), "frozen": None}
+    held = {"w": params["w"]}
+    states = optax.chain(optax.clip(1.0), optax.adam(0.1)).init(held), optax.sgd(0.1).init(held)
+    written = export_t5x({"params": params, "opt_state": states}, tmp_path, step=1)
+    optimizer = serialization.msgpack_restore((written / "checkpoint").read_bytes())["optimizer"]
+    wanted = jax.tree.map(lambda x: 0, states)
+    assert serialization.from_state_dict(wanted, optimizer["state"]["param_states"])[0][0] == ()
+    assert optimizer["target"].keys() == {"w", "frozen"}
+    source = mw.checkpoint.cast(mw.open_source(written), [("target/.*", "bfloat16")])
+    again = export_t5x(mw.checkpoint.rewritten(source), tmp_path / "again", step=1)
+    assert trees(again) == trees(written)
+
+
+def trees(directory):
+    content = serialization.msgpack_restore((directory / "checkpoint").read_bytes())
+    return jax.tree.structure(content["optimizer"], is_leaf=lambda x: isinstance(x, dict) and "driver" in x)
 
 
 def test_nothing_is_there_before_all_of_it_is(tmp_path):
@@ -87,11 +123,60 @@ def test_what_is_there_is_not_written_over(tmp_path):
         export_t5x({"params": {"w": np.zeros(3)}}, tmp_path, step=1)
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "int8",
+        "uint32",
+        "int64",
+        "float64",
+        "complex64",
+        "bfloat16",
+        "int4",
+        "float8_e5m2",
+        "float8_e4m3fn",
+    ],
+)
+def test_every_dtype_that_t5x_has_is_written(dtype, tmp_path):
+    w = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, dtype, dtype))
+    written = export_t5x({"params": {"w": w, "scalar": w[0, 1]}}, tmp_path, step=1)
+    wanted = {"target/w": w, "target/scalar": w[0, 1], "state/step": np.array(1, np.int32)}
+    assert_same(t5x.read(written), wanted)
+    assert_same(restored(mw.open_source(written)), wanted)
+
+
+@pytest.mark.parametrize(
+    "leaf", [np.ones(2, np.uint16), np.ones(2, ml_dtypes.uint4), jax.random.key(0), "text"], ids=str
+)
+def test_what_t5x_has_no_dtype_for_is_refused_by_name(leaf, tmp_path):
+    with pytest.raises(UsageError, match=r"T5X has no such dtypes: opt_state/x \("):
+        export_t5x({"params": {"w": np.ones(2)}, "opt_state": {"x": leaf}}, tmp_path, step=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_that_does_not_fit_is_refused_and_leaves_no_trace(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot convert params/w to float16: 1e\+06 does not fit"):
+        export_t5x({"params": {"w": np.float32([1, 1e6])}}, tmp_path, step=1, dtype="float16")
+    with pytest.raises(UsageError, match="cannot convert to int8"):
+        export_t5x({"params": {"w": np.float32([1, 1e6])}}, tmp_path, step=1, dtype="int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [-1, 1 << 31])
+def test_steps_that_t5x_cannot_count_are_refused(step, tmp_path):
+    with pytest.raises(UsageError, match=f"step {step} is none of T5X's, which are of 32 bits"):
+        export_t5x({"params": {"w": np.ones(2)}}, tmp_path, step=step)
+
+
 def test_what_t5x_could_not_tell_apart_or_has_no_parameters_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"would lie in one directory, target\.a\.b"):
         export_t5x({"params": {"a": {"b": np.ones(3)}, "a.b": np.ones(3)}}, tmp_path, step=1)
-    with pytest.raises(UsageError, match="there are no parameters among w: T5X has them under target/"):
+    with pytest.raises(UsageError, match="there are no parameters of T5X among w: it has them under target/"):
         export_t5x({"w": np.ones(3)}, tmp_path, step=1)
+    within = {"params/a": "target/x", "params/b": "target/x/y"}.get
+    with pytest.raises(UsageError, match="params/b would lie within params/a, an array"):
+        export_t5x({"params": {"a": np.ones(2), "b": np.ones(3)}}, tmp_path, step=1, names=within)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +197,23 @@ def test_a_state_on_several_devices_is_written_whole(tmp_path, mesh):
     array = jax.device_put(np.arange(16.0, dtype=np.float32), jax.NamedSharding(mesh, jax.P("data")))
     found = t5x.read(export_t5x({"params": {"w": array}}, tmp_path, step=1))
     assert found["target/w"].tolist() == list(range(16))
+
+
+def test_an_array_is_written_in_the_pieces_in_which_it_lies(tmp_path):
+    x = np.zeros((4, 1 << 20), np.float32)
+    lazy = mw.checkpoint.LazyArray(x.shape, x.dtype, lambda index: x[index], stored_chunks=(1, 1 << 20))
+    export_t5x(mw.checkpoint.as_source({"params/x": lazy}, "x"), tmp_path, step=1)
+    metadata = json.loads((tmp_path / "checkpoint_1/target.x/.zarray").read_text())
+    assert metadata["chunks"] == [1, 1 << 20]
+
+
+def test_one_chunk_is_held_at_a_time(tmp_path):
+    def made(index):
+        return np.zeros((1, 1 << 20), np.float32)  # 4 MiB
+
+    lazy = mw.checkpoint.LazyArray((8, 1 << 20), np.dtype("f4"), made, stored_chunks=(1, 1 << 20))
+    tracemalloc.start()
+    export_t5x(mw.checkpoint.as_source({"params/x": lazy}, "x"), tmp_path, step=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 7 << 20

@@ -16,6 +16,7 @@ from meshwright.checkpoint import (
     open_source,
     restore,
     restore_lazily,
+    rewritten,
     stack,
 )
 from meshwright.checkpoint._format import layouts
@@ -178,20 +179,49 @@ def test_what_is_turned_shaped_and_joined_is_numpys_in_any_part(data):
                 (array.transpose(), whole.transpose()),
                 (array.reshape(*shape), whole.reshape(shape)),
                 (concatenate([array, array[:, :, 1:3]]), np.concatenate([whole, whole[..., 1:3]], axis=-1)),
+                (stack([array, array[::1]])[:, 1], np.stack([whole, whole])[:, 1]),
             ]
         )
     )
-    index = tuple(
-        data.draw(st.slices(size).filter(lambda part: part.step in (None, 1))) for size in expected.shape
-    )
+    slices = [st.slices(size).filter(lambda part: part.step in (None, 1)) for size in expected.shape]
+    indices = data.draw(st.lists(st.tuples(*slices), min_size=1, max_size=3))
     assert made.shape == expected.shape
-    np.testing.assert_array_equal(made.read(index), expected[index])
+    np.testing.assert_array_equal(made.read(indices[0]), expected[indices[0]])
+    for part, index in zip(made.read_parts(indices), indices, strict=True):
+        np.testing.assert_array_equal(part, expected[index])
 
 
 def test_a_part_of_another_shape_reads_the_rows_it_takes(watched):
     array, whole, reads = watched
     np.testing.assert_array_equal(np.asarray(array.reshape(8, 3)[2:4, :1]), whole.reshape(8, 3)[2:4, :1])
     assert reads == [(slice(1, 2), slice(None))]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.astype("float32"),
+        lambda x: x.view("uint64"),
+        lambda x: x.transpose().transpose(),
+        lambda x: x.reshape(2, 12).reshape(4, 6),
+        lambda x: x[:, :6],
+        lambda x: stack([x, x])[1],
+        lambda x: concatenate([x]),
+        lambda x: rewritten(as_source({"x": x.astype("float32")}, "x"), dtype="bfloat16").arrays()["x"],
+    ],
+)
+def test_what_the_parts_of_a_derived_array_share_is_read_once(make):
+    whole, asked = np.arange(24).reshape(4, 6), []
+
+    class Reader:
+        def parts(self, indices):
+            asked.append(len(indices))
+            return [whole[index].copy() for index in indices]
+
+    made = make(LazyArray(whole.shape, whole.dtype, Reader()))
+    halves = made.read_parts([(slice(4), slice(3)), (slice(4), slice(3, 6))])
+    assert np.concatenate(halves, axis=1).tolist() == whole.tolist()
+    assert asked == [2]
 
 
 def test_shapes_that_do_not_go_together_are_refused(watched):

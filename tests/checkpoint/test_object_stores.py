@@ -343,9 +343,7 @@ def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
     with Checkpoints(run) as checkpoints:
         checkpoints.save(1, state)
     assert export_safetensors(open_source(run), tmp_path)[0].exists()
-    with pytest.raises(
-        UsageError, match="is in an object store: export into a directory, and copy the files"
-    ):
+    with pytest.raises(UsageError, match="is in an object store: export to a disk, and copy the files"):
         export_safetensors(open_source(run), f"{run}/exported")
 
 

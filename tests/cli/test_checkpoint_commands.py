@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from flax import serialization
 
 from checkpoint.test_read import DATA_FILE, flip_a_bit
 from meshwright.checkpoint import Checkpoints, open_source
@@ -107,6 +108,13 @@ def test_inspect_shows_checkpoints_of_other_formats(run, tmp_path, capsys):
     assert found["arrays"]["params/w"] == {"shape": [8], "dtype": "float32", "bytes": 32}
     assert main(["inspect", str(tmp_path / "out")]) == 0
     assert re.search(r"format +seqax\n", capsys.readouterr().out)
+
+
+def test_inspect_tells_of_bytes_that_lie_beside_arrays_too(tmp_path, capsys):
+    held = {"w": np.ones(2, np.float32), "note": b"of May"}
+    (tmp_path / "model.msgpack").write_bytes(serialization.msgpack_serialize(held))
+    code, found = answer(capsys, "inspect", tmp_path)
+    assert (code, found["extra"]) == (0, {"note": "b'of May'"})
 
 
 def test_convert_to_where_the_step_is_exits_with_2(run, capsys):

@@ -1,8 +1,9 @@
-"""`convert --map`: from and to Hugging Face's names, as a shell sees it."""
+"""`convert --map`: from and to the names of others, as a shell sees it."""
 
 import functools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints, open_source
+from meshwright.checkpoint import Checkpoints, as_source, export_safetensors, open_source
 from meshwright.cli import main
 from meshwright.models import decoder, gpt2, hugging_face, t5
 
@@ -97,3 +98,102 @@ def test_another_models_description_is_not_written_over(tmp_path, capsys):
     code, said = refused(capsys, *words)
     assert (code, "config.json is there already" in said) == (2, True)
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+NAMES = """
+from meshwright.models import Map, Row, Transpose, hugging_face
+
+NAMES = Map(
+    (
+        Row("embedding", "wte.weight"),
+        Row("layers/up", "h.{}.fc.weight", (Transpose(),)),
+        Row(("layers/k", "layers/v"), "h.{}.kv", sizes=(2, 3)),
+    ),
+    ignore=r".*\\.mask",
+)
+STATE = Map((Row("params/embedding", "wte.weight"), Row("opt_state/mu", "mu")))
+
+
+def names(scale: int = 1):
+    return NAMES
+
+
+def number():
+    return 8
+
+
+def of(layers):
+    return NAMES
+"""
+THEIRS = {
+    "wte.weight": np.arange(12, dtype=np.float32).reshape(4, 3),
+    **{f"h.{layer}.fc.weight": np.full((2, 3), layer, np.float32) for layer in range(11)},
+    **{f"h.{layer}.kv": np.full((3, 5), layer, np.float32) for layer in range(11)},
+}
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with a module of maps, and a checkpoint with their names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_names.py").write_text(NAMES)
+    monkeypatch.delitem(sys.modules, "my_names", raising=False)
+    export_safetensors(as_source(THEIRS | {"h.0.mask": np.ones(3, np.float32)}, "theirs"), "theirs")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["NAMES", "names"])
+def test_a_map_of_ones_own_goes_there_and_back_too(name, mine):
+    assert shell("convert", "theirs", "ours", "--map", f"my_names:{name}") == 0
+    ours = open_source("ours").arrays()
+    assert {name: x.shape for name, x in ours.items()} == {
+        "params/embedding": (4, 3),
+        "params/layers/up": (11, 3, 2),
+        "params/layers/k": (11, 3, 2),
+        "params/layers/v": (11, 3, 3),
+    }
+    assert shell("convert", "ours", "again", "--map", f"to-my_names:{name}") == 0
+    assert list(Path("again").glob("*.safetensors"))
+    assert bits("again").keys() == THEIRS.keys()
+    assert bits("again") == {key: x for key, x in bits("theirs").items() if "mask" not in key}
+
+
+def test_what_is_chosen_is_so_by_our_names_and_the_format_too(mine):
+    assert shell("convert", "theirs", "ours", "--map", "my_names:NAMES", "--only", "params/embedding") == 0
+    assert bits("ours").keys() == {"params/embedding"}
+    words = ("--only", "embedding", "--dtype", "float16", "--to", "npz")
+    assert shell("convert", "ours", "theirs.npz", "--map", "to-my_names:NAMES", *words) == 0
+    assert {name: dtype for name, (dtype, _) in bits("theirs.npz").items()} == {"wte.weight": "float16"}
+
+
+def test_a_map_of_a_whole_state_says_what_parameters_are(mine):
+    with Checkpoints(mine / "state") as checkpoints:
+        checkpoints.save(8, {"params": {"embedding": np.ones((4, 3))}, "opt_state": {"mu": np.zeros(3)}})
+    assert shell("convert", "state", "there", "--map", "to-my_names:STATE") == 0
+    assert bits("there").keys() == {"wte.weight", "mu"}
+    assert shell("convert", "there", "back", "--map", "my_names:STATE") == 0
+    assert bits("back") == bits("state")
+
+
+def test_what_a_map_has_no_row_for_is_refused_before_anything_is_written(mine, capsys):
+    export_safetensors(as_source(THEIRS | {"step": np.ones(1)}, "more"), "more")
+    code, said = refused(capsys, "more", "ours", "--map", "my_names:NAMES")
+    assert (code, "no row for step" in said) == (3, True)
+    assert not Path("ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["huggingface"], "there is no map 'huggingface': write hugging-face, or module:map"),
+        (["my_name:NAMES"], "there is no module 'my_name'"),
+        (["my_names:NAMS"], "module my_names has no map 'NAMS'. Did you mean 'NAMES'?"),
+        (["to-my_names:number"], "my_names:number returned int, not a mw.models.Map"),
+        (["my_names:of"], "my_names:of is called without arguments: missing a required argument: 'layers'"),
+        (["my_names.py:NAMES"], "write module:map, here my_names:NAMES"),
+        (["my_names:NAMES", "--config", "x"], "--config is for --map: hugging-face"),
+    ],
+)
+def test_what_is_no_map_is_told(words, message, mine, capsys):
+    code, said = refused(capsys, "theirs", "ours", "--map", *words)
+    assert (code, message in said) == (2, True), said

@@ -1,5 +1,6 @@
 """Runs whose directory is at an address."""
 
+import json
 import os
 import re
 import signal
@@ -163,3 +164,36 @@ def test_the_commands_say_what_is_not_there(at, capsys, words):
 def test_a_program_is_written_down_at_an_address(memory, at):
     assert main(["hlo", TARGET, "run=unused", "--to", at]) == 0
     assert {"step.dot", "step.hlo.txt"} <= set(files(memory, at))
+
+
+def test_what_is_suggested_next_can_be_pasted_into_a_shell(at, capsys):
+    assert main(["train", TARGET, f"run={at} b", "steps=2"]) == 0
+    assert f"inspect '{at} b'\n" in capsys.readouterr().out
+
+
+def test_runs_below_an_address_are_listed_as_those_below_a_directory(at, capsys):
+    for name in ("a", "deep/b[1]"):
+        mw.run(experiment(f"{at}/{name}", checkpoints=mw.Save(directory=f"{at}/{name}/checkpoints")))
+    assert main(["runs", f"{at}/", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert [each["run"] for each in found] == [f"{at}/deep/b[1]", f"{at}/a"]
+    assert [(each["state"], each["step"], each["missing"]) for each in found] == [("finished", 10, [])] * 2
+    assert main(["runs", f"{at}/a", "--json"]) == 0
+    assert [each["run"] for each in json.loads(capsys.readouterr().out)["runs"]] == [f"{at}/a"]
+
+
+def test_a_list_of_runs_reads_no_checkpoints(memory, at, monkeypatch):
+    mw.run(experiment(f"{at}/a"))
+    looked, ls = [], type(memory).ls
+    monkeypatch.setattr(
+        type(memory), "ls", lambda self, path, **more: looked.append(path) or ls(self, path, **more)
+    )
+    assert main(["runs", at]) == 0
+    assert looked
+    assert not [path for path in looked if "checkpoints" in path]
+
+
+def test_a_page_needs_a_bucket(at, capsys):
+    mw.run(experiment(at))
+    assert main(["report", at, "--to", "s3://page.html"]) == 2
+    assert "s3:// names no bucket" in capsys.readouterr().err

@@ -14,8 +14,9 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.demo import digits, transformer
+from meshwright.demo import digits
 from meshwright.experiment import Difference, describe, differences
+from meshwright.models import decoder
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.txt"
 EXAMPLES = {"x": np.ones((64, 4), np.float32)}
@@ -265,10 +266,10 @@ def test_texts_are_compared_as_experiments_are():
 
 def test_eighty_billion_parameters_are_described_and_constructed_without_an_array(mesh):
     before = jax.live_arrays()
-    cfg = transformer.Config(vocabulary=128_256, model=8192, heads=64, feed_forward=28_672, layers=80)
-    large = experiment(model=functools.partial(transformer.init, cfg), rules=transformer.RULES)
+    cfg = decoder.Config(vocabulary=128_256, model=8192, heads=64, feed_forward=28_672, layers=80)
+    large = experiment(model=functools.partial(decoder.init, cfg), rules=decoder.RULES)
     state = mw.abstract_state(large.model, large.optimizer, mw.Layout(mesh, large.rules))
     assert mw.train.num_params(state.params) > 70e9
     assert state.params["layers"]["up"].sharding.spec == jax.P(None, "fsdp", "tensor")
-    assert "feed_forward=28672, layers=80" in describe(large)
+    assert "model.cfg.feed_forward = 28672\n" in describe(large)
     assert len(jax.live_arrays()) == len(before)

@@ -209,9 +209,36 @@ def test_a_size_that_there_is_not_is_answered_with_the_nearest():
         decoder.config("lama-7b")
 
 
+def test_heads_of_keys_and_the_size_of_one_follow_from_the_other_sizes():
+    cfg = Config(model=64, heads=8)
+    assert (cfg.num_key_heads, cfg.head_size) == (8, 8)
+    assert dataclasses.replace(cfg, heads=4).head_size == 16
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("key_heads", 3), ("head", 7), ("activation", "relu"), ("windows", ())]
+    ("field", "value"),
+    [
+        *(("key_heads", 3), ("key_heads", 0), ("head", 7), ("head", 0), ("activation", "relu")),
+        *(("windows", ()), ("windows", (0,)), ("layers", 0), ("heads", "4"), ("vocabulary", -1)),
+    ],
 )
 def test_sizes_that_do_not_go_together_are_refused_by_name(field, value):
     with pytest.raises(mw.errors.UsageError, match=f"Config.*{field}"):
         dataclasses.replace(PLAIN, **{field: value})
+
+
+def test_heads_that_do_not_divide_the_model_need_a_size():
+    with pytest.raises(mw.errors.UsageError, match=r"Config\.heads is 3.*model=16.*say.*head"):
+        Config(model=16, heads=3)
+    assert Config(model=16, heads=3, head=8).head_size == 8
+
+
+def test_rows_of_one_token_leave_nothing_to_predict():
+    with pytest.raises(mw.errors.UsageError, match="rows of 1 token"):
+        decoder.losses(PLAIN, params_of(PLAIN), TOKENS[:, :1])
+
+
+def test_segments_of_other_shapes_than_the_tokens_are_refused():
+    batch = {"tokens": TOKENS, "segments": np.ones((8, 11), int)}
+    with pytest.raises(mw.errors.UsageError, match=r"segments .*\(8, 11\).*\(8, 12\)"):
+        decoder.loss(PLAIN, params_of(PLAIN), batch)

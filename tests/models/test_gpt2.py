@@ -44,3 +44,5 @@ def test_what_is_too_long_or_does_not_divide_is_refused(params):
         gpt2.logits(CFG, params, np.zeros((1, 17), int))
     with pytest.raises(mw.errors.UsageError, match=r"Config.heads is 5"):
         gpt2.Config(heads=5)
+    with pytest.raises(mw.errors.UsageError, match=r"Config.heads is 0"):
+        gpt2.Config(heads=0)

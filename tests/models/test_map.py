@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,6 +105,48 @@ def test_parts_must_be_there_together_and_fit():
         NAMES.to_ours(as_source({"model.h.0.fused": np.ones((2, 7))}, "wide"))
 
 
-def test_a_row_that_is_split_says_into_what():
-    with pytest.raises(UsageError, match="a size for each"):
-        Row(("a", "b"), "c")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Row(("a", "b"), "c"), "the row of c must have a size for each"),
+        (lambda: Row("a", "h.{}.expert.{}"), "the row of h.{}.expert.{} has several {}"),
+        (lambda: Row("b/{}/a", "wte"), "the row of wte has a {} in b/{}/a only"),
+        (lambda: Map((Row("a", "w"), Row("b", "w"))), "several rows for w"),
+        (lambda: Map((Row("a", "v"), Row(("b", "a"), "w", sizes=(1, 2)))), "several rows for a"),
+        (lambda: Map((), ignore="*"), "ignore='*' is no pattern: nothing to repeat"),
+    ],
+)
+def test_a_table_that_means_nothing_is_refused_when_it_is_made(make, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("row", "theirs", "message"),
+    [
+        (Row("a", "w", (Reshape((4,), (2, 2)),)), {"w": np.ones(3)}, r"w: .*\(4,\).*\(3,\)"),
+        (Row("a", "w", (Reshape((4,), (2, 2)),)), {"w": np.ones((1, 4))}, r"w: .*\(4,\).*\(1, 4\)"),
+        (Row("a", "h.{}.w"), {"h.0.w": np.ones(3), "h.1.w": np.ones(2)}, r"h\.\{\}\.w: cannot stack"),
+        (Row(("a", "b"), "w", sizes=(1, 2)), {"w": np.float32(1)}, "w has no columns"),
+        (
+            Row("a", "w"),
+            {"w": np.ones(3), "a": np.zeros(3)},
+            "has a, which has no row, and w, which becomes a",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_their_row_are_named(row, theirs, message):
+    with pytest.raises(CheckpointError, match=message):
+        Map((row,)).to_ours(as_source(theirs, "odd"))
+
+
+@pytest.mark.parametrize(
+    ("row", "ours", "message"),
+    [
+        (Row("a", "w", (Reshape((4,), (2, 2)),)), {"a": np.ones((4, 1))}, r"w: .*\(2, 2\).*\(4, 1\)"),
+        (Row("a", "h.{}.w"), {"a": np.float32(1)}, "a is a number, and no stack of layers"),
+    ],
+)
+def test_and_so_they_are_on_the_way_back(row, ours, message):
+    with pytest.raises(CheckpointError, match=message):
+        Map((row,)).to_theirs(as_source(ours, "odd"))

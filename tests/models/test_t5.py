@@ -67,6 +67,14 @@ def test_it_has_as_many_parameters_as_published(changes, published):
     assert mw.train.num_params(found) == published
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("layers", 0), ("heads", "6"), ("buckets", 2), ("buckets", 7), ("max_distance", 16)]
+)
+def test_sizes_that_do_not_go_together_are_refused_by_name(field, value):
+    with pytest.raises(mw.errors.UsageError, match=rf"Config\.{field} "):
+        dataclasses.replace(t5.Config(), **{field: value})
+
+
 def test_distances_beyond_the_largest_share_a_bucket():
     found = t5.bucket(t5.Config(), np.array([-500, -128, -127, -3, 0, 3, 500]), bidirectional=True)
     assert found.tolist() == [15, 15, 15, 3, 0, 19, 31]

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.demo import transformer
+from meshwright.models import decoder
 from meshwright.profiling import Product, flops
 
 LAYERS, BATCH, D = 3, 2, 4
@@ -151,13 +151,13 @@ def test_solving_a_linear_system_does_not_count_what_only_its_gradient_does():
 
 
 def test_a_transformer_takes_six_operations_a_parameter_and_token_and_its_attention():
-    cfg, batch, length = transformer.Config(), 4, 64
+    cfg, batch, length = decoder.Config(), 4, 64
 
     def loss(params, tokens):
-        logits = transformer.logits(cfg, params, tokens[:, :-1])
+        logits = decoder.logits(cfg, params, tokens[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
-    params = jax.eval_shape(functools.partial(transformer.init, cfg), jax.random.key(0))
+    params = jax.eval_shape(functools.partial(decoder.init, cfg), jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
     num_params = sum(p.size for p in jax.tree.leaves(params)) - params["embedding"].size  # which is looked up
     attention = 3 * 4 * cfg.layers * batch * length**2 * cfg.model

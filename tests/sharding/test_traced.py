@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.demo import transformer
+from meshwright.models import decoder
 
 D, H, K, F, V = 64, 8, 8, 256, 8192  # width, heads, head size, feed-forward, vocabulary
 TOKENS = jax.ShapeDtypeStruct((8, 16), jnp.int32)
@@ -110,9 +110,11 @@ def test_queries_keys_and_values_behind_one_another():
 
 
 def test_one_head_of_keys_behind_the_queries_keeps_all_whole():
+    angles = decoder.Rope().frequencies(K)
+
     def mix(p, x):
         q, k, v = jnp.split(x @ p["qkv"], [D, D + K], axis=-1)
-        q, k = transformer.rotate(split_heads(q)), transformer.rotate(k[:, :, None])
+        q, k = (decoder.rotate(x, angles) for x in (split_heads(q), k[:, :, None]))
         return attend(q, k, v[:, :, None]) @ p["o"]
 
     assert mixer_specs(mix, qkv=struct(D, D + 2 * K), o=SQUARE) == {"qkv": WHOLE, "o": ROWS}
@@ -160,11 +162,9 @@ def test_an_adapter_is_split_as_what_it_adapts():
 
 @pytest.mark.parametrize(("num_heads", "split"), [(8, "tensor"), (2, None)])
 def test_scanned_layers_rematerialised_and_with_rotary_positions(num_heads, split):
-    cfg = transformer.Config(vocabulary=V, model=D, heads=num_heads, feed_forward=F, layers=3)
-    params = jax.eval_shape(lambda: transformer.init(cfg, jax.random.key(0)))
-    found = specs(
-        params, jax.checkpoint(lambda params, tokens: transformer.logits(cfg, params, tokens)), TOKENS
-    )
+    cfg = decoder.Config(vocabulary=V, model=D, heads=num_heads, feed_forward=F, layers=3)
+    params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
+    found = specs(params, jax.checkpoint(lambda params, tokens: decoder.logits(cfg, params, tokens)), TOKENS)
     assert (found["layers/up"], found["layers/down"]) == (P(None, None, "tensor"), P(None, "tensor"))
     assert {found[f"layers/{name}"] for name in "qkv"} == {P(None, None, split) if split else P()}
     assert found["layers/o"] == (P(None, split) if split else P())

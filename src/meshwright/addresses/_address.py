@@ -5,12 +5,16 @@ with brackets in them for patterns.
 """
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError, UsageError
+
+_DOUBLED = re.compile("(?<=[^/:])//+")
+"""Slashes too many, but for those of `hdfs:///a` and of an address in another, `zip://a::s3://b`."""
 
 
 def is_address(place: str | Path) -> bool:
@@ -29,13 +33,17 @@ def join(place: str | Path, name: str) -> str:
 
 
 def connect(address: str) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it.
+    """Return the file system of an address, and the path in it, its slashes single as in a directory's.
 
     Raises:
-      UsageError: fsspec, or its package for this kind of address, is not installed, or knows no such kind.
+      UsageError: it names no bucket; or fsspec, or its package for this kind of address, is not installed, or
+        knows no such kind.
     """
+    scheme, _, within = address.partition("://")
+    if not within.strip("/"):
+        raise UsageError(f"{address} names no bucket: expected {scheme}://bucket/path.")
     try:
-        filesystem, path = importlib.import_module("fsspec.core").url_to_fs(address)
+        filesystem, path = importlib.import_module("fsspec.core").url_to_fs(_DOUBLED.sub("/", address))
     except (ImportError, ValueError) as error:
         raise UsageError(
             f"{address} cannot be opened: {error}.\n  Install what fsspec needs for it (meshwright[remote], "
@@ -69,5 +77,7 @@ def telling(what: str, *others: type[Exception]) -> Iterator[None]:
         yield
     except (MeshwrightError, *others):
         raise
+    except TimeoutError as error:
+        raise MeshwrightError(f"{what}: {str(error) or 'the store does not answer'}") from error
     except Exception as error:
-        raise MeshwrightError(f"{what}: {error or type(error).__name__}") from error
+        raise MeshwrightError(f"{what}: {str(error) or type(error).__name__}") from error

@@ -11,6 +11,8 @@ from meshwright.addresses._address import connect, is_address, local_path, telli
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run that is never copied: it is large, and read where it is."""
+_OF_A_RUN = {"experiment.txt", "metrics.jsonl"}
+"""Files by which a directory is known for a run's."""
 
 
 @contextmanager
@@ -19,8 +21,8 @@ def local_copy(place: str | Path, wanted: Callable[[str], bool] = lambda name: T
 
     Args:
       place: a directory, or an address; or a single file, which in the copy is a directory with the file.
-      wanted: says of a relative name, `logs/process-00000.log`, whether it is to be copied. Checkpoints
-        never are.
+      wanted: says of a relative name, `logs/process-00000.log`, whether it is to be copied. Checkpoints,
+        of the run that `place` is or of those below it, never are.
 
     The copies are as old as what they are copies of. What is not there makes an empty directory.
 
@@ -67,7 +69,7 @@ def _files(filesystem: Any, root: str) -> Iterator[tuple[str, str]]:
     filesystem.invalidate_cache()  # of listings, which others' files are not in
     with suppress(FileNotFoundError):
         for folder, folders, names in filesystem.walk(root, on_error="raise"):
-            if folder == root:
+            if folder == root or _OF_A_RUN.intersection(names):
                 folders[:] = [name for name in folders if name != CHECKPOINTS]
             for name in names:  # that of the root itself is ""
                 path = f"{folder}/{name}".rstrip("/")

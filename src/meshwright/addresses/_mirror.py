@@ -16,6 +16,8 @@ PUT_SECONDS = 30
 """How old may be what is at the address."""
 RETRY_SECONDS = (1, 2, 4, 8)
 """At the end, how long to wait before each further try."""
+ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND = 30, 1e6
+"""How long a store may take, and longer by what is sent to it: checkpoints and the end wait for it."""
 _UNFINISHED = (".part", ".tmp")
 
 Stamp = tuple[int, int]
@@ -31,7 +33,8 @@ class Mirror:
         self._there: dict[str, Stamp] = {}
         self._lock = threading.Lock()
         self._is_failing = False
-        self.path = Path(tempfile.mkdtemp(prefix="meshwright-run-"))
+        with _on_this_machine("a temporary directory"):
+            self.path = Path(tempfile.mkdtemp(prefix="meshwright-run-"))
         """Where to write."""
 
     def get(self, names: Iterable[str]) -> None:
@@ -39,18 +42,22 @@ class Mirror:
 
         Raises:
           MeshwrightError: something of this cannot be done.
+          UsageError: it is this machine that has no place for them.
         """
-        with telling(f"{self._address} cannot be read"):
-            for name in names:
-                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-                with suppress(FileNotFoundError):
-                    self._filesystem.get_file(f"{self._root}/{name}", str(self.path / name))
+        for name in names:
+            with telling(f"{self._address} cannot be read"), suppress(FileNotFoundError):
+                self._keep(name, self._filesystem.cat_file(f"{self._root}/{name}"))
         self._there = self._here()
-        probe = self.path / f".probe-{secrets.token_hex(4)}"
-        probe.write_text("written")
+        probe = f".probe-{secrets.token_hex(4)}"
+        self._keep(probe, b"written")
         self._put_changed()
-        probe.unlink()
+        (self.path / probe).unlink()
         self._put_changed()
+
+    def _keep(self, name: str, content: bytes) -> None:
+        with _on_this_machine(str(self.path)):
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / name).write_bytes(content)
 
     def put(self) -> None:
         """Put what has changed. Where that fails it warns, once, and the next call tries again."""
@@ -87,7 +94,7 @@ class Mirror:
             here = self._here()
             for name in self._there.keys() - here.keys():
                 with suppress(FileNotFoundError):
-                    self._filesystem.rm_file(f"{self._root}/{name}")
+                    self._filesystem.rm_file(f"{self._root}/{name}", **self._patience())
                 del self._there[name]
             for name in sorted(here, key=here.__getitem__):
                 if self._there.get(name) != here[name]:
@@ -97,10 +104,16 @@ class Mirror:
     def _put_file(self, name: str) -> None:
         """Put a file. One that was removed since it was seen is left to the next call, to remove it there."""
         try:
-            self._filesystem.put_file(str(self.path / name), f"{self._root}/{name}")
+            patience = self._patience((self.path / name).stat().st_size)
+            self._filesystem.put_file(str(self.path / name), f"{self._root}/{name}", **patience)
         except FileNotFoundError:
             if (self.path / name).exists():  # it is the store that lacks something
                 raise
+
+    def _patience(self, nbytes: int = 0) -> dict[str, float]:
+        """Return when to give up the store, as an argument of its methods: synchronous ones take none."""
+        seconds = ANSWER_SECONDS + nbytes / SLOWEST_BYTES_PER_SECOND
+        return {"timeout": seconds} if self._filesystem.async_impl else {}
 
     def _here(self) -> dict[str, Stamp]:
         found = {}
@@ -132,6 +145,8 @@ def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) ->
         mirror.get(names)
     except MeshwrightError as error:
         shutil.rmtree(mirror.path)
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(
             f"{error}\n  Mend the address, the endpoint or the credentials, which must allow to write, read "
             "and delete."
@@ -145,6 +160,22 @@ def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) ->
         raise
     if failure := mirror.close():
         raise MeshwrightError(failure)
+
+
+@contextmanager
+def _on_this_machine(place: str) -> Iterator[None]:
+    """Say that it is this machine that cannot keep the files.
+
+    Raises:
+      UsageError: it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"a run at an address is written on this machine first, and {place} cannot be written to: "
+            f"{error.strerror}.\n  Make room there, or set TMPDIR to a directory with more."
+        ) from None
 
 
 @contextmanager

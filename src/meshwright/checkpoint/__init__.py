@@ -4,12 +4,12 @@ from meshwright.checkpoint._best import open_best
 from meshwright.checkpoint._cast import Casts, cast_dtypes
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._contents import Contents, Listed, contents
-from meshwright.checkpoint._convert import convert, rewritten
+from meshwright.checkpoint._convert import called_as_ours, convert, rewritten
 from meshwright.checkpoint._damage import Damage
 from meshwright.checkpoint._diff import Difference, diff
 from meshwright.checkpoint._directory import is_held, step_name
-from meshwright.checkpoint._export import export_safetensors
 from meshwright.checkpoint._export_npz import export_npz
+from meshwright.checkpoint._export_safetensors import export_safetensors
 from meshwright.checkpoint._export_seqax import export_seqax
 from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
 from meshwright.checkpoint._format import HOST_NBYTES
@@ -56,6 +56,7 @@ __all__ = [
     "as_source",
     "assigned",
     "best",
+    "called_as_ours",
     "cast",
     "cast_dtypes",
     "concatenate",

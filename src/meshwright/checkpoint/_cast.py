@@ -45,6 +45,39 @@ def cast_dtypes(leaves: Mapping[str, Any], casts: Casts) -> dict[str, np.dtype]:
     return {name: dtypes[number] for name, number in chosen.items()}
 
 
+def floating(dtype: DTypeLike) -> np.dtype:
+    """Return a dtype of floating-point numbers, which may be given by name.
+
+    Raises:
+      UsageError: It is none.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
+    if not jnp.issubdtype(found, jnp.floating):
+        raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
+    if np.isfinite(np.array(np.nan).astype(found)):
+        raise UsageError(f"cannot convert to {found.name}: it has no NaN, and would hide what does not fit.")
+    return found
+
+
+def converted(name: str, block: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return a part of an array in another dtype.
+
+    Raises:
+      UsageError: A number becomes infinite by it, or none.
+    """
+    if block.dtype == dtype:
+        return block
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = block.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and (lost := np.isfinite(block) & ~np.isfinite(cast)).any():
+        number = float(block[lost][0])
+        raise UsageError(f"cannot convert {name} to {dtype.name}: {number:g} does not fit.")
+    return cast
+
+
 def dtype_of(leaf: Any) -> Any:
     """Return the dtype of an array, or that which a number has when it is saved."""
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype

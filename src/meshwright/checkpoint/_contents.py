@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from meshwright.checkpoint._directory import aside, complete_steps, step_path
 from meshwright.checkpoint._format import read_manifest
 from meshwright.checkpoint._object_path import Directory, location
+from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.checkpoint._pins import is_pinned
 from meshwright.errors import CheckpointError
 
@@ -30,6 +31,7 @@ class Contents:
     """What those are called that were found damaged and are kept for people to look at."""
 
 
+@telling_unreadable()
 def contents(directory: str | Directory) -> Contents:
     """Return what is in a directory of checkpoints, local or not; of their data nothing is read."""
     place = location(directory)

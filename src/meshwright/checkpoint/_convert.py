@@ -12,10 +12,10 @@ from jax.typing import DTypeLike
 
 from meshwright import __version__
 from meshwright.checkpoint import _directory
+from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._format import (
     MANIFEST,
     ArrayLayout,
-    Index,
     Manifest,
     NativeSource,
     Snapshot,
@@ -29,7 +29,8 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
-from meshwright.checkpoint._transforms import as_source
+from meshwright.checkpoint._staging import told_of
+from meshwright.checkpoint._transforms import Arrays, empty_of
 from meshwright.errors import UsageError, nearest
 
 PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
@@ -55,25 +56,27 @@ def convert(
     Args:
       source: an opened checkpoint.
       destination: local or not; made where it is not; no run may have it open.
-      transform: returns what is to be written, of `source`: a map's `to_ours`, say, or a `subtree`.
+      transform: returns what is to be written, of `source`: a map's `to_ours`, say, or a `subtree`. It
+        is given the leaves as their format calls them; without it they are called as ours.
       dtype, only: as for `rewritten`, after that.
 
     Raises:
       UsageError: As `rewritten`, or the step is at the destination already.
       DamagedError: A piece of the source is damaged.
     """
-    changed = transform(source) if transform else source
+    changed = transform(source) if transform else called_as_ours(source)
     taken = rewritten(changed, dtype=dtype, only=only).arrays()
     if isinstance(changed, NativeSource):
         arrays = [
             _rewritten(layout, taken) for layout in layouts_of(changed.manifest) if layout.name in taken
         ]
     else:
-        taken = _called_as_ours(changed, taken)
         arrays = list(layouts(taken, 1))
     directory = location(destination)
     with _directory.lock(directory):
         _directory.probe(directory)
+        if not isinstance(directory, ObjectPath):  # in a store it may be another's, as there are no locks
+            _directory.remove_temporaries(directory)
         return _write(_manifest(source, taken), taken, arrays, directory)
 
 
@@ -92,11 +95,16 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
         when it is read, a number does not fit into its dtype.
     """
     arrays = source.arrays()
-    taken = _matching(only, list(arrays)) if only else list(arrays)
+    taken = list(arrays) if only is None else _matching(only, list(arrays))
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
-    return as_source(
-        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+    return Arrays(
         str(source),
+        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
+        {
+            name: node
+            for name, node in empty_of(source).items()
+            if only is None or compiled(only).fullmatch(name)
+        },
     )
 
 
@@ -107,10 +115,16 @@ def _patterns(dtype: DTypes | None, names: list[str]) -> Mapping[str, DTypeLike]
     return {} if dtype is None else {called: dtype}
 
 
-def _called_as_ours(source: Source, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    ours = getattr(source, "ours", str)
+def called_as_ours(source: Source) -> Source:
+    """Return `source` with the leaves called as we call them, where its format calls them otherwise.
+
+    They are called as they were where two would get one name.
+    """
+    arrays, ours = source.arrays(), getattr(source, "ours", str)
     named = {ours(name): array for name, array in arrays.items()}
-    return named if len(named) == len(arrays) else dict(arrays)
+    if named.keys() == arrays.keys() or len(named) < len(arrays):
+        return source
+    return Arrays(str(source), named, empty_of(source))
 
 
 def _manifest(source: Opened, arrays: Mapping[str, LazyArray]) -> Manifest:
@@ -134,8 +148,9 @@ def _write(
     temporary = _directory.temporary_path(directory, manifest.step)
     temporary.mkdir()
     try:
-        _write_data(taken, arrays, temporary)
-        commit(temporary, final, manifest, arrays, 1, Event())
+        with told_of(final):
+            _write_data(taken, arrays, temporary)
+            commit(temporary, final, manifest, arrays, 1, Event())
     except BaseException:
         _directory.discard(temporary)
         raise
@@ -159,7 +174,7 @@ def _new_dtypes(
     for pattern, dtype in patterns.items():
         for name in _matching(pattern, names):
             if _is_floating(arrays[name].dtype):
-                new.setdefault(name, _floating(dtype))
+                new.setdefault(name, floating(dtype))
     return new
 
 
@@ -173,18 +188,9 @@ def _matching(pattern: str, names: list[str]) -> list[str]:
     found = [name for name in names if regex.fullmatch(name)]
     if not found:
         close = nearest(pattern, names)
-        hint = f" The nearest name is {close}." if close else ""
+        some = ", ".join(names[:5]) + (", …" if names[5:] else "")
+        hint = f" The nearest name is {close}." if close else f" There are {some or 'none'}."
         raise UsageError(f"the pattern {pattern!r} matches the whole name of no array.{hint}")
-    return found
-
-
-def _floating(dtype: DTypeLike) -> np.dtype:
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
-    if not _is_floating(found):
-        raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
     return found
 
 
@@ -193,14 +199,4 @@ def _is_floating(dtype: Any) -> bool:
 
 
 def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
-    def read(index: Index) -> np.ndarray:
-        block = array.read(index)
-        if block.dtype == dtype:
-            return block
-        wide = block.astype(np.float64)
-        too_large = np.isfinite(wide) & (np.abs(wide) > float(jnp.finfo(dtype).max))
-        if too_large.any():
-            raise UsageError(f"cannot convert {name} to {dtype.name}: {wide[too_large][0]:g} does not fit.")
-        return block.astype(dtype)
-
-    return replace(array, dtype=dtype, read=read)
+    return array.with_values(lambda block: converted(name, block, dtype), dtype)

@@ -8,20 +8,18 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshwright import tree
-from meshwright.checkpoint._export import Names, TreeSource, readable
+from meshwright.checkpoint._exported import Chosen, Names, TreeSource, chosen, local, readable, refuse_dtypes
 from meshwright.checkpoint._format import fsync_directory, slabs
-from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
 _LARGE = 1 << 30  # bytes, from which on a member of a ZIP file needs longer numbers; it does at twice as many
-_KINDS = "biufc"  # what NumPy reads again: of others, such as bfloat16, it would write bytes without a type
 
 
 def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names: Names | None = None) -> Path:
@@ -41,9 +39,7 @@ def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names:
         type for one, or an array lies on other processes too.
       CheckpointError: A piece of the checkpoint is damaged.
     """
-    path = location(file)
-    if not isinstance(path, Path):
-        raise UsageError(f"{file} is in an object store: export into a file, and copy it.")
+    path = local(file)
     path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
     source = readable(tree_or_source)
     arrays = chosen(source.arrays(), names or str)
@@ -51,64 +47,18 @@ def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names:
     return Path(on_lead(lambda: _write(source, path, arrays)))
 
 
-class Chosen(NamedTuple):
-    """An array that is to be written."""
-
-    name: str
-    """What the source calls it."""
-    array: Any
-    """Its shape and dtype."""
-
-
-def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
-    """Return the arrays that are to be written, by the names that they get.
-
-    Raises:
-      UsageError: There are none, or two get one name.
-    """
-    found: dict[str, Chosen] = {}
-    for name, array in saved.items():
-        if (theirs := names(name)) is None:
-            continue
-        if theirs in found:
-            raise UsageError(f"{found[theirs].name} and {name} would both be called {theirs}.")
-        found[theirs] = Chosen(name, array)
-    if not found:
-        raise UsageError("there is nothing to export: no array was chosen.")
-    return found
-
-
-def refuse_dtypes(where: str, arrays: Mapping[str, Chosen]) -> None:
-    """Raise if NumPy alone does not know the dtype of one.
-
-    Raises:
-      UsageError: It does not. The first of them are listed.
-    """
-    dtypes = {name: each.array.dtype for name, each in arrays.items()}
-    unfit = [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if dtype.kind not in _KINDS]
-    if unfit:
-        raise UsageError(
-            f"{where} has no such dtypes: {', '.join(unfit[:5])}{', …' if unfit[5:] else ''}. "
-            "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
-        )
-
-
 def _write(source: Source | TreeSource, path: Path, arrays: Mapping[str, Chosen]) -> str:
-    if path.exists():
-        raise UsageError(f"{path} is there already; give another name, or move it away.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
+    with staged(path) as place:
+        if path.exists():
+            raise UsageError(f"{path} is there already; give another name, or move it away.")
+        with (place / path.name).open("wb") as file:
             with zipfile.ZipFile(file, "w") as archive:
                 for name, each in arrays.items():
                     _write_array(archive, name, source, each)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    fsync_directory(path.parent)
+        (place / path.name).rename(path)
+        fsync_directory(path.parent)
     return str(path)
 
 

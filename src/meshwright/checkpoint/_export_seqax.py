@@ -6,23 +6,27 @@ seqax's metadata, they are the same files, byte for byte.
 
 import itertools
 import json
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from meshwright import tree
 from meshwright.checkpoint import _kvstore
-from meshwright.checkpoint._export import Names, TreeSource, readable
-from meshwright.checkpoint._export_npz import Chosen, chosen, refuse_dtypes
+from meshwright.checkpoint._exported import Chosen, Names, TreeSource, chosen, readable, refuse_dtypes
+from meshwright.checkpoint._format import fsync_directory
 from meshwright.checkpoint._lazy import Index, LazyArray
-from meshwright.checkpoint._object_path import Directory, location
+from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.checkpoint.readers import store_of
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
 # Of several threads each would keep the memory in which it compressed or wrote a chunk.
 _ONE_AT_A_TIME = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
+_NONE = {"", ".", "..", ".zarray", ".zattrs", ".zgroup"}  # what no array, nor what is above it, is called
 _BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
 
 
@@ -31,7 +35,7 @@ def seqax_name(name: str) -> str:
 
     A name of one part stays as it is, as it may be one of seqax's, whose keys are joined by nothing.
     """
-    keys = [key.replace("%2F", "/").replace("%25", "%") for key in name.split("/")]
+    keys = tree.keys_of(name)
     return "".join(f"[{key!r}]" for key in keys) if len(keys) > 1 else name
 
 
@@ -40,7 +44,7 @@ def export_seqax(
     directory: str | Directory,
     *,
     step: int,
-    names: Names = seqax_name,
+    names: Names | None = None,
 ) -> Directory:
     """Write `directory/{step}`, with ten digits, which seqax's `load_zarr` reads, and return where it is.
 
@@ -51,8 +55,9 @@ def export_seqax(
       tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
       directory: Local or not.
       step: What the checkpoint is called by.
-      names: From our name of an array to the stored one, or to None, which leaves it out. For states of
-        seqax's own classes that is `lambda name: name.replace("/", "")`.
+      names: From our name of an array to the stored one, or to None, which leaves it out. Without it, that
+        is what JAX's `keystr` calls a leaf of the tree; of a checkpoint, which does not say what were lists,
+        `seqax_name`. For states of seqax's own classes it is `lambda name: name.replace("/", "")`.
 
     Raises:
       UsageError: The step is there, nothing is to be written, two arrays would have one name, zarr has no
@@ -60,23 +65,51 @@ def export_seqax(
       CheckpointError: A piece of the checkpoint is damaged.
     """
     source, place = readable(tree_or_source), location(directory) / f"{step:010d}"
-    arrays = chosen(source.arrays(), names)
+    given = source is tree_or_source
+    arrays = chosen(source.arrays(), names or (seqax_name if given else _keystrs(tree_or_source).__getitem__))
     refuse_dtypes("seqax", arrays)
-    if unfit := [name for name in arrays if not name or name.startswith(".") or "\\" in name]:
+    if unfit := [name for name in arrays if "\\" in name or not _NONE.isdisjoint(name.split("/"))]:
         raise UsageError(f"zarr has no arrays called {unfit[0]!r}. Give `names` to call it otherwise.")
 
     def write() -> None:
-        if place.is_dir():
-            raise UsageError(f"{place} is there already; give another directory, or move it away.")
-        context = _kvstore.tensorstore_for("seqax").Context(_ONE_AT_A_TIME)
-        store = store_of(place, context)
-        _put(store, ".zgroup", {"zarr_format": 2})
-        for name, each in arrays.items():
-            _write_array(store, context, name, source, each)
-        _put(store, ".zattrs", {"write_completed": True})
+        if isinstance(place, ObjectPath):
+            _refuse_if_there(place)
+            _write(place, arrays, source)
+            return
+        with staged(place) as unfinished:
+            _refuse_if_there(place)
+            _write(unfinished / place.name, arrays, source)
+            (unfinished / place.name).rename(place)
+            fsync_directory(place.parent)
 
     on_lead(write)
     return place
+
+
+def _refuse_if_there(place: Directory) -> None:
+    if not place.is_dir():
+        return
+    if isinstance(place, ObjectPath) and not (place / ".zattrs").is_file():
+        raise UsageError(
+            f"{place} is there, but not complete. If no process writes there any more, delete what is below "
+            "it; or give another destination."
+        )
+    raise UsageError(f"{place} is there already; give another directory, or move it away.")
+
+
+def _write(place: Directory, arrays: Mapping[str, Chosen], source: Source | TreeSource) -> None:
+    context = _kvstore.tensorstore_for("seqax").Context(_ONE_AT_A_TIME)
+    store = store_of(place, context)
+    _put(store, ".zgroup", {"zarr_format": 2})
+    for name, each in arrays.items():
+        _write_array(store, context, name, source, each)
+    _put(store, ".zattrs", {"write_completed": True})
+
+
+def _keystrs(leaves: tree.PyTree) -> dict[str, str]:
+    """Return what JAX calls each leaf, by our name."""
+    paths = (jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(leaves)[0])
+    return dict(zip(tree.leaf_names(leaves), paths, strict=True))
 
 
 def _put(store: Any, name: str, document: dict[str, Any]) -> None:
@@ -99,9 +132,13 @@ def _write_array(store: Any, context: Any, name: str, source: Source | TreeSourc
     _put(store, f"{name}/.zarray", metadata)
     opened = _opened(store, name, context)
     for index in _indices(shape, chunks):
-        block = source.read(each.name, index)
-        with _kvstore.telling(f"write {name} in {store.path}"):
-            opened[index].write(block).result()
+        _write_chunk(store, name, opened[index], source.read(each.name, index))
+
+
+def _write_chunk(store: Any, name: str, place: Any, block: np.ndarray) -> None:
+    """Write one chunk, which is not copied before, and is let go of before the next one is read."""
+    with _kvstore.telling(f"write {name} in {store.path}"):
+        place.write(block, can_reference_source_data_indefinitely=True).result()
 
 
 def _opened(store: Any, name: str, context: Any) -> Any:

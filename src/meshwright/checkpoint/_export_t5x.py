@@ -10,11 +10,7 @@ import itertools
 import json
 import math
 import re
-import shutil
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +19,31 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import tree
+from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._deflate import gzipped
-from meshwright.checkpoint._export import Names, TreeSource, readable
+from meshwright.checkpoint._exported import (
+    Chosen,
+    Names,
+    TreeSource,
+    chosen,
+    is_of_numpy,
+    listed,
+    local,
+    readable,
+    refuse_dtypes,
+)
 from meshwright.checkpoint._format import fsync_directory
 from meshwright.checkpoint._format._durable import write_whole
 from meshwright.checkpoint._lazy import Index
 from meshwright.checkpoint._msgpack import packed
-from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
+from meshwright.checkpoint._transforms import empty_of
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
 _CHUNK_NBYTES = 64 << 20
 _COMPRESSOR = {"id": "gzip", "level": 1}
-_NUM_THREADS = 4
 _OURS = [
     (re.compile(r"params/(.*)"), r"target/\1"),
     (re.compile(r"step"), r"state/step"),
@@ -44,7 +51,13 @@ _OURS = [
     (re.compile(r"model_state/(.*)"), r"flax_mutables/\1"),
     (re.compile(r"((?:target|state|flax_mutables)/.*)"), r"\1"),
 ]
-_STEP = "state/step"
+_STEP, _LAST_STEP = "state/step", (1 << 31) - 1
+_NOT_OF_NUMPY = {
+    "bfloat16",
+    "int4",
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+}
+"""What TensorStore has besides, and calls so."""
 
 
 def t5x_names(name: str) -> str | None:
@@ -76,103 +89,128 @@ def export_t5x(
       dtype: What floating-point parameters, `target/…`, are cast to. The optimizer's state stays as it is.
 
     Raises:
-      UsageError: The step is there already; nothing, or no parameter, is to be written; two arrays would
-        have one name or one directory; or an array lies on other processes too.
+      UsageError: The step is there already, or cannot be T5X's; nothing is to be written; two arrays would
+        have one name or one directory; T5X has no such dtype, or a number does not fit into it; or an array
+        lies on other processes too.
       DamagedError: A piece of the checkpoint is damaged.
     """
-    final = location(directory) / f"checkpoint_{step}"
-    if not isinstance(final, Path):
-        raise UsageError(f"{directory} is in an object store: export into a directory, and copy the files.")
+    final = local(directory) / f"checkpoint_{step}"
+    if not 0 <= step <= _LAST_STEP:
+        raise UsageError(f"step {step} is none of T5X's, which are of 32 bits: from 0 to {_LAST_STEP}.")
     source = readable(tree_or_source)
-    ours = _renamed(source.arrays(), names)
-    dtypes = {new: _dtype(new, source.arrays()[name].dtype, dtype) for new, name in ours.items()}
+    arrays = _chosen(source.arrays(), names)
+    # T5X restores a state only if it has all its parts, those without arrays too.
+    empty = {theirs: node for name, node in empty_of(source).items() if (theirs := names(name))}
+    rest = {**empty, _STEP: np.array(step, np.int32)}
+    dtypes = _dtypes(arrays, None if dtype is None else floating(dtype))
 
     def write() -> str:
-        if final.exists():
-            raise UsageError(f"{final} is there already; give another directory or step, or move it away.")
-        temporary = final.with_name(f"{final.name}.tmp-{int(time.time())}")
-        temporary.mkdir(parents=True)
-        try:
-            write_whole(temporary / "checkpoint", packed(_written(source, ours, dtypes, temporary, step)))
-            fsync_directory(temporary)
-            temporary.rename(final)
-        except BaseException:
-            shutil.rmtree(temporary)
-            raise
-        fsync_directory(final.parent)
+        with staged(final) as place:
+            if final.exists():
+                raise UsageError(
+                    f"{final} is there already; give another directory or step, or move it away."
+                )
+            made = place / final.name
+            made.mkdir()
+            write_whole(made / "checkpoint", packed(_written(source, arrays, dtypes, rest, made)))
+            fsync_directory(made)
+            made.rename(final)
+            fsync_directory(final.parent)
         return str(final)
 
     return Path(on_lead(write))
 
 
-def _renamed(arrays: Mapping[str, Any], names: Names) -> dict[str, str]:
-    """Return our names of the arrays by T5X's.
+def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
+    """Return the arrays that are to be written, by T5X's names.
 
     Raises:
       UsageError: They do not make a state of T5X.
     """
-    theirs = {name: new for name in arrays if (new := names(name)) is not None}
-    if not any(new.startswith("target/") for new in theirs.values()):
-        some = ", ".join(list(arrays)[:5]) or "nothing"
+    if all(names(name) is None for name in saved):
         raise UsageError(
-            f"there are no parameters among {some}: T5X has them under target/. Give `names`, ours to T5X's."
+            f"there are no parameters of T5X among {listed(saved) or 'nothing'}: it has them under target/. "
+            "Give `names`, ours to T5X's."
         )
-    ours: dict[str, str] = {}
+    arrays = chosen(saved, names)
     folders: dict[str, str] = {}
-    for name, new in theirs.items():
-        if (other := folders.setdefault(_folder(new), name)) != name:
-            raise UsageError(f"{other} and {name} would lie in one directory, {_folder(new)}: give `names`.")
-        ours[new] = name
-    return ours
+    for name, each in arrays.items():
+        if (other := folders.setdefault(_folder(name), each.name)) != each.name:
+            raise UsageError(
+                f"{other} and {each.name} would lie in one directory, {_folder(name)}: give `names`."
+            )
+        above = ("/".join(name.split("/")[:depth]) for depth in range(1, name.count("/") + 1))
+        if leaf := next((arrays[prefix] for prefix in above if prefix in arrays), None):
+            raise UsageError(f"{each.name} would lie within {leaf.name}, an array: give `names`.")
+    return arrays
 
 
 def _folder(name: str) -> str:
-    return name.replace("/", ".").replace("%2F", ".").replace("%25", "%")
+    return ".".join(tree.keys_of(name)).replace("/", ".")
 
 
-def _dtype(name: str, saved: np.dtype, wanted: DTypeLike | None) -> np.dtype:
-    casts = wanted is not None and name.startswith("target/") and jnp.issubdtype(saved, jnp.floating)
-    return np.dtype(wanted) if casts else np.dtype(saved)
+def _dtypes(arrays: Mapping[str, Chosen], wanted: np.dtype | None) -> dict[str, np.dtype]:
+    """Return what each array is written as.
+
+    Raises:
+      UsageError: T5X has no such dtype.
+    """
+    refuse_dtypes("T5X", arrays, _accepts)
+    saved = {name: np.dtype(each.array.dtype) for name, each in arrays.items()}
+    return {
+        name: wanted
+        if wanted and name.startswith("target/") and jnp.issubdtype(dtype, jnp.floating)
+        else dtype
+        for name, dtype in saved.items()
+    }
+
+
+def _accepts(dtype: Any) -> bool:
+    # It takes uint16 for bfloat16 that is stored as version 2 did, and refuses it.
+    return (is_of_numpy(dtype) and dtype.name != "uint16") or dtype.name in _NOT_OF_NUMPY
 
 
 def _written(
     source: Source | TreeSource,
-    ours: Mapping[str, str],
+    arrays: Mapping[str, Chosen],
     dtypes: Mapping[str, np.dtype],
+    rest: Mapping[str, Any],
     directory: Path,
-    step: int,
 ) -> dict[str, Any]:
-    """Write the arrays that lie beside the tree, and return the tree."""
-    leaves: dict[str, Any] = {_STEP: np.array(step, np.int32)}
-    arrays = source.arrays()
-    for new, name in sorted(ours.items()):
-        shape, dtype = arrays[name].shape, dtypes[new]
+    """Write the arrays that lie beside the tree, and return the tree, which has `rest` too."""
+    leaves = dict(rest)
+    for name, each in sorted(arrays.items()):
+        shape, dtype = each.array.shape, dtypes[name]
+        piece = getattr(each.array, "chunk_shape", shape)
 
-        def read(index: Index, name: str = name, dtype: np.dtype = dtype) -> np.ndarray:
-            return np.asarray(source.read(name, index), dtype)
+        def read(index: Index, name: str = each.name, dtype: np.dtype = dtype) -> np.ndarray:
+            return converted(name, np.asarray(source.read(name, index)), dtype)
 
         if shape and math.prod(shape):
-            leaves[new] = _write_array(directory / _folder(new), shape, dtype, read)
-        elif new != _STEP:
-            leaves[new] = read((slice(None),) * len(shape))
+            leaves[name] = _write_array(directory / _folder(name), shape, piece, dtype, read)
+        elif name != _STEP:
+            leaves[name] = read((slice(None),) * len(shape))
     state = tree.nested(leaves)
     return {"version": 3, "optimizer": {"target": {}, **state}}
 
 
 def _write_array(
-    folder: Path, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[Index], np.ndarray]
+    folder: Path,
+    shape: tuple[int, ...],
+    piece: tuple[int, ...],
+    dtype: np.dtype,
+    read: Callable[[Index], np.ndarray],
 ) -> dict[str, Any]:
-    """Write an array, and return the spec by which T5X finds it."""
-    chunks = chunk_shape(shape, _CHUNK_NBYTES // dtype.itemsize)
+    """Write an array, which lies in such pieces, and return the spec by which T5X finds it."""
+    chunks = chunk_shape(piece, _CHUNK_NBYTES // dtype.itemsize)
     folder.mkdir()
 
-    def write_chunk(place: tuple[int, ...]) -> None:
+    # One after the other, as each that is read takes up to three times its bytes while that lasts.
+    for place in itertools.product(
+        *(range(size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+    ):
         index = tuple(slice(at * size, (at + 1) * size) for at, size in zip(place, chunks, strict=True))
         write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
-
-    counts = [range(size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        deque(threads.map(write_chunk, itertools.product(*counts)), maxlen=0)
     metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
     write_whole(folder / ".zarray", json.dumps(metadata | _zarr(dtype)).encode())
     fsync_directory(folder)
@@ -181,8 +219,7 @@ def _write_array(
 
 
 def _zarr(dtype: np.dtype) -> dict[str, Any]:
-    # What NumPy has not itself, TensorStore calls by name.
-    name = dtype.name if dtype.kind == "V" else dtype.str
+    name = dtype.str if is_of_numpy(dtype) else dtype.name
     constant = {"fill_value": None, "filters": None, "order": "C", "zarr_format": 2}
     return {"dtype": name, "dimension_separator": ".", **constant}
 
@@ -199,6 +236,6 @@ def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def _compressed(chunk: np.ndarray) -> bytes:
+def _compressed(chunk: np.ndarray) -> Iterator[bytes]:
     # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
     return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])

@@ -104,8 +104,8 @@ def context() -> Any:
 
 def told(error: Exception) -> str:
     """Return what TensorStore says of an error, without where in its sources, and without secrets."""
-    text, _, response = str(error).partition(" [")
-    if status := re.search(r"http_response_code='(\d+)'", response):
+    text, *response = re.split(r" \[(?=[\w ]+=')", str(error), maxsplit=1)  # and not at "Byte range [0, 10)"
+    if status := re.search(r"http_response_code='(\d+)'", "".join(response)):
         text += f" (HTTP {status[1]})"
     for secret in filter(None, map(os.environ.get, _SECRETS)):
         text = text.replace(secret, "***")

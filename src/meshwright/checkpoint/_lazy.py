@@ -75,28 +75,27 @@ class LazyArray:
     def read_parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts, as `read` does."""
         parts = getattr(self.read, "parts", None)
-        return parts(indices) if parts else [self.read(index) for index in indices]
+        return parts(indices) if parts and indices else [self.read(index) for index in indices]
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Return the array in another dtype, lazily."""
         wanted = np.dtype(dtype)
-        return dataclasses.replace(
-            self, dtype=wanted, read=lambda index: self.read(index).astype(wanted, copy=False)
-        )
+        return self.with_values(lambda part: part.astype(wanted, copy=False), wanted)
 
     def view(self, dtype: DTypeLike) -> Self:
         """Return the array with its bits taken for another dtype of the same size, lazily."""
         wanted = np.dtype(dtype)
-        return dataclasses.replace(self, dtype=wanted, read=lambda index: self.read(index).view(wanted))
+        return self.with_values(lambda part: part.view(wanted), wanted)
+
+    def with_values(self, change: Callable[[np.ndarray], np.ndarray], dtype: np.dtype) -> Self:
+        """Return the array with `change` made to each part that is read, which keeps the shape, lazily."""
+        reader = _Derived(self, lambda index: index, lambda part, _: change(part))
+        return dataclasses.replace(self, dtype=dtype, read=reader)
 
     def transpose(self) -> Self:
         """Return the array with its dimensions in the opposite order, lazily."""
-        return dataclasses.replace(
-            self,
-            shape=self.shape[::-1],
-            read=lambda index: _turned(self.read(index[::-1])),
-            stored_chunks=None,
-        )
+        reader = _Derived(self, lambda index: index[::-1], lambda part, _: _turned(part))
+        return dataclasses.replace(self, shape=self.shape[::-1], read=reader, stored_chunks=None)
 
     def reshape(self, *shape: int) -> Self:
         """Return the array in another shape, lazily. Whole rows are read, as many as it takes.
@@ -112,15 +111,20 @@ class LazyArray:
             )
         width, wanted = math.prod(self.shape[1:]), math.prod(shape[1:])
 
-        def read(index: Index) -> np.ndarray:
+        def bounds(index: Index) -> tuple[int, int]:
             rows = range(shape[0])[index[0]]
-            start, stop = rows.start * wanted, max(rows.start, rows.stop) * wanted
-            held = slice(start // width, -(-stop // width))
-            flat = self.read((held, *(slice(None),) * (self.ndim - 1))).reshape(-1)
-            part = flat[start - held.start * width :][: stop - start].reshape(-1, *shape[1:])
+            return rows.start * wanted, max(rows.start, rows.stop) * wanted
+
+        def held(index: Index) -> Index:
+            start, stop = bounds(index)
+            return slice(start // width, -(-stop // width)), *(slice(None),) * (self.ndim - 1)
+
+        def cut(rows: np.ndarray, index: Index) -> np.ndarray:
+            start, stop = bounds(index)
+            part = rows.reshape(-1)[start % width :][: stop - start].reshape(-1, *shape[1:])
             return part[:, *index[1:]]
 
-        return dataclasses.replace(self, shape=shape, read=read, stored_chunks=None)
+        return dataclasses.replace(self, shape=shape, read=_Derived(self, held, cut), stored_chunks=None)
 
     def __getitem__(self, index: Any) -> Self:
         """Return a part, lazily. `index` holds integers and slices of step 1.
@@ -130,16 +134,17 @@ class LazyArray:
           IndexError: An integer lies outside.
         """
         picked = [_pick(size, part) for size, part in zip(self.shape, self._full(index), strict=True)]
-        kept = [part for part in picked if isinstance(part, range)]
+        shape = tuple(len(part) for part in picked if isinstance(part, range))
 
-        def read(index: Index) -> np.ndarray:
-            parts, within = iter(index), []
-            for part in picked:
-                among = part[next(parts)] if isinstance(part, range) else range(part, part + 1)
-                within.append(slice(among.start, among.stop))
-            return self.read(tuple(within)).reshape(shape_of(index, tuple(map(len, kept))))
+        def within(index: Index) -> Index:
+            parts = iter(index)
+            among = [
+                part[next(parts)] if isinstance(part, range) else range(part, part + 1) for part in picked
+            ]
+            return tuple(slice(part.start, part.stop) for part in among)
 
-        return dataclasses.replace(self, shape=tuple(map(len, kept)), read=read, stored_chunks=None)
+        reader = _Derived(self, within, lambda part, index: part.reshape(shape_of(index, shape)))
+        return dataclasses.replace(self, shape=shape, read=reader, stored_chunks=None)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Read all of it."""
@@ -150,6 +155,35 @@ class LazyArray:
         if len(index) > self.ndim:
             raise UsageError(f"{len(index)} indices are too many for an array of shape {self.shape}.")
         return index + (slice(None),) * (self.ndim - len(index))
+
+
+@dataclass(frozen=True)
+class _Derived:
+    """What a `LazyArray` reads with that is made of another one, and shares what its parts share there."""
+
+    of: LazyArray
+    within: Callable[[Index], Index]
+    """Returns which part of `of` one is made of."""
+    make: Callable[[np.ndarray, Index], np.ndarray]
+    """Makes it."""
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self.make(self.of.read(self.within(index)), index)
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts."""
+        read = self.of.read_parts([self.within(index) for index in indices])
+        return [self.make(part, index) for part, index in zip(read, indices, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a `LazyArray` reads with that is made of several."""
+
+    parts: Callable[[Sequence[Index]], list[np.ndarray]]
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self.parts([index])[0]
 
 
 def in_memory(array: Any) -> LazyArray:
@@ -169,13 +203,18 @@ def stack(arrays: Sequence[LazyArray]) -> LazyArray:
         raise UsageError(f"cannot stack arrays of {len(kinds)} kinds: {sorted(map(str, kinds))}.")
     shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
 
-    def read(index: Index) -> np.ndarray:
-        out = np.empty(shape_of(index, shape), dtype)
-        for place, array in enumerate(arrays[index[0]]):
-            out[place] = array.read(index[1:])
-        return out
+    def parts(indices: Sequence[Index]) -> list[np.ndarray]:
+        found = [np.empty(shape_of(index, shape), dtype) for index in indices]
+        places = [range(len(arrays))[index[0]] for index in indices]
+        for number, array in enumerate(arrays):
+            wanting = [each for each, among in enumerate(places) if number in among]
+            for each, part in zip(
+                wanting, array.read_parts([indices[each][1:] for each in wanting]), strict=True
+            ):
+                found[each][places[each].index(number)] = part
+        return found
 
-    return dataclasses.replace(arrays[0], shape=shape, read=read, stored_chunks=None)
+    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None)
 
 
 def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
@@ -190,16 +229,23 @@ def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
     ends = list(itertools.accumulate(array.shape[-1] for array in arrays))
     shape = (*arrays[0].shape[:-1], ends[-1])
 
-    def read(index: Index) -> np.ndarray:
-        wanted, parts = range(ends[-1])[index[-1]], []
-        for end, array in zip(ends, arrays, strict=True):
-            begin = end - array.shape[-1]
-            part = slice(max(wanted.start, begin) - begin, max(0, min(wanted.stop, end) - begin))
-            if part.start < part.stop:
-                parts.append(array.read((*index[:-1], part)))
-        return np.concatenate(parts, axis=-1) if parts else np.empty(shape_of(index, shape), arrays[0].dtype)
+    def within(index: Index, end: int, array: LazyArray) -> Index:
+        wanted, begin = range(ends[-1])[index[-1]], end - array.shape[-1]
+        return (*index[:-1], slice(max(wanted.start, begin) - begin, max(0, min(wanted.stop, end) - begin)))
 
-    return dataclasses.replace(arrays[0], shape=shape, read=read, stored_chunks=None)
+    def parts(indices: Sequence[Index]) -> list[np.ndarray]:
+        found: list[list[np.ndarray]] = [[] for _ in indices]
+        for end, array in zip(ends, arrays, strict=True):
+            wanted = {each: within(index, end, array) for each, index in enumerate(indices)}
+            wanted = {each: index for each, index in wanted.items() if index[-1].start < index[-1].stop}
+            for each, part in zip(wanted, array.read_parts(list(wanted.values())), strict=True):
+                found[each].append(part)
+        return [
+            np.concatenate(each, axis=-1) if each else np.empty(shape_of(index, shape), arrays[0].dtype)
+            for each, index in zip(found, indices, strict=True)
+        ]
+
+    return dataclasses.replace(arrays[0], shape=shape, read=_Parts(parts), stored_chunks=None)
 
 
 def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:

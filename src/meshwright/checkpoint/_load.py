@@ -18,13 +18,18 @@ def load(source: Source) -> dict[str, Any]:
     `load(cast(source, [(".*", "bfloat16")]))`.
 
     Raises:
+      InputError: A name lies below another, as `a/b` and `a` do in a file of names.
       DamagedError: A piece is damaged.
     """
     return restore(source, tree.nested({name: _struct(x) for name, x in source.arrays().items()}))
 
 
 def load_lazily(source: Source) -> dict[str, Any]:
-    """Return all of `source` as nested dictionaries of `LazyArray`s; nothing is read."""
+    """Return all of `source` as nested dictionaries of `LazyArray`s; nothing is read.
+
+    Raises:
+      InputError: A name lies below another.
+    """
     return tree.nested(source.arrays())
 
 

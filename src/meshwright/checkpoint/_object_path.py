@@ -222,6 +222,8 @@ def location(path: str | Path | ObjectPath) -> Directory:
     if isinstance(path, ObjectPath):
         return path
     address = str(path).removeprefix("file://")
+    if not address:
+        raise UsageError("a path is empty: a variable that is not set, perhaps. The directory here is `.`.")
     if mangled := re.match(rf"({'|'.join(SCHEMES)}):/(?!/)", address):
         raise UsageError(
             f"{address} was an address before it was made a Path: give it as text, {mangled[1]}://…."

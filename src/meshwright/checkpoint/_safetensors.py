@@ -68,10 +68,10 @@ def write_file(
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
     with path.open("wb") as file:
         file.write(_header(ordered, metadata))
-        for name, array in ordered.items():
+        for name in ordered:
             for part in read(name):
                 # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
-                file.write(np.ascontiguousarray(part, array.dtype).reshape(-1).view(np.uint8).data)
+                file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -10,7 +10,8 @@ from meshwright.checkpoint._directory import aside, complete_steps, step_path, t
 from meshwright.checkpoint._format import MANIFEST, NativeSource
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, location
-from meshwright.checkpoint.readers import READERS, Reader
+from meshwright.checkpoint._permission import telling_unreadable
+from meshwright.checkpoint.readers import ORBAX_TEMPORARY, READERS, Reader
 from meshwright.errors import CheckpointError, DamagedError
 
 _KNOWN = f"\n  Formats that are known: {', '.join(['our own', *(reader.name for reader in READERS)])}."
@@ -57,6 +58,7 @@ class Opened(Source, Protocol):
         ...
 
 
+@telling_unreadable()
 def open_source(path: str | Directory, *, verify: bool = True) -> Opened:
     """Open a checkpoint, whatever wrote it: a file, a step directory, or the newest in a directory of them.
 
@@ -98,6 +100,7 @@ def stored_names(source: Source, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+@telling_unreadable()
 def checkpoints_at(path: str | Directory) -> list[Directory]:
     """Return the directories of the checkpoint of our format at `path`, or of those in it, the oldest first.
 
@@ -150,7 +153,7 @@ def _what_instead(place: Directory) -> str:
     half_written = "Either a save is still running (call `wait()` first) or its run was killed."
     if any(place.glob("data-*.zarr.zip")):
         return f"has data files but no {MANIFEST}. {half_written}"
-    if unfinished := temporaries(place):
+    if unfinished := [*temporaries(place), *place.glob(f"*{ORBAX_TEMPORARY}*")]:
         return f"holds no complete checkpoint, only the unfinished {unfinished[-1].name}. {half_written}"
     found = ", ".join(sorted(entry.name for entry in place.iterdir())[:5]) or "nothing"
     return (

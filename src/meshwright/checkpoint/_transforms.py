@@ -5,7 +5,8 @@ named arrays, `as_source({new_name: array, ...}, name)`, as nothing is read befo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from meshwright.errors import CheckpointError, nearest
 
 def as_source(arrays: Mapping[str, LazyArray | np.ndarray | jax.Array], name: str) -> Source:
     """Return named arrays as a source; errors will call it `name`."""
-    return _Arrays(name, {key: x if isinstance(x, LazyArray) else in_memory(x) for key, x in arrays.items()})
+    return Arrays(name, {key: x if isinstance(x, LazyArray) else in_memory(x) for key, x in arrays.items()})
 
 
 def subtree(source: Source, prefix: str) -> Source:
@@ -37,7 +38,7 @@ def subtree(source: Source, prefix: str) -> Source:
         close = nearest(prefix, sorted(groups))
         hint = f"did you mean {close}?" if close else f"there are {', '.join(sorted(groups)[:10]) or 'none'}."
         raise CheckpointError(f"{source} has no subtree {prefix}; {hint}")
-    return _Arrays(f"{prefix} of {source}", below)
+    return Arrays(f"{prefix} of {source}", below)
 
 
 def cast(source: Source, casts: Casts) -> Source:
@@ -49,22 +50,28 @@ def cast(source: Source, casts: Casts) -> Source:
     Raises:
       UsageError: A pattern casts nothing.
     """
-    return _Arrays(str(source), cast_leaves(source.arrays(), casts))
+    return Arrays(str(source), cast_leaves(source.arrays(), casts), empty_of(source))
 
 
 def cast_back(source: Source, casts: Casts, target: tree.PyTree) -> Source:
     """Return `source` with what `casts` say in the dtypes of `target` again."""
     wanted, arrays = tree.named_leaves(target), source.arrays()
     names = cast_dtypes(wanted, casts).keys() & arrays.keys()
-    return _Arrays(str(source), {**arrays, **{x: arrays[x].astype(dtype_of(wanted[x])) for x in names}})
+    return Arrays(str(source), {**arrays, **{x: arrays[x].astype(dtype_of(wanted[x])) for x in names}})
+
+
+def empty_of(source: object) -> Mapping[str, Any]:
+    """Return what a source holds, by name, that is no array: None, or {}; as far as it knows of such."""
+    return getattr(source, "empty", {})
 
 
 @dataclass(frozen=True)
-class _Arrays:
-    """A source that is what it holds."""
+class Arrays:
+    """A source that is what it holds, `empty` as `empty_of` returns it."""
 
     name: str
     held: Mapping[str, LazyArray]
+    empty: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name

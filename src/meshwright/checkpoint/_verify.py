@@ -11,6 +11,7 @@ from meshwright.checkpoint._format import MANIFEST, Manifest, Piece, crc32, piec
 from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_file import parts_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.checkpoint._source import checkpoints_at
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -67,6 +68,7 @@ def verify_all(path: str | Directory) -> Iterator[Report]:
             yield report
 
 
+@telling_unreadable()
 def _report(directory: Directory) -> Report:
     try:
         manifest = read_manifest(directory)

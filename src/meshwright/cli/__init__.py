@@ -5,11 +5,11 @@ Nothing here imports JAX until a command needs it, so that help and usage errors
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.cli._output import show
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, TAKING_SETTINGS, parser
 from meshwright.cli._settings import read_settings
@@ -60,15 +60,9 @@ def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
     if isinstance(result, int):
         return result
     text, document, exit_code = (*result, EXIT_DONE)[:3]
-    _print(json.dumps(document, indent=2) if as_json else text)
+    # Checkpoints of other systems may hold what is none of JSON's, such as bytes.
+    show(json.dumps(document, indent=2, default=repr) if as_json else text)
     return exit_code
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # a reader such as `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(error: MeshwrightError, *, as_json: bool) -> int:

@@ -1,13 +1,17 @@
 """`meshwright convert`: a checkpoint in another format or dtype, under other names, or a part of one."""
 
 import argparse
+import contextlib
+import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from meshwright.addresses import is_address
 from meshwright.checkpoint import (
     Opened,
     Source,
-    as_source,
+    called_as_ours,
     export_npz,
     export_safetensors,
     export_seqax,
@@ -15,14 +19,16 @@ from meshwright.checkpoint import (
     open_source,
     rewritten,
     subtree,
+    t5x_names,
 )
 from meshwright.checkpoint import convert as convert_checkpoint
+from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
 from meshwright.cli._train import Result
 from meshwright.errors import UsageError
 from meshwright.experiment import checkpoints_of
 from meshwright.models import hugging_face
 
-TO_THEIRS = "to-hugging-face"
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
 def convert(options: argparse.Namespace) -> Result:
@@ -33,66 +39,92 @@ def convert(options: argparse.Namespace) -> Result:
       CheckpointError: there is none, it is damaged, or is not of the model that `config.json` describes.
     """
     _check(options)
+    _give_memory_back_at_once()
     changed = _changes(options)
     source = open_source(checkpoints_of(options.source))
-    made = _written(source, changed, options)
-    return f"wrote {made}", {"source": str(source), "checkpoint": made}
+    _refuse_within(source, options.destination)
+    # On the way back they are chosen by our names, which are gone then.
+    made, left_out = _written(source, changed, {} if is_back(options) else _chosen(options), options)
+    some = ", ".join(left_out[:5]) + (", …" if left_out[5:] else "")
+    lost = f"\nleft out, as {options.to} has no place for them: {some}" if left_out else ""
+    return f"wrote {made}{lost}", {"source": str(source), "checkpoint": made, "left_out": left_out}
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.map == TO_THEIRS and not options.config:
+    theirs = is_back(options) and is_hugging_face(options)
+    if theirs and not options.config:
         raise UsageError(
-            f"--map {TO_THEIRS} needs --config: the config.json of the model, or a directory with it."
+            f"--map {options.map} needs --config: the config.json of the model, or a directory with it."
         )
-    if options.map == TO_THEIRS and options.to not in (None, "safetensors"):
-        raise UsageError(f"--map {TO_THEIRS} writes safetensors, not {options.to}.")
-    if options.config and not options.map:
-        raise UsageError(f"--config is for --map: hugging-face, or {TO_THEIRS}.")
+    if theirs and options.to not in (None, "safetensors"):
+        raise UsageError(f"--map {options.map} writes safetensors, not {options.to}.")
+    if options.config and not is_hugging_face(options):
+        raise UsageError(f"--config is for --map: {HUGGING_FACE}, or {TO}{HUGGING_FACE}.")
 
 
-def _changes(options: argparse.Namespace) -> Callable[[Source], Source] | None:
-    """Return what makes the arrays that are to be written, by our names, of those that are there."""
-    if options.map == "hugging-face":
-        cfg = hugging_face.config(_described(options))
-        return lambda source: _under("params", hugging_face.to_ours(_part(source, options), cfg))
-    if options.subtree or options.map:
-        return lambda source: _part(source, options)
-    return None
+def _give_memory_back_at_once() -> None:
+    """Have glibc map every large array by itself, so that its memory is the system's again when it is gone.
+
+    Left to itself it keeps them in heaps, whose holes do not fit what comes next: up to 120 MB in all.
+    Other C libraries do not know the call.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
-def _part(source: Source, options: argparse.Namespace) -> Source:
-    """Return the subtree that is asked for; for Hugging Face, the parameters, where it is a run's state."""
-    is_state = any(name.startswith("params/") for name in source.arrays())
-    prefix = options.subtree or ("params" if options.map == TO_THEIRS and is_state else None)
-    return subtree(source, prefix) if prefix else source
+def _refuse_within(source: Opened, destination: str) -> None:
+    """Raise if the destination is the checkpoint that is read, or lies in it.
+
+    Raises:
+      UsageError: it does.
+    """
+    places = (str(source.path), destination)
+    read, written = (place if is_address(place) else os.path.realpath(place) for place in places)
+    if f"{written}/".startswith(f"{read}/") and not Path(read).is_file():
+        raise UsageError(f"{destination} lies in {source.path}, which is read: give another destination.")
 
 
-def _described(options: argparse.Namespace) -> Path:
-    """Return where the model's `config.json` is: beside its files, if it is not said."""
-    place = Path(options.config or options.source)
-    return place.parent if place.suffix == ".safetensors" else place
+def _changes(options: argparse.Namespace) -> Callable[[Source], Source]:
+    """Return what makes the arrays that are to be written, by their names there, of those that there are."""
+    if options.map is None:
+        return lambda source: _below(options.subtree, called_as_ours(source))
+    if is_back(options):
+        renamed = to_theirs(options, **_chosen(options))
+        return lambda source: renamed(_below(options.subtree, called_as_ours(source)))
+    renamed = to_ours(options)
+    return lambda source: renamed(_below(options.subtree, source))
 
 
-def _under(prefix: str, source: Source) -> Source:
-    return as_source({f"{prefix}/{name}": array for name, array in source.arrays().items()}, str(source))
+def _chosen(options: argparse.Namespace) -> dict[str, str | None]:
+    return {"dtype": options.dtype, "only": options.only}
 
 
-def _written(source: Opened, changed: Callable[[Source], Source] | None, options: argparse.Namespace) -> str:
-    """Write it in the format that is asked for, and return where it is."""
-    chosen = {"dtype": options.dtype, "only": options.only}
-    if options.map != TO_THEIRS and options.to in (None, "native"):
-        return str(convert_checkpoint(source, options.destination, transform=changed, **chosen))
-    arrays = rewritten(changed(source) if changed else source, **chosen)
-    if options.map == TO_THEIRS:
+def _below(prefix: str | None, source: Source) -> Source:
+    return source if prefix is None else subtree(source, prefix)
+
+
+def _written(
+    source: Opened,
+    changed: Callable[[Source], Source],
+    chosen: dict[str, str | None],
+    options: argparse.Namespace,
+) -> tuple[str, list[str]]:
+    """Write it in the format that is asked for; return where it is, and what that has no place for."""
+    to = options.to or ("safetensors" if is_back(options) else "native")
+    if to == "native":
+        return str(convert_checkpoint(source, options.destination, transform=changed, **chosen)), []
+    arrays = rewritten(changed(source), **chosen)
+    if is_back(options) and is_hugging_face(options):
         hugging_face.export_model(arrays, options.destination, options.config)
-        return options.destination
-    match options.to:
+        return options.destination, []
+    match to:
         case "safetensors":
             export_safetensors(arrays, options.destination)
-            return options.destination
+            return options.destination, []
         case "npz":
-            return str(export_npz(arrays, options.destination))
+            return str(export_npz(arrays, options.destination)), []
         case "t5x":
-            return str(export_t5x(arrays, options.destination, step=source.step or 0))
+            left_out = [name for name in arrays.arrays() if t5x_names(name) is None]
+            return str(export_t5x(arrays, options.destination, step=source.step or 0)), left_out
         case _:
-            return str(export_seqax(arrays, options.destination, step=source.step or 0))
+            return str(export_seqax(arrays, options.destination, step=source.step or 0)), []

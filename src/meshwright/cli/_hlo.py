@@ -5,7 +5,8 @@ import dataclasses
 
 from meshwright.addresses import join, put_at
 from meshwright.cli._overrides import build
-from meshwright.cli._train import Result, load, use_fake_devices
+from meshwright.cli._target import load
+from meshwright.cli._train import Result, use_fake_devices
 
 
 def hlo(options: argparse.Namespace) -> Result:

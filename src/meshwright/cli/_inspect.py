@@ -2,12 +2,11 @@
 
 import argparse
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
 from meshwright.addresses import local_copy
-from meshwright.checkpoint import contents, open_source
+from meshwright.checkpoint import LazyArray, contents, open_source
 from meshwright.cli._train import Result
 from meshwright.experiment import checkpoints_of
 from meshwright.metrics import read_jsonl
@@ -46,10 +45,7 @@ def _checkpoints(place: str) -> dict[str, Any]:
 
 def _checkpoint(path: str) -> dict[str, Any]:
     source = open_source(path)
-    arrays = {
-        name: {"shape": list(x.shape), "dtype": x.dtype.name, "bytes": math.prod(x.shape) * x.dtype.itemsize}
-        for name, x in source.arrays().items()
-    }
+    arrays = {name: _array(x) for name, x in source.arrays().items()}
     return {
         "checkpoint": str(source),
         "format": source.format,
@@ -59,6 +55,11 @@ def _checkpoint(path: str) -> dict[str, Any]:
         "extra": source.extra,
         "arrays": arrays,
     }
+
+
+def _array(array: LazyArray) -> dict[str, Any]:
+    said = {"shape": list(array.shape), "dtype": array.dtype.name, "bytes": array.nbytes}
+    return said | ({"prng_key": array.key_impl} if array.key_impl else {})
 
 
 def _newest_report(run: Path) -> dict[str, Any]:
@@ -78,10 +79,14 @@ def _text(found: dict[str, Any]) -> str:
     width = max(map(len, found["arrays"]), default=0)
     lines += [
         f"  {name:{width}}  {' × '.join(map(str, array['shape'])) or 'scalar':18} {array['dtype']:9} "
-        f"{human_bytes(array['bytes']):>9}"
+        f"{human_bytes(array['bytes']):>9}{_key(array)}"
         for name, array in found["arrays"].items()
     ]
     return "\n".join([*lines, *_listed(found)])
+
+
+def _key(array: dict[str, Any]) -> str:
+    return f"  key<{array['prng_key']}>" if "prng_key" in array else ""
 
 
 def _listed(found: dict[str, Any]) -> list[str]:

@@ -120,7 +120,7 @@ def _add_plan(commands: _Commands) -> None:
 
 def _add_looks_at_runs(commands: _Commands) -> None:
     inspect = commands.add("inspect", "_inspect", "Show what a run or a checkpoint holds.")
-    inspect.add_argument("path", metavar="PATH")
+    inspect.add_argument("path", metavar="PATH", help="a run, or a checkpoint of any format")
     report = commands.add(
         "report", "_report", "Write a page of a run, or of several side by side, and tell it in short."
     )
@@ -128,7 +128,7 @@ def _add_looks_at_runs(commands: _Commands) -> None:
     report.add_argument(
         "--to", metavar="FILE", help="where to; else report.html in the run, or comparison.html here"
     )
-    runs = commands.add("runs", "_runs", "List the runs below a directory and how they fare.")
+    runs = commands.add("runs", "_runs", "List the runs below a directory or an address, and how they fare.")
     runs.add_argument("directory", nargs="?", metavar="DIR", default="runs", help="runs, unless given")
     trace = commands.add(
         "trace", "_trace", "Show where the time of a profile went: devices, operations, input."
@@ -148,8 +148,8 @@ def _add_checkpoints(commands: _Commands) -> None:
     diff = commands.add(
         "diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1."
     )
-    diff.add_argument("a", metavar="A")
-    diff.add_argument("b", metavar="B")
+    diff.add_argument("a", metavar="A", help="a run, or a checkpoint of any format")
+    diff.add_argument("b", metavar="B", help="another")
     _add_convert(commands)
     pin = commands.add("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")
     unpin = commands.add("unpin", "_pin", "Leave the checkpoint of a step to the retention policy again.")
@@ -174,8 +174,9 @@ def _add_convert(commands: _Commands) -> None:
     )
     convert.add_argument(
         "--map",
-        choices=("hugging-face", "to-hugging-face"),
-        help="hugging-face: the names of its models become those of ours, params/…; to-hugging-face: back",
+        metavar="MAP",
+        help="hugging-face, or module:map, a mw.models.Map of your own: names there become ours, params/…; "
+        "to-hugging-face, to-module:map: back, into safetensors",
     )
     convert.add_argument(
         "--config",

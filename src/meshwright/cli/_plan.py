@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli._overrides import build
-from meshwright.cli._train import Result, load, use_fake_devices
+from meshwright.cli._target import load
+from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:

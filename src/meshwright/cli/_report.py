@@ -41,6 +41,6 @@ def _file_at(place: str) -> Iterator[Path]:
     if not is_address(place):
         yield local_path(place)
         return
-    folder, _, name = place.rpartition("/")
-    with put_at(folder) as directory:
+    name = place.rpartition("/")[2]
+    with put_at(place.removesuffix(name)) as directory:
         yield directory / name

@@ -1,11 +1,15 @@
-"""`meshwright runs`: the runs below a directory."""
+"""`meshwright runs`: the runs below a directory, or an address."""
 
 import argparse
+from pathlib import PurePath
 
-from meshwright.addresses import is_address, local_path
+from meshwright.addresses import is_address, local_copy
 from meshwright.cli._train import Result
-from meshwright.errors import InputError, UsageError
+from meshwright.errors import InputError
 from meshwright.report import list_runs, runs_table
+
+_SMALL = (".json", ".jsonl", ".log", ".txt")
+"""How the names end of the files of a run that say how it fares."""
 
 
 def runs(options: argparse.Namespace) -> Result:
@@ -13,15 +17,15 @@ def runs(options: argparse.Namespace) -> Result:
 
     Raises:
       InputError: there is no such directory.
-      UsageError: it is at an address.
+      MeshwrightError: the store cannot be read.
     """
-    if is_address(options.directory):
-        raise UsageError(
-            f"runs at addresses are not listed: give a directory of this machine, not {options.directory}.\n"
-            "  `meshwright report` and `meshwright inspect` take the address of one run."
-        )
-    directory = local_path(options.directory)
-    if not directory.is_dir():
-        raise InputError(f"there is no directory {options.directory}: give the one that your runs are in.")
-    found = list_runs(directory)
-    return runs_table(found) if found else f"no runs below {options.directory}", {"runs": found}
+    place = options.directory
+    with local_copy(place, _is_small) as directory:
+        if not directory.is_dir():
+            raise InputError(f"there is no directory {place}: give the one that your runs are in.")
+        found = list_runs(directory, place if is_address(place) else None)
+    return runs_table(found) if found else f"no runs below {place}", {"runs": found}
+
+
+def _is_small(name: str) -> bool:
+    return name.endswith(_SMALL) and "outputs" not in PurePath(name).parts

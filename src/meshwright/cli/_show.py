@@ -6,7 +6,8 @@ from typing import Any
 
 from meshwright.addresses import is_address, join, read_text
 from meshwright.cli._overrides import build
-from meshwright.cli._train import Result, load, use_fake_devices
+from meshwright.cli._target import load
+from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, InputError
 
 EXIT_DIFFERENT = 1

@@ -1,7 +1,6 @@
 """`meshwright train` and `meshwright resume`: from a name and settings to a finished run."""
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -14,7 +13,8 @@ from typing import Any
 
 from meshwright.addresses import join, read_text
 from meshwright.cli._overrides import build
-from meshwright.errors import EXIT_DONE, InputError, UsageError, nearest
+from meshwright.cli._target import load
+from meshwright.errors import EXIT_DONE, InputError, UsageError
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """An exit code; or text, the same as a JSON-able document, and the exit code where it is not 0."""
@@ -61,7 +61,7 @@ def start(
     Args:
       target: `module:function`.
       fake_devices: virtual CPU devices of each process; None or 0 for the machine's own devices.
-      next_commands: what to suggest at the end, without the program's name.
+      next_commands: what to suggest at the end, without the program's name, of a run named as for a shell.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
@@ -72,7 +72,7 @@ def start(
     origin = {"target": target, "settings": dict(settings), "fake_devices": fake_devices}
     outcome = experiment.run(made, origin=origin)
     found = {"run": made.run, **outcome.summary()}
-    return (_summary(found, next_commands(made.run)), found) if process.is_lead() else EXIT_DONE
+    return (_summary(found, next_commands(shlex.quote(made.run))), found) if process.is_lead() else EXIT_DONE
 
 
 def use_fake_devices(number: int) -> None:
@@ -86,42 +86,6 @@ def use_fake_devices(number: int) -> None:
     others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
     os.environ["XLA_FLAGS"] = f"{others} --xla_force_host_platform_device_count={number}".strip()
     os.environ["JAX_PLATFORMS"] = "cpu"
-
-
-def load(target: str) -> Callable[..., Any]:
-    """Return the function `module:function`, with the current directory on the path.
-
-    Raises:
-      UsageError: there is no such module or function.
-    """
-    module_name, colon, name = target.partition(":")
-    if "/" in module_name or module_name.endswith(".py"):
-        path = Path(module_name)
-        raise UsageError(
-            f"{target!r} names a file: write module:function, here {path.stem}:{name or 'experiment'}, "
-            f"in the folder {path.parent}."
-        )
-    if not (module_name and colon and name):
-        raise UsageError(
-            f"{target!r} does not name a function: write module:function, as my.module:experiment."
-        )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it needs is not
-        raise UsageError(
-            f"there is no module {module_name!r}: {error}.\n"
-            f"  Looked in the current directory ({Path.cwd()}) and the installed packages."
-        ) from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        close = nearest(name, [key for key, value in vars(module).items() if callable(value)])
-        hint = f" Did you mean {close!r}?" if close else ""
-        raise UsageError(f"module {module_name} has no function {name!r}.{hint}")
-    return function
 
 
 def program() -> str:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 
 from meshwright.checkpoint import Report, verify_all
+from meshwright.cli._output import show
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE, EXIT_INPUT
 from meshwright.experiment import checkpoints_of
@@ -16,7 +17,7 @@ def verify(options: argparse.Namespace) -> Result:
     for report in verify_all(checkpoints_of(options.path)):
         reports.append(report)
         if not options.json:
-            print(_text(report), flush=True)
+            show(_text(report))
     num_damaged = sum(bool(report.damage) for report in reports)
     found = {
         "intact": not num_damaged,

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.demo import transformer
+from meshwright.models import decoder
 
 
 class Windows:
@@ -44,10 +44,9 @@ def topics(held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
     return text[:end], text[end:]
 
 
-def measure(cfg: transformer.Config, params, batch):
+def measure(cfg: decoder.Config, params, batch):
     """Return each byte's loss in nats: [B, T]."""
-    logits = transformer.logits(cfg, params, batch["tokens"][:, :-1])
-    return {"loss": optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])}
+    return {"loss": decoder.losses(cfg, params, batch["tokens"])}
 
 
 def experiment(
@@ -59,17 +58,17 @@ def experiment(
     steps: int = 150,
 ) -> mw.Experiment:
     """Describe the run. What stands here can be changed on the command line: `layers=6`."""
-    cfg = transformer.Config(layers=layers)
+    cfg = decoder.Config(layers=layers)
     train, held_out = topics()
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
     return mw.Experiment(
         run=run,
-        model=functools.partial(transformer.init, cfg),
-        loss=lambda params, batch, key: measure(cfg, params, batch)["loss"].mean(),
+        model=functools.partial(decoder.init, cfg),
+        loss=lambda params, batch, key: decoder.loss(cfg, params, batch),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95)),
         input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
         max_step=steps,
-        rules=transformer.RULES,
+        rules=decoder.RULES,
         evalers={
             "held_out": mw.Evaler(
                 functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -48,10 +49,10 @@ class Config:
     model: int = 128
     layers: int = 4
     heads: int = 4
-    key_heads: int = 4
-    """Of keys and of values: each serves `heads / key_heads` heads of queries."""
-    head: int = 32
-    """The size of one."""
+    key_heads: int | None = None
+    """Of keys and of values: each serves `heads / key_heads` heads of queries. None for as many as those."""
+    head: int | None = None
+    """The size of one; None for `model / heads`."""
     feed_forward: int = 344
     activation: Activation = "silu"
     """In the feed-forward layer: SwiGLU or, as Gemma, GeGLU (in tanh's approximation)."""
@@ -80,20 +81,40 @@ class Config:
     """As `attention_cap`, of the logits."""
 
     def __post_init__(self) -> None:
-        if self.heads % self.key_heads:
+        check_sizes(self, "vocabulary", "model", "layers", "heads", "key_heads", "head", "feed_forward")
+        if self.heads % self.num_key_heads:
             raise UsageError(
                 f"Config.key_heads is {self.key_heads}, which does not divide heads={self.heads}."
             )
-        if self.head % 2:
-            raise UsageError(f"Config.head is {self.head}; rotary positions turn pairs, so it must be even.")
+        if self.head is None and self.model % self.heads:
+            raise UsageError(
+                f"Config.heads is {self.heads}, which does not divide model={self.model}; "
+                "or say the size of one, head."
+            )
+        if self.head_size % 2:
+            raise UsageError(
+                f"Config.head is {self.head_size}; rotary positions turn pairs, so it must be even."
+            )
         if self.activation not in get_args(Activation):
             raise UsageError(f"Config.activation is {self.activation!r}; it is silu or gelu.")
         if not self.ropes or not self.windows:
             raise UsageError("Config.ropes and Config.windows need an entry at least; (None,) is no window.")
+        if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.windows):
+            raise UsageError(f"Config.windows is {self.windows}; a layer sees its own position at least.")
+
+    @property
+    def num_key_heads(self) -> int:
+        """How many heads of keys there are, and of values."""
+        return self.heads if self.key_heads is None else self.key_heads
+
+    @property
+    def head_size(self) -> int:
+        """The size of one head."""
+        return self.model // self.heads if self.head is None else self.head
 
     def layer_frequencies(self) -> np.ndarray:
         """Return the angle per position of each pair of features, in radians: float32[L, H / 2]."""
-        return np.stack([rope.frequencies(self.head) for rope in _cycled(self.ropes, self.layers)])
+        return np.stack([rope.frequencies(self.head_size) for rope in _cycled(self.ropes, self.layers)])
 
     def layer_windows(self) -> np.ndarray | None:
         """Return how many positions each layer sees, int32[L]; None where all layers see all."""
@@ -101,6 +122,18 @@ class Config:
             return None
         endless = np.iinfo(np.int32).max
         return np.array([size or endless for size in _cycled(self.windows, self.layers)], np.int32)
+
+
+def check_sizes(cfg: Any, *names: str) -> None:
+    """Refuse sizes of a config that are no whole numbers from 1; None is no size.
+
+    Raises:
+      UsageError: some are not; all of them are listed.
+    """
+    values = {name: getattr(cfg, name) for name in names if getattr(cfg, name) is not None}
+    wrong = [f"Config.{name} is {x!r}" for name, x in values.items() if not isinstance(x, Integral) or x < 1]
+    if wrong:
+        raise UsageError(f"{', '.join(wrong)}; sizes are whole numbers from 1.")
 
 
 def config(name: str) -> Config:

@@ -2,6 +2,8 @@
 
 import itertools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from meshwright.checkpoint import LazyArray, Source, as_source, concatenate, stack
@@ -27,10 +29,10 @@ class Reshape:
     ours: tuple[int, ...]
 
     def to_ours(self, array: LazyArray) -> LazyArray:
-        return array.reshape(*self.ours)
+        return _reshaped(array, self.theirs, self.ours)
 
     def to_theirs(self, array: LazyArray) -> LazyArray:
-        return array.reshape(*self.theirs)
+        return _reshaped(array, self.ours, self.theirs)
 
 
 Step = Transpose | Reshape
@@ -38,7 +40,11 @@ Step = Transpose | Reshape
 
 @dataclass(frozen=True)
 class Row:
-    """One array of theirs, or one in each layer, and what it is with us."""
+    """One array of theirs, or one in each layer, and what it is with us.
+
+    Raises:
+      UsageError: it says too little, or more than one layer's number.
+    """
 
     ours: str | tuple[str, ...]
     """Its name with us; several where theirs is split, along the last dimension of ours."""
@@ -54,6 +60,14 @@ class Row:
             raise UsageError(
                 f"the row of {self.theirs} must have a size for each of {self.ours}, if several."
             )
+        if several := [name for name in (self.theirs, *self.names) if name.count("{}") > 1]:
+            raise UsageError(
+                f"the row of {self.theirs} has several {{}} in {several[0]}; there is one number."
+            )
+        if numbered := [name for name in self.names if "{}" in name and "{}" not in self.theirs]:
+            raise UsageError(
+                f"the row of {self.theirs} has a {{}} in {numbered[0]} only, and no number for it."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,6 +80,9 @@ class Map:
     """Rows for all parameters of a model: a source of theirs is one of ours, and one of ours one of theirs.
 
     Nothing is read but what is asked of the new source, and of the old one only what that takes.
+
+    Raises:
+      UsageError: two rows are of one array, or `ignore` is no pattern.
     """
 
     rows: tuple[Row, ...]
@@ -74,24 +91,39 @@ class Map:
     prefix: str = ""
     """What their names begin with, but in some checkpoints do not."""
 
+    def __post_init__(self) -> None:
+        for names in ([row.theirs for row in self.rows], [name for row in self.rows for name in row.names]):
+            if several := [name for name in names if names.count(name) > 1]:
+                raise UsageError(f"a map has several rows for {several[0]}; one of them would be lost.")
+        try:
+            re.compile(self.ignore)
+        except re.error as error:
+            raise UsageError(f"Map.ignore={self.ignore!r} is no pattern: {error}.") from None
+
     def to_ours(self, source: Source) -> Source:
         """Return `source`, which has their names, with ours. What has no row keeps its name.
 
         Raises:
-          CheckpointError: Layers are missing in between.
+          CheckpointError: Layers are missing in between, or an array does not fit its row.
         """
         theirs = {self._with_prefix(name): x for name, x in source.arrays().items()}
         theirs = {name: x for name, x in theirs.items() if not re.fullmatch(self.ignore, name)}
         ours: dict[str, LazyArray] = {}
         for row in self.rows:
             ours |= _to_ours(row, _layers(row.theirs, theirs, source))
+            if clashing := theirs.keys() & ours.keys():
+                name = min(clashing)
+                raise CheckpointError(
+                    f"{source} has {name}, which has no row, and {row.theirs}, which becomes {name}."
+                )
         return as_source(ours | theirs, str(source))
 
     def to_theirs(self, source: Source) -> Source:
         """Return `source`, which has our names, with theirs.
 
         Raises:
-          CheckpointError: It has an array without a row, which would be lost, or some parts of one of theirs.
+          CheckpointError: It has an array without a row, which would be lost, or one that does not fit its
+            row, or some parts of one of theirs.
         """
         ours, theirs = dict(source.arrays()), {}
         for row in self.rows:
@@ -112,13 +144,14 @@ Layers = dict[int | None, LazyArray]
 
 def _to_ours(row: Row, layers: Layers) -> dict[str, LazyArray]:
     parts: list[Layers] = [{} for _ in row.names]
-    for layer, array in layers.items():
-        for step in row.steps:
-            array = step.to_ours(array)
-        for part, split in zip(parts, _split(row, array), strict=True):
-            part[layer] = split
-    named = zip(row.names, parts, strict=True)
-    return {name: array for pair in named if layers for name, array in _stacked(*pair).items()}
+    with _naming(row):
+        for layer, array in layers.items():
+            for step in row.steps:
+                array = step.to_ours(array)
+            for part, split in zip(parts, _split(row, array), strict=True):
+                part[layer] = split
+        named = zip(row.names, parts, strict=True)
+        return {name: array for pair in named if layers for name, array in _stacked(*pair).items()}
 
 
 def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyArray]:
@@ -127,12 +160,30 @@ def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyA
             f"{source} must have the same layers of all of {', '.join(row.names)}, or of none."
         )
     theirs = {}
-    for layer in parts[0]:
-        array = concatenate([part[layer] for part in parts]) if len(parts) > 1 else parts[0][layer]
-        for step in reversed(row.steps):
-            array = step.to_theirs(array)
-        theirs[_numbered(row.theirs, layer)] = array
+    with _naming(row):
+        for layer in parts[0]:
+            array = concatenate([part[layer] for part in parts]) if len(parts) > 1 else parts[0][layer]
+            for step in reversed(row.steps):
+                array = step.to_theirs(array)
+            theirs[_numbered(row.theirs, layer)] = array
     return theirs
+
+
+@contextmanager
+def _naming(row: Row) -> Iterator[None]:
+    """Say of an array that does not fit which one it is."""
+    try:
+        yield
+    except UsageError as error:
+        raise CheckpointError(f"{row.theirs}: {error}") from None
+
+
+def _reshaped(array: LazyArray, shape: tuple[int, ...], wanted: tuple[int, ...]) -> LazyArray:
+    if array.shape != shape:
+        raise UsageError(
+            f"the row is for an array of shape {shape}, which becomes {wanted}, not {array.shape}."
+        )
+    return array.reshape(*wanted)
 
 
 def _layers(template: str, arrays: dict[str, LazyArray], source: Source) -> Layers:
@@ -148,6 +199,8 @@ def _layers(template: str, arrays: dict[str, LazyArray], source: Source) -> Laye
 def _split(row: Row, array: LazyArray) -> list[LazyArray]:
     if not row.sizes:
         return [array]
+    if not array.shape:
+        raise CheckpointError(f"{row.theirs} has no columns, and cannot be split into {row.sizes}.")
     if sum(row.sizes) != array.shape[-1]:
         raise CheckpointError(
             f"{row.theirs} has {array.shape[-1]} columns, and cannot be split into {row.sizes}."
@@ -169,6 +222,8 @@ def _unstacked(name: str, row: Row, ours: dict[str, LazyArray], source: Source) 
     if "{}" in name or "{}" not in row.theirs:
         return _layers(name, ours, source)
     stacked = ours.pop(name, None)
+    if stacked is not None and not stacked.shape:
+        raise CheckpointError(f"{source}: {name} is a number, and no stack of layers.")
     return {} if stacked is None else {layer: stacked[layer] for layer in range(stacked.shape[0])}
 
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
 from meshwright.sharding import look_up, match, split_by_example
@@ -63,7 +64,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
         return jnp.full(shape, 1 - cfg.norm_offset, dtype)
 
     L, D, F, V = cfg.layers, cfg.model, cfg.feed_forward, cfg.vocabulary
-    queries, shared = cfg.heads * cfg.head, cfg.key_heads * cfg.head
+    queries, shared = cfg.heads * cfg.head_size, cfg.num_key_heads * cfg.head_size
     params = {
         "embedding": normal(V, D, fan_in=D),
         "layers": {
@@ -83,7 +84,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
         sizes = {"q_bias": queries, "k_bias": shared, "v_bias": shared}
         params["layers"] |= {name: jnp.zeros((L, size), dtype) for name, size in sizes.items()}
     if cfg.query_norm:
-        params["layers"] |= {"q_norm": norm(L, cfg.head), "k_norm": norm(L, cfg.head)}
+        params["layers"] |= {"q_norm": norm(L, cfg.head_size), "k_norm": norm(L, cfg.head_size)}
     if cfg.post_norms:
         params["layers"] |= {"attention_post_norm": norm(L, D), "feed_forward_post_norm": norm(L, D)}
     return params if cfg.tied else params | {"head": normal(D, V, fan_in=D)}
@@ -125,7 +126,15 @@ def losses(
     """Return the loss of each token but the first, in nats: float32[B, T - 1]. As `features`.
 
     The scores of a whole row are never there at once, nor kept for the gradient: those of 256 positions are.
+
+    Raises:
+      UsageError: rows have one token only, or as `features`.
     """
+    _check_segments(tokens_BT, segments_BT)
+    if tokens_BT.shape[1] < 2:
+        raise UsageError(
+            f"rows of {tokens_BT.shape[1]} token leave nothing to predict: they need two at least."
+        )
     before = None if segments_BT is None else segments_BT[:, :-1]
     x_BTD = features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
 
@@ -151,7 +160,11 @@ def features(
       segments_BT: where sequences are packed into a row, or padded: positions see their own segment only.
         They are counted through, as rotary attention knows distances alone.
       remat: what a layer keeps for the gradient, a policy of `mw.remat`: "nothing" keeps its input alone.
+
+    Raises:
+      UsageError: segments are not of the shape of the tokens, or there is no such policy.
     """
+    _check_segments(tokens_BT, segments_BT)
 
     def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
         layer, frequencies_H, window = inputs
@@ -165,6 +178,11 @@ def features(
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     x_BTD, _ = jax.lax.scan(one, x_BTD, layers)
     return rms_norm(cfg, x_BTD, params["norm"])
+
+
+def _check_segments(tokens_BT: jax.Array, segments_BT: jax.Array | None) -> None:
+    if segments_BT is not None and segments_BT.shape != tokens_BT.shape:
+        raise UsageError(f"segments are {segments_BT.shape}, and not {tokens_BT.shape} as the tokens are.")
 
 
 def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:
@@ -193,7 +211,7 @@ def attention(
 
     def heads(name: str) -> jax.Array:
         out = x_BTD @ layer[name] + (layer[f"{name}_bias"] if cfg.query_bias else 0)
-        return out.reshape(*x_BTD.shape[:2], -1, cfg.head)
+        return out.reshape(*x_BTD.shape[:2], -1, cfg.head_size)
 
     q_BTNH, k_BSGH, v_BSGH = heads("q"), heads("k"), heads("v")
     if cfg.query_norm:
@@ -213,7 +231,7 @@ def capped_attention(
     cfg: Config, q_BTNH: jax.Array, k_BSGH: jax.Array, v_BSGH: jax.Array, mask: jax.Array
 ) -> jax.Array:
     """As `jax.nn.dot_product_attention`, with scores bent into ± `cfg.attention_cap` (Gemma 2, 2024)."""
-    q_BTGRH = q_BTNH.reshape(*k_BSGH.shape[:3], -1, cfg.head) * (cfg.query_scale or cfg.head**-0.5)
+    q_BTGRH = q_BTNH.reshape(*k_BSGH.shape[:3], -1, cfg.head_size) * (cfg.query_scale or cfg.head_size**-0.5)
     scores_BGRTS = jnp.einsum("btgrh,bsgh->bgrts", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
     masked = jnp.where(mask[:, :, None], capped(scores_BGRTS, cfg.attention_cap), -jnp.inf)
     weights = jax.nn.softmax(masked).astype(v_BSGH.dtype)

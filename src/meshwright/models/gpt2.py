@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from meshwright.errors import UsageError
 from meshwright.models import decoder
+from meshwright.models._config import check_sizes
 from meshwright.sharding import look_up, match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
@@ -36,6 +37,7 @@ class Config:
     norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
+        check_sizes(self, "vocabulary", "positions", "model", "layers", "heads", "feed_forward")
         if self.model % self.heads:
             raise UsageError(f"Config.heads is {self.heads}, which does not divide model={self.model}.")
 

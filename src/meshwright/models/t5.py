@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshwright.errors import UsageError
 from meshwright.models import decoder
+from meshwright.models._config import check_sizes
 from meshwright.sharding import look_up, match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
@@ -24,7 +26,11 @@ from meshwright.tree import PyTree
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of the model. The defaults are those of T5 1.1 small, of 77 million parameters."""
+    """The sizes of the model. The defaults are those of T5 1.1 small, of 77 million parameters.
+
+    Raises:
+      UsageError: the sizes do not go together.
+    """
 
     vocabulary: int = 32_128
     model: int = 512
@@ -43,6 +49,14 @@ class Config:
     max_distance: int = 128
     """From here on all distances are one."""
     norm_epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "vocabulary", "model", "layers", "decoder_layers", "heads", "head", "feed_forward")
+        if self.buckets < 4 or self.buckets % 2 or self.max_distance <= self.buckets // 2:
+            raise UsageError(
+                f"Config.buckets is {self.buckets} and Config.max_distance {self.max_distance}; buckets are "
+                "even, 4 at least, and the largest distance is more than half of them."
+            )
 
 
 RULES = (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.addresses import join
 from meshwright.errors import MeshwrightError
 from meshwright.metrics import duration, json_number, number
 from meshwright.report._run import Run, is_run, read_run
@@ -69,12 +70,15 @@ def _may_be_run(path: Path) -> bool:
         return True
 
 
-def list_runs(directory: str | Path) -> list[Document]:
+def list_runs(directory: str | Path, place: str | None = None) -> list[Document]:
     """Return a `document` for each run below `directory`, the one that reported last first.
 
     What cannot be read at all has the state `damaged`, and a message.
+
+    Args:
+      place: the address of which it is a copy, if it is one.
     """
-    found = [_document_of(path) for path in find_runs(directory)]
+    found = [_document_of(path, _place_of(path, directory, place)) for path in find_runs(directory)]
     return sorted(found, key=lambda each: (-_last_report(each), each["run"]))
 
 
@@ -89,11 +93,18 @@ def runs_table(runs: list[Document]) -> str:
     )
 
 
-def _document_of(path: Path) -> Document:
+def _place_of(path: Path, directory: str | Path, place: str | None) -> str:
+    """Return where the run in `path` is, if `directory` is a copy of what is at `place`."""
+    if place is None or path == Path(directory):
+        return place or str(path)
+    return join(place, path.relative_to(directory).as_posix())
+
+
+def _document_of(path: Path, place: str) -> Document:
     try:
-        return document(read_run(path))
+        return document(read_run(path, place))
     except (MeshwrightError, ValueError) as error:
-        return {"run": str(path), "state": "damaged", "damage": [str(error)]}
+        return {"run": place, "state": "damaged", "damage": [str(error)]}
 
 
 def _last_report(found: Mapping[str, Any]) -> float:

@@ -135,6 +135,19 @@ def restored(source, mesh=None, arrays=None):
     return tree.named_leaves(restore(source, target))
 
 
+def bytes_read(act):
+    """Return how many bytes this process reads from files while it calls `act`."""
+
+    def said():
+        return Path("/proc/self/io").read_text()
+
+    before = said()
+    act()
+    after = said()
+    own = len(before)  # which was read after it was written
+    return int(after.split()[1]) - int(before.split()[1]) - own
+
+
 def assert_same(found, wanted):
     """Assert that two sets of named arrays have the same names, dtypes, shapes and bytes."""
     found = {name: Expected.of(np.asarray(x)) for name, x in found.items()}

@@ -48,7 +48,7 @@ def block(entries, compress):
         out += varint(shared) + varint(len(rest)) + varint(len(value)) + rest + value
         before = key
     out += struct.pack("<II", 0, 1)
-    stored = (literal(out) + b"\1") if compress else out + b"\0"
+    stored = (literal(out) if compress == 1 else out) + bytes([compress])
     return stored + struct.pack("<I", masked(crc32c(stored)))
 
 

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from checkpoint.readers import redco
 from checkpoint.readers import t5x as writer
 from checkpoint.readers import tensorflow as bundle
-from checkpoint.readers.real import REAL, needs_fixtures, opened, wanted_of
+from checkpoint.readers.real import REAL, needs_fixtures, opened, restored, wanted_of
 from checkpoint.readers.written import put_zarr
-from meshwright.checkpoint import open_source
+from meshwright.checkpoint import cast, open_source
 
 LARGE = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
 ROW = LARGE[0].nbytes
@@ -31,8 +31,26 @@ def npz(directory):
     np.savez(directory / "x.npz", x=LARGE, y=LARGE)
 
 
+def npz_compressed(directory):
+    np.savez_compressed(directory / "x.npz", x=LARGE)
+
+
+def npz_of_columns(directory):
+    np.savez(directory / "x.npz", x=np.asfortranarray(LARGE), y=LARGE)
+
+
+def npz_big_endian(directory):
+    np.savez(directory / "x.npz", x=LARGE.astype(">f4"), y=LARGE)
+
+
 def flax_msgpack(directory):
     (directory / "x.msgpack").write_bytes(flax.serialization.to_bytes({"x": LARGE, "y": LARGE}))
+
+
+def flax_msgpack_in_chunks(directory):
+    largest, flax.serialization.MAX_CHUNK_SIZE = flax.serialization.MAX_CHUNK_SIZE, 5 * ROW
+    flax_msgpack(directory)
+    flax.serialization.MAX_CHUNK_SIZE = largest
 
 
 def seqax(directory):
@@ -64,14 +82,44 @@ def test_of_rows_their_bytes_are_read(write, tmp_path, bytes_read):
     assert bytes_read(lambda: x.read((slice(100, 110), slice(None)))) <= 10 * ROW + SLACK
 
 
-@pytest.mark.parametrize("write", [safetensors, flax_msgpack])
+COLUMNS = [(slice(8), slice(start, start + 256)) for start in range(0, 1024, 256)]
+ROWS_TURNED = [index[::-1] for index in COLUMNS]
+
+
+@pytest.mark.parametrize(
+    "write", [safetensors, npz, npz_big_endian, npz_compressed, flax_msgpack, flax_msgpack_in_chunks]
+)
 def test_columns_that_several_devices_want_are_read_once(write, tmp_path, bytes_read):
     write(tmp_path)
     x = open_source(tmp_path).arrays()["x"]
-    columns = [(slice(8), slice(start, start + 256)) for start in range(0, 1024, 256)]
     read = []
-    assert bytes_read(lambda: read.extend(x.read_parts(columns))) <= 8 * ROW + SLACK
+    assert bytes_read(lambda: read.extend(x.read_parts(COLUMNS))) <= 8 * ROW + SLACK
     assert np.array_equal(np.concatenate(read, axis=1), LARGE[:8])
+
+
+@pytest.mark.parametrize(
+    ("make", "made"),
+    [
+        (lambda x: x.astype("bfloat16"), LARGE.astype("bfloat16")),
+        (lambda x: x.view("int32"), LARGE.view("int32")),
+        (lambda x: x.transpose().astype("float64").transpose(), LARGE.astype("float64")),
+    ],
+    ids=["cast", "view", "transpose"],
+)
+def test_columns_of_what_is_made_of_an_array_are_read_once(make, made, tmp_path, bytes_read):
+    safetensors(tmp_path)
+    x = make(open_source(tmp_path).arrays()["x"])
+    read = []
+    assert bytes_read(lambda: read.extend(x.read_parts(COLUMNS))) <= 8 * ROW + SLACK
+    assert np.array_equal(np.concatenate(read, axis=1), made[:8])
+
+
+def test_rows_of_an_array_in_order_of_its_columns_are_read_once(tmp_path, bytes_read):
+    npz_of_columns(tmp_path)
+    x = open_source(tmp_path).arrays()["x"]
+    read = []
+    assert bytes_read(lambda: read.extend(x.read_parts(ROWS_TURNED))) <= 8 * ROW + SLACK
+    assert np.array_equal(np.concatenate(read), LARGE[:, :8])
 
 
 def test_of_a_part_of_rows_that_lie_far_apart_their_bytes_are_read(tmp_path, bytes_read):
@@ -108,6 +156,13 @@ def test_of_a_database_of_redco_the_chunks_are_read_that_have_some_of_it(tmp_pat
     x = open_source(tmp_path).arrays()["params/x"]
     eighth = LARGE.nbytes // 8  # a chunk, which zstd makes a little smaller
     assert eighth // 2 < bytes_read(lambda: x.read((slice(128), slice(None)))) <= eighth + SLACK
+
+
+def test_over_eight_devices_each_chunk_is_read_once_also_where_it_is_cast(tmp_path, bytes_read, mesh):
+    t5x(tmp_path)
+    source = cast(open_source(tmp_path), [(".*", "bfloat16")])
+    stored = sum(file.stat().st_size for file in tmp_path.glob("checkpoint_1/target.*/[0-9]*"))
+    assert stored <= bytes_read(lambda: restored(source, mesh)) <= stored + SLACK
 
 
 def first_eighth(shape):

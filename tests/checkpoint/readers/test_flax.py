@@ -2,6 +2,7 @@ import json
 
 import flax.serialization
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import pytest
 
@@ -40,6 +41,9 @@ def test_a_model_in_several_files_is_one_checkpoint(tmp_path):
     weight_map = {"model/w": "a.msgpack", "model/b": "b.msgpack"}
     (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert set(open_source(tmp_path).arrays()) == {"model/w", "model/b"}
+    write(tmp_path / "b.msgpack", {"model": {"c": np.ones(2)}})
+    with pytest.raises(DamagedError, match=r"b\.msgpack lacks model/b, which .*index\.json says it has"):
+        open_source(tmp_path)
     (tmp_path / "b.msgpack").unlink()
     with pytest.raises(DamagedError, match=r"b\.msgpack is missing"):
         open_source(tmp_path)
@@ -50,6 +54,45 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path):
     content = (tmp_path / "x.msgpack").read_bytes()
     (tmp_path / "x.msgpack").write_bytes(content[:-8])
     with pytest.raises(DamagedError, match=r"x\.msgpack is damaged: it is not msgpack as Flax writes it"):
+        open_source(tmp_path)
+
+
+def large(shape, *chunks):
+    """Return what an array is that is cut into stretches."""
+    numbered = [{str(number): x for number, x in enumerate(each)} for each in (shape, chunks)]
+    return {"__msgpack_chunked_array__": True, "shape": numbered[0], "chunks": numbered[1]}
+
+
+def array(shape, dtype="float32"):
+    return msgpack.ExtType(1, msgpack.packb((shape, dtype, bytes(4))))
+
+
+FOUR, ONE = msgpack.ExtType(1, msgpack.packb(((4,), "float32", bytes(16)))), array([1])
+LACKING = large([4], FOUR) | {"chunks": {"1": FOUR}}
+
+
+@pytest.mark.parametrize(
+    ("leaf", "said"),
+    [
+        (array([-1, -1]), r"an array has the shape \[-1, -1\]"),
+        (array([1.0]), "'float' object cannot be interpreted as an integer"),
+        (array([2]), r"an array of float32\[2\] has 4 bytes"),
+        (array([1], None), "data type 'None' not understood"),
+        (array([0], "object"), "an array of object"),
+        (msgpack.ExtType(1, msgpack.packb(((1,), "float32", "text"))), "an array's values are not bytes"),
+        (msgpack.ExtType(9, b"what"), "extension 9 is none of Flax's"),
+        ({"a": 1, 2: 3}, "2 is the key of a value, and no text"),
+        (large([5], FOUR), r"shape \(4,\) cannot have the shape \(5,\)"),
+        (large([2, 2], 3), r"shape \[2, 2\] is cut into what are no arrays of one dimension"),
+        (large([4], array([1, 1])), "no arrays of one dimension"),
+        (large([-2, -2], FOUR), r"an array has the shape \[-2, -2\]"),
+        (large([4]), "0 kinds"),
+        (LACKING, "chunks or its part '0' is missing"),
+    ],
+)
+def test_what_cannot_be_an_array_is_refused(leaf, said, tmp_path):
+    (tmp_path / "x.msgpack").write_bytes(msgpack.packb({"first": ONE, "x": leaf}))
+    with pytest.raises(DamagedError, match=rf"x\.msgpack is damaged: it is not msgpack .*{said}"):
         open_source(tmp_path)
 
 

@@ -1,7 +1,9 @@
 """redco's checkpoints, of which nothing is unpickled."""
 
 import json
+import os
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ REAL = FIXTURES / WORKDIR
 PARAMS = {
     "Dense_0": {"kernel": np.arange(32, dtype=np.float32).reshape(8, 4), "bias": np.ones(4, np.float32)}
 }
+COPIED = 5_000_000_000  # seconds since 1970, long after anything was saved
 INFO = {"step": 6, "epoch_idx": 1, "rng": [1775173478, 1498807459], "note": "mine"}
 
 
@@ -97,6 +100,13 @@ def test_without_the_optimizer_s_state_the_parameters_come_alone(copied):
     assert {name.partition("/")[0] for name in mw.open_source(copied).arrays()} == {"params"}
 
 
+@pytest.mark.parametrize("where", ["", "ckpts"])
+def test_a_last_checkpoint_that_is_not_there_is_named(where, copied):
+    shutil.rmtree(copied)
+    with pytest.raises(CheckpointError, match=r"ckpts/last is not there, but .* as last_ckpt\.txt says"):
+        mw.open_source(copied.parents[1] / where)
+
+
 @pytest.mark.parametrize("lost", ["params", "info.json"])
 def test_a_save_that_was_killed_is_refused(lost, copied):
     shutil.rmtree(copied / lost) if lost == "params" else (copied / lost).unlink()
@@ -112,10 +122,52 @@ def test_a_first_save_that_was_killed_is_refused(copied):
         mw.open_source(copied)
 
 
-def test_parameters_of_a_later_save_than_the_optimizer_s_state_are_refused(copied):
-    redco.write_tree(copied / "params", PARAMS)
-    with pytest.raises(CheckpointError, match="has params of a later save than opt_state: redco was killed"):
+def saved_again(checkpoint, *, parts):
+    """Do a part of another save, an hour after that of `checkpoint`."""
+    an_hour_ago = time.time() - 3600
+    os.utime(checkpoint / "info.json", (an_hour_ago, an_hour_ago))
+    opt_state = checkpoint / "opt_state"
+    saves = [
+        lambda: redco.write_tree(checkpoint / "params", PARAMS),
+        lambda: shutil.rmtree(opt_state),
+        lambda: (checkpoint / "opt_state.orbax-checkpoint-tmp").mkdir(),
+        lambda: (checkpoint / "opt_state.orbax-checkpoint-tmp").rmdir(),
+        lambda: redco.write_tree(opt_state, optax.adamw(1e-3).init(PARAMS)),
+        lambda: (checkpoint / "params_shape.pkl").touch(),
+        lambda: (checkpoint / "info.json").write_text(json.dumps(INFO)),
+    ]
+    for save in saves[:parts]:
+        save()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (1, "has params of a later save than opt_state: redco was killed"),
+        (2, r"has params of a later save than info\.json: redco was killed"),
+        (3, "has an unfinished opt_state.orbax-checkpoint-tmp and no opt_state: redco was killed"),
+        (4, r"has params of a later save than info\.json"),
+        (5, r"has opt_state of a later save than info\.json"),
+        (6, r"has opt_state of a later save than info\.json"),
+    ],
+)
+def test_a_save_over_another_that_was_killed_is_refused(parts, said, copied):
+    saved_again(copied, parts=parts)
+    with pytest.raises(CheckpointError, match=said):
         mw.open_source(copied)
+
+
+def test_a_save_over_another_that_came_to_its_end_is_opened(copied):
+    saved_again(copied, parts=7)
+    assert mw.open_source(copied).step == 6
+
+
+@pytest.mark.parametrize("changed", [(0, 0, 0), (COPIED, COPIED + 99, COPIED + 99), (COPIED, 0, 0)])
+def test_a_copy_whose_files_have_other_times_is_opened(changed, copied):
+    files = ("info.json", "params/_CHECKPOINT_METADATA", "opt_state/_CHECKPOINT_METADATA")
+    for file, seconds in zip(files, changed, strict=True):
+        os.utime(copied / file, (seconds, seconds))
+    assert mw.open_source(copied).step == 6
 
 
 def test_information_that_is_cut_off_is_refused(copied):

@@ -69,7 +69,11 @@ def rewritten(file, edit):
 
 def test_a_file_that_was_cut_off_is_refused(file):
     whole = file.read_bytes()
-    for nbytes, said in {len(whole) - 1: "and should have", 40: "within its header", 5: "known"}.items():
+    for nbytes, said in {
+        len(whole) - 1: "and should have",
+        40: "within its header",
+        5: "before its header",
+    }.items():
         file.write_bytes(whole[:nbytes])
         with pytest.raises(CheckpointError, match=said):
             open_source(file)
@@ -78,17 +82,50 @@ def test_a_file_that_was_cut_off_is_refused(file):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"shape": [16, 7]}, r"layer\.w, float32\[16, 7\], has its bytes from"),
-        ({"data_offsets": [8, 5000]}, "should have"),
-        ({"dtype": "F4"}, r"1 arrays of dtypes that are not read: layer\.w \(F4\)"),
-        ({"data_offsets": [8]}, "header that is damaged"),
+        (
+            {"shape": [16, 7]},
+            r"layer\.w, F32\[16, 7\], has its bytes from 8 to 392, and should .* from 8 to 456",
+        ),
+        ({"shape": [16, -6]}, r"layer\.w, F32\[16, -6\]"),
+        ({"data_offsets": [8, 5000]}, "from 8 to 5000, and should have them from 8 to 392"),
+        ({"data_offsets": [4, 388]}, "from 4 to 388, and should have them from 8 to 392"),
+        ({"data_offsets": [12, 396]}, "from 12 to 396, and should have them from 8 to 392"),
+        ({"data_offsets": [392, 8]}, "from 392 to 8"),
         ({"data_offsets": [-376, 8]}, r"x\.safetensors is damaged"),
+        ({"data_offsets": [8]}, "header that is damaged"),
+        ({"dtype": "F4"}, r"has arrays of dtypes that are not read: layer\.w \(F4\)"),
     ],
 )
 def test_a_header_that_cannot_be_true_is_refused(file, change, said):
     rewritten(file, lambda header: header["layer.w"].update(change))
     with pytest.raises(CheckpointError, match=said):
         open_source(file)
+
+
+def test_text_beside_the_arrays_may_be_missing_and_must_be_a_dictionary(file):
+    rewritten(file, lambda header: header.update(__metadata__=None))
+    assert open_source(file).extra == {}
+    rewritten(file, lambda header: header.update(__metadata__=["text"]))
+    with pytest.raises(DamagedError, match="header that is damaged"):
+        open_source(file)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("{", r"index\.json is damaged"),
+        ("[]", "holds no dictionary"),
+        ('{"weight_map": ["layer.w"]}', "does not say which file holds what"),
+        ('{"weight_map": {}, "metadata": ["text"]}', "does not say which file holds what"),
+        ('{"weight_map": {"layer.w": 3}}', "3 is missing"),
+        ('{"weight_map": {"b": "x.safetensors"}}', r"x\.safetensors lacks b, which .*\.json says it has"),
+        ('{"weight_map": {"layer.w": "../x.safetensors"}}', r"names a file elsewhere, \.\./x\.safetensors"),
+    ],
+)
+def test_an_index_that_cannot_be_true_is_refused(file, index, said):
+    file.with_name("model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=said):
+        open_source(file.parent)
 
 
 def test_a_missing_shard_is_named(tmp_path):

@@ -1,4 +1,6 @@
+import json
 import logging
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -8,7 +10,9 @@ import zarr
 from checkpoint.readers import written
 from checkpoint.readers.real import needs_fixtures
 from meshwright import tree
-from meshwright.checkpoint import open_source, restore
+from meshwright.checkpoint import LazyArray, as_source, export_seqax, open_source, restore
+from meshwright.checkpoint._object_path import location
+from meshwright.checkpoint.readers import _zarr
 from meshwright.errors import CheckpointError, DamagedError
 
 
@@ -46,6 +50,17 @@ def test_a_missing_chunk_is_an_error_and_not_zeros(run):
         w.read((slice(8, 9), slice(0, 2)))
 
 
+def test_a_chunk_that_another_writer_left_out_has_the_fill_value(run):
+    file = run / "0000000007" / "['params']['w']" / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"fill_value": 2.5}))
+    (file.parent / "1.0").unlink()
+    w = np.asarray(open_source(run).arrays()["params/w"])
+    expected = written.ARRAYS["params/w"].copy()
+    expected[8:, :12] = 2.5
+    assert np.array_equal(w, expected)
+    assert np.array_equal(w, zarr.open_group(run / "0000000007", mode="r")["['params']['w']"][...])
+
+
 def test_a_chunk_that_was_cut_off_is_an_error(run):
     chunk = run / "0000000007" / "['params']['b']" / "0"
     chunk.write_bytes(chunk.read_bytes()[:20])
@@ -63,6 +78,34 @@ def test_an_array_without_metadata_is_not_left_out(run):
     (run / "0000000007" / "['params']['b']" / ".zarray").unlink()
     with pytest.raises(DamagedError, match=r"0000000007 has chunks without \.zarray, of \['params'\]\['b'\]"):
         open_source(run)
+
+
+def test_a_group_that_lost_its_hidden_file_is_refused(run):
+    (run / "0000000007" / ".zgroup").unlink()
+    with pytest.raises(
+        DamagedError, match=r"0000000007 has no \.zgroup\. Copy it again, with its hidden files"
+    ):
+        open_source(run)
+
+
+def test_chunks_may_be_files_in_directories(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    separator = {"name": "v2", "separator": "/"}
+    made = group.create_array(
+        "['w']", shape=(4, 2), chunks=(2, 1), dtype=np.float64, chunk_key_encoding=separator
+    )
+    made[...] = np.arange(8.0).reshape(4, 2) + 1
+    group.attrs["write_completed"] = True
+    assert (tmp_path / "0000000001" / "['w']" / "1" / "0").exists()
+    assert np.asarray(open_source(tmp_path).arrays()["w"]).ravel().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_bucket_may_be_a_step_itself(run):
+    step = run / "0000000007"
+    for file in filter(Path.is_file, step.rglob("*")):
+        location(f"memory://seqax-step/{file.relative_to(step)}").put(file.read_bytes())
+    source = open_source("memory://seqax-step")
+    assert sorted(source.arrays()) == sorted(written.ARRAYS)
 
 
 def test_reading_writes_nothing(run):
@@ -109,6 +152,15 @@ def test_names_without_separators_are_found_by_what_is_wanted(tmp_path):
     assert restored["weights"]["layers"][0]["w_q"].tolist() == [0, 1, 2, 3]
 
 
+def test_a_wanted_name_that_may_be_either_of_two_is_not_guessed(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
+    for name in ("['a']['bc']", "['ab']['c']"):
+        written.put_zarr(group, name, np.arange(4.0))
+    group.attrs["write_completed"] = True
+    with pytest.raises(CheckpointError, match="abc"):
+        restore(open_source(tmp_path), {"abc": np.zeros(4)}, ignore="a.*")
+
+
 def test_two_wanted_names_that_are_one_there_are_refused(tmp_path):
     group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
     written.put_zarr(group, "abc", np.arange(4.0))
@@ -127,3 +179,12 @@ def test_a_directory_of_tokens_is_no_checkpoint(tmp_path):
 @needs_fixtures
 def test_the_newest_step_of_a_real_run_is_opened(real_checkpoints):
     assert open_source(real_checkpoints / "seqax/train_tiny").step == 8
+
+
+def test_a_part_of_many_chunks_is_read_some_at_a_time_and_is_the_same(tmp_path, monkeypatch):
+    whole = np.arange(5 * 6 * 4, dtype=np.float32).reshape(5, 6, 4)
+    chunks = LazyArray(whole.shape, whole.dtype, lambda index: whole[index], stored_chunks=(2, 4, 3))
+    export_seqax(as_source({"w": chunks}, "x"), tmp_path, step=1)
+    monkeypatch.setattr(_zarr, "_IN_FLIGHT_NBYTES", 2 * 24 * 4)
+    for part in (np.s_[:, :, :], np.s_[1:5, 3:6, 2:3], np.s_[0:1, :, :], np.s_[2:2, :, :]):
+        np.testing.assert_array_equal(open_source(tmp_path).read("w", part), whole[part])

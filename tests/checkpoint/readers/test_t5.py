@@ -15,7 +15,6 @@ from checkpoint.readers import tensorflow
 from checkpoint.readers.real import FIXTURES, assert_same, needs_fixtures, restored, wanted_of
 from meshwright.checkpoint import subtree
 from meshwright.checkpoint._object_path import location
-from meshwright.checkpoint.readers._crc32c import crc32c
 from meshwright.checkpoint.readers._snappy import decompressed
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -62,7 +61,7 @@ def written(tmp_path):
 
 
 @needs_fixtures
-@pytest.mark.parametrize("where", ["", "model.ckpt-1000002", "model.ckpt-1000002.index"])
+@pytest.mark.parametrize("where", ["", "checkpoint", "model.ckpt-1000002", "model.ckpt-1000002.index"])
 def test_a_real_checkpoint_is_opened_by_each_of_its_names(where):
     source = mw.open_source(FIXTURES / "t5_tensorflow/t5_1_0" / where)
     assert (source.step, len(source.arrays())) == (1_000_002, len(wanted_of("t5_tensorflow/t5_1_0")))
@@ -87,6 +86,40 @@ def test_variables_have_the_names_and_slots_of_t5x(shards, compress, written):
     source = mw.open_source(written(shards=shards, compress=compress).parent)
     assert_same(restored(source), RENAMED)
     assert (source.step, source.format) == (1_000_002, "T5 by Mesh TensorFlow")
+
+
+def test_of_several_the_one_that_their_directory_names_is_taken_or_else_the_newest(written):
+    directory = written().parent
+    for step in (9, 10):
+        tensorflow.write(directory / f"model.ckpt-{step}", {"global_step": np.array(step, np.int64)})
+    (directory / "checkpoint").write_text(
+        'model_checkpoint_path: "model.ckpt-9"\nall_model_checkpoint_paths: "model.ckpt-10"\n'
+    )
+    assert mw.open_source(directory).step == 9
+    (directory / "faiss.index").mkdir()
+    (directory / "checkpoint").unlink()  # as those who copy a checkpoint's own files leave it
+    assert mw.open_source(directory).step == 1_000_002
+
+
+@pytest.mark.parametrize("damage", ["is missing", "does not end as a LevelDB table"])
+def test_an_index_that_is_named_and_not_there_or_empty_is_told(damage, written):
+    prefix = written()
+    index = prefix.with_name(f"{prefix.name}.index")
+    index.unlink() if damage == "is missing" else index.write_bytes(b"")
+    with pytest.raises(DamagedError, match=rf"model\.ckpt-1000002\.index .*{damage}"):
+        mw.open_source(prefix.parent)
+
+
+def test_a_state_file_with_a_wrong_byte_is_refused_or_read_but_breaks_nothing(written):
+    state = written().parent / "checkpoint"
+    whole = state.read_bytes()
+    for place in range(len(whole)):
+        for octet in (0x00, 0xFF):
+            state.write_bytes(whole[:place] + bytes([octet]) + whole[place + 1 :])
+            try:
+                assert mw.open_source(state.parent).step == 1_000_002
+            except DamagedError:
+                continue
 
 
 def test_a_bias_of_several_layers_is_of_each_of_them(written):
@@ -126,6 +159,20 @@ def test_what_is_not_of_t5_is_refused_by_name(written):
         CheckpointError, match="has 2 variables that T5 by Mesh TensorFlow has not: a/w, b_slot_v"
     ):
         mw.open_source(written({"global_step": VARIABLES["global_step"], "a/w": Q, "b_slot_v": Q}))
+    for slot in ("", "m", "vrc"):
+        with pytest.raises(CheckpointError, match=f"has not: shared/embedding_slot_{slot}."):
+            mw.open_source(written({f"shared/embedding_slot_{slot}": Q}))
+
+
+def test_an_index_that_is_compressed_in_another_way_is_refused(written):
+    with pytest.raises(DamagedError, match="is compressed in a way, 2, that is not known"):
+        mw.open_source(written(compress=2))
+
+
+def test_two_variables_of_one_parameter_are_refused_by_name(written):
+    norm = "encoder/block_000/layer_000/{}_norm/scale".format
+    with pytest.raises(CheckpointError, match=f"{norm('layer')} and {norm('rms')}"):
+        mw.open_source(written({norm("layer"): SCALE, norm("rms"): SCALE}))
 
 
 def test_a_variable_saved_in_slices_and_text_are_told_apart(written):
@@ -160,7 +207,7 @@ def test_a_wrong_byte_in_the_data_is_found_where_a_variable_is_read_whole(writte
     content = bytearray(data.read_bytes())
     content[77] ^= 1
     data.write_bytes(content)
-    with pytest.raises(DamagedError, match="the CRC-32C of shared/embedding is"):
+    with pytest.raises(DamagedError, match="the CRC-32C of shared/embedding is another"):
         restored(mw.open_source(prefix))
 
 
@@ -176,17 +223,6 @@ def test_an_index_with_a_wrong_byte_or_cut_off_is_refused(compress, written):
         index.write_bytes(whole[:place])
         with pytest.raises(CheckpointError):
             mw.open_source(prefix)
-
-
-@given(st.binary(max_size=100), st.integers(0, 8))
-def test_a_crc_is_that_of_the_definition(data, repeats):
-    whole = data * repeats
-    assert crc32c(whole) == tensorflow.crc32c(whole)
-
-
-def test_a_crc_is_that_of_the_standard():
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
 
 
 PIECES = st.one_of(

@@ -1,6 +1,8 @@
 """Checkpoints of T5X, of every age."""
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import jax
@@ -8,13 +10,15 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from flax import serialization
 
 import meshwright as mw
-from checkpoint.readers import redco, t5x
+from checkpoint.readers import redco, t5x, tensorflow
 from checkpoint.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, needs_fixtures, restored
 from meshwright import tree
 from meshwright.checkpoint import cast, load, load_lazily
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.checkpoint._object_path import ObjectPath, location
+from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 RANDOM = np.random.default_rng(0)
 KERNEL = RANDOM.standard_normal((12, 8), np.float32)
@@ -71,14 +75,68 @@ def in_a_bucket(path, *rest):
     return {**spec, "kvstore": {"driver": "gcs", "bucket": "t5x-dummy-bucket", "path": path}}
 
 
+def in_a_bucket_before_kvstore_had_paths(path, *rest):
+    return {**before_kvstore_had_paths(path, *rest), "kvstore": {"driver": "gcs", "bucket": "a-bucket"}}
+
+
 def with_transform(*args):
     return {**t5x.spec_of(*args), "transform": {"input_inclusive_min": [0], "input_exclusive_max": [[8]]}}
 
 
-@pytest.mark.parametrize("spec", [before_kvstore_had_paths, in_a_bucket, with_transform])
+def with_an_address(path, *rest):
+    return {**t5x.spec_of(path, *rest), "kvstore": f"file:///elsewhere/{path}"}
+
+
+SPECS = [
+    before_kvstore_had_paths,
+    in_a_bucket,
+    in_a_bucket_before_kvstore_had_paths,
+    with_transform,
+    with_an_address,
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
 def test_specs_of_every_age_are_understood(spec, version, written):
     assert_same(restored(mw.open_source(written(spec=spec, version=version))), ARRAYS)
+
+
+def without_a_path(*args):
+    return {**t5x.spec_of(*args), "kvstore": {"driver": "file"}}
+
+
+def of_another_driver(*args):
+    return {**t5x.spec_of(*args), "driver": "n5"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [(without_a_path, "does not say in which directory"), (of_another_driver, "TensorStore's driver n5")],
+)
+def test_specs_of_arrays_that_are_not_read_are_refused_and_all_are_listed(spec, told, written):
+    with pytest.raises(CheckpointError) as raised:
+        mw.open_source(written(spec=spec))
+    assert len(re.findall(rf"\n  (?:target|state)/\S+: .*{told}", str(raised.value))) == 3
+
+
+def test_parameters_may_be_called_as_the_parts_of_a_spec_are(written):
+    arrays = {f"target/{key}/kernel": KERNEL for key in ("driver", "kvstore", "metadata")}
+    assert_same(restored(mw.open_source(written(arrays, rest={}))), arrays)
+
+
+def test_text_is_no_array_and_is_kept_beside_them(written):
+    source = mw.open_source(written(rest={"target/note": "of May"}))
+    assert_same(restored(source), ARRAYS)
+    assert source.extra == {"pinned": False, "target/note": "of May"}
+
+
+def test_a_tree_without_a_state_is_refused(written):
+    file = written() / "checkpoint"
+    for content in ({"version": 3}, {"optimizer": None, "version": 3}):
+        file.write_bytes(serialization.msgpack_serialize(content))
+        with pytest.raises(DamagedError, match="holds no tree of a state"):
+            mw.open_source(file)
 
 
 @pytest.mark.parametrize("compressor", ["gzip", "zlib", "zstd", "bz2", None])
@@ -89,6 +147,20 @@ def test_arrays_are_read_in_chunks_of_every_compressor(compressor, has_metadata,
     for file in [] if has_metadata else directory.glob("*/.zarray"):
         file.unlink()
     assert_same(restored(mw.open_source(directory)), ARRAYS)
+
+
+def test_what_t5x_writes_itself_is_read_without_tensorstore_and_zstd_says_what_to_install(
+    written, monkeypatch
+):
+    directory = written()
+    t5x.write(
+        directory.with_name("checkpoint_4"), {"target/w": KERNEL}, compressor={"id": "zstd", "level": 1}
+    )
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    assert_same(restored(mw.open_source(directory)), ARRAYS)
+    source = mw.open_source(directory.with_name("checkpoint_4"))
+    with pytest.raises(UsageError, match=r"need TensorStore: pip install 'meshwright\[remote\]'"):
+        restored(source)
 
 
 def test_an_array_of_the_tree_may_be_cut_into_stretches(written, monkeypatch, mesh):
@@ -115,17 +187,30 @@ def test_a_chunk_is_read_once_for_all_devices_of_a_process(written, mesh, monkey
     assert sorted(read) == ["0.0", "1.0"]
 
 
-def test_the_newest_complete_checkpoint_is_taken(written):
+def test_the_newest_complete_checkpoint_is_taken_and_a_newer_one_is_told_of(written, caplog):
     directory = written()
     for name in ("checkpoint_42", "checkpoint_7", "checkpoint_999.tmp-0", "checkpoint_1000"):
         arrays = {"target/w": np.full(2, len(name), np.float32)}
         t5x.write(directory.parent / name, arrays)
     (directory.parent / "checkpoint_1000/checkpoint").unlink()
     assert mw.open_source(directory.parent).step == 42
+    assert "checkpoint_1000 is not complete; the newest that is: checkpoint_42" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["", "checkpoint_5", "checkpoint_5/", "checkpoint_5/checkpoint"])
+def test_it_is_opened_by_each_of_its_names(where, written):
+    source = mw.open_source(f"{written().parent}/{where}")
+    assert (source.step, source.arrays().keys()) == (5, ARRAYS.keys())
+
+
+def test_step_0_is_a_step(tmp_path):
+    t5x.write(tmp_path / "checkpoint_0", {"target/w": KERNEL})
+    assert mw.open_source(tmp_path).step == 0
 
 
 def test_a_save_that_did_not_come_to_its_end_is_no_checkpoint(written):
     directory = written()
+    (directory / "checkpoint").unlink()
     directory.rename(directory.with_name("checkpoint_5.tmp-1654000000"))
     with pytest.raises(CheckpointError, match=r"only checkpoint_5\.tmp-1654000000: a save that did not come"):
         mw.open_source(directory.parent)
@@ -133,11 +218,41 @@ def test_a_save_that_did_not_come_to_its_end_is_no_checkpoint(written):
 
 def test_arrays_without_the_tree_are_no_checkpoint(written):
     directory = written()
-    (directory / "checkpoint").unlink()
-    with pytest.raises(CheckpointError, match="has arrays of T5X, but not the file checkpoint, which says"):
+    (directory / "checkpoint").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="_5 has arrays of T5X, but no file checkpoint, or an"):
         mw.open_source(directory)
-    with pytest.raises(CheckpointError, match="holds no complete T5X checkpoint, only checkpoint_5"):
+    (directory / "checkpoint").unlink()
+    with pytest.raises(CheckpointError, match="_5 has arrays of T5X, but no file checkpoint, or an"):
         mw.open_source(directory.parent)
+
+
+def test_what_is_none_of_t5x_is_said_to_be_none(tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no complete T5X checkpoint\.$"):
+        mw.checkpoint.open_t5x(tmp_path)
+
+
+def test_of_several_files_the_newest_is_taken(tmp_path):
+    for step in (9, 10):
+        content = {"version": 3, "optimizer": {"target": {"w": np.full(2, step, np.float32)}}}
+        (tmp_path / f"checkpoint_{step}").write_bytes(serialization.msgpack_serialize(content))
+    source = mw.open_source(tmp_path)
+    assert (source.step, source.format, np.asarray(source.arrays()["target/w"]).tolist()) == (
+        10,
+        "T5X",
+        [10, 10],
+    )
+
+
+def test_a_store_is_asked_a_few_times_for_each_step_and_not_for_each_array(tmp_path, monkeypatch):
+    arrays = {f"target/layers_{layer}/w": np.ones(2, np.float32) for layer in range(100)}
+    for step in (1, 2):
+        for file in t5x.write(tmp_path / f"checkpoint_{step}", arrays).rglob("*"):
+            if file.is_file():
+                location(f"memory://asked/{file.relative_to(tmp_path)}").put(file.read_bytes())
+    asked, listed = [], ObjectPath._list
+    monkeypatch.setattr(ObjectPath, "_list", lambda *args: asked.append(args) or listed(*args))
+    assert mw.open_source("memory://asked").step == 2
+    assert len(asked) < len(arrays)
 
 
 def test_a_missing_chunk_is_told_by_name_and_is_not_zeros(written):
@@ -193,9 +308,20 @@ def test_a_wrong_byte_in_a_chunk_is_found_by_gzip(written):
 
 def test_what_t5x_writes_by_orbax_has_the_same_names(tmp_path):
     redco.write_tree(tmp_path / "model/checkpoint_9/state", tree.nested(ARRAYS))
+    data = {"shared/embedding": KERNEL}  # in truth the state of an iterator of tf.data
+    tensorflow.write(tmp_path / "model/checkpoint_9/dataset/process_0-of-1/train_ds", data)
     source = mw.open_source(tmp_path / "model")
     assert_same(restored(source), ARRAYS)
     assert source.step == 9
+
+
+@pytest.mark.parametrize(("by_t5x", "by_orbax"), [(7, 9), (9, 7)])
+def test_of_a_run_that_went_over_to_orbax_or_back_the_newest_is_taken(by_t5x, by_orbax, tmp_path):
+    t5x.write(tmp_path / f"checkpoint_{by_t5x}", {"target/w": KERNEL})
+    redco.write_tree(tmp_path / f"checkpoint_{by_orbax}/state", {"target": {"w": KERNEL}})
+    source = mw.open_source(tmp_path)
+    assert (source.step, source.arrays().keys()) == (9, {"target/w"})
+    assert source.format == ("T5X" if by_t5x == 9 else "Orbax")
 
 
 def test_a_tree_that_was_cut_off_anywhere_is_refused(written):
@@ -222,8 +348,16 @@ def test_shapes_that_differ_between_tree_and_array_are_refused(written):
     directory = written()
     zarray = t5x.zarray(directory, "target/decoder/wi/kernel") | {"shape": [8, 12]}
     (directory / "target.decoder.wi.kernel/.zarray").write_text(json.dumps(zarray))
-    with pytest.raises(CheckpointError, match=r"shape \(8, 12\) in its .zarray, but \(12, 8\) in the tree"):
+    with pytest.raises(CheckpointError, match=r"shape \[8, 12\] in its .zarray, but \[12, 8\] in the tree"):
         mw.open_source(directory)
+
+
+def test_shapes_that_differ_from_the_models_are_refused_of_every_leaf(written):
+    source = mw.open_source(written(in_tree=("target/decoder/norm/scale",)))
+    target = tree.nested({name: np.zeros((2, 2), x.dtype) for name, x in ARRAYS.items()})
+    with pytest.raises(CheckpointError) as raised:
+        mw.restore(source, target)
+    assert all(re.search(rf"{name}\b.*2, ?2", str(raised.value)) for name in ARRAYS)
 
 
 def test_all_is_loaded_without_a_model_in_another_dtype_but_for_integers(written):

@@ -1,8 +1,12 @@
-"""A program of two processes of four devices each: it restores checkpoints, and says how each came out."""
+"""A program of two processes of four devices each: it restores checkpoints.
+
+It says how each came out, and of large ones how many bytes it read.
+"""
 
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
@@ -11,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jax
 
 import meshwright as mw
-from checkpoint.readers.real import Expected, assert_restored
-from meshwright import process
+from checkpoint.readers.real import Expected, assert_restored, bytes_read
+from meshwright import process, tree
+from meshwright.checkpoint import as_source, open_source, restore
 
 process.start()
 where = Path(sys.argv[1])
@@ -25,4 +30,11 @@ for path, held in json.loads((where / "asked.json").read_text()).items():
         said[path] = "as expected"
     except Exception as error:  # the others are to be tried too
         said[path] = repr(error)
+over_all = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
+for path in sorted((where / "large").iterdir()):
+    arrays = open_source(path).arrays()
+    name = max(arrays, key=lambda name: arrays[name].nbytes)
+    source = as_source({name: arrays[name]}, path.name)
+    target = tree.nested({name: jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=over_all)})
+    said[path.name] = bytes_read(partial(restore, source, target))
 (where / f"{jax.process_index()}.json").write_text(json.dumps(said))

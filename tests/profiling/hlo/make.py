@@ -1,6 +1,6 @@
-"""Makes the texts beside it: steps of a small transformer, compiled for hardware that need not be there.
+"""Makes the texts beside it: steps of a small decoder, compiled for hardware that need not be there.
 
-    python make.py cuda                                               with jax's plugin for CUDA
+    JAX_PLATFORMS=cpu python make.py cuda                             with jax's plugin for CUDA
     JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 python make.py tpu         with libtpu
     the same                             python make.py slices          of TPUs
 
@@ -19,12 +19,11 @@ import numpy as np
 import optax
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
-from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.demo import transformer
+from meshwright.models import decoder
 
-SIZES = transformer.Config(vocabulary=512, model=256, heads=4, feed_forward=512, layers=6)
+SIZES = decoder.Config(vocabulary=512, model=256, heads=4, feed_forward=512, layers=6)
 MESHES = {
     "cuda": ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"),
     "tpu": ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"),
@@ -63,27 +62,15 @@ def mesh_of(shape, platform):
     )
 
 
-def scores(params, tokens_BT, batch_axes):
-    """Those of the demo, but each layer's input is split over the batch alone, and computed again."""
-
-    def block(x_BTD, layer):
-        return jax.lax.with_sharding_constraint(transformer.block(SIZES, layer, x_BTD), P(batch_axes)), None
-
-    x_BTD = jax.lax.with_sharding_constraint(params["embedding"][tokens_BT], P(batch_axes))
-    x_BTD, _ = jax.lax.scan(jax.checkpoint(block), x_BTD, params["layers"])
-    return (transformer.rms_norm(x_BTD, params["norm"]) @ params["head"]).astype(jnp.float32)
-
-
 def compiled(shape, platform):
-    layout = mw.Layout(mesh_of(shape, platform), transformer.RULES)
-    batch_axes = next(iter(layout.batch_sharding.spec), None)
+    layout = mw.Layout(mesh_of(shape, platform), decoder.RULES)
 
     def loss(params, batch, key):
-        scores_BTV = scores(params, batch["tokens"], batch_axes)
+        scores_BTV = decoder.logits(SIZES, params, batch["tokens"], remat="nothing")
         return optax.softmax_cross_entropy_with_integer_labels(scores_BTV, batch["targets"]).mean()
 
     tx = optax.adam(1e-3)
-    state = mw.abstract_state(partial(transformer.init, SIZES), tx, layout)
+    state = mw.abstract_state(partial(decoder.init, SIZES), tx, layout)
     batch = {name: jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32) for name in ("tokens", "targets")}
     return mw.make_step(loss, tx, layout, compute_dtype="bfloat16").compile(state, batch).as_text()
 

@@ -1,14 +1,15 @@
 """Files that are there whole or not at all, also after a power cut."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file, durably, so that no reader ever sees a part of it."""
+def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file, durably, so that no reader ever sees a part of it: bytes, or pieces as they come."""
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
-        file.write(content)
+        file.writelines([content] if isinstance(content, bytes) else content)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)

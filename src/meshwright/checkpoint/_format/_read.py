@@ -18,6 +18,7 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_file import parts_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.errors import DamagedError
 
 _SMALL = 1 << 20  # bytes: of less, rows that lie one after the other are read as one
@@ -139,6 +140,7 @@ class NativeSource:
                 self._files[place.file] = self._opened(name, place)
             return self._files[place.file]
 
+    @telling_unreadable()
     def _opened(self, name: str, place: Place) -> int | ObjectBytes:
         expected = self._manifest.files[place.file]
         path = self.path / expected.name

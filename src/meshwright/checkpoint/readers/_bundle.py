@@ -21,11 +21,11 @@ import numpy as np
 
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory
-from meshwright.checkpoint.readers._crc32c import crc32c, unmasked
 from meshwright.checkpoint.readers._file import File
 from meshwright.checkpoint.readers._leveldb import read_table
 from meshwright.checkpoint.readers._raw import raw_array
 from meshwright.checkpoint.readers._varint import varint
+from meshwright.crc32c import masked_crc32c
 from meshwright.errors import CheckpointError
 
 _DTYPES = {
@@ -64,7 +64,7 @@ def read_bundle(prefix: Directory) -> dict[str, LazyArray]:
     try:
         header = _fields(table.pop(_HEADER))
         entries = {key.decode(): _Entry.parse(value) for key, value in table.items()}
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise file.damaged(f"it is no index of TensorFlow: {error!r}") from None
     if _number(header, 2):
         raise CheckpointError(f"{file.path} is of a big-endian machine, of which none are read.")
@@ -85,7 +85,7 @@ class _Entry:
     shard: int
     offset: int
     nbytes: int
-    crc: int | None
+    masked_crc: bytes | None
     is_sliced: bool
 
     @classmethod
@@ -98,7 +98,7 @@ class _Entry:
             shard=_number(fields, 3),
             offset=_number(fields, 4),
             nbytes=_number(fields, 5),
-            crc=unmasked(fields[6][0]) if 6 in fields else None,
+            masked_crc=fields[6][0].to_bytes(4, "little") if 6 in fields else None,
             is_sliced=7 in fields,
         )
 
@@ -148,13 +148,13 @@ class _Variable:
         entry, file = self.entry, self.shards[self.entry.shard]
         found = raw_array(file, entry.offset, entry.shape, np.dtype(_DTYPES[entry.dtype])).read_parts(indices)
         for part in found:
-            if part.shape == entry.shape and entry.crc is not None:
+            if part.shape == entry.shape and entry.masked_crc is not None:
                 self._check(part, file)
         return found
 
     def _check(self, whole: np.ndarray, file: File) -> None:
-        if (found := crc32c(whole.reshape(-1).view(np.uint8))) != self.entry.crc:
-            raise file.damaged(f"the CRC-32C of {self.name} is {found:08x} instead of {self.entry.crc:08x}")
+        if masked_crc32c(whole.reshape(-1).view(np.uint8)) != self.entry.masked_crc:
+            raise file.damaged(f"the CRC-32C of {self.name} is another than the index has")
 
 
 def _array(name: str, entry: _Entry, shards: _Shards) -> LazyArray:

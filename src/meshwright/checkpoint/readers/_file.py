@@ -1,6 +1,7 @@
 """A file of another system, local or in an object store, of which parts are read."""
 
 import io
+import json
 import os
 import weakref
 from typing import Any
@@ -35,8 +36,10 @@ class File:
         """Return the bytes of `part`, a slice with both ends, in memory of their own.
 
         Raises:
-          DamagedError: The file ends before.
+          DamagedError: The file ends before, or begins behind it.
         """
+        if part.start < 0:
+            raise self.damaged(f"something should begin {-part.start} bytes before it")
         if part.stop > self.nbytes:
             raise self.damaged(f"it ends at byte {self.nbytes}, and should go on to {part.stop} at least")
         if isinstance(self._bytes, ObjectBytes):
@@ -92,6 +95,32 @@ def head(path: Directory, nbytes: int) -> bytes:
         return b""
     with path.open("rb") as file:
         return file.read(nbytes)
+
+
+def read_json(path: Directory) -> Any:
+    """Return what a file of JSON says.
+
+    Raises:
+      FileNotFoundError: It is not there.
+      DamagedError: It is not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: {error}. Copy it again.") from None
+
+
+def read_document(path: Directory) -> dict[str, Any]:
+    """Return what a file of JSON says, which is a dictionary.
+
+    Raises:
+      FileNotFoundError: It is not there.
+      DamagedError: It is not such a file.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise DamagedError(f"{path} is damaged: it holds no dictionary. Copy it again.")
+    return content
 
 
 def _remote_head(path: ObjectPath, nbytes: int) -> bytes:

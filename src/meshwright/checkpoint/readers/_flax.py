@@ -7,7 +7,7 @@
 Lists and tuples are dictionaries there, by number. Text is no array and is given as `extra`.
 """
 
-import json
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright import tree
@@ -15,6 +15,7 @@ from meshwright.checkpoint._lazy import LazyArray, in_memory
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint.readers._file import head
 from meshwright.checkpoint.readers._flax_msgpack import read_tree
+from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import step_of, steps_in
 from meshwright.errors import DamagedError
@@ -26,7 +27,7 @@ _TEXTS = {*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB}
 
 
 def _recognises(place: Directory) -> bool:
-    return bool(_files(place))
+    return any(place.glob(_INDEX)) or bool(_files(place))
 
 
 def _is_map(file: Directory) -> bool:
@@ -39,37 +40,37 @@ def _is_map(file: Directory) -> bool:
 
 
 def _files(place: Directory) -> list[Directory]:
-    """Return the files of the checkpoint at `place`, of the newest step if there are several."""
+    """Return the file of the checkpoint at `place`, of the newest step if there are several."""
     if not place.is_dir():
         return [place] if _is_map(place) else []
-    if indices := list(place.glob(_INDEX)):
-        return [place / name for name in _indexed(indices[0])]
     single = [file for file in place.glob("*.msgpack") if _is_map(file)]
     return single if len(single) == 1 else steps_in(place, _is_map)[-1:]
 
 
-def _indexed(index: Directory) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise DamagedError(f"{index} is no index of msgpack files: {error!r}.") from None
-
-
 def _open(place: Directory) -> Foreign:
-    files = _files(place)
-    leaves: dict[str, Any] = {}
-    for file in files:
-        try:
-            leaves |= tree.named_leaves(read_tree(file))
-        except FileNotFoundError:
-            raise DamagedError(f"{file} is missing. Copy it again.") from None
+    if indices := sorted(place.glob(_INDEX), key=str):
+        return _opened(place, _indexed(place, indices[0]))
+    (file,) = _files(place)
+    return _opened(file, tree.named_leaves(read_tree(file)))
+
+
+def _indexed(place: Directory, index: Directory) -> dict[str, Any]:
+    """Return the leaves of several files, each from the one that the index names."""
+    files, _ = read_index(index)
+    found = {file: tree.named_leaves(read_tree(place / file)) for file in sorted(set(files.values()))}
+    named = {tree.name_of(name.split("/")): file for name, file in files.items()}
+    if missing := [name for name, file in named.items() if name not in found[file]]:
+        raise DamagedError(f"{place / named[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
+    return {name: found[file][name] for name, file in named.items()}
+
+
+def _opened(path: Directory, leaves: Mapping[str, Any]) -> Foreign:
     texts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, str | bytes)}
     held = {
         name: leaf if isinstance(leaf, LazyArray) else in_memory(leaf)
         for name, leaf in leaves.items()
         if name not in texts
     }
-    path = files[0] if len(files) == 1 else place
     return Foreign(path, READER.name, held, step_of(path.name), extra=texts)
 
 

@@ -13,17 +13,17 @@ Source: github.com/msgpack/msgpack/blob/master/spec.md; `serialization.py` of gi
 """
 
 import math
+import operator
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from meshwright.checkpoint._lazy import LazyArray
+from meshwright.checkpoint._lazy import LazyArray, concatenate
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint.readers._file import File
 from meshwright.checkpoint.readers._raw import raw_array
-from meshwright.checkpoint.readers._stretches import joined
 
 _CHUNKED = "__msgpack_chunked_array__"
 _NUMBERS = {
@@ -60,7 +60,7 @@ def read_tree(path: Directory) -> Any:
     file = File(path)
     try:
         return _Reader(file).whole()
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise file.damaged(f"it is not msgpack as Flax writes it: {error}") from None
 
 
@@ -108,8 +108,14 @@ class _Reader:
 
     def _map(self, length: int) -> Any:
         # Not at once, as a damaged length may be larger than memory.
-        found = {key: self._value() for key in (self._value() for _ in range(length))}
+        found = {self._key(): self._value() for _ in range(length)}
         return _joined(found) if found.get(_CHUNKED) is True else found
+
+    def _key(self) -> str:
+        key = self._value()
+        if not isinstance(key, str):
+            raise ValueError(f"{key!r} is the key of a value, and no text")
+        return key
 
     def _list(self, length: int) -> list[Any]:
         return [self._value() for _ in range(length)]
@@ -131,9 +137,11 @@ class _Reader:
         length = self._take(1)[0]
         if length != 0x93:  # a list of three
             raise ValueError("an array is not a shape, a dtype and bytes")
-        shape, dtype = tuple(self._value()), np.dtype(self._value())
-        nbytes = self._length(_BYTES[self._take(1)[0]])
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize != nbytes or min(shape, default=0) < 0:
+        shape, dtype = _shape(self._value()), np.dtype(str(self._value()))
+        if (kind := self._take(1)[0]) not in _BYTES:
+            raise ValueError("an array's values are not bytes")
+        nbytes = self._length(_BYTES[kind])
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != nbytes:
             raise ValueError(f"an array of {dtype}{list(shape)} has {nbytes} bytes")
         return raw_array(self._file, self._skip(nbytes), shape, dtype)
 
@@ -157,5 +165,23 @@ class _Reader:
 
 def _joined(parts: Mapping[str, Any]) -> LazyArray:
     """Return the array that was cut into stretches because it is large."""
-    shape = tuple(parts["shape"][str(dim)] for dim in range(len(parts["shape"])))
-    return joined(shape, [parts["chunks"][str(number)] for number in range(len(parts["chunks"]))])
+    shape, stretches = _shape(_in_order(parts, "shape")), _in_order(parts, "chunks")
+    if not all(isinstance(stretch, LazyArray) and stretch.ndim == 1 for stretch in stretches):
+        raise ValueError(f"an array of shape {list(shape)} is cut into what are no arrays of one dimension")
+    return concatenate(stretches).reshape(*shape)
+
+
+def _in_order(parts: Mapping[str, Any], name: str) -> list[Any]:
+    try:
+        return [parts[name][str(number)] for number in range(len(parts[name]))]
+    except KeyError as error:
+        raise ValueError(
+            f"of an array that is cut into stretches {name} or its part {error} is missing"
+        ) from None
+
+
+def _shape(sizes: Iterable[Any]) -> tuple[int, ...]:
+    shape = tuple(map(operator.index, sizes))
+    if min(shape, default=0) < 0:
+        raise ValueError(f"an array has the shape {list(shape)}")
+    return shape

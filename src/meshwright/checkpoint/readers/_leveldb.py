@@ -12,15 +12,15 @@ Source: github.com/google/leveldb/blob/main/doc/table_format.md.
 
 from collections.abc import Iterator
 
-from meshwright.checkpoint.readers._crc32c import crc32c, unmasked
 from meshwright.checkpoint.readers._file import File
 from meshwright.checkpoint.readers._snappy import decompressed
 from meshwright.checkpoint.readers._varint import varint
+from meshwright.crc32c import masked_crc32c
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 
 _FOOTER, _TRAILER = 48, 5
-_SNAPPY = 1
+_NONE, _SNAPPY = 0, 1
 
 
 def is_table(file: File) -> bool:
@@ -56,11 +56,14 @@ def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 def _block(file: File, offset: int, size: int) -> bytes:
     stored = file[offset : offset + size + _TRAILER]
-    crc = unmasked(int.from_bytes(stored[-4:].tobytes(), "little"))
-    if crc32c(stored[:-4]) != crc:
-        raise ValueError(f"the block at offset {offset} has another CRC-32C than {crc:08x}")
-    content = stored[:size].tobytes()
-    return decompressed(content) if stored[size] == _SNAPPY else content
+    if masked_crc32c(stored[:-4]) != stored[-4:].tobytes():
+        raise ValueError(f"the block at offset {offset} has another CRC-32C than stands behind it")
+    content, compression = stored[:size].tobytes(), int(stored[size])
+    if compression not in (_NONE, _SNAPPY):
+        raise ValueError(
+            f"the block at offset {offset} is compressed in a way, {compression}, that is not known"
+        )
+    return decompressed(content) if compression == _SNAPPY else content
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:

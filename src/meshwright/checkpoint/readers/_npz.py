@@ -2,15 +2,17 @@
 
 Of arrays that are stored, the bytes of a part are read. Compressed ones are read from their beginning,
 or on from where they were read last. What NumPy does not know, such as bfloat16, it writes as bytes
-without a type; they stay that, as nobody can tell.
+without a type; they stay that, as nobody can tell. Members that are no `.npy` are left out.
 
 Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
 
+import math
 import struct
 import zipfile
 import zlib
 from threading import Lock
+from tokenize import TokenError
 from typing import IO
 
 import numpy as np
@@ -23,6 +25,13 @@ from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError
 
 _SUFFIX = ".npy"
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
+_ENCRYPTED, _METHODS = 1, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,  # where fields have names that are not ASCII
+}
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Of a member: its signature, and the lengths of its name and of what follows that."""
 
@@ -49,47 +58,45 @@ def _open(place: Directory) -> Foreign:
     file = File(path)
     try:
         archive = zipfile.ZipFile(file.stream())
-        held = {_name(member): _array(file, archive, member) for member in archive.infolist()}
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        members = [each for each in archive.infolist() if each.filename.endswith(_SUFFIX)]
+        held = {member.filename.removesuffix(_SUFFIX): _array(file, archive, member) for member in members}
+    except (*_DAMAGE, ValueError, NotImplementedError, TokenError) as error:
         raise file.damaged(str(error)) from None
     return Foreign(path, READER.name, held)
 
 
-def _name(member: zipfile.ZipInfo) -> str:
-    return member.filename.removesuffix(_SUFFIX)
-
-
 def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> LazyArray:
+    if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
+        raise CheckpointError(f"{file.path}: {member.filename} is encrypted, or packed as NumPy does not.")
     with archive.open(member) as npy:
         shape, is_fortran, dtype = _header(npy)
         start = npy.tell()
     if dtype.hasobject:
         raise CheckpointError(f"{file.path}: {member.filename} holds Python objects, which are not read.")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or start + nbytes != member.file_size:
+        found = f"has {member.file_size - start} bytes of {dtype}{list(shape)}, which takes {nbytes}"
+        raise file.damaged(f"{member.filename} {found}")
     content: Bytes = _Compressed(file, archive, member)
     if member.compress_type == zipfile.ZIP_STORED:
         content, start = file, start + _data_offset(file, member)
     array = raw_array(content, start, shape[::-1] if is_fortran else shape, dtype)
     array = array.astype(dtype.newbyteorder("="))
-    return _transposed(array) if is_fortran else array
+    return array.transpose() if is_fortran else array
 
 
 def _header(npy: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Return shape, whether the first dimension runs fastest, and dtype."""
     version = np.lib.format.read_magic(npy)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(npy)
+    if version not in _HEADERS:
+        raise ValueError(f"{npy.name} is of version {version} of the format, which is not known")
+    return _HEADERS[version](npy)
 
 
 def _data_offset(file: File, member: zipfile.ZipInfo) -> int:
     start = member.header_offset
     _, *lengths = _LOCAL_HEADER.unpack(bytes(file[start : start + _LOCAL_HEADER.size]))
     return start + _LOCAL_HEADER.size + sum(lengths)
-
-
-def _transposed(array: LazyArray) -> LazyArray:
-    return LazyArray(array.shape[::-1], array.dtype, lambda index: array.read(index[::-1]).T.copy())
 
 
 class _Compressed:
@@ -104,7 +111,7 @@ class _Compressed:
         try:
             with self._lock:
                 return self._read(part)
-        except (zlib.error, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise self._file.damaged(f"{self._member.filename}: {error}") from None
 
     def _read(self, part: slice) -> np.ndarray:

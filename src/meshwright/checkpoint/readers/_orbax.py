@@ -9,7 +9,9 @@
         params.w/.zarray, …          an array for each leaf, its keys joined by dots; or these are files
         checkpoint                   before there was _METADATA: Flax's msgpack, a tree, in which is an array
                                      or, where it lies beside the file, the text PLACEHOLDER://params.w
+        ocdbt.process_0/, …          what each process wrote, which a save joins in manifest.ocdbt at its end
         array_metadatas/, _strings.json
+    101.orbax-checkpoint-tmp/        a step that is being written, or whose save was killed
 
 A tree may also lie by itself. Where there is one tree, its leaves are called as in it; where there are
 several, `params/…` and `state/…` by their items.
@@ -17,8 +19,9 @@ several, `params/…` and `state/…` by their items.
 Source: `_src/metadata/tree.py` and `_src/serialization` of github.com/google/orbax, and files it wrote.
 """
 
-import json
-from collections.abc import Iterable, Mapping
+import logging
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,18 +30,21 @@ from meshwright.checkpoint import _kvstore
 from meshwright.checkpoint._lazy import LazyArray, in_memory
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint.readers import _t5x
-from meshwright.checkpoint.readers._file import head
+from meshwright.checkpoint.readers._file import head, read_document, read_json
 from meshwright.checkpoint.readers._flax_msgpack import read_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 
-_ITEMS, _COMMITTED, _TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
+log = logging.getLogger("meshwright")
+
+_ITEMS, _COMMITTED, TEMPORARY = "_CHECKPOINT_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
 _TREE, _OCDBT, _AGGREGATE, _STRINGS = "_METADATA", "manifest.ocdbt", "checkpoint", "_strings.json"
-_SCORES = "metrics/metrics"
+_JSON, _SCORES = "metadata", "metrics/metrics"
 _PLACEHOLDER = "PLACEHOLDER://"
-_METADATA_FILES = {"zarr": ".zarray", "zarr3": "zarr.json"}
+_OF_PROCESS = f"ocdbt.process_0/{_OCDBT}"
+_OF_TREES = re.compile("PyTree|Standard")
 
 
 def _recognises(place: Directory) -> bool:
@@ -46,46 +52,95 @@ def _recognises(place: Directory) -> bool:
 
 
 def _is_step(place: Directory) -> bool:
-    return _is_tree(place) or bool(_trees(place))
+    if (place / _ITEMS).is_file() or _is_tree(place):
+        return True
+    # T5X's are not looked through: each of their many arrays would cost requests.
+    return not _t5x.is_step(place) and bool(_trees(place))
 
 
 def _is_tree(place: Directory) -> bool:
-    if (place / _TREE).is_file() or (place / _OCDBT).is_file():
+    if any((place / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
         return True
     # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
-    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.recognises(place)
+    return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(place)
 
 
 def _trees(place: Directory) -> dict[str, Directory]:
     """Return the items of a step that are trees, by name."""
     entries = sorted(place.iterdir(), key=str) if place.is_dir() else []
-    found = {entry.name: entry for entry in entries if not entry.name.startswith("ocdbt.process_")}
-    return {name: entry for name, entry in found.items() if _is_tree(entry)}
+    return {entry.name: entry for entry in entries if _is_tree(entry)}
 
 
 def _open(place: Directory) -> Foreign:
-    step = place if _is_step(place) else newest(steps_in(place, _is_step), _is_complete)
+    step = place if _is_step(place) else newest(_steps(place), _is_complete)
+    if _t5x.is_step(step):
+        return _t5x.open_t5x(step)
     if not _is_complete(step):
         raise CheckpointError(
             f"{step} is not complete. Its save is still running, or was killed: open another."
         )
-    trees = {"": step} if _is_tree(step) else _trees(step)
-    if len(trees) == 1:
-        held = open_tree(*trees.values())
-    else:
-        held = {f"{item}/{name}": x for item, each in trees.items() for name, x in open_tree(each).items()}
     said = _document(step / _ITEMS)
-    number = step_of(step.name) if step_of(step.name) is not None else step_of(step.parent.name)
+    handlers = _handlers(step, said)
+    trees = {"": step} if _is_tree(step) else _trees(step)
+    trees |= {item: step / item for item, handler in handlers.items() if _OF_TREES.search(handler)}
+    extra = _extra(step, said, handlers)
+    if not trees and not extra:
+        raise CheckpointError(
+            f"{step} holds nothing that is read: neither a tree of arrays nor an item in JSON."
+        )
+    if unread := sorted(handlers.keys() - trees.keys() - extra.keys()):
+        log.warning("%s: left out are items that only their own handlers read: %s", step, ", ".join(unread))
+    held = {item: open_tree(directory) for item, directory in trees.items()}
+    if len(held) == 1:
+        (arrays,) = held.values()
+    else:
+        arrays = {f"{item}/{name}": x for item, leaves in held.items() for name, x in leaves.items()}
+    numbers = (number for number in map(step_of, (step.name, step.parent.name)) if number is not None)
     return Foreign(
-        step, READER.name, held, number, {"item_handlers": said.get("item_handlers")}, _extra(step, said)
+        step, READER.name, arrays, next(numbers, None), {"item_handlers": said.get("item_handlers")}, extra
     )
 
 
+def _steps(place: Directory) -> list[Directory]:
+    """Return the steps in a directory, and those that are being written, the lowest first.
+
+    T5X's too: a run may have gone over to Orbax, or back.
+    """
+
+    def is_step(entry: Directory) -> bool:
+        return TEMPORARY in entry.name or _is_step(entry) or _t5x.is_step(entry)
+
+    return steps_in(place, is_step, lambda name: step_of(name.partition(TEMPORARY)[0]))
+
+
 def _is_complete(step: Directory) -> bool:
-    """Say whether a save has come to its end: it is renamed then, and in a store it leaves a mark."""
+    """Say whether a save has come to its end: all is renamed then, and in a store it leaves a mark."""
+    if TEMPORARY in f"{step.parent.name}/{step.name}" or any(step.glob(f"*{TEMPORARY}*")):
+        return False
+    if _t5x.is_step(step):
+        return _t5x.has_tree(step)
     said = _document(step / _ITEMS)
     is_open = "init_timestamp_nsecs" in said and not said.get("commit_timestamp_nsecs")
-    return _TEMPORARY not in step.name and not (is_open and not (step / _COMMITTED).is_file())
+    return not is_open or (step / _COMMITTED).is_file()
+
+
+def _handlers(step: Directory, said: Mapping[str, Any]) -> dict[str, str]:
+    """Return what wrote each item, by name; that of a tree by itself is called "".
+
+    Raises:
+      DamagedError: An item is not there, or it is not said what wrote which.
+    """
+    handlers = said.get("item_handlers") or {}
+    if isinstance(handlers, str):
+        return {"": handlers}
+    if not isinstance(handlers, dict):
+        raise DamagedError(f"{step / _ITEMS} does not describe items: {handlers!r}. Copy it again.")
+    if lacking := [item for item in handlers if not (step / item).is_dir()]:
+        raise DamagedError(
+            f"{step} has no {', '.join(lacking)}, which its {_ITEMS} says it has. Copy it again, or open "
+            "what you need of it by its own path."
+        )
+    return {item: str(handler) for item, handler in handlers.items()}
 
 
 def open_tree(directory: Directory) -> dict[str, LazyArray]:
@@ -99,7 +154,10 @@ def open_tree(directory: Directory) -> dict[str, LazyArray]:
         return _described(directory)
     if (directory / _AGGREGATE).is_file():
         return _aggregate(directory)
-    return _undescribed(directory)
+    raise DamagedError(
+        f"{directory} has no {_TREE}, which says what arrays there are and how they are called. "
+        "Copy it again."
+    )
 
 
 def _described(directory: Directory) -> dict[str, LazyArray]:
@@ -107,7 +165,7 @@ def _described(directory: Directory) -> dict[str, LazyArray]:
     said = _document(directory / _TREE)
     try:
         leaves = said["tree_metadata"].values()
-        paths = {_name(keys): ".".join(keys) for keys in map(_keys, leaves) if keys is not None}
+        paths = {tree.name_of(keys): ".".join(keys) for keys in map(_keys, leaves) if keys is not None}
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedError(
             f"{directory / _TREE} does not describe a tree: {error!r}. Copy it again."
@@ -131,16 +189,21 @@ def _keys(leaf: Mapping[str, Any]) -> list[str] | None:
     return [str(key["key"]) for key in leaf["key_metadata"]]
 
 
-def _name(keys: Iterable[str]) -> str:
-    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
-
-
 def _key_impls(directory: Directory) -> dict[str, str]:
-    """Return the implementations of typed PRNG keys, by the arrays' paths."""
-    documents = [_document(file) for file in directory.glob("array_metadatas/process_*")]
-    said = [each["array_metadata"] for document in documents for each in document.get("array_metadatas", ())]
-    impls = {each["param_name"]: (each.get("ext_metadata") or {}).get("random_key_impl") for each in said}
-    return {path: impl for path, impl in impls.items() if impl}
+    """Return the implementations of typed PRNG keys, by the arrays' paths.
+
+    Raises:
+      DamagedError: A file that says so is spoilt.
+    """
+    impls: dict[str, str] = {}
+    for file in directory.glob("array_metadatas/process_*"):
+        try:
+            for said in (each["array_metadata"] for each in read_document(file)["array_metadatas"]):
+                if impl := (said.get("ext_metadata") or {}).get("random_key_impl"):
+                    impls[said["param_name"]] = impl
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{file} does not describe arrays: {error!r}. Copy it again.") from None
+    return impls
 
 
 def _aggregate(directory: Directory) -> dict[str, LazyArray]:
@@ -160,21 +223,14 @@ def _aggregate(directory: Directory) -> dict[str, LazyArray]:
     return held | {name: x if isinstance(x, LazyArray) else in_memory(x) for name, x in within.items()}
 
 
-def _undescribed(directory: Directory) -> dict[str, LazyArray]:
-    """Return the arrays of a tree of which only they are there: dots in their names stand between keys."""
-    store = _store(directory)
-    specs = {}
-    with _kvstore.telling(f"list {directory}"):
-        files = [key.decode() for key in store.list().result()]
-    for driver, file in _METADATA_FILES.items():
-        for path in [each.removesuffix(f"/{file}") for each in sorted(files) if each.endswith(f"/{file}")]:
-            specs[path.replace(".", "/")] = {"driver": driver, "path": path, "fill_missing_data_reads": True}
-    return open_arrays(directory, store, specs)
-
-
 def _store(directory: Directory) -> Any:
     files = store_of(directory)
     if not (directory / _OCDBT).is_file():
+        if (directory / _OF_PROCESS).is_file():
+            raise DamagedError(
+                f"{directory} has no {_OCDBT}, which joins what each process wrote. Its save was killed, or "
+                "it was not all copied."
+            )
         return files
     spec = {"driver": "ocdbt", "base": files.spec().to_json()}
     with _kvstore.telling(f"open {directory}"):
@@ -183,32 +239,32 @@ def _store(directory: Directory) -> Any:
         )
 
 
-def _document(file: Directory) -> dict[str, Any]:
-    """Return what a file of JSON says; nothing where it is not there.
-
-    Raises:
-      DamagedError: It is not JSON.
-    """
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise DamagedError(f"{file} is damaged: {error}. Copy it again.") from None
-
-
-def _extra(step: Directory, said: Mapping[str, Any]) -> dict[str, Any]:
+def _extra(step: Directory, said: Mapping[str, Any], handlers: Mapping[str, str]) -> dict[str, Any]:
     """Return what a step holds besides arrays: items in JSON, texts of trees, scores."""
-    found = {file.parent.name: _document(file) for file in step.glob("*/metadata")}
+    in_json = [step / item / _JSON for item, handler in handlers.items() if "Json" in handler]
+    files = [file for file in (in_json if handlers else step.glob(f"*/{_JSON}")) if file.is_file()]
+    items = {file.parent.name: read_json(file) for file in files}
     texts = {name: text for file in _string_files(step) for name, text in _document(file).items()}
     scores = step / _SCORES
-    metrics = _document(scores) if scores.is_file() else said.get("metrics")
+    metrics = read_json(scores) if scores.is_file() else said.get("metrics")
     rest = {"strings": texts, "metrics": metrics, "custom_metadata": said.get("custom_metadata")}
-    return found | {name: value for name, value in rest.items() if value}
+    return items | {name: value for name, value in rest.items() if value}
 
 
 def _string_files(step: Directory) -> list[Directory]:
     return [step / _STRINGS, *step.glob(f"*/{_STRINGS}")]
+
+
+def _document(file: Directory) -> dict[str, Any]:
+    """Return the dictionary that a file of JSON is; an empty one where there is no file.
+
+    Raises:
+      DamagedError: It is something else.
+    """
+    try:
+        return read_document(file)
+    except FileNotFoundError:
+        return {}
 
 
 READER = Reader("Orbax", _recognises, _open)

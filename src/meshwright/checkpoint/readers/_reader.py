@@ -24,6 +24,8 @@ class Foreign:
     """What is known of who wrote it."""
     extra: Any = None
     """What else it holds that is no array."""
+    empty: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Where its tree has no leaves, by name: None, or {} for an empty container."""
     spell: Callable[[str], str] = field(default=str, repr=False)
     """Returns what the format makes of one of our names, where that cannot be undone: dots, say, for `/`."""
 

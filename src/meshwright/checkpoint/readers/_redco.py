@@ -7,25 +7,24 @@
       params_shape.pkl          a pickle, which nothing here opens
       info.json                 {"step": 6, "epoch_idx": 1, "rng": [1775173478, 1498807459], …}, written last
 
-redco writes over what is there, so that a save that was killed leaves parts of two. Leaves are called
-`params/…` and `opt_state/…`, as the deployer's own.
+redco writes over what is there, one part after the other, so that a save that was killed leaves parts of
+two. Leaves are called `params/…` and `opt_state/…`, as the deployer's own.
 
 Source: `deployers/ckpt_utils.py` of github.com/tanyuqian/redco.
 """
 
-import json
-from typing import Any
-
 from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._object_path import Directory
-from meshwright.checkpoint.readers._file import head
-from meshwright.checkpoint.readers._orbax import open_tree
+from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint.readers._file import head, read_document
+from meshwright.checkpoint.readers._orbax import TEMPORARY, open_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError
 
 _ALL, _LAST = "ckpts", "last_ckpt.txt"
 _PARAMS, _OPT_STATE, _SHAPES, _INFO = "params", "opt_state", "params_shape.pkl", "info.json"
 _SAVED = "_CHECKPOINT_METADATA"
+_COARSE = 2 * 10**9
+"""Nanoseconds by which archives round the times of files."""
 _OTHERWISE = "Take another checkpoint."
 
 
@@ -34,12 +33,12 @@ def _recognises(place: Directory) -> bool:
 
 
 def _directory(place: Directory) -> Directory | None:
-    """Return the directory of a checkpoint: `place`, or the one that was saved last in it."""
+    """Return the directory of a checkpoint: `place`, or the one that is said to be the last in it."""
     if _is_checkpoint(place):
         return place
     for saved in (place, place / _ALL):
         name = head(saved / _LAST, 1000).decode(errors="replace").strip()
-        if name and "/" not in name and _is_checkpoint(saved / name):
+        if name and "/" not in name and (_is_checkpoint(saved / name) or not (saved / name).is_dir()):
             return saved / name
     return None
 
@@ -56,7 +55,7 @@ def _open(place: Directory) -> Foreign:
     directory = _directory(place)
     assert directory is not None
     _check_whole(directory)
-    info = _document(directory / _INFO)
+    info = read_document(directory / _INFO)
     held = {
         f"{part}/{name}": array
         for part in (_PARAMS, _OPT_STATE)
@@ -71,36 +70,53 @@ def _tree(directory: Directory) -> dict[str, LazyArray]:
 
 def _check_whole(directory: Directory) -> None:
     """Raise a `CheckpointError` if a save did not come to its end."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not there, but is the last that was saved, as {_LAST} says.")
     has_params, has_info = (directory / _PARAMS).is_dir(), (directory / _INFO).is_file()
     if lacking := [name for name, has in ((_PARAMS, has_params), (_INFO, has_info)) if not has]:
         raise CheckpointError(
             f"{directory} has no {' and no '.join(lacking)}: redco was killed while it saved. {_OTHERWISE}"
         )
-    params, opt_state = _begun(directory / _PARAMS), _begun(directory / _OPT_STATE)
-    if params is not None and opt_state is not None and params > opt_state:
+    trees = [tree for tree in (directory / _PARAMS, directory / _OPT_STATE) if tree.is_dir()]
+    if len(trees) == 1 and (unfinished := list(directory.glob(f"{_OPT_STATE}{TEMPORARY}*"))):
+        raise CheckpointError(
+            f"{directory} has an unfinished {unfinished[0].name} and no {_OPT_STATE}: redco was killed while "
+            f"it saved. {_OTHERWISE}"
+        )
+    begun = [began for began, _ in map(_times, trees) if began is not None]
+    if begun != sorted(begun):
         raise CheckpointError(
             f"{directory} has {_PARAMS} of a later save than {_OPT_STATE}: redco was killed between the two, "
             f"or saved again without the optimizer's state. {_OTHERWISE} If it was the latter, take "
             f"{_OPT_STATE} away."
         )
+    if older := [tree.name for tree in trees if _is_older(directory / _INFO, tree)]:
+        raise CheckpointError(
+            f"{directory} has {older[-1]} of a later save than {_INFO}: redco was killed before it wrote "
+            f"step, epoch and randomness. {_OTHERWISE}"
+        )
 
 
-def _begun(tree: Directory) -> int | None:
-    """Return when the save of a tree began, in nanoseconds, as far as Orbax says so."""
+def _is_older(file: Directory, tree: Directory) -> bool:
+    """Say whether a file was written before a tree, both by the saver's clock and by the disk's.
+
+    By one alone nothing is proved: copies have other times, and machines other clocks.
+    """
+    _, committed = _times(tree)
+    if committed is None or isinstance(file, ObjectPath) or isinstance(tree, ObjectPath):
+        return False
+    earliest = min(committed, (tree / _SAVED).stat().st_mtime_ns)
+    return file.stat().st_mtime_ns < earliest - _COARSE
+
+
+def _times(tree: Directory) -> tuple[int | None, int | None]:
+    """Return when the save of a tree began and ended, in nanoseconds, as far as Orbax says so."""
     try:
-        return _document(tree / _SAVED).get("init_timestamp_nsecs")
+        said = read_document(tree / _SAVED)
     except FileNotFoundError:
-        return None
-
-
-def _document(file: Directory) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise DamagedError(f"{file} is damaged: {error}. Copy it again.") from None
-    if not isinstance(content, dict):
-        raise DamagedError(f"{file} is damaged: it holds no dictionary. Copy it again.")
-    return content
+        return None, None
+    began, ended = said.get("init_timestamp_nsecs"), said.get("commit_timestamp_nsecs")
+    return began if isinstance(began, int) else None, ended if isinstance(ended, int) else None
 
 
 READER = Reader("redco", _recognises, _open)

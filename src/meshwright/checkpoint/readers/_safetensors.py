@@ -7,6 +7,8 @@ with dots for `/`.
 import json
 import math
 import operator
+import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,18 +18,22 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint._safetensors import DTYPES, LENGTH, METADATA
 from meshwright.checkpoint.readers._file import File, head
+from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._raw import raw_array
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError, DamagedError
 
 _INDEX = "*.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_SHARD = re.compile(r"(.+)-\d+-of-(\d+)\.safetensors")
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()}
 
 
 def _recognises(place: Directory) -> bool:
     if any(place.glob(_INDEX)) or any(place.glob("*.safetensors")):
+        return True
+    if place.name.endswith(".safetensors") and place.is_file():  # even if nothing of it is left
         return True
     start = head(place, LENGTH.size + 1)
     return start[LENGTH.size :] == b"{" and LENGTH.unpack_from(start)[0] <= _MAX_HEADER
@@ -40,7 +46,7 @@ def _open(place: Directory) -> Foreign:
             raise CheckpointError(f"{place} has several indices, {names}. Move all but one away.")
         return _open_sharded(place, indices[0])
     single = place / _SINGLE
-    files = [single] if single.is_file() else sorted(place.glob("*.safetensors"), key=str) or [place]
+    files = [single] if single.is_file() else _without_index(place) or [place]
     held: dict[str, LazyArray] = {}
     metadata: dict[str, str] = {}
     for file in files:
@@ -54,20 +60,30 @@ def _open(place: Directory) -> Foreign:
     return _opened(place, held, metadata)
 
 
+def _without_index(place: Directory) -> list[Directory]:
+    """Return the files of a directory that has no index.
+
+    Raises:
+      DamagedError: They are called as some of several, and not all are there.
+    """
+    files = sorted(place.glob("*.safetensors"), key=str)
+    found = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
+    for (name, of), count in found.items():
+        if count < int(of):
+            raise DamagedError(
+                f"{place} has {count} of {int(of)} files {name}-…-of-{of}. Copy the others, too."
+            )
+    return files
+
+
 def _open_sharded(place: Directory, index: Directory) -> Foreign:
-    try:
-        document = json.loads(index.read_bytes())
-        files = dict(document["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{index} is no index of safetensors files: {error!r}.") from None
-    if outside := [name for name in files.values() if "/" in name]:
-        raise CheckpointError(f"{index} names a file elsewhere, {outside[0]}, which is not opened.")
+    files, said = read_index(index)
     shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
     if missing := [name for name, file in files.items() if name not in shards[file][0]]:
         raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
     metadata = {key: text for _, found in shards.values() for key, text in found.items()}
     held = {name: shards[file][0][name] for name, file in files.items()}
-    return _opened(place, held, {**metadata, **document.get("metadata", {})})
+    return _opened(place, held, metadata | said)
 
 
 def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[str, Any]) -> Foreign:
@@ -96,9 +112,31 @@ def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]
     if unknown := [
         f"{name} ({entry.dtype})" for name, entry in entries.items() if entry.dtype not in _DTYPES
     ]:
-        raise CheckpointError(f"{path} has {len(unknown)} arrays of dtypes that are not read: {unknown[0]} …")
-    file = File(path, start + max((entry.last for entry in entries.values()), default=0))
-    return {name: _array(file, start, name, entry) for name, entry in entries.items()}, metadata
+        raise CheckpointError(f"{path} has arrays of dtypes that are not read: {', '.join(unknown[:5])}.")
+    file = File(path, start + _end(path, entries))
+    return {
+        name: raw_array(file, start + entry.first, entry.shape, np.dtype(_DTYPES[entry.dtype]))
+        for name, entry in entries.items()
+    }, metadata
+
+
+def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
+    """Return where the arrays end, which lie one behind the other.
+
+    Raises:
+      DamagedError: They do not, or one has not as many bytes as its shape and dtype say.
+    """
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda each: (each[1].first, each[1].last)):
+        nbytes = math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
+        if (entry.first, entry.last) != (end, end + nbytes) or min(entry.shape, default=0) < 0:
+            raise DamagedError(
+                f"{path} is damaged: {name}, {entry.dtype}{list(entry.shape)}, has its bytes from "
+                f"{entry.first} to {entry.last}, and should have them from {end} to {end + nbytes}. Copy it "
+                "again."
+            )
+        end = entry.last
+    return end
 
 
 def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]:
@@ -112,23 +150,15 @@ def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]
         raise DamagedError(f"{path} ends within its header, which should have {start} bytes. Copy it again.")
     try:
         header = json.loads(text)
-        metadata = header.pop(METADATA, {})
+        metadata = dict(header.pop(METADATA, None) or {})
         return {name: _entry(**said) for name, said in header.items()}, metadata, start
     except (ValueError, AttributeError, TypeError) as error:
-        raise DamagedError(f"{path} has a header that is damaged: {error!r}. Copy it again.") from None
+        raise DamagedError(f"{path} has a header that is damaged: {error}. Copy it again.") from None
 
 
 def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
     first, last = data_offsets
     return _Entry(dtype, tuple(map(operator.index, shape)), operator.index(first), operator.index(last))
-
-
-def _array(file: File, start: int, name: str, entry: _Entry) -> LazyArray:
-    dtype, nbytes = np.dtype(_DTYPES[entry.dtype]), entry.last - entry.first
-    if entry.first < 0 or nbytes != math.prod(entry.shape) * dtype.itemsize:
-        where = f"has its bytes from {entry.first} to {entry.last}"
-        raise file.damaged(f"{name}, {dtype.name}{list(entry.shape)}, {where}")
-    return raw_array(file, start + entry.first, entry.shape, dtype)
 
 
 READER = Reader("safetensors", _recognises, _open)

@@ -14,9 +14,12 @@ Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files t
 import ast
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from pathlib import PurePosixPath
 
-from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright import tree
+from meshwright.checkpoint._object_path import Directory, ObjectPath, read_each
 from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
@@ -37,7 +40,7 @@ def _recognises(place: Directory) -> bool:
 
 
 def _is_step(place: Directory) -> bool:
-    return (place / _GROUP).is_file() and (_is_committed(place) or any(place.glob(f"*/{_ARRAY}")))
+    return _is_committed(place) or ((place / _GROUP).is_file() and any(place.glob(f"*/{_ARRAY}")))
 
 
 def _open(place: Directory) -> Foreign:
@@ -48,10 +51,17 @@ def _open(place: Directory) -> Foreign:
             f"{directory} is not complete: its .zattrs does not say write_completed. Its save is still "
             "running, or was killed. Open another step."
         )
+    if not (directory / _GROUP).is_file():
+        raise DamagedError(f"{directory} has no {_GROUP}. Copy it again, with its hidden files.")
     stored = {_our_name(name): name for name in _array_names(directory)}
-    specs = {name: {"driver": "zarr", "path": path} for name, path in stored.items()}
+    may_lack = _may_lack_chunks(directory, list(stored.values()))
+    specs = {
+        name: {"driver": "zarr", "path": path, "fill_missing_data_reads": may}
+        for (name, path), may in zip(stored.items(), may_lack, strict=True)
+    }
     held = open_arrays(directory, store_of(directory), specs)
-    joined = {_joined(name): name for name in stored}
+    alike = Counter(map(_joined, stored))
+    joined = {_joined(name): name for name in stored if alike[_joined(name)] == 1}
     return Foreign(
         directory,
         READER.name,
@@ -64,7 +74,7 @@ def _open(place: Directory) -> Foreign:
 def _is_committed(directory: Directory) -> bool:
     try:
         return json.loads((directory / ".zattrs").read_bytes()).get("write_completed") is True
-    except (FileNotFoundError, ValueError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
         return False
 
 
@@ -77,7 +87,7 @@ def _array_names(directory: Directory) -> list[str]:
     files = [path.rpartition("/") for path in _files(directory)]
     arrays = {above for above, _, name in files if name == _ARRAY}
     chunked = {above for above, _, name in files if above and _CHUNK.fullmatch(name)}
-    if lacking := sorted(chunked - arrays):
+    if lacking := sorted(above for above in chunked - arrays if not _is_within(above, arrays)):
         raise DamagedError(
             f"{directory} has chunks without {_ARRAY}, of {', '.join(lacking[:10])}. Copy it again, "
             "with its hidden files."
@@ -85,9 +95,26 @@ def _array_names(directory: Directory) -> list[str]:
     return sorted(arrays)
 
 
+def _may_lack_chunks(directory: Directory, paths: Sequence[str]) -> list[bool]:
+    """Say of each array whether it has a value for chunks that are not there; those of seqax's have none."""
+
+    def has_fill_value(content: bytes) -> bool:
+        try:
+            return json.loads(content).get("fill_value") is not None
+        except (ValueError, AttributeError):  # which is told when the array is opened
+            return False
+
+    return list(map(has_fill_value, read_each([directory / path / _ARRAY for path in paths])))
+
+
+def _is_within(path: str, arrays: Set[str]) -> bool:
+    """Say whether a directory is one of an array's, whose chunks may be called `0/1` as well as `0.1`."""
+    return any(str(above) in arrays for above in PurePosixPath(path).parents)
+
+
 def _files(directory: Directory) -> Iterable[str]:
     if isinstance(directory, ObjectPath):
-        return [key[len(directory.key) + 1 :] for key in directory.below()]
+        return [key.removeprefix(directory.key).lstrip("/") for key in directory.below()]
     return [str(path.relative_to(directory)) for path in directory.rglob("*")]
 
 
@@ -97,14 +124,12 @@ def _our_name(stored: str) -> str:
     while found := _KEY.match(stored, end):
         keys.append(_key(found))
         end = found.end()
-    if end < len(stored):
-        return stored
-    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
+    return stored if end < len(stored) else tree.name_of(keys)
 
 
 def _joined(name: str) -> str:
     """Return the keys of a name, ours or one of several parts, joined by nothing."""
-    return _KEY.sub(_key, name).replace("/", "").replace("%2F", "").replace("%25", "%")
+    return "".join(tree.keys_of(_KEY.sub(_key, name))).replace("/", "")
 
 
 def _key(found: re.Match[str]) -> str:

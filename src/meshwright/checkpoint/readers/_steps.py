@@ -17,8 +17,12 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def steps_in(place: Directory, is_step: Callable[[Directory], bool]) -> list[Directory]:
-    """Return the entries that are called by a number and pass `is_step`, the lowest first.
+def steps_in(
+    place: Directory,
+    is_step: Callable[[Directory], bool],
+    number: Callable[[str], int | None] = step_of,
+) -> list[Directory]:
+    """Return the entries whose names have a `number` and that pass `is_step`, the lowest first.
 
     Of two of one number, the longer name comes last, as those that pad with zeros pad all.
     """
@@ -27,7 +31,7 @@ def steps_in(place: Directory, is_step: Callable[[Directory], bool]) -> list[Dir
     numbered = [
         (step, len(entry.name), entry)
         for entry in place.iterdir()
-        if (step := step_of(entry.name)) is not None
+        if (step := number(entry.name)) is not None
     ]
     return [entry for *_, entry in sorted(numbered, key=lambda each: each[:2]) if is_step(entry)]
 

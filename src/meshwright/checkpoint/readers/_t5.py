@@ -24,9 +24,10 @@ from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError
 
 _STATE_FILE, _INDEX = "checkpoint", ".index"
-_BEGINNING = b"model_checkpoint_path"
+_NEWEST = re.compile(r'model_checkpoint_path: *"(?:[^"]*/)?([^"/\0]+)"')  # the directory may have been moved
+_STEP_OF = re.compile(r".*-(\d+)")
 _TARGET, _SLOTS, _STEP = "target/", "state/param_states/", "state/step"
-_SLOT_NAMES = {"": "", "v": "v", "vr": "v_row", "vc": "v_col"}
+_SLOT_NAMES = {"v": "v", "vr": "v_row", "vc": "v_col"}
 _TOWERS = {"encoder": "encoder", "decoder": "decoder", "transformer": "decoder"}
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 _NORMS = {
@@ -38,43 +39,59 @@ _BIAS_OF_LAYER = re.compile(r"/layers_(\d+)(?=/relpos_bias/)")
 
 
 def _recognises(place: Directory) -> bool:
-    prefix = _prefix(place)
-    return prefix is not None and head(prefix.parent / f"{prefix.name}{_INDEX}", 1) != b""
+    return _prefix(place) is not None
 
 
 def _open(place: Directory) -> Foreign:
     prefix = _prefix(place)
     assert prefix is not None
     held = with_t5x_names(read_bundle(prefix), prefix)
-    step = re.search(r"-(\d+)$", prefix.name)
-    return Foreign(prefix, READER.name, held, int(step[1]) if step else None)
+    return Foreign(prefix, READER.name, held, _step_of(prefix.name))
 
 
 def _prefix(place: Directory) -> Directory | None:
     """Return what the names of a checkpoint's files begin with: `place`, or that of the newest in it."""
     if (place.parent / f"{place.name}{_INDEX}").is_file():
         return place
-    if place.name.endswith(_INDEX) and place.is_file() and is_table(File(place)):
-        return place.parent / place.name.removesuffix(_INDEX)
-    state = head(place / _STATE_FILE, 1 << 16)
-    if state.startswith(_BEGINNING) and (named := re.search(rb'"([^"]+)"', state)):
-        return place / named[1].decode().rpartition("/")[2]  # the directory may have been moved
-    return None
+    if _is_index(place):
+        return _without_index(place)
+    state = place if place.name == _STATE_FILE and place.is_file() else place / _STATE_FILE
+    if named := _NEWEST.match(head(state, 1 << 16).decode(errors="replace")):
+        return state.parent / named[1]
+    indices = [entry for entry in place.glob(f"*{_INDEX}") if _is_index(entry)] if place.is_dir() else []
+    return max(map(_without_index, indices), key=lambda each: _step_of(each.name) or 0, default=None)
+
+
+def _is_index(file: Directory) -> bool:
+    return file.name.endswith(_INDEX) and file.is_file() and is_table(File(file))
+
+
+def _without_index(file: Directory) -> Directory:
+    return file.parent / file.name.removesuffix(_INDEX)
+
+
+def _step_of(name: str) -> int | None:
+    found = _STEP_OF.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str, LazyArray]:
     """Return the variables under the names that T5X gives them, and the slots that it expects.
 
     Raises:
-      CheckpointError: There are names that T5 does not give; all are listed.
+      CheckpointError: There are names that T5 does not give, or gives to one parameter; all are listed.
     """
-    names = {name: _t5x_name(name) for name in variables}
-    if unknown := [name for name, new in names.items() if new is None]:
+    names: dict[str | None, list[str]] = {}
+    for name in variables:
+        names.setdefault(_t5x_name(name), []).append(name)
+    if unknown := names.pop(None, []):
         raise CheckpointError(
             f"{what} has {len(unknown)} variables that T5 by Mesh TensorFlow has not: "
             f"{', '.join(unknown[:10])}. Of other checkpoints of TensorFlow none are read."
         )
-    held = {new: variables[name] for name, new in names.items() if new is not None}
+    if several := [" and ".join(each) for each in names.values() if len(each) > 1]:
+        raise CheckpointError(f"{what} has more than one variable for a parameter: {'; '.join(several)}.")
+    held = {new: variables[name] for new, (name,) in names.items() if new is not None}
     if _STEP in held:
         held[_STEP] = held[_STEP].astype(np.int32)
     return _with_shared_bias({**held, **_unused_slots(held)})
@@ -83,11 +100,11 @@ def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str
 def _t5x_name(name: str) -> str | None:
     if name == "global_step":
         return _STEP
-    variable, _, slot = name.partition("_slot_")
+    variable, is_slot, slot = name.partition("_slot_")
     path = _path(variable.split("/"))
-    if path is None or slot not in _SLOT_NAMES:
+    if path is None or (is_slot and slot not in _SLOT_NAMES):
         return None
-    return f"{_SLOTS}{path}/{_SLOT_NAMES[slot]}" if slot else f"{_TARGET}{path}"
+    return f"{_SLOTS}{path}/{_SLOT_NAMES[slot]}" if is_slot else f"{_TARGET}{path}"
 
 
 def _path(keys: list[str]) -> str | None:
@@ -117,7 +134,7 @@ def _in_layer(tower: str, layer: int, keys: list[str]) -> str | None:
             return f"{attention}/{_PROJECTIONS[which]}/kernel"
         case ["EncDecAttention", "q" | "k" | "v" | "o" as which]:
             return f"encoder_decoder_attention/{_PROJECTIONS[which]}/kernel"
-        case ["DenseReluDense", which, "kernel"] if re.fullmatch(r"wi|wo|wi_\d+", which):
+        case ["DenseReluDense", which, "kernel"] if re.fullmatch(r"w[io](_\d+)?", which):
             return f"mlp/{which}/kernel"
         case ["layer_norm" | "rms_norm", "scale"] if layer < len(_NORMS[tower]):
             return f"{_NORMS[tower][layer]}/scale"

@@ -1,5 +1,7 @@
 """Arrays in zarr, versions 2 and 3, of whatever chunks and codecs, read by TensorStore."""
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +12,12 @@ import numpy as np
 from meshwright.checkpoint import _kvstore
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.checkpoint.readers._zarr2 import shares_of
 from meshwright.errors import DamagedError, MeshwrightError
 
-_ABSENT_OR_SPOILT = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "DATA_LOSS", "OUT_OF_RANGE")
+_IN_FLIGHT_NBYTES = 64 << 20
+_OUTSIDE = re.compile(r"(?!NOT_FOUND|FAILED_PRECONDITION|DATA_LOSS|OUT_OF_RANGE)[A-Z_]+: ")
+"""What begins to tell of an error that lies not in the bytes; of what cannot be decoded there is no code."""
 
 
 def store_of(directory: Directory, context: Any = None) -> Any:
@@ -23,7 +28,7 @@ def store_of(directory: Directory, context: Any = None) -> Any:
     """
     tensorstore = _kvstore.tensorstore_for(str(directory))
     if isinstance(directory, ObjectPath):
-        return directory.store + f"{directory.key}/"
+        return directory.store + _directory(directory.key)
     spec = {"driver": "file", "path": f"{directory}/"}
     return tensorstore.KvStore.open(spec, context=context or _kvstore.context()).result()
 
@@ -49,14 +54,18 @@ def open_arrays(
 
 def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
     options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
-    return tensorstore.open(options, kvstore=store / f"{path}/", context=_kvstore.context(), read=True)
+    return tensorstore.open(options, kvstore=store + _directory(path), context=_kvstore.context(), read=True)
+
+
+def _directory(path: str) -> str:
+    return f"{path}/" if path else ""  # which is the store itself
 
 
 def _array(what: str, requested: Any) -> LazyArray:
     with _telling(what):
         opened = requested.result()
     chunks = opened.chunk_layout.read_chunk.shape
-    reader = _Reader(what, opened)
+    reader = _Reader(what, opened, tuple(chunks or opened.shape))
     return LazyArray(tuple(opened.shape), opened.dtype.numpy_dtype, reader, stored_chunks=chunks)
 
 
@@ -66,9 +75,26 @@ class _Reader:
 
     what: str
     opened: Any
+    chunks: tuple[int, ...]
 
     def __call__(self, index: Index) -> np.ndarray:
-        return self.parts([index])[0]
+        """Return a part. Chunks are decoded whole, and so many at a time as take 64 MiB."""
+        bounds = [range(size)[part] for size, part in zip(self.opened.shape, index, strict=True)]
+        shares = list(shares_of(bounds, self.chunks))
+        chunk_nbytes = math.prod(self.chunks) * self.opened.dtype.numpy_dtype.itemsize
+        at_a_time = max(1, _IN_FLIGHT_NBYTES // max(1, chunk_nbytes))
+        if len(shares) <= at_a_time:
+            return self.parts([index])[0]
+        out = np.empty(tuple(map(len, bounds)), self.opened.dtype.numpy_dtype)
+        for first in range(0, len(shares), at_a_time):
+            self._read_into(out, bounds, [into for _, into, _ in shares[first : first + at_a_time]])
+        return out
+
+    def _read_into(self, out: np.ndarray, bounds: Sequence[range], places: Sequence[Index]) -> None:
+        within = [[part[at] for part, at in zip(bounds, place, strict=True)] for place in places]
+        found = self.parts([tuple(slice(part.start, part.stop) for part in each) for each in within])
+        for place, part in zip(places, found, strict=True):
+            out[place] = part
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         requested = [self._part(index).read() for index in indices]
@@ -93,6 +119,6 @@ def _telling(what: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         how = f"cannot read {what}: {_kvstore.told(error)}"
-        if str(error).startswith(_ABSENT_OR_SPOILT):
-            raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None
-        raise MeshwrightError(how) from None
+        if _OUTSIDE.match(str(error)):
+            raise MeshwrightError(how) from None
+        raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None

@@ -3,15 +3,19 @@
     .zarray     {"shape": [6, 10], "chunks": [3, 10], "dtype": "<f4", "compressor": {"id": "gzip"}, …}
     0.0, 1.0    chunks, row-major, compressed, each of the full shape of a chunk, at the edges too
 
+gzip, zlib and what is not compressed are read without TensorStore, which not all have installed.
+
 Source: zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. `dtype` may be "bfloat16" and other names of
 ml_dtypes, as TensorStore writes them.
 """
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -22,7 +26,10 @@ from meshwright.errors import CheckpointError, DamagedError, UsageError
 
 ZARRAY = ".zarray"
 
-_ZLIB = {"gzip", "zlib"}
+_NUM_THREADS, _IN_FLIGHT_NBYTES = 4, 64 << 20
+"""How many chunks of one array are read at a time, and their size together; each is in memory twice."""
+
+_ZLIB, _BY_TENSORSTORE = {"gzip", "zlib"}, {"zstd", "blosc", "bz2"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,14 @@ class Zarr2:
     chunks: tuple[int, ...]
     dtype: np.dtype
     compressor: Mapping[str, Any] | None
+    order: Literal["C", "F"] = "C"
+    """Of the values in a chunk: row-major, or column-major."""
     separator: str = "."
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Return the bytes of a chunk that is not compressed."""
+        return math.prod(self.chunks) * self.dtype.itemsize
 
     @classmethod
     def parse(cls, metadata: Mapping[str, Any]) -> Self:
@@ -43,21 +57,31 @@ class Zarr2:
           CheckpointError: it has what this reader does not read.
           KeyError, TypeError, ValueError: it is no such thing.
         """
-        if metadata.get("filters") or metadata.get("order", "C") != "C":
-            raise CheckpointError("zarr arrays with filters, or in column-major order, are not read.")
+        if not isinstance(metadata, dict):
+            raise TypeError(f"{metadata!r:.40}")
         shape, chunks = tuple(map(int, metadata["shape"])), tuple(map(int, metadata["chunks"]))
-        dtype = np.dtype(metadata["dtype"])
         if len(shape) != len(chunks) or min(chunks, default=1) < 1 or min(shape, default=0) < 0:
             raise ValueError(f"shape {shape} in chunks of {chunks}")
-        if dtype.hasobject:
-            raise ValueError(f"dtype {dtype}")
-        return cls(
-            shape,
-            chunks,
-            dtype,
-            metadata.get("compressor"),
-            metadata.get("dimension_separator", "."),
-        )
+        order, separator = metadata.get("order", "C"), metadata.get("dimension_separator", ".")
+        if order not in ("C", "F") or separator not in (".", "/"):
+            raise ValueError(f"order {order!r}, dimension_separator {separator!r}")
+        compressor, filters = metadata.get("compressor"), metadata.get("filters")
+        if filters or (compressor and compressor["id"] not in _ZLIB | _BY_TENSORSTORE):
+            raise CheckpointError(
+                f"its chunks have the filters {filters} and the compressor {compressor}; read are those "
+                f"without filters, compressed by {', '.join(sorted(_ZLIB | _BY_TENSORSTORE))} or nothing."
+            )
+        return cls(shape, chunks, _dtype(metadata["dtype"]), compressor or None, order, separator)
+
+
+def _dtype(name: Any) -> np.dtype:
+    try:
+        dtype = np.dtype(name) if isinstance(name, str) else None
+    except (TypeError, SyntaxError):  # NumPy's, of "1(", say
+        dtype = None
+    if dtype is None or dtype.kind not in "biufcV":
+        raise ValueError(f"dtype {name!r}")
+    return dtype
 
 
 def zarr_array(directory: Directory, name: str, metadata: Zarr2) -> LazyArray:
@@ -90,13 +114,23 @@ class _Chunks:
         outs = [np.empty(tuple(map(len, bounds)), self.zarr.dtype.newbyteorder("=")) for bounds in wanted]
         shares: dict[tuple[int, ...], list[tuple[np.ndarray, Index]]] = {}
         for bounds, out in zip(wanted, outs, strict=True):
-            for place, into, within in _shares(bounds, self.zarr.chunks):
+            for place, into, within in shares_of(bounds, self.zarr.chunks):
                 shares.setdefault(place, []).append((out[(*into, ...)], within))
-        for place, targets in shares.items():
+
+        def take(place: tuple[int, ...], targets: Sequence[tuple[np.ndarray, Index]]) -> None:
             chunk = self._chunk(place)
             for out, within in targets:
                 out[...] = chunk[within]
+
+        if len(shares) == 1:  # to start a thread takes longer than to read a small chunk
+            take(*shares.popitem())
+        with ThreadPoolExecutor(self._num_threads) as threads:  # each is a request, and to be decompressed
+            deque(threads.map(take, shares, shares.values()), maxlen=0)
         return outs
+
+    @property
+    def _num_threads(self) -> int:
+        return max(1, min(_NUM_THREADS, _IN_FLIGHT_NBYTES // self.zarr.chunk_nbytes))
 
     def _chunk(self, place: tuple[int, ...]) -> np.ndarray:
         path = self.directory / (self.zarr.separator.join(map(str, place)) or "0")
@@ -107,10 +141,12 @@ class _Chunks:
                 f"{self.name}: the chunk {path} is missing. Copy the whole checkpoint again."
             ) from None
         values = _decoded(content, self.zarr, f"{self.name}: {path}")
-        return values.reshape(self.zarr.chunks)
+        return values.reshape(self.zarr.chunks, order=self.zarr.order)
 
 
-def _shares(bounds: Sequence[range], chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
+def shares_of(
+    bounds: Sequence[range], chunks: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
     """Yield the chunks that have some of a part: which, where in the part that is, and where in the chunk."""
     for place in itertools.product(*map(_numbers, bounds, chunks)):
         into, within = [], []
@@ -138,17 +174,18 @@ def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
         if isinstance(error, UsageError):
             raise
         raise DamagedError(f"{what} cannot be decompressed: {error}. Copy it again.") from None
-    if len(plain) != (nbytes := math.prod(zarr.chunks) * zarr.dtype.itemsize):
-        raise DamagedError(f"{what} holds {len(plain)} bytes of values instead of {nbytes}. Copy it again.")
+    if len(plain) != zarr.chunk_nbytes:
+        raise DamagedError(
+            f"{what} holds {len(plain)} bytes of values instead of {zarr.chunk_nbytes}. Copy it again."
+        )
     return np.frombuffer(plain, zarr.dtype)
 
 
-def _decompressed(content: bytes, zarr: Zarr2) -> bytes:
-    compressor = zarr.compressor["id"] if zarr.compressor else None
-    if compressor is None:
+def _decompressed(content: bytes, zarr: Zarr2) -> bytes | np.ndarray:
+    if zarr.compressor is None:
         return content
-    if compressor in _ZLIB:
-        return inflated(content)
+    if zarr.compressor["id"] in _ZLIB:
+        return inflated(content, zarr.chunk_nbytes)
     return _by_tensorstore(content, zarr)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import tree
@@ -26,7 +27,9 @@ __all__ = ["config", "export_model", "open_model", "parameter_map", "to_ours"]
 
 Config = decoder.Config | gpt2.Config | t5.Config
 
+HEAD = "lm_head.weight"
 _FAMILIES = dict.fromkeys(_decoder.MODEL_TYPES, _decoder) | {"gpt2": _gpt2, "t5": _t5}
+MODEL_TYPES = tuple(_FAMILIES)
 _INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
     decoder.Config: decoder.init,
     gpt2.Config: gpt2.init,
@@ -42,14 +45,33 @@ def config(described: str | Path | Mapping[str, Any]) -> Config:
     """
     said = described if isinstance(described, Mapping) else _read(Path(described))
     kind = said.get("model_type")
-    if kind not in _FAMILIES:
-        close = nearest(str(kind), _FAMILIES)
-        hint = f"did you mean {close}?" if close else f"there are {', '.join(_FAMILIES)}."
+    if kind not in MODEL_TYPES:
+        close = nearest(str(kind), MODEL_TYPES)
+        hint = f"did you mean {close}?" if close else f"there are {', '.join(MODEL_TYPES)}."
         raise CheckpointError(f"there is no model for the model_type {kind!r}; {hint}")
+    _check(said, kind)
     try:
         return _FAMILIES[kind].config(said)
     except KeyError as error:
         raise CheckpointError(f"the description of a {kind} model lacks {error}.") from None
+    except UsageError as error:
+        raise CheckpointError(f"the description of a {kind} model cannot be: {error}") from None
+
+
+def _check(said: Mapping[str, Any], kind: str) -> None:
+    """Check what a description of any family must say, and must not."""
+    sizes = {name: said.get(name) for name in _FAMILIES[kind].SIZES}
+    missing = [repr(name) for name, size in sizes.items() if size is None]
+    if missing:
+        raise CheckpointError(f"the description of a {kind} model lacks {', '.join(missing)}.")
+    wrong = [f"{name} is {x!r}" for name, x in sizes.items() if not isinstance(x, int) or x < 1]
+    if wrong:
+        raise CheckpointError(
+            f"in the description of a {kind} model {', '.join(wrong)}: whole numbers from 1."
+        )
+    if said.get("quantization_config"):
+        how = said["quantization_config"]
+        raise CheckpointError(f"the model is quantized ({how}), which is not read. Take it as it was before.")
 
 
 def parameter_map(cfg: Config) -> Map:
@@ -67,9 +89,9 @@ def open_model(path: str | Path) -> Source:
     """Return the parameters of a model that `save_pretrained` wrote, with our names.
 
     Raises:
-      CheckpointError: as `config` and `open_source`.
+      CheckpointError: as `config` and `open_source`; or a head that should be the embedding is another.
     """
-    return parameter_map(config(path)).to_ours(open_source(path))
+    return _named(open_source(path), config(path))
 
 
 def to_ours(source: Source, cfg: Config) -> Source:
@@ -78,9 +100,27 @@ def to_ours(source: Source, cfg: Config) -> Source:
     Raises:
       CheckpointError: Some are missing, of other shapes, or of no use to it; all of them are listed.
     """
-    ours = parameter_map(cfg).to_ours(source)
+    ours = _named(source, cfg)
     _check_whole(ours, cfg)
     return ours
+
+
+def _named(source: Source, cfg: Config) -> Source:
+    ours = parameter_map(cfg).to_ours(source)
+    _check_tied(source, ours)
+    return ours
+
+
+def _check_tied(source: Source, ours: Source) -> None:
+    """Compare some rows of a head that the map leaves out, as it is tied, with those of the embedding."""
+    head, embedding = source.arrays().get(HEAD), ours.arrays().get("embedding")
+    if head is None or embedding is None or "head" in ours.arrays():
+        return
+    if head.shape != embedding.shape or np.any(np.asarray(head[:8]) != np.asarray(embedding[:8])):
+        raise CheckpointError(
+            f"{source}: {HEAD} is not the embedding, though config.json says so of it: set "
+            "tie_word_embeddings to false there."
+        )
 
 
 def export_model(
@@ -121,13 +161,20 @@ def _check_whole(source: Source, cfg: Config) -> None:
 
 
 def _file(path: Path) -> Path:
-    return path / "config.json" if path.is_dir() else path
+    """Return where the description is that is meant: in a directory, or beside the files."""
+    place = path.expanduser()
+    if place.name.endswith((".safetensors", ".safetensors.index.json")):
+        place = place.parent
+    return place / "config.json" if place.is_dir() else place
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     file = _file(path)
     try:
-        return json.loads(file.read_bytes())
+        found = json.loads(file.read_bytes())
+        if not isinstance(found, Mapping):
+            raise ValueError(f"it holds a {type(found).__name__}, no object")
+        return found
     except FileNotFoundError:
         raise CheckpointError(
             f"there is no {file}, which describes the model; `save_pretrained` writes it."

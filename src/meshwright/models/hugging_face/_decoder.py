@@ -14,24 +14,41 @@ from meshwright.models.decoder import Config, Rope
 T = TypeVar("T")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""What every file must say."""
+_LLAMA = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
+_QWEN = {**_LLAMA, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = {"rope_theta": 10_000.0, "tie_word_embeddings": True, "num_key_value_heads": 16, "head_dim": 256}
+_GEMMA2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "gemma": _GEMMA,
+    "gemma2": {**_GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {**_GEMMA2, "rope_theta": 1e6, "rope_local_base_freq": 10_000.0},
+}
+"""By `model_type`, what holds where a file says nothing; that something is null is said."""
+MODEL_TYPES = tuple(_LEFT_OUT)
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMAS)
+_OLD_GELUS = ("gelu", "gelu_pytorch_tanh")
 _REFUSED = ("attention_bias", "mlp_bias", "use_bidirectional_attention")
 """What no released model of these families sets, and `decoder` does not compute."""
 
 
 def config(said: Mapping[str, Any]) -> Config:
     """Return what a `config.json` says."""
+    said = {**_LEFT_OUT[said["model_type"]], **said}
     _check(said)
-    heads = said["num_attention_heads"]
     gemma = said["model_type"] in _GEMMAS
     return Config(
         vocabulary=said["vocab_size"],
         model=said["hidden_size"],
         layers=said["num_hidden_layers"],
-        heads=heads,
-        key_heads=said.get("num_key_value_heads") or heads,
-        head=said.get("head_dim") or said["hidden_size"] // heads,
+        heads=said["num_attention_heads"],
+        key_heads=said.get("num_key_value_heads"),
+        head=said.get("head_dim"),
         feed_forward=said["intermediate_size"],
         activation="gelu" if gemma else "silu",
         norm_epsilon=said.get("rms_norm_eps", 1e-6),
@@ -39,7 +56,7 @@ def config(said: Mapping[str, Any]) -> Config:
         post_norms=said["model_type"] in _GEMMAS[1:],
         ropes=_ropes(said),
         windows=_windows(said),
-        tied=said.get("tie_word_embeddings", gemma),
+        tied=said["tie_word_embeddings"],
         query_bias=said["model_type"] == "qwen2",
         query_norm=said["model_type"] in ("qwen3", "gemma3_text"),
         query_scale=said["query_pre_attn_scalar"] ** -0.5 if said.get("query_pre_attn_scalar") else None,
@@ -66,7 +83,8 @@ def parameter_map(cfg: Config) -> Map:
         rows += [Row(f"layers/{name}_bias", f"{layer}.self_attn.{name}_proj.bias") for name in "qkv"]
     if not cfg.tied:
         rows.append(Row("head", "lm_head.weight", (Transpose(),)))
-    return Map(tuple(rows), ignore=r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if cfg.tied else ""))
+    ignore = r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if cfg.tied else "")
+    return Map(tuple(rows), ignore, prefix="model.")
 
 
 def _norms(cfg: Config) -> dict[str, str]:
@@ -86,30 +104,47 @@ def _norms(cfg: Config) -> dict[str, str]:
 def _check(said: Mapping[str, Any]) -> None:
     kind = said["model_type"]
     refused = [name for name in _REFUSED if said.get(name)]
+    if kind == "gemma3_text" and said.get("attn_logit_softcapping"):  # which `transformers` does not apply
+        refused.append("attn_logit_softcapping")
     if refused:
         raise CheckpointError(f"the decoder has nothing for {', '.join(refused)} of {kind}.")
-    wanted = ("gelu_pytorch_tanh", "gelu") if kind in _GEMMAS else ("silu",)
-    activation = said.get("hidden_activation") or said.get("hidden_act") or wanted[0]
+    wanted, activation = ("silu", "swish"), said.get("hidden_act") or "silu"
+    if kind in _GEMMAS:
+        old = said.get("hidden_act") in (None, *_OLD_GELUS)  # both names meant tanh's approximation there
+        wanted = ("gelu_pytorch_tanh",)
+        activation = said.get("hidden_activation") or (wanted[0] if old else said["hidden_act"])
     if activation not in wanted:
         raise CheckpointError(f"the decoder has no activation {activation!r} for {kind}; it has {wanted[0]}.")
 
 
 def _layer_types(said: Mapping[str, Any]) -> list[str]:
-    """Return which layers see a window only, as files of version 5 say and those of version 4 imply."""
+    """Return which layers see a window only, as files of version 5 say and those of version 4 imply.
+
+    LLaMA, Mistral and the first Gemma have layers of one type, and nothing reads what is said of it.
+    """
     layers = said["num_hidden_layers"]
+    if said["model_type"] in ("llama", "gemma", "mistral"):
+        return [SLIDING if said["model_type"] == "mistral" else FULL] * layers
     if said.get("layer_types"):
-        return said["layer_types"]
+        return _checked(said["layer_types"], layers)
     if said["model_type"] in ("gemma2", "gemma3_text"):
         period = 2 if said["model_type"] == "gemma2" else said.get("sliding_window_pattern", 6)
         return [FULL if (number + 1) % period == 0 else SLIDING for number in range(layers)]
-    if said["model_type"] in ("qwen2", "qwen3"):
-        first = said.get("max_window_layers", layers) if said.get("use_sliding_window") else layers
-        return [FULL] * first + [SLIDING] * (layers - first)
-    return [SLIDING if said["model_type"] == "mistral" else FULL] * layers
+    first = said["max_window_layers"]
+    return ([FULL] * first + [SLIDING] * layers)[:layers]
+
+
+def _checked(layer_types: list[str], layers: int) -> list[str]:
+    if unknown := [kind for kind in layer_types if kind not in (SLIDING, FULL)]:
+        raise CheckpointError(f"layer_types has {unknown[0]!r}; the decoder knows {SLIDING} and {FULL}.")
+    if len(layer_types) != layers:
+        raise CheckpointError(f"layer_types has {len(layer_types)} entries for {layers} layers.")
+    return layer_types
 
 
 def _windows(said: Mapping[str, Any]) -> tuple[int | None, ...]:
-    size = said.get("sliding_window")
+    unused = said["model_type"] in ("qwen2", "qwen3") and not said.get("use_sliding_window")
+    size = None if unused else said.get("sliding_window")
     return _shortened([size if kind == SLIDING else None for kind in _layer_types(said)])
 
 
@@ -120,29 +155,43 @@ def _ropes(said: Mapping[str, Any]) -> tuple[Rope, ...]:
 
 def _rope_of(said: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """Return how positions turn in layers of a kind."""
-    if "rope_parameters" in said:
-        parameters = said["rope_parameters"] or {}
-        return parameters.get(kind, parameters)
-    if said["model_type"] == "gemma3_text" and kind == SLIDING:
-        return {"rope_theta": said.get("rope_local_base_freq", 10_000.0)}
-    base = 1e6 if said["model_type"] == "gemma3_text" else 10_000.0
-    return {"rope_theta": said.get("rope_theta", base), **(said.get("rope_scaling") or {})}
+    local = said["model_type"] == "gemma3_text" and kind == SLIDING
+    scaling = {} if local else _object(said, "rope_scaling")
+    parameters = _object(said, "rope_parameters")
+    return {
+        "rope_theta": said["rope_local_base_freq" if local else "rope_theta"],
+        "partial_rotary_factor": said.get("partial_rotary_factor", 1),
+        **(parameters.get(kind) or parameters or scaling),
+    }
+
+
+def _object(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = said.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{name} is {found!r}; it must be an object with a rope_type.")
+    return found
 
 
 def _rope(said: Mapping[str, Any]) -> Rope:
     kind = said.get("rope_type", said.get("type", "default"))
-    base = said.get("rope_theta", 10_000.0)
-    if said.get("partial_rotary_factor", 1) == 1:
-        if kind == "default":
-            return Rope(base)
-        if kind == "linear":
-            return Rope(base, said["factor"])
-        if kind == "llama3":
-            length = said["original_max_position_embeddings"]
-            return Rope(base, said["factor"], length, said["low_freq_factor"], said["high_freq_factor"])
-    raise CheckpointError(
-        f"the decoder cannot turn positions so: {dict(said)}. It knows default, linear and llama3."
-    )
+    if kind not in _ROPES or said.get("partial_rotary_factor", 1) != 1:
+        raise CheckpointError(
+            f"the decoder cannot turn positions so: {dict(said)}. It knows {', '.join(_ROPES)}."
+        )
+    numbers = {name: said[name] for name in ("rope_theta", *_ROPES[kind])}
+    if wrong := [
+        f"{name} is {x!r}" for name, x in numbers.items() if not isinstance(x, int | float) or x <= 0
+    ]:
+        raise CheckpointError(f"{', '.join(wrong)}; positions turn by positive numbers.")
+    return Rope(*numbers.values())
+
+
+_ROPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+"""What a type needs beside `rope_theta`, in the order of `Rope`'s fields."""
 
 
 def _shortened(pattern: list[T]) -> tuple[T, ...]:

@@ -10,14 +10,23 @@ from meshwright.errors import CheckpointError
 from meshwright.models._map import Map, Row
 from meshwright.models.gpt2 import Config
 
-_REFUSED = ("add_cross_attention", "scale_attn_by_inverse_layer_idx")
+SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
+"""What every file must say."""
+_COMPUTED = {
+    "add_cross_attention": False,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+    "tie_word_embeddings": True,
+}
+"""What `gpt2` does, as do all released models."""
 
 
 def config(said: Mapping[str, Any]) -> Config:
     """Return what a `config.json` says."""
-    refused = [name for name in _REFUSED if said.get(name)]
-    if said.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
-        refused.append("activation_function")
+    refused = [f"{name}={said[name]}" for name, does in _COMPUTED.items() if said.get(name, does) != does]
+    activation = said.get("activation_function", "gelu_new")
+    if activation not in ("gelu_new", "gelu_pytorch_tanh"):
+        refused.append(f"activation_function={activation}")
     if refused:
         raise CheckpointError(f"the GPT-2 here has nothing for {', '.join(refused)}.")
     return Config(

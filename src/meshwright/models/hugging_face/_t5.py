@@ -10,6 +10,8 @@ from meshwright.errors import CheckpointError
 from meshwright.models._map import Map, Row, Transpose
 from meshwright.models.t5 import Config
 
+SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "relative_attention_num_buckets")
+"""What every file must say."""
 _GATED = {"relu": False, "gated-gelu": True}
 
 

@@ -6,6 +6,7 @@ What XLA does with a program is repeated in outline:
     _propagation.py               which axes of the mesh split each value, by the rules in _dimensions.py
     _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py
     _manual.py                    what the program exchanges itself, inside shard_map
+    _schedule.py                  in which order it is all done
     _buffers.py, _liveness.py     which values are ever in memory, and when
     _work.py                      the matrix products, one device's part of each
     _traced.py                    all of it together

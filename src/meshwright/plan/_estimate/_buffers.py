@@ -38,8 +38,11 @@ class Buffers:
             elif operation.kind.startswith(_WRITTEN):
                 self._held.update(operation.outputs)
         self._read: dict[Value, set[Value]] = {}
+        self._reduced: set[Value] = set()
         for operation in program.operations:
             read = self.sources(operation)
+            if operation.kind.startswith("reduce_"):
+                self._reduced |= read
             self._read |= {value: read for value in operation.outputs if self._root(value) not in self._held}
 
     def sources(self, operation: Operation) -> set[Value]:
@@ -49,6 +52,14 @@ class Buffers:
             root = self._root(value)
             found |= {root} if root in self._held else self._read.get(value, set())
         return found
+
+    def replaceable(self, operation: Operation) -> set[Value]:
+        """Return what the results of an operation may be written over, once nothing else reads it.
+
+        What is summed up somewhere as well is not among it: XLA fuses both (a softmax, a norm, a mean), and
+        what a fused operation reads twice it may not overwrite.
+        """
+        return self.sources(operation) - self._reduced
 
     def makes(self, operation: Operation) -> list[Value]:
         """Return those of the results of an operation that get memory of their own."""

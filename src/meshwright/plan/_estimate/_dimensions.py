@@ -113,9 +113,10 @@ def _convolution(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     batch, features_out, features_in = 0, 1, 2
     if params["batch_group_count"] == 1:
         image[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = batch
+    if params["feature_group_count"] == 1:
+        image[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[1]] = features_in
     if params["feature_group_count"] == params["batch_group_count"] == 1:
         kernel[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = features_out
-        image[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[1]] = features_in
     return Rule([tuple(image), tuple(kernel)], [tuple(out)], frozenset({features_in}))
 
 
@@ -248,7 +249,17 @@ _SCATTERS = (
     "scatter_sub",
 )
 _PARTS = {
-    *("concatenate", "dynamic_slice", "dynamic_update_slice", "iota", "pad", "rev", "slice", "split"),
+    *(
+        "concatenate",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "iota",
+        "pad",
+        "rev",
+        "slice",
+        "split",
+        "top_k",
+    ),
     *("random_bits", "random_fold_in", "random_unwrap", "random_wrap", "threefry2x32"),
 }
 _HANDLERS: dict[str, Callable[[Any, Shapes, Shapes], Rule]] = {

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from meshwright.plan._estimate._buffers import Buffers, is_whole
 from meshwright.plan._estimate._program import Operation, Program, Value
 from meshwright.plan._estimate._propagation import Propagation
+from meshwright.plan._estimate._schedule import scheduled
 from meshwright.plan._estimate._traffic import PRODUCTS, Traffic
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
@@ -42,21 +43,19 @@ class Liveness:
         self.passed_nbytes = 0
         """Bytes read and written by what is neither a matrix product nor a loop, in all."""
 
-    def peak(
-        self, program: Program, kept: list[Value], times: int = 1, *, in_loop: bool = False
-    ) -> Counter[str]:
+    def peak(self, program: Program, kept: list[Value], times: int = 1) -> Counter[str]:
         """Return the bytes at the fullest moment, by use; without those of the inputs.
 
         Args:
           kept: the results that get memory of their own.
           times: how often the program runs, for `passed_nbytes`.
-          in_loop: whether it is the body of a loop.
         """
+        program = scheduled(program)
         copied = [x for of in program.operations for x, _ in self._traffic.copies.get(of, [])]
         buffers = Buffers(program, kept, copied)
         timeline = Timeline()
         self._add_values(timeline, program, buffers, kept)
-        self._add_copies(timeline, program, in_loop=in_loop)
+        self._add_copies(timeline, program)
         self._add_sums(timeline, program)
         self.passed_nbytes += times * sum(self._passed(x, buffers) for x in program.operations)
         return self._fullest(timeline, program, times)
@@ -76,39 +75,39 @@ class Liveness:
         stacked = {tie.source for tie in operation.ties if tie.target_stacked}
         turns = times * operation.turns
         kept = [[x for x in body.outputs if x not in stacked] for body in operation.bodies]
-        peaks = [self.peak(*of, turns, in_loop=True) for of in zip(operation.bodies, kept, strict=True)]
+        peaks = [self.peak(*of, turns) for of in zip(operation.bodies, kept, strict=True)]
         return max(peaks, key=Counter.total, default=Counter())
 
     def _add_values(self, timeline: Timeline, program: Program, buffers: Buffers, kept: list[Value]) -> None:
         last = buffers.last_reads(kept)
-        ending: dict[int, set[Value]] = defaultdict(set)
+        ending: dict[int, list[Value]] = defaultdict(list)
         for i, operation in enumerate(program.operations):
             for value in buffers.makes(operation):
                 end = last.get(value, i)
-                in_place = self._takes_over(operation, value, ending[i])
+                in_place = self._takes_over(operation, value, buffers, ending[i])
                 timeline.add(_use(program, i, end), self._specs.nbytes(value), i, end, in_place=in_place)
-                ending[end].add(value)
+                ending[end].append(value)
 
-    def _takes_over(self, operation: Operation, value: Value, ending: set[Value]) -> bool:
-        """Whether a result takes the memory of an operand that nothing reads any more."""
+    def _takes_over(self, operation: Operation, value: Value, buffers: Buffers, ending: list[Value]) -> bool:
+        """Whether a result takes the memory of one of `ending`, which nothing reads after this operation."""
         if is_whole(operation) and not operation.bodies:
             return operation.kind in _IN_PLACE
         if any(tie.target is value and tie.target_stacked for tie in operation.ties):
             return False
-        nbytes = self._specs.nbytes(value)
-        free = [x for x in operation.inputs if x in ending and self._specs.nbytes(x) == nbytes]
-        ending.difference_update(free[:1])
+        nbytes, replaceable = self._specs.nbytes(value), buffers.replaceable(operation)
+        free = [x for x in ending if x in replaceable and self._specs.nbytes(x) == nbytes]
+        if free:
+            ending.remove(free[0])
         return bool(free)
 
-    def _add_copies(self, timeline: Timeline, program: Program, *, in_loop: bool) -> None:
-        """A gathered operand stays to its last use; in a loop to the turn's end, as XLA gathers ahead."""
-        last = {value: i for i, operation in enumerate(program.operations) for value in operation.inputs}
-        seen: set[Value] = set()
+    def _add_copies(self, timeline: Timeline, program: Program) -> None:
+        """A gathered operand is there from its first use to its last."""
+        uses: dict[tuple[Value, int], list[int]] = defaultdict(list)
         for i, operation in enumerate(program.operations):
-            for value, nbytes in self._traffic.copies.get(operation, []):
-                if value not in seen:
-                    timeline.add(GATHERED, nbytes, i, len(program.operations) if in_loop else last[value])
-                seen.add(value)
+            for copy in self._traffic.copies.get(operation, []):
+                uses[copy].append(i)
+        for (_, nbytes), found in uses.items():
+            timeline.add(GATHERED, nbytes, found[0], found[-1])
 
     def _add_sums(self, timeline: Timeline, program: Program) -> None:
         """Gradients that are yet to be summed and scattered wait for each other: XLA sends them together."""

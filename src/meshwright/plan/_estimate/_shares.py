@@ -1,9 +1,11 @@
 """How an operation's work is shared out: which of its dimensions each axis of the mesh splits while it runs.
 
-Its operands and results may ask for different ones, as weights that are split as the batch is. The way that
-exchanges least is taken.
+Its operands and results may ask for different ones, as weights that are split as the batch is. What most of
+them ask for is taken, as XLA does even where a batch is so small that it had better be sent to the weights;
+where as many ask for one as for another, the way that exchanges least.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from meshwright.plan._estimate._dimensions import Rule
@@ -36,11 +38,13 @@ def shared_spec(letters: Iterable[int | None], shares: Shares, like: Spec) -> Sp
 
 
 def _letters_on(axis: str, operation: Operation, rule: Rule, specs: Propagation) -> list[int]:
+    """Return the letters that most operands and results have on an axis."""
     found = [
         _letter_on(axis, letters, specs.spec(value))
         for value, letters in zip(operation.values, rule.sides, strict=True)
     ]
-    return list(dict.fromkeys(letter for letter in found if letter is not None))
+    votes = Counter(letter for letter in found if letter is not None)
+    return [letter for letter, number in votes.items() if number == max(votes.values())]
 
 
 def _letter_on(axis: str, letters: Iterable[int | None], spec: Spec) -> int | None:

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
+from meshwright.plan._estimate._manual import exchange_of, is_partly_manual
 from meshwright.plan._estimate._program import Program, program_of, walk
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic
@@ -95,5 +96,5 @@ def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:
 
 
 def _not_understood(program: Program, specs: Propagation) -> tuple[str, ...]:
-    operations = [x for x in walk(program) if not x.bodies]
-    return tuple(sorted({x.kind for x in operations if not specs.rule(x).known}))
+    names = {x.kind for x in walk(program) if not x.bodies and not exchange_of(x) and not specs.rule(x).known}
+    return tuple(sorted(names.union(x.kind for x in walk(program) if is_partly_manual(x, specs.sizes))))

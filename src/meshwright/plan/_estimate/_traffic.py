@@ -32,12 +32,13 @@ class Traffic:
         self.collectives: list[Collective] = []
         self.shares: dict[Operation, Shares] = {}
         self.copies: dict[Operation, list[tuple[Value, int]]] = defaultdict(list)
-        """The operands that are brought elsewhere for an operation, and their bytes there."""
+        """The operands that an operation reads elsewhere than they are, and their bytes there."""
         self.sums: dict[Operation, list[int]] = defaultdict(list)
         """Bytes of what an operation makes of its results before they are summed and scattered."""
         self._uses: Counter[Value] = Counter()
         self._pending: dict[Value, Sum] = {}
-        self._moved: set[tuple[Value, Spec, float]] = set()
+        self._moved: dict[tuple[Value, Spec, float], bool] = {}
+        """Of operands that were wanted somewhere, whether they had to be brought there."""
         self._carried: dict[Value, Value] = {}
         """For what loops carry from turn to turn, what it was in the turn before."""
         self._open_loops = 0
@@ -170,12 +171,11 @@ class Traffic:
         width = value.itemsize
         if operation and operation.kind in PRODUCTS:
             width = max(x.itemsize for x in operation.inputs)
-        if (value, wanted, width) in self._moved:
-            return
-        self._moved.add((value, wanted, width))
-        source = value.name or (_source(operation) if operation else "")
-        is_moved = self._reshard(value, self.specs.spec(value), wanted, times, source)
-        if operation and is_moved:
+        key = (value, wanted, width)
+        if key not in self._moved:
+            source = value.name or (_source(operation) if operation else "")
+            self._moved[key] = self._reshard(value, self.specs.spec(value), wanted, times, source)
+        if operation and self._moved[key]:
             self.copies[operation].append((value, self.specs.nbytes(value, wanted)))
 
     def _reshard(self, value: Value, before: Spec, after: Spec, times: int, source: str) -> bool:

@@ -20,9 +20,11 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.checkpoint import _safetensors
+from meshwright.checkpoint._cast import converted, floating
+from meshwright.checkpoint._exported import Names, TreeSource, listed, local, readable
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
-from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._staging import staged
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
@@ -31,8 +33,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PART_BYTES = 1 << 24  # what of one array is in memory at a time
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
-
-Names = Callable[[str], str | None]
 
 
 def export_safetensors(
@@ -60,69 +60,19 @@ def export_safetensors(
 
     Raises:
       UsageError: Nothing is to be written, two arrays would have one name, the format has no type for
-        one, an array lies on other processes too, or `directory` holds such files already.
+        one, an array lies on other processes too, `directory` holds such files already, or
+        cannot be written to.
       CheckpointError: A piece of the checkpoint is damaged.
     """
-    _refuse_address(directory)
+    place = local(directory)
     source = readable(tree_or_source)
-    ours, arrays = _plan(source.arrays(), names or _with_dots, _floating(dtype))
+    ours, arrays = _plan(source.arrays(), names or _with_dots, None if dtype is None else floating(dtype))
     head = _checked_metadata(metadata or {})
 
     def write() -> list[str]:
-        return _write(source, Path(directory).expanduser(), ours, arrays, max_shard_bytes, head)
+        return _write(source, place, ours, arrays, max_shard_bytes, head)
 
     return [Path(path) for path in on_lead(write)]
-
-
-def readable(tree_or_source: tree.PyTree | Source) -> "Source | TreeSource":
-    """Return an opened checkpoint as it is, and a tree so that it is read like one.
-
-    Raises:
-      UsageError: An array of the tree lies on other processes too.
-    """
-    has = (callable(getattr(tree_or_source, method, None)) for method in ("arrays", "read"))
-    return tree_or_source if all(has) else TreeSource(tree_or_source)
-
-
-class TreeSource:
-    """A tree that is read like a checkpoint."""
-
-    def __init__(self, leaves: tree.PyTree):
-        self._leaves = tree.named_leaves(leaves)
-        self._whole: tuple[str, np.ndarray] | None = None
-        spread = [name for name, leaf in self._leaves.items() if _is_spread(leaf)]
-        if spread:
-            raise UsageError(
-                f"cannot export arrays that lie on several processes: {_listed(spread)}. Save a checkpoint "
-                "and export that: `export_safetensors(open_source(...), ...)`."
-            )
-
-    def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        return {name: tree.abstract(leaf) for name, leaf in self._leaves.items()}
-
-    def read(self, name: str, index: tuple[slice, ...], /) -> np.ndarray:
-        if self._whole is None or self._whole[0] != name:
-            self._whole = name, _on_host(self._leaves[name])
-        return self._whole[1][index]
-
-
-def _refuse_address(directory: str | Path) -> None:
-    if not isinstance(location(directory), Path):
-        raise UsageError(f"{directory} is in an object store: export into a directory, and copy the files.")
-
-
-def _on_host(leaf: Any) -> np.ndarray:
-    if not isinstance(leaf, jax.Array):
-        return np.asarray(leaf)
-    # Shard by shard, since an array keeps the copy of the whole that is made of it.
-    whole = np.empty(leaf.shape, leaf.dtype)
-    for shard in leaf.addressable_shards:
-        whole[shard.index] = shard.data
-    return whole
-
-
-def _is_spread(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
 def _with_dots(name: str) -> str:
@@ -143,17 +93,6 @@ def _plan(
     return {new: name for name, new in wanted.items()}, {new: arrays[name] for name, new in wanted.items()}
 
 
-def _floating(dtype: Any) -> np.dtype | None:
-    """Return the type to convert to, which may be given by name."""
-    try:
-        found = None if dtype is None else jnp.dtype(dtype)
-    except TypeError:
-        found = np.dtype(object)
-    if found is not None and not jnp.issubdtype(found, jnp.floating):
-        raise UsageError(f"cannot convert to {dtype}: it is no floating-point type, as bfloat16 is.")
-    return found
-
-
 def _dtype_in_file(saved: Any, wanted: np.dtype | None) -> Any:
     if wanted is not None and jnp.issubdtype(saved, jnp.floating):
         return wanted
@@ -167,7 +106,7 @@ def _check(wanted: Mapping[str, str], arrays: _safetensors.Arrays) -> None:
     for name, new in wanted.items():
         sharing.setdefault(new, []).append(name)
     doubles = {new: several for new, several in sharing.items() if len(several) > 1}
-    problems = [f"{_listed(several)} would all be called {new}" for new, several in doubles.items()]
+    problems = [f"{listed(several)} would all be called {new}" for new, several in doubles.items()]
     problems += [
         f"{name} cannot be called {new}" for name, new in wanted.items() if new == _safetensors.METADATA
     ]
@@ -187,43 +126,38 @@ def _checked_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     unfit = [key for key, value in metadata.items() if not isinstance(key, str) or not isinstance(value, str)]
     if unfit:
         raise UsageError(
-            f"the metadata of safetensors is text, but that of {_listed(map(str, unfit))} is not."
+            f"the metadata of safetensors is text, but that of {listed(map(str, unfit))} is not."
         )
     return _METADATA | dict(metadata)
 
 
 def _write(
-    source: "Source | TreeSource",
+    source: Source | TreeSource,
     directory: Path,
     ours: Mapping[str, str],
     arrays: _safetensors.Arrays,
     max_shard_bytes: int,
     metadata: Mapping[str, str],
 ) -> list[str]:
-    """Write all files under other names, then give them their own: the index, if there is one, last."""
-    _refuse_to_mix(directory)
+    """Write all files elsewhere, then put them in place: first the index, which says whether all are."""
     shards = _shards(arrays, max_shard_bytes)
-    directory.mkdir(parents=True, exist_ok=True)
-    unfinished = {directory / name: directory / f".{name}.unfinished" for name in shards}
-    try:
-        for shard, path in zip(shards.values(), unfinished.values(), strict=True):
-            _safetensors.write_file(path, shard, _reader(source, ours, shard), metadata)
-        for path, temporary in unfinished.items():
-            temporary.rename(path)
-    finally:
-        for temporary in unfinished.values():
-            temporary.unlink(missing_ok=True)
-    if len(shards) > 1:
-        write_whole(directory / INDEX, _index(shards))
-    fsync_directory(directory)
-    return [str(path) for path in unfinished]
+    with staged(directory / SINGLE) as place:
+        _refuse_to_mix(directory)
+        for name, shard in shards.items():
+            _safetensors.write_file(place / name, shard, _reader(source, ours, shard), metadata)
+        if len(shards) > 1:
+            write_whole(directory / INDEX, _index(shards))
+        for name in shards:
+            (place / name).rename(directory / name)
+        fsync_directory(directory)
+    return [str(directory / name) for name in shards]
 
 
 def _refuse_to_mix(directory: Path) -> None:
     there = sorted(path.name for path in directory.glob("model*.safetensors*"))
     if there:
         raise UsageError(
-            f"{directory} holds {_listed(there)} already, and loaders would mix them with new ones. "
+            f"{directory} holds {listed(there)} already, and loaders would mix them with new ones. "
             "Remove them, or export into another directory."
         )
 
@@ -245,19 +179,20 @@ def _shards(arrays: _safetensors.Arrays, max_bytes: int) -> dict[str, _safetenso
 
 
 def _reader(
-    source: "Source | TreeSource", ours: Mapping[str, str], arrays: _safetensors.Arrays
+    source: Source | TreeSource, ours: Mapping[str, str], arrays: _safetensors.Arrays
 ) -> Callable[[str], Iterator[np.ndarray]]:
     """Return a function that yields one array in parts: rows, as many as are not too many bytes."""
 
     def read(name: str) -> Iterator[np.ndarray]:
         array = arrays[name]
         if not array.shape:
-            yield source.read(ours[name], ())
+            yield converted(name, source.read(ours[name], ()), array.dtype)
             return
         num_rows, rest = array.shape[0], (slice(None),) * (len(array.shape) - 1)
         at_a_time = max(1, _PART_BYTES * num_rows // max(1, _safetensors.nbytes(array)))
         for start in range(0, num_rows, at_a_time):
-            yield source.read(ours[name], (slice(start, min(start + at_a_time, num_rows)), *rest))
+            rows = slice(start, min(start + at_a_time, num_rows))
+            yield converted(name, source.read(ours[name], (rows, *rest)), array.dtype)
 
     return read
 
@@ -266,8 +201,3 @@ def _index(shards: Mapping[str, _safetensors.Arrays]) -> bytes:
     total = sum(_safetensors.nbytes(array) for shard in shards.values() for array in shard.values())
     weight_map = {name: file for file, shard in shards.items() for name in shard}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode()
-
-
-def _listed(names: Any) -> str:
-    names = list(names)
-    return ", ".join(names[:5]) + (", …" if names[5:] else "")

@@ -129,6 +129,11 @@ def test_a_dtype_converts_floating_point_arrays_alone(tmp_path):
     assert read_back["n"].dtype == np.int32
 
 
+def test_a_number_that_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot convert x to float16: 1e\+06 does not fit"):
+        export_safetensors({"x": np.float32([1, 1e6])}, tmp_path, dtype="float16")
+
+
 def test_metadata_is_text_beside_the_format(tmp_path):
     export_safetensors({"x": np.zeros(1)}, tmp_path, metadata={"made": "today"})
     with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
@@ -138,7 +143,7 @@ def test_metadata_is_text_beside_the_format(tmp_path):
 
 
 def test_an_array_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("meshwright.checkpoint._export._PART_BYTES", 64)
+    monkeypatch.setattr("meshwright.checkpoint._export_safetensors._PART_BYTES", 64)
     asked = []
 
     def read_rows(name, index):
@@ -163,7 +168,7 @@ def test_an_array_is_read_in_parts(tmp_path, monkeypatch):
         ({"a": 1}, {"names": lambda _: None}, "nothing to export"),
         ({"a": 1}, {"names": lambda _: "__metadata__"}, "a cannot be called __metadata__"),
         ({"a": 1}, {"dtype": "int8"}, "cannot convert to int8"),
-        ({"a": 1}, {"dtype": "bfloat17"}, "cannot convert to bfloat17"),
+        ({"a": 1}, {"dtype": "bfloat17"}, "there is no dtype .bfloat17"),
     ],
 )
 def test_what_cannot_be_exported_is_told_before_anything_is_written(tmp_path, arrays, options, said):

@@ -1,0 +1,131 @@
+"""What is exported: a checkpoint, or a tree read like one, and which of its arrays, under which names."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from meshwright import tree
+from meshwright.checkpoint._object_path import location
+from meshwright.checkpoint._source import Source
+from meshwright.errors import UsageError
+
+Names = Callable[[str], str | None]
+
+
+class TreeSource:
+    """A tree that is read like a checkpoint."""
+
+    def __init__(self, leaves: tree.PyTree):
+        self._leaves, self.empty = tree.named_leaves(leaves), tree.empty_nodes(leaves)
+        self._whole: tuple[str, np.ndarray] | None = None
+        spread = [name for name, leaf in self._leaves.items() if _is_spread(leaf)]
+        if spread:
+            raise UsageError(
+                f"cannot export arrays that lie on several processes: {listed(spread)}. Save a checkpoint "
+                "and export that: `export_safetensors(open_source(...), ...)`."
+            )
+
+    def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        return {name: tree.abstract(leaf) for name, leaf in self._leaves.items()}
+
+    def read(self, name: str, index: tuple[slice, ...], /) -> np.ndarray:
+        if self._whole is None or self._whole[0] != name:
+            self._whole = name, _on_host(self._leaves[name])
+        return self._whole[1][index]
+
+
+def readable(tree_or_source: tree.PyTree | Source) -> Source | TreeSource:
+    """Return an opened checkpoint as it is, and a tree so that it is read like one.
+
+    Raises:
+      UsageError: An array of the tree lies on other processes too.
+    """
+    has = (callable(getattr(tree_or_source, method, None)) for method in ("arrays", "read"))
+    return tree_or_source if all(has) else TreeSource(tree_or_source)
+
+
+def local(place: str | Path) -> Path:
+    """Return where something is to be written.
+
+    Raises:
+      UsageError: It is not on a disk of this machine.
+    """
+    path = location(place)
+    if not isinstance(path, Path):
+        raise UsageError(f"{place} is in an object store: export to a disk, and copy the files.")
+    return path
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf)
+    # Shard by shard, since an array keeps the copy of the whole that is made of it.
+    whole = np.empty(leaf.shape, leaf.dtype)
+    for shard in leaf.addressable_shards:
+        whole[shard.index] = shard.data
+    return whole
+
+
+def _is_spread(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+class Chosen(NamedTuple):
+    """An array that is to be written."""
+
+    name: str
+    """What the source calls it."""
+    array: Any
+    """Its shape and dtype."""
+
+
+def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
+    """Return the arrays that are to be written, by the names that they get.
+
+    Raises:
+      UsageError: There are none, or two get one name.
+    """
+    found: dict[str, Chosen] = {}
+    for name, array in saved.items():
+        if (theirs := names(name)) is None:
+            continue
+        if theirs in found:
+            raise UsageError(f"{found[theirs].name} and {name} would both be called {theirs}.")
+        found[theirs] = Chosen(name, array)
+    if not found:
+        raise UsageError("there is nothing to export: no array was chosen.")
+    return found
+
+
+def is_of_numpy(dtype: Any) -> bool:
+    """Say whether NumPy alone knows a type of numbers: of others it would write bytes without one.
+
+    Some of ml_dtypes's pose as a kind of NumPy's, and PRNG keys have none.
+    """
+    return dtype.type.__module__ == "numpy" and dtype.kind in "biufc"
+
+
+def refuse_dtypes(
+    where: str, arrays: Mapping[str, Chosen], accepts: Callable[[Any], bool] = is_of_numpy
+) -> None:
+    """Raise if a format does not have the dtype of an array.
+
+    Raises:
+      UsageError: It has not. The first of them are listed.
+    """
+    dtypes = {each.name: each.array.dtype for each in arrays.values()}
+    unfit = [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if not accepts(dtype)]
+    if unfit:
+        raise UsageError(
+            f"{where} has no such dtypes: {listed(unfit)}. "
+            "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
+        )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as one text, the first few of many."""
+    names = list(names)
+    return ", ".join(names[:5]) + (", …" if names[5:] else "")
