@@ -42,7 +42,9 @@ def seconds(value: float) -> str:
         return f"{value:.0f} s"
     if value >= 1:
         return f"{value:.3g} s"
-    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"
+    if value >= 1e-3:
+        return f"{1e3 * value:.3g} ms"
+    return f"{1e6 * value:.3g} µs" if value >= 1e-6 or not value else "under 1 µs"
 
 
 def _heading(plan: Plan) -> list[str]:
