@@ -87,6 +87,12 @@ class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the stat
         self.exit_code = exit_code
 
 
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Return names as one text, the first few of many."""
+    names = list(names)
+    return ", ".join(names[:most]) + (", …" if names[most:] else "")
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the one of `names` that `name` was probably meant to be, or None."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)

@@ -1,14 +1,14 @@
 import asyncio
 import os
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import jax
 import numpy as np
 import pytest
 
+from disk import no_room_for_more_than
 from meshwright.checkpoint import Checkpoints, is_held, last, open_source, restore
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Tick, every
@@ -31,17 +31,6 @@ class Counting:
 
     def set_state(self, state):
         self.position = state["position"]
-
-
-@contextmanager
-def no_room_for_more_than(num_bytes):
-    """Let no file of this process grow beyond `num_bytes`, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def interrupt(*_):

@@ -1,6 +1,5 @@
 """Exports that are killed, meet each other, or find the disk full: nothing half-made is ever there."""
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from disk import no_room_for_more_than
 from meshwright.checkpoint import (
     LazyArray,
     as_source,
@@ -103,13 +103,8 @@ def test_of_two_exports_to_one_place_the_later_is_refused(export, tmp_path):
 @every_format
 def test_a_disk_that_takes_no_more_leaves_nothing(export, tmp_path):
     place = tmp_path / "out"
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, unlimited[1]))
-    try:
-        with pytest.raises(MeshwrightError, match=r"out.*File too large"):
-            export(source_that(), place)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    with no_room_for_more_than(1 << 20), pytest.raises(MeshwrightError, match=r"out.*File too large"):
+        export(source_that(), place)
     assert entries(place) == []
 
 

@@ -31,7 +31,7 @@ from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
 from meshwright.checkpoint._staging import told_of
 from meshwright.checkpoint._transforms import Arrays, empty_of
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, listed, nearest
 
 PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
 """What the parameters are called, by us, by T5X, by seqax; of others all arrays are taken to be such."""
@@ -188,8 +188,7 @@ def _matching(pattern: str, names: list[str]) -> list[str]:
     found = [name for name in names if regex.fullmatch(name)]
     if not found:
         close = nearest(pattern, names)
-        some = ", ".join(names[:5]) + (", …" if names[5:] else "")
-        hint = f" The nearest name is {close}." if close else f" There are {some or 'none'}."
+        hint = f" The nearest name is {close}." if close else f" There are {listed(names) or 'none'}."
         raise UsageError(f"the pattern {pattern!r} matches the whole name of no array.{hint}")
     return found
 

@@ -21,11 +21,11 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint import _safetensors
 from meshwright.checkpoint._cast import converted, floating
-from meshwright.checkpoint._exported import Names, TreeSource, listed, local, readable
+from meshwright.checkpoint._exported import Names, TreeSource, local, readable
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
 from meshwright.checkpoint._source import Source
 from meshwright.checkpoint._staging import staged
-from meshwright.errors import UsageError
+from meshwright.errors import UsageError, listed
 from meshwright.process import on_lead
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

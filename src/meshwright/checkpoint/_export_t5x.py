@@ -27,7 +27,6 @@ from meshwright.checkpoint._exported import (
     TreeSource,
     chosen,
     is_of_numpy,
-    listed,
     local,
     readable,
     refuse_dtypes,
@@ -39,7 +38,7 @@ from meshwright.checkpoint._msgpack import packed
 from meshwright.checkpoint._source import Source
 from meshwright.checkpoint._staging import staged
 from meshwright.checkpoint._transforms import empty_of
-from meshwright.errors import UsageError
+from meshwright.errors import UsageError, listed
 from meshwright.process import on_lead
 
 _CHUNK_NBYTES = 64 << 20

@@ -1,6 +1,6 @@
 """What is exported: a checkpoint, or a tree read like one, and which of its arrays, under which names."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint._source import Source
-from meshwright.errors import UsageError
+from meshwright.errors import UsageError, listed
 
 Names = Callable[[str], str | None]
 
@@ -123,9 +123,3 @@ def refuse_dtypes(
             f"{where} has no such dtypes: {listed(unfit)}. "
             "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
         )
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as one text, the first few of many."""
-    names = list(names)
-    return ", ".join(names[:5]) + (", …" if names[5:] else "")

@@ -12,7 +12,7 @@ from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.checkpoint.readers import ORBAX_TEMPORARY, READERS, Reader
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError, DamagedError, listed
 
 _KNOWN = f"\n  Formats that are known: {', '.join(['our own', *(reader.name for reader in READERS)])}."
 
@@ -155,7 +155,7 @@ def _what_instead(place: Directory) -> str:
         return f"has data files but no {MANIFEST}. {half_written}"
     if unfinished := [*temporaries(place), *place.glob(f"*{ORBAX_TEMPORARY}*")]:
         return f"holds no complete checkpoint, only the unfinished {unfinished[-1].name}. {half_written}"
-    found = ", ".join(sorted(entry.name for entry in place.iterdir())[:5]) or "nothing"
+    found = listed(sorted(entry.name for entry in place.iterdir())) or "nothing"
     return (
         f"is no checkpoint, nor are there any in it called step_00000800 and so on. It holds {found}.{_KNOWN}"
     )

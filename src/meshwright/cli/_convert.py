@@ -24,7 +24,7 @@ from meshwright.checkpoint import (
 from meshwright.checkpoint import convert as convert_checkpoint
 from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
 from meshwright.cli._train import Result
-from meshwright.errors import UsageError
+from meshwright.errors import UsageError, listed
 from meshwright.experiment import checkpoints_of
 from meshwright.models import hugging_face
 
@@ -45,8 +45,7 @@ def convert(options: argparse.Namespace) -> Result:
     _refuse_within(source, options.destination)
     # On the way back they are chosen by our names, which are gone then.
     made, left_out = _written(source, changed, {} if is_back(options) else _chosen(options), options)
-    some = ", ".join(left_out[:5]) + (", …" if left_out[5:] else "")
-    lost = f"\nleft out, as {options.to} has no place for them: {some}" if left_out else ""
+    lost = f"\nleft out, as {options.to} has no place for them: {listed(left_out)}" if left_out else ""
     return f"wrote {made}{lost}", {"source": str(source), "checkpoint": made, "left_out": left_out}
 
 

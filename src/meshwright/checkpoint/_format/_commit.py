@@ -19,7 +19,7 @@ from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, S
 from meshwright.checkpoint._format._part import data_file_name, part_file_name
 from meshwright.checkpoint._format._publish import name_in_checkpoint, publish
 from meshwright.checkpoint._object_path import Directory, ObjectPath, read_each
-from meshwright.errors import MeshwrightError, PeersError
+from meshwright.errors import MeshwrightError, PeersError, listed
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
 _PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount
@@ -94,8 +94,8 @@ def _check_parts(parts: Sequence[Part], layouts: Sequence[ArrayLayout]) -> None:
         if written != expected[process]:
             names = sorted({name for name, *_ in written ^ expected[process]})
             raise MeshwrightError(
-                f"process {process} saved another state than process 0: they differ in {', '.join(names[:5])}"
-                f"{', …' if names[5:] else ''}. All must save the same arrays with the same shardings."
+                f"process {process} saved another state than process 0: they differ in "
+                f"{listed(names)}. All must save the same arrays with the same shardings."
             )
 
 

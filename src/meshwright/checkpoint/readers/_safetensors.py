@@ -21,7 +21,7 @@ from meshwright.checkpoint.readers._file import File, head
 from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._raw import raw_array
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.errors import CheckpointError, DamagedError
+from meshwright.errors import CheckpointError, DamagedError, listed
 
 _INDEX = "*.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -112,7 +112,7 @@ def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]
     if unknown := [
         f"{name} ({entry.dtype})" for name, entry in entries.items() if entry.dtype not in _DTYPES
     ]:
-        raise CheckpointError(f"{path} has arrays of dtypes that are not read: {', '.join(unknown[:5])}.")
+        raise CheckpointError(f"{path} has arrays of dtypes that are not read: {listed(unknown)}.")
     file = File(path, start + _end(path, entries))
     return {
         name: raw_array(file, start + entry.first, entry.shape, np.dtype(_DTYPES[entry.dtype]))

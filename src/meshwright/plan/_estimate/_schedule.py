@@ -27,9 +27,8 @@ def scheduled(program: Program) -> Program:
         for operation in program.operations
     }
     results = [makers[value] for value in program.outputs if value in makers]
-    order = _depth_first(
-        [*results, *program.operations], needed
-    )  # those that but have effects are no results
+    # What only has an effect leads to no result.
+    order = _depth_first([*results, *program.operations], needed)
     return replace(program, operations=_at_once(order, needed))
 
 
