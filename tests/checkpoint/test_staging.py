@@ -1,5 +1,6 @@
 """Exports that are killed, meet each other, or find the disk full: nothing half-made is ever there."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,10 +76,11 @@ def entries(place):
 def test_what_a_killed_export_left_is_no_checkpoint_and_the_next_one_takes_its_place(name, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-c", HANG, name, str(killed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout.readline() == b"half\n"
         process.kill()
-    with pytest.raises(MeshwrightError):
+    with pytest.raises(MeshwrightError, match="only the unfinished"):
         open_source(next(killed.glob("*.npz"), killed))
     for place in (killed, whole):
         EXPORTS[name](source_that(), place)

@@ -129,7 +129,7 @@ def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
     if all(names(name) is None for name in saved):
         raise UsageError(
             f"there are no parameters of T5X among {listed(saved) or 'nothing'}: it has them under target/. "
-            "Give `names`, ours to T5X's."
+            "Give `names`, ours to T5X's, or a map to `convert --map`."
         )
     arrays = chosen(saved, names)
     folders: dict[str, str] = {}

@@ -1,5 +1,6 @@
 """One opened checkpoint, whatever wrote it."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from meshwright.checkpoint._format import MANIFEST, NativeSource
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._permission import telling_unreadable
+from meshwright.checkpoint._staging import UNFINISHED
 from meshwright.checkpoint.readers import ORBAX_TEMPORARY, READERS, Reader
 from meshwright.errors import CheckpointError, DamagedError, listed
 
@@ -153,7 +155,8 @@ def _what_instead(place: Directory) -> str:
     half_written = "Either a save is still running (call `wait()` first) or its run was killed."
     if any(place.glob("data-*.zarr.zip")):
         return f"has data files but no {MANIFEST}. {half_written}"
-    if unfinished := [*temporaries(place), *place.glob(f"*{ORBAX_TEMPORARY}*")]:
+    begun = (f"*{ORBAX_TEMPORARY}*", f".*{UNFINISHED}")
+    if unfinished := [*temporaries(place), *itertools.chain.from_iterable(map(place.glob, begun))]:
         return f"holds no complete checkpoint, only the unfinished {unfinished[-1].name}. {half_written}"
     found = listed(sorted(entry.name for entry in place.iterdir())) or "nothing"
     return (

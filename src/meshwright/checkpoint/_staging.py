@@ -16,6 +16,7 @@ from typing import TextIO
 from meshwright.checkpoint import _directory
 from meshwright.errors import MeshwrightError
 
+UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 
 
@@ -27,7 +28,7 @@ def staged(final: Path) -> Iterator[Path]:
       UsageError: Another process writes `final`, or where it is to be cannot be written to.
       MeshwrightError: The disk is full, say.
     """
-    place = final.with_name(f".{final.name}.unfinished")
+    place = final.with_name(f".{final.name}{UNFINISHED}")
     with _locked(place):
         try:
             _empty(place)
