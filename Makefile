@@ -2,7 +2,7 @@
 #   make demo    train a real model on a mesh, kill it, and watch it continue
 #   make test    lint, then the whole suite; where a newer Python is found, there too
 #   make lint    ruff and the type checker
-#   make soak    kill saving runs thousands of times (KILLS=5000), and tell how it goes
+#   make soak    kill saving runs thousands of times (KILLS=5000), and try random faults by the thousand (SEED=1)
 #   make bench   the measurements behind the README's claims
 #   make setup   only the environment
 
@@ -40,6 +40,7 @@ test-newest:
 	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" test-here; fi
 
 soak: setup
+	SOAK=1 $(BIN)/python -m pytest -m soak -o timeout=0
 	KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash -o timeout=0
 
 # The library that we are measured against stays out of the environment that tests run in.

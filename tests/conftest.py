@@ -16,9 +16,14 @@ from hypothesis import settings
 import meshwright as mw
 from addresses.stores import at, failing, memory  # noqa: F401 - fixtures
 from checkpoint.stores import gcs, gcs_run, run, s3, s3_faults, s3_run  # noqa: F401 - fixtures
+from soak import SEED
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"random cases: SEED={SEED}")
 
 
 @pytest.fixture(scope="session")

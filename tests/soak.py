@@ -1,0 +1,21 @@
+"""How many random cases a test tries: a few in `make test`, many in `make soak`, from a seed that is printed.
+
+A test that draws its cases at random takes `cases(few=10, many=2000)` of them, draws them with `rng("its name")`, and
+is marked `@pytest.mark.soak`. `SEED=7 make soak` repeats a run.
+"""
+
+import os
+import random
+
+SOAKING = "SOAK" in os.environ
+SEED = int(os.environ.get("SEED", "20261122"))
+
+
+def cases(few: int, many: int) -> int:
+    """Return how many cases to try."""
+    return many if SOAKING else few
+
+
+def rng(name: str) -> random.Random:
+    """Return a generator that is the test's own, so that one test's cases do not depend on another's."""
+    return random.Random(f"{SEED}/{name}")
