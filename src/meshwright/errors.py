@@ -18,17 +18,25 @@ the message alone, without a traceback, and exits with `exit_code`.
 
 import difflib
 from collections.abc import Iterable
+from unicodedata import category
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED = 0, 1, 2, 3, 4
 EXIT_HUNG = 5  # no step finished any more: the watchdog ended the process from inside
 EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: schedulers take it as "run me again"
 EXIT_CTRL_C = 130  # 128 + SIGINT
 
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""The Unicode categories of what controls a terminal or the order of the text, or cannot be encoded."""
+
 
 class MeshwrightError(Exception):
-    """Anything that Meshwright raises on purpose."""
+    """Anything that Meshwright raises on purpose. Its text holds nothing that a terminal obeys."""
 
     exit_code = EXIT_FAILED
+
+    def __str__(self) -> str:
+        """Return the message; what it cites of a file may be anybody's."""
+        return printable(super().__str__())
 
 
 class UsageError(MeshwrightError, ValueError):
@@ -85,6 +93,22 @@ class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the stat
     def __init__(self, message: str, *, exit_code: int = EXIT_AGAIN):
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    r"""Return `text` with what a terminal obeys and does not show, such as escape sequences, as `\x1b`.
+
+    Args:
+      text: may be from a stranger's file, as the name of an array is.
+      keep: is left as it is. Give "" for a name, which is shown on one line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each in keep else _shown(each) for each in text)
+
+
+def _shown(character: str) -> str:
+    return character.encode("unicode_escape").decode() if category(character) in _UNSEEN else character
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

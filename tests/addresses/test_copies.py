@@ -70,3 +70,30 @@ def test_a_copy_of_a_file_is_a_directory_with_it_and_of_nothing_an_empty_one(mem
 def test_a_place_on_this_machine_is_its_own_copy(tmp_path):
     with local_copy(tmp_path) as copied, put_at(f"file://{tmp_path}") as made:
         assert copied == made == tmp_path
+
+
+def test_nothing_is_written_outside_by_the_keys_of_a_store(memory, at, tmp_path, caplog):
+    root = at.removeprefix("memory:/")
+    keys = ("../../PWNED", "logs/../../../PWNED", "logs//PWNED", "/PWNED", "a\0b", "n" * 300, "..\\PWNED")
+    for key in keys:
+        memory.store[f"{root}/{key}"] = type(memory)().open(f"{at}/ok", "wb")
+    memory.pipe_file(f"{at}/metrics.jsonl", b"of the run")
+    before = set(tmp_path.rglob("*"))
+    with local_copy(at) as directory:
+        found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+        outside = {path for path in tmp_path.rglob("*") if not path.is_relative_to(directory)}
+    assert found <= {"metrics.jsonl", "ok"}
+    assert (outside - before, "metrics.jsonl" in found) == (set(), True)
+    assert "is left out: as a file it would be elsewhere" in caplog.text
+
+
+def test_a_key_with_two_slashes_or_a_folder_of_a_store_is_no_reason_to_read_nothing(s3_run, s3):
+    import boto3  # the memory's keys are made single
+
+    client, prefix = boto3.client("s3", endpoint_url=s3), s3_run.removeprefix("s3://bucket/")
+    for key in ("metrics.jsonl", "logs//b.log", "logs/../../../PWNED", "folder/", "f", "f/g"):
+        client.put_object(Bucket="bucket", Key=f"{prefix}/{key}", Body=b"x")
+    with local_copy(s3_run) as directory:
+        found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    assert "metrics.jsonl" in found
+    assert found <= {"metrics.jsonl", "f", "f/g"}
