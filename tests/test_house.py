@@ -17,6 +17,7 @@ GROUND = {
     "arguments",
     "crc32c",
     "description",
+    "documents",
     "errors",
     "events",
     "tree",

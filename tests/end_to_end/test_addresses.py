@@ -38,7 +38,7 @@ def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(s3_r
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with local_copy(run) as there:  # what was reported before the newest checkpoint, and no more
         assert read_jsonl(there / "metrics.jsonl")[-1]["step"] in (2, 4)
-    done = shell("resume", run, "dies_at=0")
+    done = shell("resume", run, "mortal:experiment", "dies_at=0")
     assert done.returncode == 0, done.stderr
     assert "continuing after step" in done.stderr
     with local_copy(run) as there:

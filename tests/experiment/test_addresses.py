@@ -140,7 +140,7 @@ def test_a_store_that_checkpoints_cannot_be_in_needs_another_for_them():
 
 def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
     assert main(["train", TARGET, f"run={at}", "start_trace_steps=[2]", "steps=4"]) == 0
-    assert main(["resume", at, "steps=6"]) == 0
+    assert main(["resume", at, TARGET, "steps=6"]) == 0
     assert "done: step 6" in capsys.readouterr().out
     assert main(["inspect", at]) == 0
     assert "step=6" in capsys.readouterr().out

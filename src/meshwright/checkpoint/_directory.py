@@ -30,6 +30,7 @@ from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 
 PINNED = "PINNED"
+_PROBE = ".probe-"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
 _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
@@ -84,6 +85,8 @@ def remove_temporaries(directory: Directory) -> None:
     else:
         for path in temporaries(directory):
             _remove_unless_pinned(Path(str(path)))
+        for path in directory.glob(f"{_PROBE}*"):
+            path.unlink(missing_ok=True)
 
 
 def discard(temporary: Directory) -> None:
@@ -178,8 +181,8 @@ def probe(directory: Directory) -> None:
         directory.probe()
         return
     with _telling(directory):
-        file = directory / f".probe-{secrets.token_hex(4)}"
-        file.touch()
+        file = directory / f"{_PROBE}{secrets.token_hex(4)}"
+        file.touch(exist_ok=False)  # or it would follow a link
         file.unlink()
 
 

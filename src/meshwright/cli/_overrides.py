@@ -74,6 +74,14 @@ def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
     return _replaced(made, "", rest) if rest else made
 
 
+def with_secrets(function: Callable[..., Any], settings: Overrides) -> dict[str, Any]:
+    """Return settings, with those as secrets that are for parameters of the type `pydantic.SecretStr`."""
+    import pydantic
+
+    secret = {name for name, kind in get_type_hints(function).items() if kind is pydantic.SecretStr}
+    return {name: pydantic.SecretStr(text) if name in secret else text for name, text in settings.items()}
+
+
 def convert(name: str, text: str, wanted: Any) -> Any:
     """Return `text` as the type `wanted`: none, as it stands, as YAML, or as a comma-separated list.
 

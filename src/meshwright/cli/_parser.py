@@ -79,6 +79,12 @@ def _add_runs(commands: _Commands) -> None:
     train.add_argument("target", metavar="module:function")
     resume = commands.with_settings("resume", "_train", "Continue a run as it was started.")
     resume.add_argument("path", metavar="RUN", help="its run directory")
+    resume.add_argument(
+        "target",
+        metavar="module:function",
+        nargs="?",
+        help="what it was started from; to be named where others may have written that into the run",
+    )
     show = commands.with_settings(
         "show", "_show", "Describe the experiment that a function returns, running nothing."
     )

@@ -1,7 +1,7 @@
 """`meshwright train` and `meshwright resume`: from a name and settings to a finished run."""
 
 import argparse
-import json
+import functools
 import os
 import re
 import shlex
@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.addresses import join, read_text
-from meshwright.cli._overrides import build
+from meshwright.cli._overrides import build, with_secrets
 from meshwright.cli._target import load
-from meshwright.errors import EXIT_DONE, InputError, UsageError
+from meshwright.cli._vouched import check_is_experiment, check_vouched
+from meshwright.documents import parse_object
+from meshwright.errors import EXIT_DONE, InputError, OverrideError, UsageError, printable
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """An exit code; or text, the same as a JSON-able document, and the exit code where it is not 0."""
+
+SECRET = "**********"
+"""What pydantic's `SecretStr` says instead of itself, and so what is kept of it."""
 
 
 def train(options: argparse.Namespace) -> Result:
@@ -30,23 +35,48 @@ def resume(options: argparse.Namespace) -> Result:
 
     Raises:
       InputError: there is no such run.
+      UsageError: it is not the user's word that this function runs, or a secret is missing.
     """
-    file = join(options.path, "experiment.json")
+    origin = _origin(options.path)
+    check_vouched(options.path, origin, options.target)
+    settings = {**origin["settings"], "run": str(options.path), **options.settings}
+    if missing := [name for name, text in settings.items() if text == SECRET]:
+        raise OverrideError(f"{missing[0]} is secret and was not kept: give it again, {missing[0]}=VALUE.")
+    fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
+    print(f"  resuming {printable(origin['target'], keep='')}", file=sys.stderr)
+    check = None if options.target else functools.partial(check_is_experiment, options.path, origin)
+    return start(origin["target"], settings, fake_devices, check=check)
+
+
+def _origin(place: str) -> dict[str, Any]:
+    """Return how a run was started.
+
+    Raises:
+      InputError: that is not there, or damaged.
+    """
+    file = join(place, "experiment.json")
     try:
-        origin = json.loads(read_text(file))
-        origin["target"], origin["settings"], origin["fake_devices"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{file} is damaged ({error!r}); start the run again with `meshwright train`."
-        ) from None
+        origin = parse_object(read_text(file))
+        if not _says_how(**origin):
+            raise ValueError("its values are of other types than were written")
     except OSError:
         raise InputError(
-            f"{options.path} is no run that can be resumed: experiment.json is not there.\n"
+            f"{place} is no run that can be resumed: experiment.json is not there.\n"
             "  Give the run directory of a run that was started with `meshwright train` or `demo`."
         ) from None
-    fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
-    settings = {**origin["settings"], "run": str(options.path), **options.settings}
-    return start(origin["target"], settings, fake_devices)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{file} is damaged ({error}); start the run again with `meshwright train`."
+        ) from None
+    return origin
+
+
+def _says_how(target: Any, settings: Any, fake_devices: Any, **_: Any) -> bool:
+    """Return whether these are what `start` writes."""
+    texts = [target, *settings, *settings.values()] if isinstance(settings, dict) else [None]
+    return all(isinstance(each, str) for each in texts) and (
+        fake_devices is None or type(fake_devices) is int
+    )
 
 
 def start(
@@ -55,6 +85,7 @@ def start(
     fake_devices: int | None,
     *,
     next_commands: Callable[[str], Sequence[str]] = lambda run: (f"inspect {run}",),
+    check: Callable[[Callable[..., Any]], None] | None = None,
 ) -> Result:
     """Build the experiment and run it on all processes.
 
@@ -62,14 +93,19 @@ def start(
       target: `module:function`.
       fake_devices: virtual CPU devices of each process; None or 0 for the machine's own devices.
       next_commands: what to suggest at the end, without the program's name, of a run named as for a shell.
+      check: raises if the function is not to be called.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
     from meshwright import experiment, process
 
     process.start()
-    made = build(load(target), settings, experiment.Experiment)
-    origin = {"target": target, "settings": dict(settings), "fake_devices": fake_devices}
+    function = load(target)
+    if check is not None:
+        check(function)
+    made = build(function, settings, experiment.Experiment)
+    told = with_secrets(function, settings)
+    origin = {"target": target, "settings": told, "fake_devices": fake_devices}
     outcome = experiment.run(made, origin=origin)
     found = {"run": made.run, **outcome.summary()}
     return (_summary(found, next_commands(shlex.quote(made.run))), found) if process.is_lead() else EXIT_DONE

@@ -23,7 +23,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from meshwright.experiment._parts import Parts
 from meshwright.train import compile_cache, describe_state, nothing
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
+_SECRET = "**********"
+"""What stands for a secret, as in pydantic."""
 
 log = logging.getLogger("meshwright")
 
@@ -79,14 +82,15 @@ def _prepare(directory: Path) -> None:
     Raises:
       UsageError: it cannot.
     """
-    probe = directory / f".probe-{jax.process_index()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        probe.write_text("written")
-        probe.unlink()
+        # Of no name, or a new one: it follows no link that is there already.
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"written")
     except OSError as error:
+        where = error.filename or directory
         raise UsageError(
-            f"the run directory {directory} cannot be written to: {error.strerror} ({error.filename}).\n"
+            f"the run directory {directory} cannot be written to: {error.strerror} ({where}).\n"
             "  Give another with run=PATH, or mend its permissions or the disk's space."
         ) from None
 
@@ -132,14 +136,29 @@ def write_description(
     parts: Parts,
     origin: Mapping[str, Any] | None,
 ) -> None:
-    """Write down what runs, how it was started and where. For one process to call."""
-    (directory / "experiment.txt").write_text(describe(experiment))
+    """Write down what runs, how it was started and where, without secrets. For one process to call."""
+    secrets = secrets_in(origin)
+    (directory / "experiment.txt").write_text(hidden(describe(experiment), secrets))
     (directory / "state.txt").write_text(describe_state(parts.target) + "\n")
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
     is_elsewhere = experiment.checkpoints.directory or is_address(experiment.run)
     elsewhere = str(checkpoints.directory) if is_elsewhere else None
-    _write_json(directory / "environment.json", environment(parts.layout.mesh) | {"checkpoints": elsewhere})
+    where = environment(parts.layout.mesh, secrets) | {"checkpoints": elsewhere}
+    _write_json(directory / "environment.json", where)
+
+
+def secrets_in(origin: Mapping[str, Any] | None) -> list[str]:
+    """Return the settings that may not be written down."""
+    settings = (origin or {}).get("settings", {}).values()
+    return [setting.get_secret_value() for setting in settings if hasattr(setting, "get_secret_value")]
+
+
+def hidden(text: str, secrets: Sequence[str]) -> str:
+    """Return a text without secrets, which functions may close over as well."""
+    for secret in filter(None, secrets):
+        text = text.replace(secret, _SECRET)
+    return text
 
 
 def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
@@ -176,10 +195,10 @@ def _read(place: str) -> str | None:
         return None
 
 
-def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[str, Any]:
     """Return the versions, devices and command line of this run."""
     return {
-        "command": sys.argv,
+        "command": [hidden(word, secrets) for word in sys.argv],
         "commit": _commit(),
         "host": platform.node(),
         "python": platform.python_version(),
@@ -226,5 +245,16 @@ def _commit() -> str | None:
     return None
 
 
+def _secret(value: Any) -> str:
+    """Return what JSON says of a secret.
+
+    Raises:
+      TypeError: it is something else that JSON has no word for.
+    """
+    if secrets_in({"settings": {"": value}}):
+        return _SECRET
+    raise TypeError(f"JSON cannot hold {value!r}")
+
+
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    path.write_text(json.dumps(value, indent=2, allow_nan=False, default=_secret) + "\n")
