@@ -40,5 +40,5 @@ def _saved_scores(directory: Directory) -> dict[int, Scores]:
     found: dict[int, Scores] = {}
     for step in complete_steps(directory):
         with suppress(CheckpointError):
-            found[step] = read_manifest(step_path(directory, step)).extra.get("scores", {})
+            found[step] = read_manifest(step_path(directory, step)).scores
     return found

@@ -35,6 +35,7 @@ from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._saving import Saving, start_saving, writer_of
 from meshwright.checkpoint._transforms import cast_back
+from meshwright.documents import check_depth
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.process import on_lead, together
 from meshwright.when import Due, Tick, When
@@ -285,8 +286,8 @@ class Checkpoints:
 
 def _check_json(extra: Mapping[str, Any] | None) -> None:
     try:
-        json.dumps(extra)
-    except (TypeError, ValueError) as error:
+        check_depth(json.loads(json.dumps(extra)))
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot save `extra`, as JSON cannot hold it: {error}.") from None
 
 
@@ -296,4 +297,4 @@ def _numbers(scores: Scores) -> Scores:
 
 
 def _scores(path: Directory) -> Scores:
-    return read_manifest(path).extra.get("scores", {})
+    return read_manifest(path).scores

@@ -44,7 +44,9 @@ class ArrayLayout:
 
     def positions(self) -> Iterator[tuple[int, ...]]:
         """Yield where each chunk stands in the chunk grid, in row-major order."""
-        return itertools.product(*map(range, grid(self.shape, self.chunk_shape)))
+        counts = grid(self.shape, self.chunk_shape)
+        # Without elements there are no chunks, and along another dimension there may seem to be any number.
+        return itertools.product(*map(range, counts)) if all(counts) else iter(())
 
     def indices(self) -> Iterator[Index]:
         """Yield which part of the array each chunk is, in the same order."""

@@ -29,8 +29,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from meshwright.checkpoint._format._claims import wrong_claim
 from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._object_path import Directory
+from meshwright.documents import parse_json
 from meshwright.errors import CheckpointError, DamagedError
 
 MANIFEST = "manifest.json"
@@ -73,6 +75,13 @@ class Manifest:
     files: tuple[DataFile, ...] = ()
     arrays: Mapping[str, SavedArray] = field(default_factory=dict)
     prng_keys: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Return the scores that were saved beside the arrays; what is none is left out."""
+        saved = self.extra.get("scores")
+        found = saved.items() if isinstance(saved, Mapping) else ()
+        return {name: value for name, value in found if type(value) in (int, float)}
 
 
 @collector_paused()
@@ -119,12 +128,12 @@ def _lines(fields: Mapping[str, Any]) -> str:
 
 
 def _checked(content: bytes, path: Directory) -> dict[str, Any]:
-    """Return the fields of a manifest, once checksum, format and version are known to be right.
+    """Return the fields of a manifest, once checksum, format, version and what it says are known to be right.
 
     The checksum comes first, as a flipped bit can make another version, and is the same in all.
     """
     try:
-        fields = json.loads(content)
+        fields = parse_json(content)
     except ValueError as error:
         raise _damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(fields, dict) or "crc32" not in fields:
@@ -133,11 +142,17 @@ def _checked(content: bytes, path: Directory) -> dict[str, Any]:
         raise _damaged(path, "its checksum is not that of its content")
     if fields.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not the manifest of a Meshwright checkpoint.")
-    if fields["version"] > _VERSION:
+    version, writer = fields.get("version"), fields.get("writer")
+    if type(version) is not int or version < 1:
+        raise _damaged(path, f"it says that it is of format version {version!r:.40}")
+    if version > _VERSION:
+        wrote = writer.get("meshwright") if isinstance(writer, dict) else None
         raise CheckpointError(
-            f"{path} is of format version {fields['version']}, and this Meshwright reads up to {_VERSION}. "
-            f"It was written by Meshwright {fields['writer']['meshwright']}: install that or a later one."
+            f"{path} is of format version {version}, and this Meshwright reads up to {_VERSION}. "
+            f"It was written by Meshwright {wrote!s:.40}: install that or a later one."
         )
+    if wrong := wrong_claim(fields):
+        raise _damaged(path, wrong)
     return fields
 
 

@@ -38,6 +38,8 @@ def pieces(manifest: Manifest, number: int) -> Iterator[Piece]:
         place = manifest.arrays[name].chunks[chunk]
         yield _known(f"the header of {entry.path}", entry.header_offset, _zip.with_crc(header, place.crc32))
         yield Piece(name, entry.data_offset, entry.size, place.crc32)
+        if place.offset != entry.data_offset:  # then a restore does not read that, but this
+            yield Piece(name, place.offset, entry.size, place.crc32)
     crcs = [manifest.arrays[name].chunks[chunk].crc32 for name, chunk in planned.chunks]
     yield _known("the central directory", planned.end, planned.directory_with(crcs))
 

@@ -103,12 +103,15 @@ class NativeSource:
         return [joint[first - rows[0][0] : last - rows[0][0]] for (first, last), *_ in parts]
 
     def _read_parts(self, name: str, array: SavedArray, parts: tuple[Bounds, ...]) -> list[np.ndarray]:
+        shared = chunks_of(parts, array.shape, array.chunk_shape)
+        for number, _ in shared:  # of which each file's size is looked at, before memory is taken
+            self._file(name, array.chunks[number])
         outs = [empty([last - first for first, last in bounds], np.dtype(array.dtype)) for bounds in parts]
         targets = {
             number: [
                 Target(within, outs[part][into] if into else outs[part]) for part, into, within in shares
             ]
-            for number, shares in chunks_of(parts, array.shape, array.chunk_shape)
+            for number, shares in shared
         }
         self._read_chunks(name, array, targets)
         return outs
