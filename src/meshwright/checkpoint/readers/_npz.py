@@ -1,12 +1,14 @@
 """NumPy's npz: a ZIP file with a `.npy` for each array, stored as it is or compressed.
 
-Of arrays that are stored, the bytes of a part are read. Compressed ones are read from their beginning,
-or on from where they were read last. What NumPy does not know, such as bfloat16, it writes as bytes
-without a type; they stay that, as nobody can tell. Members that are no `.npy` are left out.
+Before any value of a member is given, all of it is compared with its CRC-32, once. Then of arrays that are
+stored, the bytes of a part are read. Compressed ones are read from their beginning, or on from where they were
+read last. What NumPy does not know, such as bfloat16, it writes as bytes without a type; they stay that, as
+nobody can tell. Members that are no `.npy` are left out.
 
 Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
 
+import functools
 import math
 import struct
 import zipfile
@@ -17,6 +19,7 @@ from typing import IO
 
 import numpy as np
 
+from meshwright.checkpoint._format import crc32
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint.readers._file import File, head
@@ -25,6 +28,8 @@ from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.errors import CheckpointError
 
 _SUFFIX = ".npy"
+_BLOCK = 1 << 20
+"""Bytes that are compared with a checksum at a time."""
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
 _ENCRYPTED, _METHODS = 1, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = {
@@ -77,9 +82,8 @@ def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Laz
     if min(shape, default=0) < 0 or start + nbytes != member.file_size:
         found = f"has {member.file_size - start} bytes of {dtype}{list(shape)}, which takes {nbytes}"
         raise file.damaged(f"{member.filename} {found}")
-    content: Bytes = _Compressed(file, archive, member)
-    if member.compress_type == zipfile.ZIP_STORED:
-        content, start = file, start + _data_offset(file, member)
+    is_stored = member.compress_type == zipfile.ZIP_STORED
+    content: Bytes = _Stored(file, member, start) if is_stored else _Compressed(file, archive, member, start)
     array = raw_array(content, start, shape[::-1] if is_fortran else shape, dtype)
     array = array.astype(dtype.newbyteorder("="))
     return array.transpose() if is_fortran else array
@@ -90,7 +94,10 @@ def _header(npy: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     version = np.lib.format.read_magic(npy)
     if version not in _HEADERS:
         raise ValueError(f"{npy.name} is of version {version} of the format, which is not known")
-    return _HEADERS[version](npy)
+    try:
+        return _HEADERS[version](npy)
+    except (RecursionError, MemoryError):  # of Python's parser, which NumPy asks
+        raise ValueError(f"{npy.name} has a header that is nested too deeply") from None
 
 
 def _data_offset(file: File, member: zipfile.ZipInfo) -> int:
@@ -99,20 +106,66 @@ def _data_offset(file: File, member: zipfile.ZipInfo) -> int:
     return start + _LOCAL_HEADER.size + sum(lengths)
 
 
+class _Stored:
+    """What a member holds that is stored as it is, sliced."""
+
+    def __init__(self, file: File, member: zipfile.ZipInfo, start: int):
+        """Take a member whose values begin at byte `start`."""
+        self._file, self._member, self._start = file, member, start
+        self._offset = _data_offset(file, member)
+        self._is_checked = False
+        self._lock = Lock()
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        with self._lock:
+            if not self._is_checked and _is_all(part, self._start, self._member):
+                return self._whole()[part]
+            if not self._is_checked:
+                size = self._member.file_size
+                blocks = (slice(at, min(at + _BLOCK, size)) for at in range(0, size, _BLOCK))
+                self._check(functools.reduce(lambda crc, block: crc32(self._read(block), crc), blocks, 0))
+        return self._read(part)
+
+    def _whole(self) -> np.ndarray:
+        content = self._read(slice(0, self._member.file_size))
+        self._check(crc32(content))
+        return content
+
+    def _read(self, part: slice) -> np.ndarray:
+        return self._file[self._offset + part.start : self._offset + part.stop]
+
+    def _check(self, crc: int) -> None:
+        if crc != self._member.CRC:
+            wrong = f"the CRC-32 is {crc:08x} instead of {self._member.CRC:08x}"
+            raise self._file.damaged(f"{self._member.filename}: {wrong}")
+        self._is_checked = True
+
+
 class _Compressed:
     """What a compressed member holds, sliced. Going on from the last slice costs nothing, going back does."""
 
-    def __init__(self, file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo):
-        self._file, self._archive, self._member = file, archive, member
+    def __init__(self, file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int):
+        """Take a member whose values begin at byte `start`."""
+        self._file, self._archive, self._member, self._start = file, archive, member, start
         self._opened: IO[bytes] | None = None
+        self._is_checked = False
         self._lock = Lock()
 
     def __getitem__(self, part: slice) -> np.ndarray:
         try:
             with self._lock:
+                if not self._is_checked and not _is_all(part, self._start, self._member):
+                    self._check()
                 return self._read(part)
         except _DAMAGE as error:
             raise self._file.damaged(f"{self._member.filename}: {error}") from None
+
+    def _check(self) -> None:
+        """Go through all of it: at its end the CRC-32 is compared."""
+        with self._archive.open(self._member) as whole:
+            while whole.read(_BLOCK):
+                pass
+        self._is_checked = True
 
     def _read(self, part: slice) -> np.ndarray:
         self._opened = self._opened or self._archive.open(self._member)
@@ -121,6 +174,11 @@ class _Compressed:
         if len(content) < part.stop - part.start:
             raise EOFError(f"it ends before byte {part.stop}")
         return np.frombuffer(bytearray(content), np.uint8)
+
+
+def _is_all(part: slice, start: int, member: zipfile.ZipInfo) -> bool:
+    """Return whether a part is all values of a member, of which no more need be read than once."""
+    return part.start <= start and part.stop == member.file_size
 
 
 READER = Reader("npz", _recognises, _open)
