@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, UsageError
-from meshwright.metrics import jsonl, read_jsonl, salvage_jsonl
+from meshwright.metrics import jsonl, newest_step, read_jsonl, salvage_jsonl
 
 names = st.text(min_size=1, max_size=8).filter(lambda name: name not in ("step", "time"))
 histories = st.lists(st.dictionaries(names, st.floats(), max_size=3), max_size=5)
@@ -121,3 +121,32 @@ def test_the_lines_around_damage_can_be_salvaged(path):
 def test_of_a_file_without_damage_all_is_salvaged(path):
     write_steps(path, 1, 2)
     assert salvage_jsonl(path) == (read_jsonl(path), [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 1e400}',
+        b'{"step": 1, "loss": 1e400}',
+        b"[" * 200_000,
+        b'{"step": -1}',
+        b"7",
+        b"\xff",
+        b'{"step": 1.5}',
+        b'{"step": 1, "loss": 1' + b"0" * 400 + b"}",
+    ],
+    ids=lambda line: repr(line[:24]),
+)
+def test_a_line_that_no_program_wrote_is_damage_and_hides_no_other(path, line):
+    write_steps(path, 1)
+    path.write_bytes(line + b"\n" + path.read_bytes())
+    with pytest.raises(InputError, match="line 1: expected a report"):
+        read_jsonl(path)
+    reports, damage = salvage_jsonl(path)
+    assert ([report["step"] for report in reports], len(damage)) == ([1], 1)
+
+
+def test_the_newest_step_is_that_of_the_last_whole_line(path):
+    assert newest_step(path) is None
+    write_steps(path, 3, 5)
+    assert newest_step(path) == 5

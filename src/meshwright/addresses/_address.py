@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MeshwrightError, UsageError
+from meshwright.errors import InputError, MeshwrightError, UsageError
 
 _DOUBLED = re.compile("(?<=[^/:])//+")
 """Slashes too many, but for those of `hdfs:///a` and of an address in another, `zip://a::s3://b`."""
@@ -57,13 +57,21 @@ def read_text(place: str | Path) -> str:
 
     Raises:
       OSError: there is none, or this is no file; or a file on this machine cannot be read.
+      InputError: it is no text.
       MeshwrightError: the store cannot be read.
     """
+    try:
+        return _read_bytes(str(place)).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place} is damaged: it is no text in UTF-8 ({error}). Copy it again.") from None
+
+
+def _read_bytes(place: str) -> bytes:
     if not is_address(place):
-        return local_path(place).read_text(encoding="utf-8")
-    filesystem, path = connect(str(place))
+        return local_path(place).read_bytes()
+    filesystem, path = connect(place)
     with telling(f"{place} cannot be read", FileNotFoundError, IsADirectoryError):
-        return filesystem.cat_file(path).decode()
+        return filesystem.cat_file(path)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.checkpoint._staging import UNFINISHED
-from meshwright.checkpoint.readers import ORBAX_TEMPORARY, READERS, Reader
+from meshwright.checkpoint.readers import ORBAX_TEMPORARY, READERS, Reader, opened
 from meshwright.errors import CheckpointError, DamagedError, listed
 
 _KNOWN = f"\n  Formats that are known: {', '.join(['our own', *(reader.name for reader in READERS)])}."
@@ -128,7 +128,7 @@ def _foreign(place: Directory) -> Opened:
     reader = _reader_of(place)
     if reader is None:
         raise CheckpointError(f"{place} {_what_instead(place)}")
-    return reader.open(place)
+    return opened(reader, place)
 
 
 def _reader_of(place: Directory) -> Reader | None:

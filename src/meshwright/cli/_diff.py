@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.checkpoint import Difference, LazyArray, open_source
 from meshwright.checkpoint import diff as diff_checkpoints
 from meshwright.cli._train import Result
-from meshwright.errors import EXIT_DONE
+from meshwright.errors import EXIT_DONE, printable
 from meshwright.experiment import checkpoints_of
 
 EXIT_DIFFERENT = 1
@@ -43,11 +43,12 @@ def _document(difference: Difference) -> dict[str, Any]:
 def _line(difference: Difference) -> str:
     a, b = _described(difference.a), _described(difference.b)
     types = a if a == b else f"{a} in a, {b} in b"
+    name = printable(difference.name, keep="")
     if difference.num_differing is None:
-        return f"  {difference.name}: {types}"
+        return f"  {name}: {types}"
     size = math.prod(difference.a.shape) if difference.a else 0
     values = f"{difference.num_differing} of {size} differ, by {difference.largest:.4g} at most"
-    return f"  {difference.name}: {types}: {values}"
+    return f"  {name}: {types}: {values}"
 
 
 def _described(array: LazyArray | None) -> str:

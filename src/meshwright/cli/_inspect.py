@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.addresses import local_copy
 from meshwright.checkpoint import LazyArray, contents, open_source
 from meshwright.cli._train import Result
+from meshwright.errors import printable
 from meshwright.experiment import checkpoints_of
 from meshwright.metrics import read_jsonl
 from meshwright.sharding import human_bytes
@@ -76,11 +77,12 @@ def _text(found: dict[str, Any]) -> str:
     if not found["checkpoint"]:
         return "\n".join(lines)
     lines += [f"{'bytes':11} {human_bytes(found['bytes'])}", ""]
-    width = max(map(len, found["arrays"]), default=0)
+    names = {printable(name, keep=""): array for name, array in found["arrays"].items()}
+    width = max(map(len, names), default=0)
     lines += [
         f"  {name:{width}}  {' × '.join(map(str, array['shape'])) or 'scalar':18} {array['dtype']:9} "
         f"{human_bytes(array['bytes']):>9}{_key(array)}"
-        for name, array in found["arrays"].items()
+        for name, array in names.items()
     ]
     return "\n".join([*lines, *_listed(found)])
 
@@ -107,5 +109,5 @@ def _flat(value: Any) -> str:
             (key, f"({_flat(part)})" if isinstance(part, dict) else _flat(part))
             for key, part in value.items()
         )
-        return "  ".join(f"{key}={part}" for key, part in inner)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return "  ".join(f"{printable(str(key), keep='')}={part}" for key, part in inner)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value), keep="")

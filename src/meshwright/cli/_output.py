@@ -3,10 +3,15 @@
 import os
 import sys
 
+from meshwright.errors import printable
+
 
 def show(text: str) -> None:
-    """Print it, at once. Where a reader such as `head` has seen enough, nothing is printed any more."""
+    """Print it, at once, without what a terminal obeys: names in it may be those of a stranger's file.
+
+    Where a reader such as `head` has seen enough, nothing is printed any more.
+    """
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -104,7 +104,7 @@ def convert(name: str, text: str, wanted: Any) -> Any:
     ):
         try:
             return adapter.validate_python(reading())
-        except (ValueError, yaml.YAMLError, KeyError):
+        except (ValueError, yaml.YAMLError, KeyError, RecursionError):
             continue
     raise OverrideError(f"{name}={text}: expected {spelled(wanted)}, found {text!r}.")
 

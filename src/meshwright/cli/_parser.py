@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright._version import __version__
+from meshwright.errors import InputError
 
 TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "show")
 """The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
@@ -14,6 +15,9 @@ FLAGS = (
     *("--against", "--bandwidth", "--compile-to", "--fake-devices", "--help", "--json", "--kill", "--on"),
     *("--search", "--settings", "--to", "--traced", "-h"),
 )
+
+_RUNNING = ("demo", "hlo", "launch", "plan", "resume", "show", "train")
+"""The commands that call users' functions, whose errors are shown whole."""
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
@@ -224,5 +228,18 @@ def _shared(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _later(module: str, name: str) -> Callable[[argparse.Namespace], Any]:
-    """Return the command's function, whose module is loaded when it is called."""
-    return lambda options: getattr(importlib.import_module(f"meshwright.cli.{module}"), name)(options)
+    """Return the command's function, whose module is loaded when it is called.
+
+    Where it runs nothing of the user's, what the system says of a file is told, and is no mistake of ours.
+    """
+
+    def run(options: argparse.Namespace) -> Any:
+        command = getattr(importlib.import_module(f"meshwright.cli.{module}"), name)
+        if name in _RUNNING:
+            return command(options)
+        try:
+            return command(options)
+        except OSError as error:
+            raise InputError(f"{error.filename or name} cannot be used: {error.strerror or error}.") from None
+
+    return run

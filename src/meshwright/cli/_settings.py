@@ -26,16 +26,17 @@ def read_settings(path: str | Path) -> dict[str, str]:
 
     try:
         root = yaml.compose(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader)
+        if not isinstance(root, yaml.MappingNode | None):
+            raise OverrideError(f"--settings {path} holds no settings: write `key: value`, a line for each.")
+        found = list(_flat("", root)) if root is not None else []
+    except RecursionError:
+        raise OverrideError(f"--settings {path} is nested too deeply, or in itself.") from None
     except (OSError, UnicodeError) as error:
         raise OverrideError(f"--settings {path} cannot be read: {error}.") from None
     except yaml.YAMLError as error:
         raise OverrideError(f"--settings {path} is no YAML: {error}") from None  # which names the line
-    if root is None:
-        return {}
-    if not isinstance(root, yaml.MappingNode):
-        raise OverrideError(f"--settings {path} holds no settings: write `key: value`, a line for each.")
     settings: dict[str, str] = {}
-    for name, text, line in _flat("", root):
+    for name, text, line in found:
         if name in settings:
             raise OverrideError(f"--settings {path}, line {line}: {name} is set twice.")
         settings[name] = text

@@ -6,7 +6,7 @@ import dataclasses
 from meshwright.checkpoint import Report, verify_all
 from meshwright.cli._output import show
 from meshwright.cli._train import Result
-from meshwright.errors import EXIT_DONE, EXIT_INPUT
+from meshwright.errors import EXIT_DONE, EXIT_INPUT, printable
 from meshwright.experiment import checkpoints_of
 from meshwright.sharding import human_bytes
 
@@ -32,4 +32,9 @@ def _text(report: Report) -> str:
     checked = f"{report.num_arrays} arrays in {report.num_files} files, {size}, every byte checked"
     if not report.damage:
         return f"✓ {report.checkpoint} is intact: {checked}"
-    return "\n".join([f"✗ {report.checkpoint} is damaged: {checked}", *(f"  {one}" for one in report.damage)])
+    return "\n".join(
+        [
+            f"✗ {report.checkpoint} is damaged: {checked}",
+            *(f"  {printable(str(one), keep='')}" for one in report.damage),
+        ]
+    )

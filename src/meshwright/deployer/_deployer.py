@@ -16,7 +16,7 @@ from meshwright import process
 from meshwright.deployer import _batches, _checkpoints, _directory, _messages, _placement
 from meshwright.deployer._plain import plain, reported
 from meshwright.errors import UsageError
-from meshwright.metrics import Bar, Tracker, jsonl
+from meshwright.metrics import Bar, Tracker, jsonl, newest_step, sync_jsonl
 from meshwright.sharding import Layout, Rule, make_mesh
 from meshwright.train import RUN_AHEAD, key_of
 
@@ -208,9 +208,18 @@ class Deployer:
     def forget_after(self, step: int) -> None:
         """Remove the metrics of later steps from `workdir/metrics.jsonl`: a run goes on from here."""
         if process.is_lead() and self._workdir is not None:
-            jsonl(self._workdir / "metrics.jsonl", after=step)
+            path = self._workdir / "metrics.jsonl"
+            jsonl(path, after=step)
+            newest = newest_step(path)
+            if newest is not None and newest < step:
+                self.log_info(f"{path} ends at step {newest}: what was reported up to step {step} is lost")
         if self._board is not None:
             self._board.forget_after(step)
+
+    def keep_metrics(self) -> None:
+        """Put `workdir/metrics.jsonl` on disk, for before a checkpoint counts."""
+        if self._workdir is not None:
+            sync_jsonl(self._workdir / "metrics.jsonl")
 
     get_local_global_micro_batch_size = _batches.get_local_global_micro_batch_size
     get_accumulate_grad_batches = _batches.get_accumulate_grad_batches

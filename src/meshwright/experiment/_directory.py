@@ -16,6 +16,7 @@ report.html               all of this as a page, made when it ends
 """
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import logging
@@ -33,6 +34,7 @@ import jax
 from meshwright import process
 from meshwright.addresses import is_address, join, local_path, mirrored, read_text
 from meshwright.checkpoint import Checkpoints
+from meshwright.documents import parse_object
 from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.experiment._describe import describe
 from meshwright.experiment._experiment import Experiment
@@ -62,13 +64,33 @@ def open_directory(
     with contextlib.ExitStack() as opened:
         if is_address(run):
             mirror = process.together(lambda: opened.enter_context(mirrored(run, _continued(), warn)))
-            yield mirror.path, mirror.put
+            directory, put = mirror.path, mirror.put
         else:
-            directory = local_path(run)
+            directory, put = local_path(run), nothing
             process.together(lambda: _prepare(directory))
             if experiment.checkpoints.directory is None:
                 _check_shared(directory)
-            yield directory, nothing
+        with _telling_of_full_disks(directory):
+            yield directory, put
+
+
+@contextlib.contextmanager
+def _telling_of_full_disks(directory: Path) -> Iterator[None]:
+    """Say what no code is at fault for.
+
+    Raises:
+      MeshwrightError: a disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise MeshwrightError(
+            f"the run ended, as a disk is full: {error}. Its files are written to {directory}.\n"
+            "  Make room there (or, of a run at an address, set TMPDIR to a directory with more), and run "
+            "the same command again: it goes on from the newest checkpoint."
+        ) from error
 
 
 def _continued() -> list[str]:
@@ -177,12 +199,16 @@ def checkpoints_of(path: str) -> str:
     try:
         if _read(join(path, "experiment.txt")) is None:
             return path
+    except InputError:  # it is there, and what it says is not needed
+        pass
     except MeshwrightError:  # fsspec lacks a package or credentials: checkpoints do without them
         return path
     file = join(path, "environment.json")
     try:
-        elsewhere = json.loads(_read(file) or "{}").get("checkpoints")
-    except (ValueError, AttributeError) as error:
+        elsewhere = parse_object(_read(file) or "{}").get("checkpoints")
+        if not isinstance(elsewhere, str | None) or "\0" in (elsewhere or ""):
+            raise ValueError("it names no place")
+    except (ValueError, InputError) as error:
         raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
     return elsewhere or join(path, "checkpoints")
 

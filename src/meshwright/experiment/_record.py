@@ -60,8 +60,9 @@ class Record:
             outcome = {"ended": "finished", **self.summary} if error is None else _ended_by(error)
             write_outcome(self._directory, outcome)
             self._write_page()
-        except Exception:
-            log.warning("how the run ended could not be written down whole", exc_info=True)
+        except Exception as failure:
+            is_bug = not isinstance(failure, OSError | MeshwrightError)
+            log.warning("how the run ended could not be written down whole: %s", failure, exc_info=is_bug)
 
     def _write_page(self) -> None:
         metrics = self._directory / "metrics.jsonl"

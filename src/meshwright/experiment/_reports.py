@@ -9,6 +9,7 @@ import jax
 
 import meshwright
 from meshwright import process
+from meshwright.errors import printable
 from meshwright.experiment._evaluations import seconds_of
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
@@ -21,6 +22,7 @@ from meshwright.metrics import (
     Writer,
     jsonl,
     logger,
+    newest_step,
     open_trackers,
     read_jsonl,
     tee,
@@ -38,9 +40,11 @@ def saying(console: Console, level: int = logging.INFO) -> Callable[[str], None]
     """Return a function that tells people: all processes' logs, and the screen of one."""
 
     def say(text: str) -> None:
-        log.log(level, text.strip())
-        if process.is_lead():
-            console.say(text)
+        is_shown = process.is_lead()
+        if log.hasHandlers() or not is_shown:  # without any, Python would show it a second time
+            log.log(level, text.strip())
+        if is_shown:
+            console.say(printable(text))
 
     return say
 
@@ -148,6 +152,13 @@ def reports(
         waited=lambda: data.wait_seconds,
         paused=paused,
     )
+
+
+def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:
+    """Say it where the history of a run that goes on from `step` ends before that, as after a power cut."""
+    newest = process.on_lead(lambda: newest_step(directory / "metrics.jsonl")) or 0
+    if newest < step:
+        say(f"  ✗ metrics.jsonl ends at step {newest}: what was reported up to step {step} is lost")
 
 
 def reported(directory: Path, *, before: int) -> dict[int, dict[str, float]]:

@@ -26,11 +26,11 @@ from meshwright.experiment._parts import (
 )
 from meshwright.experiment._policies import as_when
 from meshwright.experiment._record import Record
-from meshwright.experiment._reports import heading, reported, reports, saying, writers
+from meshwright.experiment._reports import heading, reported, reports, saying, tell_of_lost_reports, writers
 from meshwright.experiment._save import checkpoints_for
 from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches
-from meshwright.metrics import Console, StepTime, Writer, json_number, tee
+from meshwright.metrics import Console, StepTime, Writer, json_number, sync_jsonl, tee
 from meshwright.profiling import Trace, tracer
 from meshwright.train import RUN_AHEAD, TrainState, fit, nothing, watchdog
 from meshwright.when import Tick, asked_once
@@ -83,7 +83,12 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
         with naming("run"):
             warn = saying(console, logging.WARNING)
             directory, put = opened.enter_context(_directory.open_directory(experiment, warn))
-        checkpoints.before_commit = put  # so that a run which goes on from there lacks no report
+
+        def keep_reports() -> None:  # so that a run which goes on from there lacks none
+            sync_jsonl(directory / "metrics.jsonl")
+            put()
+
+        checkpoints.before_commit = keep_reports
         record = opened.enter_context(Record(directory, experiment, origin))
         rooms = _Rooms(directory, console, data, parts, checkpoints, signals, record)
         outcome = _run_in(rooms, experiment)
@@ -132,6 +137,8 @@ def _train(rooms: _Rooms, experiment: Experiment, opened: contextlib.ExitStack) 
         return Outcome(first, checkpoints.scores(), 0.0, state)
     rooms.record.begin(checkpoints, parts)
     step_time = StepTime(RUN_AHEAD)
+    if checkpoints.resumed is not None:
+        tell_of_lost_reports(directory, first, say)
     write = writers(opened, directory, experiment, console, checkpoints.latest, parts, step_time, after=first)
     if process.is_lead():
         opened.enter_context(console)

@@ -11,7 +11,7 @@ from meshwright.metrics._behind import behind
 from meshwright.metrics._clearml import clearml
 from meshwright.metrics._console import Console
 from meshwright.metrics._histogram import Histogram
-from meshwright.metrics._jsonl import json_number, jsonl, read_jsonl, salvage_jsonl
+from meshwright.metrics._jsonl import json_number, jsonl, newest_step, read_jsonl, salvage_jsonl, sync_jsonl
 from meshwright.metrics._kinds import Image, Values, numbers
 from meshwright.metrics._log import Log, logger
 from meshwright.metrics._mean import Mean, widened
@@ -47,11 +47,13 @@ __all__ = [
     "logger",
     "merge",
     "mlflow",
+    "newest_step",
     "number",
     "numbers",
     "open_trackers",
     "read_jsonl",
     "salvage_jsonl",
+    "sync_jsonl",
     "tee",
     "tensorboard",
     "trackio",

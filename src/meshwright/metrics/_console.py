@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Self, TextIO
 
+from meshwright.errors import printable
 from meshwright.metrics._kinds import Values, numbers
 from meshwright.metrics._numbers import duration, number
 from meshwright.metrics._progress import Progress, loss_first
@@ -58,7 +59,8 @@ class Console:
 
     def __call__(self, step: int, values: Values, /) -> None:
         """Show the numbers of a report."""
-        now, values = self._clock(), numbers(values)
+        now = self._clock()
+        values = {printable(name, keep=""): value for name, value in numbers(values).items()}
         self._progress.reach(step, now)
         self._progress.report(step, values)
         if self._live is None:

@@ -15,31 +15,35 @@ number is an object, and images are left out:
 
 import json
 import math
+import operator
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshwright.documents import parse_json
 from meshwright.errors import InputError, UsageError
 from meshwright.metrics._histogram import EDGES, Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.metrics._writers import Writer
 
+_STEPS = 1 << 63
 _SHORT = {edge: float(f"{edge:.4g}") for edge in EDGES.tolist()}
 
 
 def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
     """Return a writer that appends each report to the file at `path` as one line.
 
-    A line is with the operating system when the writer returns: a killed process loses none. A
-    line that was cut off by a kill is removed here. Nothing is held open, so there is nothing to
-    close.
+    A line is with the operating system when the writer returns: a killed process loses none, and after
+    `sync_jsonl` a machine without power loses none either. A line that was cut off by a kill is removed
+    here. Nothing is held open, so there is nothing to close.
 
     Args:
       path: made if missing, with its directory.
       after: the step that a run continues from. Lines of later steps tell of a past that did not
-        last, and are removed; 0 starts the file anew, None keeps every line.
+        last, and are removed; None keeps every line.
 
     Raises:
       InputError: the file holds something else than reports.
@@ -56,6 +60,28 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
             file.write(line)
 
     return write
+
+
+def sync_jsonl(path: str | Path) -> None:
+    """Put on disk what was reported so far. For before a checkpoint counts: none may outlive its reports."""
+    path = Path(path)
+    for place in (path, path.parent):
+        with suppress(FileNotFoundError):
+            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def newest_step(path: str | Path) -> int | None:
+    """Return the step of the last report in the file at `path`; None where there is none.
+
+    Raises:
+      InputError: that line is not a report.
+    """
+    lines = _whole_lines(Path(path)) if Path(path).exists() else []
+    return int(_report(lines[-1], f"{path}, line {len(lines)}")["step"]) if lines else None
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, float]]:
@@ -137,11 +163,15 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 def _report(line: bytes, where: str) -> dict[str, float]:
     try:
-        report = json.loads(line)
-        step = int(report["step"])
-        numbers = {k: v for k, v in report.items() if not isinstance(v, dict)}
-        return {"step": step} | {k: float(v) for k, v in numbers.items() if k != "step"}
-    except (ValueError, TypeError, KeyError) as error:
+        report = parse_json(line)
+        step = operator.index(report["step"])
+        numbers = {k: v for k, v in report.items() if not isinstance(v, dict) and k != "step"}
+        if not 0 <= step < _STEPS or any(
+            isinstance(v, float) and not math.isfinite(v) for v in numbers.values()
+        ):
+            raise ValueError("a number is larger than any that is written")  # 1e400, say
+        return {"step": step} | {name: float(value) for name, value in numbers.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise InputError(
             f'{where}: expected a report such as {{"step": 50, "loss": 1.5}}, found {line[:60]!r}.\n'
             f"  Remove the line, or give the run another file."

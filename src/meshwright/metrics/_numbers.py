@@ -21,6 +21,8 @@ def number(value: float, *, thousands: str = "") -> str:
 
 def duration(seconds: float) -> str:
     """Return `seconds` as `h:mm:ss`."""
+    if not math.isfinite(seconds):
+        return "–"
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 

@@ -135,7 +135,9 @@ def best_of(points: Series, mode: Mode | None) -> Best | None:
 
 def _attempt(reports: Sequence[Report]) -> Attempt:
     first, last = reports[0], reports[-1]
-    seconds = last.get("time", math.nan) - first.get("time", math.nan)
+    times = [report["time"] for report in reports if math.isfinite(report.get("time", math.nan))]
+    # Where the clock was set back, the time that it had gained does not count.
+    seconds = sum(max(0.0, after - before) for before, after in itertools.pairwise(times))
     return Attempt(
         first.get("time", math.nan),
         seconds if math.isfinite(seconds) else 0.0,

@@ -1,6 +1,5 @@
 """What the files of a run directory hold, as values. What is missing or damaged is named, and never fatal."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 from meshwright import description
 from meshwright.checkpoint import Contents, contents
+from meshwright.documents import parse_object
 from meshwright.errors import InputError
 from meshwright.metrics import salvage_jsonl
 from meshwright.report._ending import Ending, ending_of
@@ -111,7 +111,7 @@ class Run:
     def max_step(self) -> int | None:
         """How many steps were asked for."""
         told = self.settings.get("max_step", "")
-        return int(told) if told.isdecimal() else None
+        return int(told) if told.isdecimal() and len(told) < 20 else None
 
     @property
     def seconds(self) -> float:
@@ -188,6 +188,8 @@ class _Files:
             self.missing.append(name)
             return None
         try:
+            if not (path.is_file() or path.is_dir()):
+                raise ValueError("it is no file")  # a pipe, which would be waited for
             return reader(path)
         except (OSError, ValueError) as error:
             self.damage.append(f"{path} cannot be read: {error}")
@@ -203,10 +205,7 @@ def _ending(files: _Files, checkpoints: str | None, reports: Sequence[Report]) -
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text())
-    if not isinstance(found, dict):
-        raise ValueError(f"an object was expected, not {found!r:.40}")
-    return found
+    return parse_object(path.read_bytes())
 
 
 def _outputs(directory: Path) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.addresses import join
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, printable
 from meshwright.metrics import duration, json_number, number
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._words import best_in_words, facts_of
@@ -44,7 +44,10 @@ def summary(run: Run) -> str:
     lines += [f"  {line}" for line in run.ending.message.splitlines()]
     if "loss" in run.series:
         lines.append(f"  loss {number(run.series['loss'].last)}")
-    lines += [f"  {name} {number(points.last)}{_best(run, name)}" for name, points in run.scores.items()]
+    lines += [
+        f"  {printable(name, keep='')} {number(points.last)}{_best(run, name)}"
+        for name, points in run.scores.items()
+    ]
     lines += [f"  not there: {', '.join(run.missing)}"] if run.missing else []
     return "\n".join([*lines, *(f"  {damage}" for damage in run.damage)])
 
@@ -84,7 +87,7 @@ def list_runs(directory: str | Path, place: str | None = None) -> list[Document]
 
 def runs_table(runs: list[Document]) -> str:
     """Return the runs as a table, with what is wrong below the row of a damaged one."""
-    rows = [_HEADS, *map(_row, runs)]
+    rows = [_HEADS, *(tuple(printable(cell, keep="") for cell in _row(found)) for found in runs)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     wrong = [[], *([f"  {line}" for line in "\n".join(found["damage"]).splitlines()] for found in runs)]
@@ -103,7 +106,7 @@ def _place_of(path: Path, directory: str | Path, place: str | None) -> str:
 def _document_of(path: Path, place: str) -> Document:
     try:
         return document(read_run(path, place))
-    except (MeshwrightError, ValueError) as error:
+    except (MeshwrightError, ValueError, ArithmeticError, RecursionError) as error:
         return {"run": place, "state": "damaged", "damage": [str(error)]}
 
 

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwright import tree
+from meshwright.errors import printable
 
 PyTree = Any
 
@@ -81,7 +82,7 @@ def _warnings(found: list[Row], total: Row) -> list[str]:
         row for row in found if row.is_whole and row.device_bytes >= max(LARGE_BYTES, total.device_bytes / 20)
     ]
     return [
-        f"  whole on every device: {row.name}, {human_bytes(row.device_bytes)}"
+        f"  whole on every device: {printable(row.name, keep='')}, {human_bytes(row.device_bytes)}"
         + (f" ({row.reason})" if row.reason else "")
         for row in large
     ]
@@ -135,7 +136,14 @@ def _fold(pattern: str, alike: list[Row]) -> Row:
 
 def _cells(row: Row, reasons: Mapping[str, str]) -> tuple[str, ...]:
     shape = " × ".join(map(str, row.shape)) or ("" if row.name == "total" else "scalar")
-    cells = (row.name, shape, row.dtype, row.spec, f"{row.num_params:,}", human_bytes(row.device_bytes))
+    cells = (
+        printable(row.name, keep=""),
+        shape,
+        row.dtype,
+        row.spec,
+        f"{row.num_params:,}",
+        human_bytes(row.device_bytes),
+    )
     return (*cells, row.reason) if reasons else cells
 
 

@@ -44,6 +44,8 @@ class Loop:
           Interrupted: the process was told to stop; the state is saved, if there are checkpoints.
           DivergedError: a reported loss is not finite; nothing was saved since.
         """
+        if self.checkpoints:
+            self.checkpoints.before_commit = self.deployer.keep_metrics
         saves = asked_once(self.schedule.saves(self.data, self.evaluation.was_at))
         total = self.schedule.num_steps(int(state.step), self.data)
         console = Console(total) if self.deployer.verbose else None

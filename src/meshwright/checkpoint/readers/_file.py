@@ -1,7 +1,6 @@
 """A file of another system, local or in an object store, of which parts are read."""
 
 import io
-import json
 import os
 import weakref
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_file import Part, size_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.documents import check_depth, parse_json
 from meshwright.errors import DamagedError
 
 
@@ -105,7 +105,9 @@ def read_json(path: Directory) -> Any:
       DamagedError: It is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
+        check_depth(found)
+        return found
     except ValueError as error:
         raise DamagedError(f"{path} is damaged: {error}. Copy it again.") from None
 

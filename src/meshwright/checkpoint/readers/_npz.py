@@ -1,9 +1,9 @@
 """NumPy's npz: a ZIP file with a `.npy` for each array, stored as it is or compressed.
 
 Before any value of a member is given, all of it is compared with its CRC-32, once. Then of arrays that are
-stored, the bytes of a part are read. Compressed ones are read from their beginning, or on from where they were
-read last. What NumPy does not know, such as bfloat16, it writes as bytes without a type; they stay that, as
-nobody can tell. Members that are no `.npy` are left out.
+stored, the bytes of a part are read. Compressed ones are read from their beginning, or on from where they
+were read last. What NumPy does not know, such as bfloat16, it writes as bytes without a type; they stay
+that, as nobody can tell. Members that are no `.npy` are left out.
 
 Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """

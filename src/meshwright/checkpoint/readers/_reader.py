@@ -1,5 +1,6 @@
 """What a reader is, and what it returns."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,9 @@ import numpy as np
 
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory
+from meshwright.errors import DamagedError, MeshwrightError
+
+_MOST_DIMS, _LARGEST = 64, 1 << 62  # NumPy's limits, in bytes
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,26 @@ class Reader:
       DamagedError: A file is missing, ends too soon, or is not what it says.
       UsageError: A package that reads it is not installed.
     """
+
+
+def opened(reader: Reader, place: Directory) -> Foreign:
+    """Open a place by its reader. What that raises of content that no program writes is damage, too.
+
+    Raises: as `Reader.open`.
+    """
+    try:
+        found = reader.open(place)
+    except (RecursionError, ValueError, OverflowError, LookupError, TypeError) as error:
+        if isinstance(error, MeshwrightError):
+            raise
+        said = f"{type(error).__name__}: {error!s:.200}"
+        raise DamagedError(f"{place} is damaged, or no {reader.name}: {said}. Copy it again.") from error
+    for name, array in found.held.items():
+        if len(array.shape) > _MOST_DIMS or _too_large(array):
+            said = f"{name} has the shape {list(array.shape)!s:.200}, which no array has"
+            raise DamagedError(f"{found.path} is damaged: {said}. Copy it again.")
+    return found
+
+
+def _too_large(array: LazyArray) -> bool:
+    return math.prod(max(1, size) for size in array.shape) * max(1, array.dtype.itemsize) > _LARGEST

@@ -4,7 +4,6 @@ The names stay as they are in the files, with dots. What is wanted by one of our
 with dots for `/`.
 """
 
-import json
 import math
 import operator
 import re
@@ -21,6 +20,7 @@ from meshwright.checkpoint.readers._file import File, head
 from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._raw import raw_array
 from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.documents import parse_object
 from meshwright.errors import CheckpointError, DamagedError, listed
 
 _INDEX = "*.safetensors.index.json"
@@ -149,7 +149,7 @@ def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]
     if LENGTH.size + len(text) < start:
         raise DamagedError(f"{path} ends within its header, which should have {start} bytes. Copy it again.")
     try:
-        header = json.loads(text)
+        header = parse_object(text)
         metadata = dict(header.pop(METADATA, None) or {})
         return {name: _entry(**said) for name, said in header.items()}, metadata, start
     except (ValueError, AttributeError, TypeError) as error:
