@@ -15,7 +15,7 @@ from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoint._load import load, load_lazily
-from meshwright.checkpoint._match import Assign, assigned
+from meshwright.checkpoint._match import Assign, origins
 from meshwright.checkpoint._patterns import first_matches
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
 from meshwright.checkpoint._restore import restore, restore_lazily
@@ -54,7 +54,6 @@ __all__ = [
     "always",
     "any_of",
     "as_source",
-    "assigned",
     "best",
     "called_as_ours",
     "cast",
@@ -79,6 +78,7 @@ __all__ = [
     "open_best",
     "open_source",
     "open_t5x",
+    "origins",
     "pin",
     "restore",
     "restore_lazily",

@@ -1,7 +1,7 @@
 """One opened checkpoint, whatever wrote it."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,24 +82,6 @@ def open_source(path: str | Directory, *, verify: bool = True) -> Opened:
         return NativeSource(newest, verify=verify)
     except DamagedError as error:
         raise DamagedError(f"{error}{_instead_of_it(older)}") from None
-
-
-def stored_names(source: Source, names: Iterable[str]) -> dict[str, str]:
-    """Return what `source` calls each leaf, by our name of it; where that is not there, our name.
-
-    Other formats join keys by dots, or by nothing, and then a name cannot be taken apart again. It is
-    found by joining the keys of the one that is wanted in the same way.
-
-    Raises:
-      CheckpointError: Two names cannot be told apart there.
-    """
-    stored, spell = source.arrays(), getattr(source, "spell", str)
-    found = {name: name if name in stored or spell(name) not in stored else spell(name) for name in names}
-    ours: dict[str, str] = {}
-    for name, theirs in found.items():
-        if ours.setdefault(theirs, name) != name:
-            raise CheckpointError(f"{ours[theirs]} and {name} are one name, {theirs}, in {source}.")
-    return found
 
 
 @telling_unreadable()

@@ -12,10 +12,10 @@ from meshwright.checkpoint import (
     Assign,
     Casts,
     Source,
-    assigned,
     cast,
     first_matches,
     open_source,
+    origins,
     restore,
     step_name,
 )
@@ -101,8 +101,8 @@ def _as_saved(
     source: Source, wanted: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return structs of the shapes that `source` has for `names`; without shardings, so for the host."""
-    saved, origins = source.arrays(), assigned(wanted, assign)
-    pairs = ((name, saved.get(origins[name] or "")) for name in names)
+    saved, from_where = source.arrays(), origins(source, wanted, assign)
+    pairs = ((name, saved.get(from_where[name] or "")) for name in names)
     return {name: jax.ShapeDtypeStruct(x.shape, wanted[name].dtype) for name, x in pairs if x is not None}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint._spelling import Spelling
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,8 @@ class Foreign:
     """What else it holds that is no array."""
     empty: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Where its tree has no leaves, by name: None, or {} for an empty container."""
-    spell: Callable[[str], str] = field(default=str, repr=False)
-    """Returns what the format makes of one of our names, where that cannot be undone: dots, say, for `/`."""
-
-    ours: Callable[[str], str] = field(default=str, repr=False)
-    """Returns our name of one of the format's, as far as that can be told."""
+    spelling: Spelling = field(default=Spelling(), repr=False)
+    """How its names compare with ours."""
 
     def __str__(self) -> str:
         """Return path and format, which is what errors call the checkpoint by."""
