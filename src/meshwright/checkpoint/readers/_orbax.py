@@ -208,7 +208,9 @@ def _key_impls(directory: Directory) -> dict[str, str]:
 
 def _aggregate(directory: Directory) -> dict[str, LazyArray]:
     """Return the arrays of a tree that is one file, and of those that lie beside it."""
-    leaves = tree.named_leaves(read_tree(directory / _AGGREGATE), is_leaf=lambda x: isinstance(x, LazyArray))
+    content = read_tree(directory / _AGGREGATE)
+    _t5x.refuse_version_0(content, directory / _AGGREGATE)
+    leaves = tree.named_leaves(content, is_leaf=lambda x: isinstance(x, LazyArray))
     beside = {
         name: leaf.removeprefix(_PLACEHOLDER)
         for name, leaf in leaves.items()
