@@ -31,7 +31,7 @@ from meshwright.checkpoint._retention import (
     multiples,
     spaced,
 )
-from meshwright.checkpoint._source import Opened, Source, open_source
+from meshwright.checkpoint._source import Opened, Source, find_step, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
 from meshwright.checkpoint._verify import Report, verify, verify_all
 from meshwright.checkpoint.readers import open_t5x
@@ -67,6 +67,7 @@ __all__ = [
     "export_safetensors",
     "export_seqax",
     "export_t5x",
+    "find_step",
     "first_matches",
     "is_held",
     "is_pinned",

@@ -13,11 +13,11 @@ from meshwright.checkpoint import (
     Casts,
     Source,
     cast,
+    find_step,
     first_matches,
     open_source,
     origins,
     restore,
-    step_name,
 )
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.experiment._adapt import Adapt
@@ -40,7 +40,7 @@ def from_checkpoint(
       path: a checkpoint, or a directory of them, of which the newest is taken; or an address.
       only: a pattern for the whole names of what to take: `params/(?!head/).*` leaves the head as it is
         initialised, `.*` takes all, step and optimizer state too.
-      step: of a directory of checkpoints that of this step, not the newest.
+      step: of a directory of checkpoints that of this step, not the newest, whatever wrote them.
       assign: other names for what is wanted, as `mw.restore` takes them: of a model that becomes a part of
         another, `[(r"params/encoder/(.*)", r"params/\1")]`. One saved array may be assigned to many.
       casts: other dtypes, as `mw.checkpoint.cast` takes them.
@@ -55,11 +55,13 @@ def from_checkpoint(
       CheckpointError (when called): there is no checkpoint, or it does not have what is wanted; all
         differences are listed.
     """
-    chosen, address = _compiled(only), _address(path, step)
+    chosen = _compiled(only)
+    if step is not None and re.fullmatch(r"step_\d+", PurePosixPath(path).name):
+        raise UsageError(f"from_checkpoint({path!r}, step={step}): the path says which step; leave one out.")
 
     def build(target: TrainState) -> Given:
         wanted = _chosen(chosen, tree.named_leaves(target))
-        source = cast(open_with(address), casts)
+        source = cast(open_with(path if step is None else str(find_step(path, step))), casts)
         rules = first_matches([pattern for pattern, _ in adapt], wanted)
         adapts = {name: adapt[number][1] for name, (number, _) in rules.items()}
         as_found = wanted | _as_saved(source, wanted, assign, adapts)
@@ -79,14 +81,6 @@ def _compiled(only: str) -> re.Pattern[str]:
         return re.compile(only)
     except re.error as error:
         raise UsageError(f"from_checkpoint(only={only!r}) is not a regular expression: {error}.") from None
-
-
-def _address(path: str, step: int | None) -> str:
-    if step is None:
-        return path
-    if re.fullmatch(r"step_\d+", PurePosixPath(path).name):
-        raise UsageError(f"from_checkpoint({path!r}, step={step}): the path says which step; leave one out.")
-    return f"{path.rstrip('/')}/{step_name(step)}"
 
 
 def _chosen(chosen: re.Pattern[str], leaves: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -16,7 +16,7 @@ from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint.readers._flax_msgpack import is_map, read_tree
 from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._steps import step_of, steps_in
+from meshwright.checkpoint.readers._steps import complete_in, step_of, steps_in
 from meshwright.checkpoint.readers._t5x import refuse_version_0
 from meshwright.errors import DamagedError
 
@@ -64,4 +64,8 @@ def _opened(path: Directory, leaves: Mapping[str, Any]) -> Foreign:
     return Foreign(path, READER.name, held, step_of(path.name), extra=texts)
 
 
-READER = Reader("Flax msgpack", _recognises, _open)
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, is_map), is_map)
+
+
+READER = Reader("Flax msgpack", _recognises, _open, _steps)

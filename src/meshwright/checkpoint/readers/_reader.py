@@ -60,3 +60,7 @@ class Reader:
       DamagedError: A file is missing, ends too soon, or is not what it says.
       UsageError: A package that reads it is not installed.
     """
+    steps: Callable[[Directory], Mapping[int, Directory]] = field(default=lambda _: {})
+    """Returns where the complete checkpoints of a directory are, by step; none where it is one checkpoint."""
+    has_pins: bool = False
+    """Whether its system leaves a checkpoint with a file PINNED alone."""

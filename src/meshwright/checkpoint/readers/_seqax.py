@@ -21,7 +21,7 @@ from meshwright import tree
 from meshwright.checkpoint._object_path import Directory, ObjectPath, read_each
 from meshwright.checkpoint._spelling import Spelling
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
+from meshwright.checkpoint.readers._steps import complete_in, newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -67,6 +67,10 @@ def _open(place: Directory) -> Foreign:
         step_of(directory.name),
         spelling=Spelling(folded=_joined),
     )
+
+
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, _is_step), _is_committed)
 
 
 def _is_committed(directory: Directory) -> bool:
@@ -147,4 +151,4 @@ def _key(found: re.Match[str]) -> str:
     return ast.literal_eval(found["text"]) if found["text"] else found["index"] or found["name"]
 
 
-READER = Reader("seqax", _recognises, _open)
+READER = Reader("seqax", _recognises, _open, _steps)

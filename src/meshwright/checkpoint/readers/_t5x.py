@@ -27,7 +27,7 @@ from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint.readers._file import head
 from meshwright.checkpoint.readers._flax_msgpack import is_map, read_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._steps import newest, steps_in
+from meshwright.checkpoint.readers._steps import complete_in, newest, steps_in
 from meshwright.checkpoint.readers._t5x_arrays import array_beside, is_elsewhere, is_spec
 from meshwright.checkpoint.readers._zarr2 import ZARRAY
 from meshwright.errors import CheckpointError, DamagedError
@@ -83,7 +83,11 @@ def _recognises(place: Directory) -> bool:
     return is_step(place) or bool(steps_in(place, is_step)) or bool(_temporaries(place))
 
 
-READER = Reader(NAME, _recognises, open_t5x)
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, is_step), has_tree)
+
+
+READER = Reader(NAME, _recognises, open_t5x, _steps, has_pins=True)
 
 
 def _temporaries(place: Directory) -> list[str]:
