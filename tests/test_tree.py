@@ -3,10 +3,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import tree
+from meshwright.errors import UsageError
 
 
 class Pair(NamedTuple):
@@ -37,6 +39,26 @@ def dictionaries(part):
 @given(st.recursive(st.integers(), dictionaries))
 def test_no_two_leaves_share_a_name(nested):
     assert len(set(tree.leaf_names(nested))) == len(jax.tree.leaves(nested))
+
+
+class Alike:
+    """A key that reads like others of its class."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __lt__(self, other):
+        return self.number < other.number
+
+    def __repr__(self):
+        return "same"
+
+
+def test_two_leaves_that_would_have_one_name_are_refused_wherever_names_are_made():
+    both = {"layer": {Alike(0): 1, Alike(1): 2}, "w": 3}
+    for make in (tree.leaf_names, tree.named_leaves, lambda each: tree.map_named(lambda name, x: x, each)):
+        with pytest.raises(UsageError, match=r"two leaves are called layer/same: \['layer'\]\[same\] and"):
+            make(both)
 
 
 @given(dictionaries(st.recursive(st.integers(), dictionaries)))

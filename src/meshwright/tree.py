@@ -7,29 +7,38 @@ a name and a name can always be taken apart again.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, UsageError
 
 PyTree = Any
+Path = tuple[Any, ...]
+"""The keys of a leaf, as JAX has them."""
 
 
 def leaf_names(tree: PyTree) -> list[str]:
     """Return the names of the leaves of `tree`, in JAX's order.
 
     A tree that is itself a leaf has the name `""`. Names within one tree are unique.
+
+    Raises:
+      UsageError: Two leaves would have one name, as keys of one class that read the same.
     """
-    return [_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return _names([path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]])
 
 
 def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Return `{name: leaf}` in JAX's order; `is_leaf` as in `jax.tree.map`."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]}
+    """Return `{name: leaf}` in JAX's order; `is_leaf` as in `jax.tree.map`.
+
+    Raises: as `leaf_names`.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
+    return dict(zip(_names([path for path, _ in leaves]), (leaf for _, leaf in leaves), strict=True))
 
 
 def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
@@ -81,8 +90,14 @@ def keys_of(name: str) -> list[str]:
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
-    """Return `tree` with each leaf replaced by `function(name, leaf, *leaves_of_rest)`."""
-    return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(_name(path), *leaves), tree, *rest)
+    """Return `tree` with each leaf replaced by `function(name, leaf, *leaves_of_rest)`.
+
+    Raises: as `leaf_names`.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    others = [structure.flatten_up_to(each) for each in rest]
+    names = _names([path for path, _ in leaves])
+    return structure.unflatten(map(function, names, (leaf for _, leaf in leaves), *others))
 
 
 def ends_in(pattern: str) -> Callable[[str], bool]:
@@ -133,8 +148,18 @@ def _described(x: jax.ShapeDtypeStruct | None) -> str:
     return f"{jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)}{list(x.shape)}"
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return name_of(map(_key, path))
+def _names(paths: Sequence[Path]) -> list[str]:
+    names = [name_of(map(_key, path)) for path in paths]
+    if len(set(names)) < len(names):
+        seen: dict[str, Path] = {}
+        for name, path in zip(names, paths, strict=True):
+            if (other := seen.setdefault(name, path)) is not path:
+                raise UsageError(
+                    f"two leaves are called {name}: {jax.tree_util.keystr(other)} and "
+                    f"{jax.tree_util.keystr(path)}. Give them keys that "
+                    "read differently: rules and checkpoints go by names."
+                )
+    return names
 
 
 def _key(key: Any) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from disk import no_room_for_more_than
-from meshwright.checkpoint import Checkpoints, is_held, last, open_source, restore
+from meshwright.checkpoint import Checkpoints, any_of, is_held, last, open_source, restore
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.when import Tick, every
 
@@ -378,3 +378,25 @@ def test_what_a_run_of_another_sharding_left_of_a_step_is_no_obstacle_to_it(make
         assert checkpoints.resume(whole, None, otherwise=lambda: None) is None
         checkpoints.save(1, whole)
     assert same_bytes(restore(open_source(tmp_path), whole), whole)
+
+
+def test_a_number_keeps_the_newest_so_many(tmp_path):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"x": step})
+        checkpoints.wait()
+        assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000003"]
+        checkpoints.keep = 2
+        checkpoints.save(4, {"x": 4})
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000003", "step_00000004"]
+
+
+@pytest.mark.parametrize("keep", [None, 0, -1, True, "2", 1.5])
+def test_what_keeps_nothing_is_refused_when_it_is_said(keep, tmp_path):
+    with pytest.raises(UsageError, match=r"keep=.*To keep all: mw\.checkpoint\.everything"):
+        Checkpoints(tmp_path, keep=keep)
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(UsageError, match="keep="):
+        checkpoints.keep = keep
+    with pytest.raises(UsageError, match="keep="):
+        any_of(last(1), keep)

@@ -186,6 +186,37 @@ def test_a_run_starts_from_its_builder_and_continues_without_it(pretrained, tmp_
     assert mw.run(experiment(tmp_path, init_state_builder=never)).step == 3
 
 
+def without_body(name):
+    return None if name.endswith("/body") else f"mine/{name}"
+
+
+def test_what_a_run_does_not_save_comes_from_its_builder_each_time(pretrained, tmp_path):
+    path, _ = pretrained
+    asked = []
+
+    def builder(target):
+        asked.append(1)
+        return mw.from_checkpoint(path, "params/body")(target)
+
+    how = {
+        "init_state_builder": builder,
+        "optimizer": mw.Only("head", optax.sgd(0.1)),
+        "checkpoints": mw.Save(names=without_body),
+    }
+    begun = mw.run(experiment(tmp_path, max_step=2, **how))
+    assert "mine/params/head" in mw.open_source(f"{tmp_path}/checkpoints").arrays()
+    assert "mine/params/body" not in mw.open_source(f"{tmp_path}/checkpoints").arrays()
+    again = mw.run(experiment(tmp_path, max_step=2, **how))
+    jax.tree.map(np.testing.assert_array_equal, again.state, begun.state)
+    assert (again.step, len(asked)) == (2, 2)
+
+
+def test_without_its_step_no_run_could_go_on(tmp_path):
+    save = mw.Save(names=lambda name: None if name == "step" else name)
+    with pytest.raises(UsageError, match=r"checkpoints\.names: step is left out"):
+        mw.run(experiment(tmp_path, checkpoints=save))
+
+
 def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
     given, is_held = [], []
 

@@ -15,7 +15,7 @@ from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoint._load import load, load_lazily
-from meshwright.checkpoint._match import Assign, assigned
+from meshwright.checkpoint._match import Assign, origins
 from meshwright.checkpoint._patterns import first_matches
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
 from meshwright.checkpoint._restore import restore, restore_lazily
@@ -31,7 +31,7 @@ from meshwright.checkpoint._retention import (
     multiples,
     spaced,
 )
-from meshwright.checkpoint._source import Opened, Source, open_source
+from meshwright.checkpoint._source import Opened, Source, find_step, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
 from meshwright.checkpoint._verify import Report, verify, verify_all
 from meshwright.checkpoint.readers import open_t5x
@@ -54,7 +54,6 @@ __all__ = [
     "always",
     "any_of",
     "as_source",
-    "assigned",
     "best",
     "called_as_ours",
     "cast",
@@ -68,6 +67,7 @@ __all__ = [
     "export_safetensors",
     "export_seqax",
     "export_t5x",
+    "find_step",
     "first_matches",
     "is_held",
     "is_pinned",
@@ -79,6 +79,7 @@ __all__ = [
     "open_best",
     "open_source",
     "open_t5x",
+    "origins",
     "pin",
     "restore",
     "restore_lazily",

@@ -1,13 +1,12 @@
 """The best of the checkpoints that are there, by a score that was saved with them."""
 
 import math
-from contextlib import suppress
 from typing import Literal
 
-from meshwright.checkpoint._directory import complete_steps, step_path
-from meshwright.checkpoint._format import NativeSource, read_manifest
+from meshwright.checkpoint._directory import step_path
+from meshwright.checkpoint._format import NativeSource
 from meshwright.checkpoint._object_path import Directory, location
-from meshwright.checkpoint._retention import Scores
+from meshwright.checkpoint._scores import saved_scores
 from meshwright.errors import CheckpointError
 from meshwright.process import on_lead
 
@@ -23,7 +22,7 @@ def open_best(directory: str | Directory, score: str, mode: Literal["min", "max"
 
 
 def _best_step(directory: Directory, score: str, mode: Literal["min", "max"]) -> int:
-    saved = _saved_scores(directory)
+    saved = saved_scores(directory)
     found = {step: of[score] for step, of in saved.items() if not math.isnan(of.get(score, math.nan))}
     if not found:
         names = sorted({name for of in saved.values() for name in of})
@@ -33,12 +32,3 @@ def _best_step(directory: Directory, score: str, mode: Literal["min", "max"]) ->
         )
     sign = 1 if mode == "max" else -1
     return max(found, key=lambda step: (sign * found[step], step))
-
-
-def _saved_scores(directory: Directory) -> dict[int, Scores]:
-    """Return the scores of all complete checkpoints that can be read."""
-    found: dict[int, Scores] = {}
-    for step in complete_steps(directory):
-        with suppress(CheckpointError):
-            found[step] = read_manifest(step_path(directory, step)).scores
-    return found

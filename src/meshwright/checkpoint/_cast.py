@@ -1,6 +1,6 @@
 """Casts, asked for by name: pairs of a pattern and a dtype, of which the first that matches decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,17 +16,21 @@ Casts = Sequence[tuple[str, DTypeLike]]
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-def cast_leaves(leaves: Mapping[str, Any], casts: Casts) -> dict[str, Any]:
+def cast_leaves(leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], str] = str) -> dict[str, Any]:
     """Return named leaves, arrays of whatever sort or numbers, with those cast that `casts` say.
+
+    `also` gives another name by which a pattern may call a leaf.
 
     Raises:
       UsageError: A pattern casts nothing.
     """
-    dtypes = cast_dtypes(leaves, casts) if casts else {}
+    dtypes = cast_dtypes(leaves, casts, also) if casts else {}
     return {name: _cast(leaf, dtypes[name]) if name in dtypes else leaf for name, leaf in leaves.items()}
 
 
-def cast_dtypes(leaves: Mapping[str, Any], casts: Casts) -> dict[str, np.dtype]:
+def cast_dtypes(
+    leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], str] = str
+) -> dict[str, np.dtype]:
     """Return the dtype of each leaf that is to be cast.
 
     Raises: as `cast_leaves`.
@@ -35,7 +39,8 @@ def cast_dtypes(leaves: Mapping[str, Any], casts: Casts) -> dict[str, np.dtype]:
         {name: _kind(leaf) for name, leaf in leaves.items()},
         [_dtype(given) for _, given in casts],
     )
-    decided = first_matches([pattern for pattern, _ in casts], [name for name, kind in kinds.items() if kind])
+    numeric = [name for name, kind in kinds.items() if kind]
+    decided = first_matches([pattern for pattern, _ in casts], numeric, also)
     chosen = {
         name: number for name, (number, _) in decided.items() if jnp.issubdtype(dtypes[number], kinds[name])
     }

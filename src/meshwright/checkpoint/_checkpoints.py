@@ -1,15 +1,10 @@
 """A directory of checkpoints, held open by one run."""
 
 import copy
-import json
 import logging
 import operator
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from numbers import Real
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -17,26 +12,26 @@ import jax
 
 from meshwright import process, tree
 from meshwright.checkpoint import _directory
+from meshwright.checkpoint._attempt import begin_attempt
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves
-from meshwright.checkpoint._damage import incomplete
+from meshwright.checkpoint._exported import Names
 from meshwright.checkpoint._format import (
     HOST_NBYTES,
-    MANIFEST,
     Manifest,
     NativeSource,
     layouts,
-    read_manifest,
 )
 from meshwright.checkpoint._keys import keys_as_data
+from meshwright.checkpoint._naming import left_out, named_back, renamed
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._resume import newest_intact
-from meshwright.checkpoint._retention import Keep, Scores, last
+from meshwright.checkpoint._retention import Keep, Scores, as_policy
 from meshwright.checkpoint._saving import Saving, start_saving, writer_of
+from meshwright.checkpoint._scores import numbers, saved_scores
 from meshwright.checkpoint._transforms import cast_back
-from meshwright.documents import check_depth
-from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.errors import MeshwrightError, UsageError
 from meshwright.process import on_lead, together
 from meshwright.when import Due, Tick, When
 
@@ -54,8 +49,6 @@ class Checkpoints:
     all processes call them, on the main thread, in one order.
     """
 
-    keep: Keep
-    """Says which checkpoints stay. May be set at any time, and is asked after each save."""
     before_commit: Callable[[], None] = staticmethod(lambda: None)
     """Called by a thread of process 0 when all of a checkpoint is written and it does not count yet: for what
     must never be behind the checkpoints. May be set at any time."""
@@ -68,15 +61,19 @@ class Checkpoints:
         self,
         directory: str | Directory,
         *,
-        keep: Keep = last(2),  # noqa: B008 - a pure function
+        keep: int | Keep = 2,
         cast: Casts = (),
+        names: Names | None = None,
         host_nbytes: int = HOST_NBYTES,
     ):
         """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
 
         It may be in an object store: `s3://bucket/run`, `gs://bucket/run`. The newest and those that are
-        pinned stay in any case. Arrays are saved as `cast` says, as in `cast`, the function; `resume` casts
-        them back.
+        pinned stay in any case; `keep` is a number, of the newest, or a policy. Arrays are saved as `cast`
+        says, as in `cast`, the function; `resume` casts them back.
+
+        `names` gives the name that a leaf is saved by, or None, which leaves it out. `resume` takes the names
+        back, and what was left out from its `otherwise()`.
 
         Of a save, each process holds at most `host_nbytes` in copies on the host that are not written
         yet (or one shard, where that is larger): of a larger state, `save` waits for writing. On CPU
@@ -84,7 +81,7 @@ class Checkpoints:
         """
         self.directory = location(directory)
         self.keep = keep
-        self._cast = cast
+        self._cast, self._names = cast, names
         self._host_nbytes = host_nbytes
         self._scores: dict[int, Scores] = {}
         self._lock: TextIO | None = None
@@ -119,14 +116,33 @@ class Checkpoints:
         finally:
             self._close()
 
+    @property
+    def keep(self) -> Keep:
+        """What says which checkpoints stay. May be set at any time, and is asked after each save."""
+        return self._keep
+
+    @keep.setter
+    def keep(self, keep: int | Keep) -> None:
+        self._keep = as_policy(keep)
+
     def check(self, target: tree.PyTree) -> None:
-        """Raise now what `save` would say of `cast` for a state like `target`, which may be abstract.
+        """Raise now what `save` would say of `cast` and `names` of `target`, a state, which may be abstract.
 
         Raises:
-          UsageError: A pattern casts nothing, or there is no such dtype.
+          UsageError: A pattern casts nothing, or there is no such dtype; nothing is saved, or two leaves
+            would have one name.
         """
-        if self._cast:
-            cast_dtypes(tree.named_leaves(target), self._cast)
+        leaves = tree.named_leaves(target)
+        cast_dtypes(leaves, self._cast)
+        renamed(leaves, self._names)
+
+    def left_out(self, target: tree.PyTree) -> set[str]:
+        """Return the names of the leaves of a state like `target` that are not saved.
+
+        Raises:
+          UsageError: Of none it is said that it is saved, or two would have one name.
+        """
+        return left_out(target, self._names)
 
     def latest(self) -> int | None:
         """Return the highest step of which there is a complete checkpoint. Not collective."""
@@ -139,11 +155,7 @@ class Checkpoints:
 
     def scores_by_step(self) -> dict[int, Scores]:
         """Return the scores saved with each complete checkpoint that can be read. Not collective."""
-        known, found = self._scores, {}
-        for step in _directory.complete_steps(self.directory):
-            with suppress(CheckpointError):
-                path = _directory.step_path(self.directory, step)
-                found[step] = known[step] if step in known else _scores(path)
+        found = saved_scores(self.directory, self._scores)
         self._scores = found  # when it is complete: the thread and the main thread both come here
         return found
 
@@ -166,9 +178,9 @@ class Checkpoints:
         if self._thread is None:
             raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
         step, leaves = operator.index(step), cast_leaves(tree.named_leaves(state), self._cast)
-        leaves, impls = keys_as_data(leaves)
+        leaves, impls = keys_as_data(renamed(leaves, self._names))
         arrays = layouts(leaves, jax.process_count())
-        attempt = on_lead(lambda: self._begin(step, extra))
+        attempt = on_lead(lambda: begin_attempt(self.directory, step, extra))
         if attempt is not None:
             head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
             self._saving = start_saving(
@@ -203,16 +215,16 @@ class Checkpoints:
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
             if due(tick):
-                self.save(tick.step, state, {**bookmark(data), "scores": _numbers(scores or {})})
+                self.save(tick.step, state, {**bookmark(data), "scores": numbers(scores or {})})
 
         return save
 
     def resume(self, target: tree.PyTree, data: Any, *, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
         """Return the newest intact checkpoint, restored into `target`, and set `data` to where it stood then.
 
-        Without a checkpoint, returns `otherwise()`. `resumed` says afterwards which it was. A newer
-        one that is damaged is logged as an error, told of in `passed_over` and, where the directory
-        is open for saving, set aside as `step_00000800.damaged-…`.
+        Without a checkpoint, returns `otherwise()`; of that is also what `names` leaves out. `resumed` says
+        afterwards which it was. A newer one that is damaged is logged as an error, told of in `passed_over`
+        and, where the directory is open for saving, set aside as `step_00000800.damaged-…`.
 
         Raises:
           CheckpointError: The checkpoint does not fit `target` or `data`.
@@ -223,7 +235,8 @@ class Checkpoints:
         steps = on_lead(lambda: _directory.complete_steps(self.directory))
         if not steps:
             return otherwise()
-        (source, state), damaged = newest_intact(steps, lambda step: self._restored(step, target))
+        fresh = self._fresh(target, otherwise)
+        (source, state), damaged = newest_intact(steps, lambda step: self._restored(step, target, fresh))
         rewind(data, source.extra, source)
         self.resumed = source.step
         self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
@@ -232,9 +245,18 @@ class Checkpoints:
     def _take(self) -> None:
         self._lock = _directory.lock(self.directory)
 
-    def _restored(self, step: int, target: tree.PyTree) -> tuple[NativeSource, tree.PyTree]:
+    def _fresh(self, target: tree.PyTree, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
+        """Return what is not saved, made anew; nothing else of it is held. Collective, if `otherwise` is."""
+        lacking = self.left_out(target)
+        made = tree.named_leaves(otherwise()) if lacking else {}
+        return tree.nested({name: made[name] for name in lacking if name in made})
+
+    def _restored(
+        self, step: int, target: tree.PyTree, fresh: tree.PyTree
+    ) -> tuple[NativeSource, tree.PyTree]:
         source = self.source(step)
-        return source, restore(cast_back(source, self._cast, target), target)
+        named = cast_back(named_back(source, self._names, target), self._cast, target)
+        return source, restore(named, target, fallback=fresh or None)
 
     def _pass_over(self, step: int, what: str) -> str:
         """Set aside a damaged checkpoint, if we may, and return the message about it."""
@@ -255,23 +277,6 @@ class Checkpoints:
                 self._lock.close()
             self._thread = self._lock = self._saving = None
 
-    def _begin(self, step: int, extra: Mapping[str, Any] | None) -> str | None:
-        """Make a directory for a new attempt and return its name, or None when `step` is saved already."""
-        if step < 0:
-            raise UsageError(f"cannot save step {step}: steps count from 0.")
-        _check_json(extra)
-        final = _directory.step_path(self.directory, step)
-        there = (final / MANIFEST).is_file()
-        if there or (isinstance(final, Path) and os.path.lexists(final)):  # a broken link, too, is in the way
-            wrong = incomplete(final) if there else f"there is no {MANIFEST}"
-            if not wrong:
-                return None
-            aside = _directory.set_aside(self.directory, step)
-            log.error(f"{final} is no complete checkpoint: {wrong}. It is kept as {aside}, and saved anew.")
-        temporary = _directory.temporary_path(self.directory, step)
-        temporary.mkdir()
-        return str(temporary).removeprefix(f"{self.directory}/")
-
     def _remove_old(self, just_saved: int) -> None:
         """Remove the checkpoints that `keep` does not keep and that are not pinned."""
         try:
@@ -282,19 +287,3 @@ class Checkpoints:
         except Exception as error:
             said = f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
             raise MeshwrightError(said) from error
-
-
-def _check_json(extra: Mapping[str, Any] | None) -> None:
-    try:
-        check_depth(json.loads(json.dumps(extra)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot save `extra`, as JSON cannot hold it: {error}.") from None
-
-
-def _numbers(scores: Scores) -> Scores:
-    """Return those that are numbers: an evaluation may also give texts and images, for reports."""
-    return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
-
-
-def _scores(path: Directory) -> Scores:
-    return read_manifest(path).scores

@@ -1,12 +1,14 @@
 """What there is in a directory of checkpoints."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from meshwright.checkpoint._directory import aside, complete_steps, step_path
-from meshwright.checkpoint._format import read_manifest
+from meshwright.checkpoint._directory import aside
+from meshwright.checkpoint._format import MANIFEST, read_manifest
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.checkpoint._pins import is_pinned
+from meshwright.checkpoint._source import steps_at
 from meshwright.errors import CheckpointError
 
 
@@ -17,7 +19,8 @@ class Listed:
     step: int
     path: str
     nbytes: int | None
-    """What its data files take; None where its manifest cannot be read."""
+    """What its data files take; None where that cannot be told: its manifest cannot be read, or it is another
+    system's in a store."""
     pinned: bool
 
 
@@ -29,19 +32,35 @@ class Contents:
     """The oldest first."""
     set_aside: tuple[str, ...]
     """What those are called that were found damaged and are kept for people to look at."""
+    is_ours: bool = True
+    """Whether they are of our format."""
 
 
 @telling_unreadable()
 def contents(directory: str | Directory) -> Contents:
-    """Return what is in a directory of checkpoints, local or not; of their data nothing is read."""
+    """Return what is in a directory of checkpoints, local or not, whatever wrote them; no data are read.
+
+    Where it is one checkpoint itself, or has none, the contents are empty.
+    """
     place = location(directory)
-    listed = (_listed(step, step_path(place, step)) for step in complete_steps(place))
-    return Contents(tuple(listed), tuple(aside(place)))
+    steps = steps_at(place)
+    is_ours = all((path / MANIFEST).is_file() for path in steps.values())
+    size_of = _native_nbytes if is_ours else _nbytes
+    listed = (Listed(step, str(path), size_of(path), is_pinned(path)) for step, path in steps.items())
+    return Contents(tuple(listed), tuple(aside(place)), is_ours)
 
 
-def _listed(step: int, path: Directory) -> Listed:
+def _native_nbytes(path: Directory) -> int | None:
     try:
-        nbytes = sum(file.nbytes for file in read_manifest(path).files)
+        return sum(file.nbytes for file in read_manifest(path).files)
     except CheckpointError:
-        nbytes = None
-    return Listed(step, str(path), nbytes, is_pinned(path))
+        return None
+
+
+def _nbytes(path: Directory) -> int | None:
+    """Return what the files of another system's checkpoint take, on a disk."""
+    if not isinstance(path, Path):
+        return None
+    # T5's are called by what the names of their files begin with.
+    files = [path, *path.rglob("*")] if path.exists() else path.parent.glob(f"{path.name}.*")
+    return sum(file.stat().st_size for file in files if file.is_file())

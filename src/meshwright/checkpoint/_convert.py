@@ -29,6 +29,7 @@ from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
 from meshwright.checkpoint._patterns import compiled
 from meshwright.checkpoint._source import Opened, Source
+from meshwright.checkpoint._spelling import spelling_of
 from meshwright.checkpoint._staging import told_of
 from meshwright.checkpoint._transforms import Arrays, empty_of
 from meshwright.errors import UsageError, listed, nearest
@@ -90,27 +91,26 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
         other systems' are called, or all arrays.
       only: a pattern of the arrays to take, as a full match.
 
+    Patterns go by the names of the source, or by ours, where its format spells them otherwise.
+
     Raises:
       UsageError: A pattern is none or matches nothing, or a dtype is none of floating-point numbers;
         when it is read, a number does not fit into its dtype.
     """
-    arrays = source.arrays()
-    taken = list(arrays) if only is None else _matching(only, list(arrays))
+    arrays, spelling = source.arrays(), spelling_of(source)
+    ours = {name: spelling.ours(name) for name in arrays}
+    taken = ours if only is None else {name: ours[name] for name in _matching(only, ours)}
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
-    return Arrays(
-        str(source),
-        {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken},
-        {
-            name: node
-            for name, node in empty_of(source).items()
-            if only is None or compiled(only).fullmatch(name)
-        },
-    )
+    held = {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken}
+    is_taken = compiled(".*" if only is None else only).fullmatch
+    empty = {name: node for name, node in empty_of(source).items() if is_taken(name)}
+    return Arrays(str(source), held, empty, spelling)
 
 
-def _patterns(dtype: DTypes | None, names: list[str]) -> Mapping[str, DTypeLike]:
+def _patterns(dtype: DTypes | None, ours: Mapping[str, str]) -> Mapping[str, DTypeLike]:
     if isinstance(dtype, Mapping):
         return dtype
+    names = ours.values()
     called = next((each for each in PARAMETERS if any(re.fullmatch(each, name) for name in names)), ".*")
     return {} if dtype is None else {called: dtype}
 
@@ -120,7 +120,7 @@ def called_as_ours(source: Source) -> Source:
 
     They are called as they were where two would get one name.
     """
-    arrays, ours = source.arrays(), getattr(source, "ours", str)
+    arrays, ours = source.arrays(), spelling_of(source).ours
     named = {ours(name): array for name, array in arrays.items()}
     if named.keys() == arrays.keys() or len(named) < len(arrays):
         return source
@@ -167,12 +167,12 @@ def _write_data(taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], tempo
 
 
 def _new_dtypes(
-    arrays: Mapping[str, LazyArray], names: list[str], patterns: Mapping[str, DTypeLike]
+    arrays: Mapping[str, LazyArray], ours: Mapping[str, str], patterns: Mapping[str, DTypeLike]
 ) -> dict[str, np.dtype]:
     """Return the dtype of each array that gets another."""
     new: dict[str, np.dtype] = {}
     for pattern, dtype in patterns.items():
-        for name in _matching(pattern, names):
+        for name in _matching(pattern, ours):
             if _is_floating(arrays[name].dtype):
                 new.setdefault(name, floating(dtype))
     return new
@@ -183,12 +183,13 @@ def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLay
     return replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))
 
 
-def _matching(pattern: str, names: list[str]) -> list[str]:
+def _matching(pattern: str, ours: Mapping[str, str]) -> list[str]:
+    """Return the names of the source that a pattern matches, which are given with ours."""
     regex = compiled(pattern)
-    found = [name for name in names if regex.fullmatch(name)]
+    found = [name for name, other in ours.items() if regex.fullmatch(name) or regex.fullmatch(other)]
     if not found:
-        close = nearest(pattern, names)
-        hint = f" The nearest name is {close}." if close else f" There are {listed(names) or 'none'}."
+        close = nearest(pattern, ours)
+        hint = f" The nearest name is {close}." if close else f" There are {listed(ours) or 'none'}."
         raise UsageError(f"the pattern {pattern!r} matches the whole name of no array.{hint}")
     return found
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from meshwright.checkpoint._format import slabs
 from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._source import Source, stored_names
+from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._spelling import stored_names
 
 _AT_A_TIME = 1 << 18  # elements, which are compared as numbers of 16 or 32 bytes
 

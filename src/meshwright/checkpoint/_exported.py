@@ -13,6 +13,7 @@ from meshwright.checkpoint._source import Source
 from meshwright.errors import UsageError, listed
 
 Names = Callable[[str], str | None]
+"""From our name of an array to the one that it gets, or to None, which leaves it out."""
 
 
 class TreeSource:
@@ -96,7 +97,7 @@ def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
             raise UsageError(f"{found[theirs].name} and {name} would both be called {theirs}.")
         found[theirs] = Chosen(name, array)
     if not found:
-        raise UsageError("there is nothing to export: no array was chosen.")
+        raise UsageError("there is nothing to write: no array was chosen.")
     return found
 
 

@@ -10,7 +10,8 @@ from meshwright import tree
 from meshwright.checkpoint._cast import dtype_of
 from meshwright.checkpoint._keys import is_key, key_type
 from meshwright.checkpoint._patterns import compiled, first_matches
-from meshwright.checkpoint._source import Source, stored_names
+from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._spelling import spelling_of, stored_names
 from meshwright.errors import CheckpointError, UsageError, nearest
 
 Assign = Sequence[tuple[str, str | None]]
@@ -29,15 +30,15 @@ def matched(
 
     Raises: as `restore`.
     """
-    saved, origins = source.arrays(), _origins(source, assigned(wanted, assign))
-    found = {name: saved[origin] for name, origin in origins.items() if origin in saved}
+    saved, from_where = source.arrays(), origins(source, wanted, assign)
+    found = {name: saved[origin] for name, origin in from_where.items() if origin in saved}
     # An assignment that leads nowhere is a mistake, which no fallback hides.
-    lacking = {name for name, origin in origins.items() if origin in (None, name) and name not in found}
+    lacking = {name for name, origin in from_where.items() if origin in (None, name) and name not in found}
     values = _values(fallback) if lacking else {}
     given = {name: value for name, value in values.items() if name in lacking or name not in wanted}
-    surplus = _surplus(saved, origins, ignore)
+    surplus = _surplus(source, from_where, ignore)
     problems = [
-        *_missing(wanted.keys() - found.keys() - given.keys(), origins, surplus, fallback),
+        *_missing(wanted.keys() - found.keys() - given.keys(), from_where, surplus, fallback),
         *_unfit(found, wanted, "the checkpoint"),
         *_unfit(given, wanted, "the fallback"),
         *(f"{name}: in the fallback, but not wanted" for name in given if name not in wanted),
@@ -49,13 +50,19 @@ def matched(
     return found | given
 
 
-def _origins(source: Source, assigned: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the names by which `source` has what is assigned."""
-    stored = stored_names(source, {origin for origin in assigned.values() if origin is not None})
-    return {name: origin and stored[origin] for name, origin in assigned.items()}
+def origins(source: Source, names: Iterable[str], assign: Assign) -> dict[str, str | None]:
+    """Return the name by which `source` has what each wanted name stands for; None for the fallback.
+
+    Raises:
+      UsageError: As `restore` says of `assign`.
+      CheckpointError: Two names cannot be told apart there.
+    """
+    wanted = _assigned(names, assign)
+    stored = stored_names(source, {origin for origin in wanted.values() if origin is not None})
+    return {name: origin and stored[origin] for name, origin in wanted.items()}
 
 
-def assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
+def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
     """Return the saved name that each wanted name stands for; None where the fallback is to be taken.
 
     The first pattern that matches the whole name decides; names that none matches stand for themselves.
@@ -84,10 +91,14 @@ def _values(fallback: Fallback | None) -> dict[str, Any]:
     return tree.named_leaves(fallback() if callable(fallback) else fallback)
 
 
-def _surplus(saved: Iterable[str], origins: Mapping[str, str | None], ignore: str | None) -> list[str]:
+def _surplus(source: Source, origins: Mapping[str, str | None], ignore: str | None) -> list[str]:
+    ours = spelling_of(source).ours
     used = set(origins.values()) | {name for name, origin in origins.items() if origin is None}
-    ignored = compiled(ignore).fullmatch if ignore is not None else lambda name: None
-    return [name for name in saved if name not in used and not ignored(name)]
+    surplus = [name for name in source.arrays() if name not in used]
+    if ignore is None:
+        return surplus
+    ignored = compiled(ignore).fullmatch
+    return [name for name in surplus if not (ignored(name) or ignored(ours(name)))]
 
 
 def _missing(

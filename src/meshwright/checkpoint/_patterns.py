@@ -1,7 +1,7 @@
 """Regular expressions for whole names, in lists of which the first that matches decides."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from meshwright.errors import UsageError
 
@@ -18,8 +18,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
         raise UsageError(f"{pattern!r} is not a regular expression: {error}.") from None
 
 
-def first_matches(patterns: Sequence[str], names: Iterable[str]) -> dict[str, tuple[int, re.Match[str]]]:
+def first_matches(
+    patterns: Sequence[str], names: Iterable[str], also: Callable[[str], str] = str
+) -> dict[str, tuple[int, re.Match[str]]]:
     """Return for each name that a pattern matches wholly the number of the first such pattern, and the match.
+
+    Where a name is not matched itself, what `also` makes of it is.
 
     Raises:
       UsageError: A pattern decides nothing: it matches no name, or only such as earlier ones match.
@@ -27,7 +31,12 @@ def first_matches(patterns: Sequence[str], names: Iterable[str]) -> dict[str, tu
     rules, decided = [compiled(pattern) for pattern in patterns], {}
     shadowed: dict[int, int] = {}
     for name in names:
-        matches = [(number, match) for number, rule in enumerate(rules) if (match := rule.fullmatch(name))]
+        other = also(name)
+        matches = [
+            (number, match)
+            for number, rule in enumerate(rules)
+            if (match := rule.fullmatch(name) or rule.fullmatch(other))
+        ]
         if matches:
             decided[name] = matches[0]
             shadowed |= {number: matches[0][0] for number, _ in matches[1:]}

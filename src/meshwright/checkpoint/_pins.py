@@ -1,6 +1,7 @@
 """Pins: a file `PINNED` in a checkpoint's directory, which no retention policy then removes.
 
-Any program or person may put it there, at any time. What it says is for people.
+Any program or person may put it there, at any time. What it says is for people. T5X leaves a checkpoint with
+such a file alone, too.
 """
 
 import os
@@ -9,6 +10,8 @@ from pathlib import Path
 from meshwright.checkpoint._directory import PINNED
 from meshwright.checkpoint._format import MANIFEST, fsync_directory
 from meshwright.checkpoint._object_path import Directory, ObjectPath, location
+from meshwright.checkpoint._source import reader_of, steps_at
+from meshwright.checkpoint.readers import opened
 from meshwright.errors import CheckpointError
 
 
@@ -18,19 +21,33 @@ def pin(path: str | Directory, note: str = "") -> None:
     When it returns, it has been kept, whatever was about to be removed and whatever happens to the machine.
 
     Raises:
-      CheckpointError: There is no complete checkpoint at `path`; perhaps it has just been removed.
+      CheckpointError: There is no complete checkpoint at `path`, perhaps as it has just been removed; or it
+        is of a system that knows no pins.
     """
     directory = location(path)
     mark = directory / PINNED
     try:
         if not (directory / MANIFEST).is_file():
-            raise FileNotFoundError
+            _check_foreign(directory)
         if isinstance(mark, ObjectPath):
             mark.put(f"{note}\n".encode())
         else:
             _write_durably(mark, f"{note}\n")
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{directory} is no complete checkpoint, so it cannot be pinned.") from None
+
+
+def _check_foreign(directory: Directory) -> None:
+    """Raise if another system's checkpoint is not there, or would be removed in spite of a pin."""
+    reader = reader_of(directory)
+    if reader is None or steps_at(directory):
+        raise FileNotFoundError
+    if not reader.has_pins:
+        raise CheckpointError(
+            f"{directory} is a checkpoint of {reader.name}, which knows no pins. Copy it to where it is not "
+            "removed, or make one of ours of it: `meshwright convert`."
+        )
+    opened(reader, directory)  # raises, if it is not complete
 
 
 def _write_durably(mark: Path, text: str) -> None:

@@ -28,6 +28,22 @@ def metrics_of(policy: Any) -> tuple[str, ...]:
     return getattr(policy, "metrics", ())
 
 
+def as_policy(keep: Any) -> Keep:
+    """Return a policy as it is; a number keeps the newest so many.
+
+    Raises:
+      UsageError: It is neither.
+    """
+    if callable(keep):
+        return keep
+    if isinstance(keep, int) and not isinstance(keep, bool) and keep > 0:
+        return last(keep)
+    raise UsageError(
+        f"keep={keep!r}: give how many of the newest checkpoints are kept, 1 or more, or a policy, such as "
+        "mw.checkpoint.best. To keep all: mw.checkpoint.everything."
+    )
+
+
 def everything(scores: Mapping[int, Scores]) -> set[int]:
     """Keep all."""
     return set(scores)
@@ -118,9 +134,9 @@ class Best:
         return (scores.keys() - older) | spared | set(ranked[-self.num_checkpoints :])
 
 
-def any_of(*keeps: Keep) -> Keep:
-    """Keep what any of `keeps` keeps."""
-    return AnyOf(keeps)
+def any_of(*keeps: int | Keep) -> Keep:
+    """Keep what any of `keeps` keeps; a number keeps the newest so many."""
+    return AnyOf(tuple(map(as_policy, keeps)))
 
 
 @dataclass(frozen=True)
@@ -137,13 +153,13 @@ class AnyOf:
         return set().union(*(keep(scores) for keep in self.keeps))
 
 
-def always(keep: Keep, *, then: Keep) -> Keep:
+def always(keep: int | Keep, *, then: int | Keep) -> Keep:
     """Keep what `keep` keeps and, of the others and the newest, what `then` keeps.
 
     `any_of(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be
     multiples; `always(multiples(1000), then=last(2))` does not count multiples among the two.
     """
-    return Always(keep, then)
+    return Always(as_policy(keep), as_policy(then))
 
 
 @dataclass(frozen=True)

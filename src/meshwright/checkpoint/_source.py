@@ -1,7 +1,7 @@
 """One opened checkpoint, whatever wrote it."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.checkpoint._staging import UNFINISHED
 from meshwright.checkpoint.readers import ORBAX_TEMPORARY, READERS, Reader, opened
-from meshwright.errors import CheckpointError, DamagedError, listed
+from meshwright.errors import CheckpointError, DamagedError, UsageError, listed
 
 _KNOWN = f"\n  Formats that are known: {', '.join(['our own', *(reader.name for reader in READERS)])}."
 
@@ -61,19 +61,20 @@ class Opened(Source, Protocol):
 
 
 @telling_unreadable()
-def open_source(path: str | Directory, *, verify: bool = True) -> Opened:
+def open_source(path: str | Directory, *, step: int | None = None, verify: bool = True) -> Opened:
     """Open a checkpoint, whatever wrote it: a file, a step directory, or the newest in a directory of them.
 
-    The format is seen from the content. `verify` compares what is read with its checksums, where the
-    format has them. Without it damage to the data goes unnoticed. Where the newest is damaged no older
-    one is taken instead, as `Checkpoints.resume` does: the error says which there is.
+    The format is seen from the content. Of a directory `step` chooses another than the newest. `verify`
+    compares what is read with its checksums, where the format has them. Without it damage to the data goes
+    unnoticed. Where the newest is damaged no older one is taken instead, as `Checkpoints.resume` does: the
+    error says which there is.
 
     Raises:
-      CheckpointError: There is no complete checkpoint of a known format, or it is too new.
+      CheckpointError: There is no complete checkpoint of a known format, or none of `step`, or it is too new.
       DamagedError: What says what it holds is damaged.
-      UsageError: A package that reads it is not installed.
+      UsageError: A package that reads it is not installed, or the path is of one step, and `step` is given.
     """
-    place = location(path)
+    place = location(path) if step is None else find_step(path, step)
     ours = _native_at(place)
     if not ours:
         return _foreign(place)
@@ -84,38 +85,52 @@ def open_source(path: str | Directory, *, verify: bool = True) -> Opened:
         raise DamagedError(f"{error}{_instead_of_it(older)}") from None
 
 
-def stored_names(source: Source, names: Iterable[str]) -> dict[str, str]:
-    """Return what `source` calls each leaf, by our name of it; where that is not there, our name.
-
-    Other formats join keys by dots, or by nothing, and then a name cannot be taken apart again. It is
-    found by joining the keys of the one that is wanted in the same way.
+@telling_unreadable()
+def find_step(path: str | Directory, step: int) -> Directory:
+    """Return where the checkpoint of a step lies in a directory of checkpoints, whatever wrote them.
 
     Raises:
-      CheckpointError: Two names cannot be told apart there.
+      CheckpointError: There is none; those that there are are listed.
+      UsageError: The path is of one checkpoint.
     """
-    stored, spell = source.arrays(), getattr(source, "spell", str)
-    found = {name: name if name in stored or spell(name) not in stored else spell(name) for name in names}
-    ours: dict[str, str] = {}
-    for name, theirs in found.items():
-        if ours.setdefault(theirs, name) != name:
-            raise CheckpointError(f"{ours[theirs]} and {name} are one name, {theirs}, in {source}.")
-    return found
+    place = location(path)
+    steps = steps_at(place)
+    if step in steps:
+        return steps[step]
+    if not steps and ((place / MANIFEST).is_file() or reader_of(place)):
+        raise UsageError(f"{place} is one checkpoint, so the path says which: leave out the step, {step}.")
+    if not steps:
+        raise CheckpointError(f"{place} {_what_instead(place)}")
+    what = step_path(place, step) if _native_at(place) else f"step {step} of {place}"
+    raise CheckpointError(f"{what} is no complete checkpoint; there are {listed(map(str, steps), 20)}.")
+
+
+def steps_at(place: Directory) -> Mapping[int, Directory]:
+    """Return where the complete checkpoints of a directory are, by step, the lowest first.
+
+    There are none where the place is a checkpoint itself.
+    """
+    if (place / MANIFEST).is_file():
+        return {}
+    if ours := complete_steps(place):
+        return {step: step_path(place, step) for step in ours}
+    reader = reader_of(place)
+    return reader.steps(place) if reader else {}
 
 
 @telling_unreadable()
 def checkpoints_at(path: str | Directory) -> list[Directory]:
-    """Return the directories of the checkpoint of our format at `path`, or of those in it, the oldest first.
+    """Return where the checkpoint at `path` is, or those in it, the oldest first, whatever wrote them.
 
     Raises:
       CheckpointError: There is no complete checkpoint.
     """
-    directory = location(path)
-    found = _native_at(directory)
-    if not found:
-        other = _reader_of(directory)
-        what = f"is of another format, {other.name}." if other else _what_instead(directory)
-        raise CheckpointError(f"{directory} {what}")
-    return found
+    place = location(path)
+    if steps := steps_at(place):
+        return list(steps.values())
+    if (place / MANIFEST).is_file() or reader_of(place):
+        return [place]
+    raise CheckpointError(f"{place} {_what_instead(place)}")
 
 
 def _native_at(directory: Directory) -> list[Directory]:
@@ -125,13 +140,14 @@ def _native_at(directory: Directory) -> list[Directory]:
 
 
 def _foreign(place: Directory) -> Opened:
-    reader = _reader_of(place)
+    reader = reader_of(place)
     if reader is None:
         raise CheckpointError(f"{place} {_what_instead(place)}")
     return opened(reader, place)
 
 
-def _reader_of(place: Directory) -> Reader | None:
+def reader_of(place: Directory) -> Reader | None:
+    """Return what reads another system's checkpoint, or those in a directory; None where there is none."""
     return next((reader for reader in READERS if reader.recognises(place)), None)
 
 

@@ -15,6 +15,7 @@ from meshwright import tree
 from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves, dtype_of
 from meshwright.checkpoint._lazy import Index, LazyArray, in_memory
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._spelling import Spelling, names_below, spelling_of
 from meshwright.errors import CheckpointError, nearest
 
 
@@ -26,38 +27,47 @@ def as_source(arrays: Mapping[str, LazyArray | np.ndarray | jax.Array], name: st
 def subtree(source: Source, prefix: str) -> Source:
     """Return the part of `source` under `prefix`, `params` or `params/layers/0`, named from there on.
 
+    `prefix` is spelt as we spell names, whatever the format does.
+
     Raises:
       CheckpointError: There is nothing of that name.
     """
-    arrays = source.arrays()
-    below = {
-        name.removeprefix(prefix + "/"): x for name, x in arrays.items() if name.startswith(prefix + "/")
-    }
+    arrays, spelling, below = source.arrays(), spelling_of(source), names_below(source, prefix)
     if not below:
-        groups = {name[:end] for name in arrays for end, letter in enumerate(name) if letter == "/"}
+        ours = map(spelling.ours, arrays)
+        groups = {name[:end] for name in ours for end, letter in enumerate(name) if letter == "/"}
         close = nearest(prefix, sorted(groups))
         hint = f"did you mean {close}?" if close else f"there are {', '.join(sorted(groups)[:10]) or 'none'}."
         raise CheckpointError(f"{source} has no subtree {prefix}; {hint}")
-    return Arrays(f"{prefix} of {source}", below)
+    start = f"{prefix}/"
+    empty = {name.removeprefix(start): x for name, x in empty_of(source).items() if name.startswith(start)}
+    held = {rest: arrays[name] for rest, name in below.items()}
+    return Arrays(f"{prefix} of {source}", held, empty, spelling)
 
 
 def cast(source: Source, casts: Casts) -> Source:
     """Return `source` with arrays cast while they are read: pairs of a pattern for whole names and a dtype.
 
     The first pattern that matches decides. Numbers stay of their kind: a floating dtype casts
-    floating arrays only, and leaves the others that its pattern matches as they are.
+    floating arrays only, and leaves the others that its pattern matches as they are. Names are those of
+    the source, or ours, where its format spells them otherwise.
 
     Raises:
       UsageError: A pattern casts nothing.
     """
-    return Arrays(str(source), cast_leaves(source.arrays(), casts), empty_of(source))
+    return with_arrays(source, cast_leaves(source.arrays(), casts, spelling_of(source).ours))
 
 
 def cast_back(source: Source, casts: Casts, target: tree.PyTree) -> Source:
     """Return `source` with what `casts` say in the dtypes of `target` again."""
     wanted, arrays = tree.named_leaves(target), source.arrays()
     names = cast_dtypes(wanted, casts).keys() & arrays.keys()
-    return Arrays(str(source), {**arrays, **{x: arrays[x].astype(dtype_of(wanted[x])) for x in names}})
+    return with_arrays(source, {**arrays, **{x: arrays[x].astype(dtype_of(wanted[x])) for x in names}})
+
+
+def with_arrays(source: Source, arrays: Mapping[str, LazyArray]) -> Source:
+    """Return `source` with other arrays by names that are spelt as its own."""
+    return Arrays(str(source), arrays, empty_of(source), spelling_of(source))
 
 
 def empty_of(source: object) -> Mapping[str, Any]:
@@ -67,11 +77,12 @@ def empty_of(source: object) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Arrays:
-    """A source that is what it holds, `empty` as `empty_of` returns it."""
+    """A source that is what it holds; `empty` is as `empty_of` returns it."""
 
     name: str
     held: Mapping[str, LazyArray]
     empty: Mapping[str, Any] = field(default_factory=dict)
+    spelling: Spelling = field(default_factory=Spelling)
 
     def __str__(self) -> str:
         return self.name

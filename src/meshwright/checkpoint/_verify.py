@@ -1,5 +1,6 @@
 """Reading whole checkpoints to see whether they still are what was written."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.checkpoint._damage import Damage, wrong_files
-from meshwright.checkpoint._format import MANIFEST, Manifest, Piece, crc32, pieces, read_manifest
+from meshwright.checkpoint._format import MANIFEST, Manifest, Piece, crc32, pieces, read_manifest, slabs
+from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_bytes import ObjectBytes
 from meshwright.checkpoint._object_file import parts_of
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.checkpoint._permission import telling_unreadable
-from meshwright.checkpoint._source import checkpoints_at
+from meshwright.checkpoint._source import checkpoints_at, reader_of
+from meshwright.checkpoint.readers import Reader, opened
 from meshwright.errors import CheckpointError, DamagedError
 
 _BLOCK = 1 << 20  # bytes checksummed at a time
@@ -28,17 +31,21 @@ class Report:
     checkpoint: str
     """Path of the step directory."""
     num_files: int
+    """Files of ours; 0 of another system's, which are not counted."""
     num_arrays: int
     nbytes: int
     """Bytes checked, all files together."""
     damage: tuple[Damage, ...]
     """All that is wrong; empty where the checkpoint is intact."""
+    format: str | None = None
+    """Another system's, of which all was read; its format may have no checksums. None of ours."""
 
 
 def verify(path: str | Directory) -> Report:
     """Compare every byte of a checkpoint with what was written.
 
-    Reads all of it, in constant memory; needs no devices and writes nothing.
+    Reads all of it, in constant memory; needs no devices and writes nothing. Another system's is read whole,
+    so that what is missing or cut off is found, and other bytes as far as its format has checksums.
 
     Args:
       path: a step directory, or a directory of checkpoints, for the newest in it; local or not.
@@ -61,15 +68,55 @@ def verify_all(path: str | Directory) -> Iterator[Report]:
         try:
             report = _report(directory)
         except (CheckpointError, FileNotFoundError):
-            if (directory / MANIFEST).is_file():
+            if _is_there(directory):
                 raise
             continue
-        if not report.damage or (directory / MANIFEST).is_file():
+        if not report.damage or _is_there(directory):
             yield report
+
+
+def _is_there(directory: Directory) -> bool:
+    return (directory / MANIFEST).is_file() or reader_of(directory) is not None
 
 
 @telling_unreadable()
 def _report(directory: Directory) -> Report:
+    reader = None if (directory / MANIFEST).is_file() else reader_of(directory)
+    return _native_report(directory) if reader is None else _read_whole(directory, reader)
+
+
+def _read_whole(directory: Directory, reader: Reader) -> Report:
+    """Read all of another system's checkpoint, and return what cannot be read."""
+    arrays: dict[str, LazyArray] = {}
+    damage = []
+    try:
+        arrays = dict(opened(reader, directory).arrays())
+    except DamagedError as error:
+        damage.append(Damage(directory.name, None, 0, 0, str(error)))
+    for name, array in arrays.items():
+        try:
+            for index in _parts(array):
+                array.read(index)
+        except DamagedError as error:
+            damage.append(Damage(directory.name, name, 0, array.nbytes, str(error)))
+    nbytes = sum(array.nbytes for array in arrays.values())
+    return Report(str(directory), 0, len(arrays), nbytes, tuple(damage), reader.name)
+
+
+def _parts(array: LazyArray) -> Iterator[Index]:
+    """Yield all parts of an array, each chunk once where it lies in such."""
+    if array.stored_chunks is None:
+        yield from slabs(array.shape, array.dtype.itemsize)
+        return
+    starts = [range(0, size, chunk) for size, chunk in zip(array.shape, array.stored_chunks, strict=True)]
+    for place in itertools.product(*starts):
+        yield tuple(
+            slice(start, min(start + chunk, size))
+            for start, chunk, size in zip(place, array.stored_chunks, array.shape, strict=True)
+        )
+
+
+def _native_report(directory: Directory) -> Report:
     try:
         manifest = read_manifest(directory)
     except DamagedError as error:

@@ -41,7 +41,7 @@ def convert(options: argparse.Namespace) -> Result:
     _check(options)
     _give_memory_back_at_once()
     changed = _changes(options)
-    source = open_source(checkpoints_of(options.source))
+    source = open_source(checkpoints_of(options.source), step=options.step)
     _refuse_within(source, options.destination)
     # On the way back they are chosen by our names, which are gone then.
     made, left_out = _written(source, changed, {} if is_back(options) else _chosen(options), options)

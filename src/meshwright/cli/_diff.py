@@ -15,7 +15,7 @@ EXIT_DIFFERENT = 1
 
 def diff(options: argparse.Namespace) -> Result:
     """Compare the arrays of two checkpoints; the exit code is 0 where all are equal, as that of `diff`."""
-    a, b = open_source(checkpoints_of(options.a)), open_source(checkpoints_of(options.b))
+    a, b = (open_source(checkpoints_of(path), step=options.step) for path in (options.a, options.b))
     differences = diff_checkpoints(a, b)
     num_equal = len(a.arrays()) - sum(difference.a is not None for difference in differences)
     found = {

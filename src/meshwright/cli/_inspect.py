@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.addresses import local_copy
-from meshwright.checkpoint import LazyArray, contents, open_source
+from meshwright.checkpoint import LazyArray, contents, find_step, open_source
 from meshwright.cli._train import Result
 from meshwright.errors import printable
 from meshwright.experiment import checkpoints_of
@@ -17,30 +17,31 @@ METRICS = "metrics.jsonl"
 
 
 def inspect(options: argparse.Namespace) -> Result:
-    """Show the checkpoints under a path and what the newest holds, and of a run also how it fares.
+    """Show the checkpoints under a path and what one holds, and of a run also how it fares.
 
     Raises:
       InputError: there is nothing to be shown.
     """
     place = checkpoints_of(options.path)
     if place == options.path:
-        found = _checkpoints(place)
+        found = _checkpoints(place, options.step)
     else:
-        has_some = contents(place).checkpoints
-        newest = _checkpoints(place) if has_some else {"checkpoint": None}
+        has_some = options.step is not None or contents(place).checkpoints
+        newest = _checkpoints(place, options.step) if has_some else {"checkpoint": None}
         with local_copy(options.path, lambda name: name == METRICS) as run:
             found = {"run": options.path, "reported": _newest_report(run), **newest}
     return _text(found), found
 
 
-def _checkpoints(place: str) -> dict[str, Any]:
-    """Describe a checkpoint, or a directory of them with the newest that can be read."""
+def _checkpoints(place: str, step: int | None) -> dict[str, Any]:
+    """Describe a checkpoint, or a directory of them with that of a step, or the newest that can be read."""
     listed = contents(place)
-    whole = [each.path for each in listed.checkpoints if each.nbytes is not None]
-    found = _checkpoint(whole[-1] if whole else place)
+    whole = [each.path for each in listed.checkpoints if listed.is_ours and each.nbytes is not None]
+    newest = whole[-1] if whole else place
+    found = _checkpoint(newest if step is None else str(find_step(place, step)))
     if listed.checkpoints:
         found["checkpoints"] = [dataclasses.asdict(each) for each in listed.checkpoints]
-        found["set_aside"] = list(listed.set_aside)
+        found |= {"set_aside": list(listed.set_aside), "is_ours": listed.is_ours}
     return found
 
 
@@ -70,7 +71,7 @@ def _newest_report(run: Path) -> dict[str, Any]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    tables = ("arrays", "bytes", "checkpoints", "set_aside")
+    tables = ("arrays", "bytes", "checkpoints", "set_aside", "is_ours")
     unknown = {key for key in ("step", "writer", "extra") if found.get(key) in (None, "", {})}
     told = {key: value for key, value in found.items() if key not in {*tables, *unknown}}
     lines = [f"{key:11} {_flat(value)}" for key, value in told.items()]
@@ -92,15 +93,18 @@ def _key(array: dict[str, Any]) -> str:
 
 
 def _listed(found: dict[str, Any]) -> list[str]:
+    if "checkpoints" not in found:
+        return []
+    unknown = "damaged" if found["is_ours"] else ""
     rows = [
-        f"  step {each['step']:<12} {_size(each['nbytes']):>9}{'  pinned' if each['pinned'] else ''}"
-        for each in found.get("checkpoints", ())
+        f"  step {each['step']:<12} {_size(each['nbytes'], unknown):>9}{'  pinned' if each['pinned'] else ''}"
+        for each in found["checkpoints"]
     ]
-    return ["", *rows, *(f"  {name}, set aside as damaged" for name in found["set_aside"])] if rows else []
+    return ["", *rows, *(f"  {name}, set aside as damaged" for name in found["set_aside"])]
 
 
-def _size(nbytes: int | None) -> str:
-    return "damaged" if nbytes is None else human_bytes(nbytes)
+def _size(nbytes: int | None, unknown: str) -> str:
+    return unknown if nbytes is None else human_bytes(nbytes)
 
 
 def _flat(value: Any) -> str:

@@ -131,6 +131,7 @@ def _add_plan(commands: _Commands) -> None:
 def _add_looks_at_runs(commands: _Commands) -> None:
     inspect = commands.add("inspect", "_inspect", "Show what a run or a checkpoint holds.")
     inspect.add_argument("path", metavar="PATH", help="a run, or a checkpoint of any format")
+    _add_step(inspect, "show the checkpoint of this step")
     report = commands.add(
         "report", "_report", "Write a page of a run, or of several side by side, and tell it in short."
     )
@@ -153,13 +154,18 @@ def _add_looks_at_runs(commands: _Commands) -> None:
 
 
 def _add_checkpoints(commands: _Commands) -> None:
-    verify = commands.add("verify", "_verify", "Compare every byte of checkpoints with what was written.")
+    verify = commands.add(
+        "verify",
+        "_verify",
+        "Compare every byte of checkpoints with what was written; read all of other formats.",
+    )
     verify.add_argument("path", metavar="PATH", help="a run or a directory, for all in it, or a checkpoint")
     diff = commands.add(
         "diff", "_diff", "Show in what two checkpoints differ: exit code 0 if in nothing, else 1."
     )
     diff.add_argument("a", metavar="A", help="a run, or a checkpoint of any format")
     diff.add_argument("b", metavar="B", help="another")
+    _add_step(diff, "compare what both have of this step")
     _add_convert(commands)
     pin = commands.add("pin", "_pin", "Keep the checkpoint of a step, whatever the retention policy says.")
     unpin = commands.add("unpin", "_pin", "Leave the checkpoint of a step to the retention policy again.")
@@ -167,6 +173,10 @@ def _add_checkpoints(commands: _Commands) -> None:
         each.add_argument("directory", metavar="DIRECTORY", help="a run, or its checkpoints")
         each.add_argument("step", metavar="STEP", type=int)
     pin.add_argument("--note", metavar="TEXT", default="", help="why, for people")
+
+
+def _add_step(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument("--step", type=int, metavar="N", help=f"of a directory, {what}; else the newest")
 
 
 def _add_convert(commands: _Commands) -> None:
@@ -177,6 +187,7 @@ def _add_convert(commands: _Commands) -> None:
     )
     convert.add_argument("source", metavar="SRC", help="of any format, which is seen from its content")
     convert.add_argument("destination", metavar="DST", help="a directory, made if need be; of npz, a file")
+    _add_step(convert, "take the checkpoint of this step")
     convert.add_argument(
         "--to",
         choices=("native", "safetensors", "npz", "seqax", "t5x"),

@@ -29,4 +29,4 @@ def unpin(options: argparse.Namespace) -> Result:
 
 
 def _path(options: argparse.Namespace) -> str:
-    return f"{checkpoints_of(options.directory)}/{checkpoint.step_name(options.step)}"
+    return str(checkpoint.find_step(checkpoints_of(options.directory), options.step))

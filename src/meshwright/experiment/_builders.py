@@ -12,12 +12,12 @@ from meshwright.checkpoint import (
     Assign,
     Casts,
     Source,
-    assigned,
     cast,
+    find_step,
     first_matches,
     open_source,
+    origins,
     restore,
-    step_name,
 )
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.experiment._adapt import Adapt
@@ -40,7 +40,7 @@ def from_checkpoint(
       path: a checkpoint, or a directory of them, of which the newest is taken; or an address.
       only: a pattern for the whole names of what to take: `params/(?!head/).*` leaves the head as it is
         initialised, `.*` takes all, step and optimizer state too.
-      step: of a directory of checkpoints that of this step, not the newest.
+      step: of a directory of checkpoints that of this step, not the newest, whatever wrote them.
       assign: other names for what is wanted, as `mw.restore` takes them: of a model that becomes a part of
         another, `[(r"params/encoder/(.*)", r"params/\1")]`. One saved array may be assigned to many.
       casts: other dtypes, as `mw.checkpoint.cast` takes them.
@@ -55,11 +55,13 @@ def from_checkpoint(
       CheckpointError (when called): there is no checkpoint, or it does not have what is wanted; all
         differences are listed.
     """
-    chosen, address = _compiled(only), _address(path, step)
+    chosen = _compiled(only)
+    if step is not None and re.fullmatch(r"step_\d+", PurePosixPath(path).name):
+        raise UsageError(f"from_checkpoint({path!r}, step={step}): the path says which step; leave one out.")
 
     def build(target: TrainState) -> Given:
         wanted = _chosen(chosen, tree.named_leaves(target))
-        source = cast(open_with(address), casts)
+        source = cast(open_with(path if step is None else str(find_step(path, step))), casts)
         rules = first_matches([pattern for pattern, _ in adapt], wanted)
         adapts = {name: adapt[number][1] for name, (number, _) in rules.items()}
         as_found = wanted | _as_saved(source, wanted, assign, adapts)
@@ -81,14 +83,6 @@ def _compiled(only: str) -> re.Pattern[str]:
         raise UsageError(f"from_checkpoint(only={only!r}) is not a regular expression: {error}.") from None
 
 
-def _address(path: str, step: int | None) -> str:
-    if step is None:
-        return path
-    if re.fullmatch(r"step_\d+", PurePosixPath(path).name):
-        raise UsageError(f"from_checkpoint({path!r}, step={step}): the path says which step; leave one out.")
-    return f"{path.rstrip('/')}/{step_name(step)}"
-
-
 def _chosen(chosen: re.Pattern[str], leaves: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     wanted = {name: x for name, x in leaves.items() if chosen.fullmatch(name)}
     if not wanted:
@@ -101,8 +95,8 @@ def _as_saved(
     source: Source, wanted: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return structs of the shapes that `source` has for `names`; without shardings, so for the host."""
-    saved, origins = source.arrays(), assigned(wanted, assign)
-    pairs = ((name, saved.get(origins[name] or "")) for name in names)
+    saved, from_where = source.arrays(), origins(source, wanted, assign)
+    pairs = ((name, saved.get(from_where[name] or "")) for name in names)
     return {name: jax.ShapeDtypeStruct(x.shape, wanted[name].dtype) for name, x in pairs if x is not None}
 
 

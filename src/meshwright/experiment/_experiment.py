@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from meshwright.adapters import Functional
-from meshwright.checkpoint import HOST_NBYTES, Casts, Keep, last
+from meshwright.checkpoint import HOST_NBYTES, Casts, Keep
 from meshwright.errors import UsageError
 from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
 from meshwright.experiment._stopping import StopEarly
@@ -105,6 +105,10 @@ class Save:
     cast: str | Sequence[tuple[str, Any]] = ()
     """Dtypes to save in: pairs of a pattern for whole names and a dtype, of which the first that matches
     decides; a dtype alone is for the parameters. A run that continues casts back."""
+    names: Callable[[str], str | None] | None = None
+    """From the name of a leaf of the state to the one that it is saved by, or to None, which leaves it out. A
+    run that continues takes the names back, and what was left out from `init_state_builder`, or as it is
+    initialised. None saves all leaves by their own names."""
     host_nbytes: int = HOST_NBYTES
     """What each process may hold in copies on the host that are not written yet."""
 
@@ -230,11 +234,6 @@ class Experiment:
         from meshwright.experiment._ahead import compile_ahead  # which is made of Experiments
 
         return compile_ahead(self, devices)
-
-
-def as_keep(keep: int | Keep) -> Keep:
-    """Return a retention policy: a number means the newest so many."""
-    return last(keep) if isinstance(keep, int) else keep
 
 
 def as_casts(cast: str | Casts) -> Casts:

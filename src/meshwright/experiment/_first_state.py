@@ -14,13 +14,13 @@ Say = Callable[[str], None]
 
 
 def given_to(experiment: Experiment, target: TrainState, checkpoints: Checkpoints) -> Given:
-    """Return what the builder of a new run gives, checked; nothing, where there is a checkpoint.
+    """Return what the builder of a new run gives, checked; nothing, where there is a checkpoint of all of it.
 
     Raises:
       UsageError: it gives something that the state does not have.
     """
     is_new = process.on_lead(checkpoints.latest) is None
-    if experiment.init_state_builder is None or not is_new:
+    if experiment.init_state_builder is None or not (is_new or checkpoints.left_out(target)):
         return {}
     given = experiment.init_state_builder(target)
     try:

@@ -3,7 +3,7 @@
 from meshwright.addresses import join
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import UsageError
-from meshwright.experiment._experiment import Experiment, as_casts, as_keep
+from meshwright.experiment._experiment import Experiment, as_casts
 from meshwright.experiment._parts import naming
 from meshwright.train import TrainState
 
@@ -16,9 +16,16 @@ def checkpoints_for(experiment: Experiment, target: TrainState) -> Checkpoints:
     """
     with naming("checkpoints.directory"):
         checkpoints = _checkpoints(experiment)
+    with naming("checkpoints.names"):
+        _check_can_continue(checkpoints.left_out(target))
     with naming("checkpoints.cast"):
         checkpoints.check(target)
     return checkpoints
+
+
+def _check_can_continue(left_out: set[str]) -> None:
+    if counted := sorted(left_out & {"step", "seed"}):
+        raise UsageError(f"{counted[0]} is left out, without which a run cannot go on where it stood.")
 
 
 def _checkpoints(experiment: Experiment) -> Checkpoints:
@@ -26,8 +33,9 @@ def _checkpoints(experiment: Experiment) -> Checkpoints:
     try:
         return Checkpoints(
             save.directory or join(experiment.run, "checkpoints"),
-            keep=as_keep(save.keep),
+            keep=save.keep,
             cast=as_casts(save.cast),
+            names=save.names,
             host_nbytes=save.host_nbytes,
         )
     except UsageError as error:

@@ -1,6 +1,7 @@
 """What a checkpoint costs: bytes, of each host, and seconds."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright import tree
@@ -25,13 +26,20 @@ class CheckpointCost:
         return self.host_nbytes / self.bandwidth
 
 
-def checkpoint_cost(state: PyTree, casts: Casts, num_hosts: int, bandwidth: float) -> CheckpointCost:
-    """Return what a checkpoint of a state, of structs, costs that is saved with `casts`.
+def checkpoint_cost(
+    state: PyTree,
+    casts: Casts,
+    num_hosts: int,
+    bandwidth: float,
+    names: Callable[[str], str | None] | None = None,
+) -> CheckpointCost:
+    """Return what a checkpoint of a state, of structs, costs that is saved with `casts`, by `names`.
 
     Raises:
       UsageError: as saving it does.
     """
     leaves = tree.named_leaves(state)
     dtypes = cast_dtypes(leaves, casts) if casts else {}
-    nbytes = sum(math.prod(x.shape) * dtypes.get(name, x.dtype).itemsize for name, x in leaves.items())
+    saved = {name: x for name, x in leaves.items() if names is None or names(name) is not None}
+    nbytes = sum(math.prod(x.shape) * dtypes.get(name, x.dtype).itemsize for name, x in saved.items())
     return CheckpointCost(nbytes, math.ceil(nbytes / num_hosts), bandwidth)

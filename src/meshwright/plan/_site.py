@@ -187,8 +187,9 @@ class Site:
         )
 
     def _checkpoint(self) -> CheckpointCost:
-        casts = as_casts(self.experiment.checkpoints.cast)
-        return checkpoint_cost(self.parts.target, casts, self.hardware.num_hosts, self.bandwidth)
+        save = self.experiment.checkpoints
+        hosts, casts = self.hardware.num_hosts, as_casts(save.cast)
+        return checkpoint_cost(self.parts.target, casts, hosts, self.bandwidth, save.names)
 
 
 @cache

@@ -29,7 +29,7 @@ class Schedule:
     save_ckpt_every_k_epochs: int | None
     log_every: int
     best: Best
-    keep: Keep | None
+    keep: int | Keep | None
 
     def __post_init__(self) -> None:
         if self.n_epochs is None and self.max_steps is None:

@@ -157,7 +157,7 @@ class Trainer:
         best: Mapping[str, Literal["min", "max"]] = {},
         save_every: int | When | None = None,
         save_ckpt_every_k_epochs: int | None = None,
-        keep: Keep | None = None,
+        keep: int | Keep | None = None,
         log_every: int = 50,
         shuffle: bool = True,
     ) -> dict[str, float]:
@@ -183,7 +183,7 @@ class Trainer:
           save_every: save every so many steps, or as a policy says, rather than after each epoch. The newest
             is kept, and besides it and the best
           save_ckpt_every_k_epochs: those after every k epochs, and
-          keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say.
+          keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
           log_every: steps between reports.
           shuffle: read each epoch in an order of its own.
 

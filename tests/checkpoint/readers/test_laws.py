@@ -12,6 +12,7 @@ from checkpoint.readers import written
 from meshwright import tree
 from meshwright.checkpoint import open_source, restore
 from meshwright.checkpoint._object_path import location
+from meshwright.checkpoint._spelling import stored_names
 
 
 def slices(size):
@@ -51,7 +52,7 @@ def test_what_is_found_is_said(foreign):
 
 
 def stored(source, name):
-    return name if name in source.arrays() else source.spell(name)
+    return stored_names(source, [name])[name]
 
 
 def put(place, address):

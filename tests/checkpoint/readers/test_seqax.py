@@ -142,6 +142,15 @@ def test_every_kind_of_key_is_ours_again(tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, restored, state))
 
 
+def test_two_arrays_that_have_one_name_with_us_are_refused(tmp_path):
+    group = zarr.open_group(tmp_path / "0000000007", mode="w", zarr_format=2)
+    for name in ("['w'][0]", ".w[0]"):
+        written.put_zarr(group, name, np.arange(3.0))
+    group.attrs["write_completed"] = True
+    with pytest.raises(CheckpointError, match=r"two arrays called w/0: \.w\[0\] and \['w'\]\[0\]"):
+        open_source(tmp_path)
+
+
 def test_names_without_separators_are_found_by_what_is_wanted(tmp_path):
     group = zarr.open_group(tmp_path / "0000000001", mode="w", zarr_format=2)
     for name in ("weightsembed", "weightslayers[0]w_q", "adam_muembed"):

@@ -30,7 +30,7 @@ def written(tmp_path):
         if not directory.exists():
             chunk = tuple(max(1, size) for size in array.shape)
             chunks = dict.fromkeys(("target/w", "target/other"), chunk)
-            t5x.write(directory, dict.fromkeys(chunks, array), chunks=chunks)
+            t5x.write(directory, dict.fromkeys(chunks, array), chunks=chunks, spec=spec_with(metadata))
         folder = directory / name.replace("/", ".")
         spec = t5x.spec_of(f"{folder}/", array, array.shape, None)
         spec["metadata"] |= metadata
@@ -38,6 +38,18 @@ def written(tmp_path):
         return folder
 
     return write
+
+
+def spec_with(metadata):
+    """Return what makes specs for the tree that say the dtype as `.zarray` does, with its order of bytes."""
+
+    def spec(*args):
+        made = t5x.spec_of(*args)
+        if made["kvstore"]["path"] == "target.w/":
+            made["metadata"] |= {key: said for key, said in metadata.items() if key == "dtype"}
+        return made
+
+    return spec
 
 
 def opened(folder):

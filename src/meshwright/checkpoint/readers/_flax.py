@@ -13,45 +13,35 @@ from typing import Any
 from meshwright import tree
 from meshwright.checkpoint._lazy import LazyArray, in_memory
 from meshwright.checkpoint._object_path import Directory
-from meshwright.checkpoint.readers._file import head
-from meshwright.checkpoint.readers._flax_msgpack import read_tree
+from meshwright.checkpoint.readers._flax_msgpack import is_map, read_tree
 from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._steps import step_of, steps_in
+from meshwright.checkpoint.readers._steps import complete_in, step_of, steps_in
+from meshwright.checkpoint.readers._t5x import refuse_version_0
 from meshwright.errors import DamagedError
 
 _INDEX = "*.msgpack.index.json"
-_KEY_AT = {0xDE: 3, 0xDF: 5}
-"""Where the first key of a map stands, after the bytes that count its entries; otherwise at 1."""
-_TEXTS = {*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB}
 
 
 def _recognises(place: Directory) -> bool:
     return any(place.glob(_INDEX)) or bool(_files(place))
 
 
-def _is_map(file: Directory) -> bool:
-    """Say whether a file begins as the msgpack of a dictionary with text for keys does."""
-    start = head(file, 6)
-    if not start or not (0x80 < start[0] < 0x90 or start[0] in _KEY_AT):
-        return False
-    key = start[_KEY_AT.get(start[0], 1) :]
-    return bool(key) and key[0] in _TEXTS
-
-
 def _files(place: Directory) -> list[Directory]:
     """Return the file of the checkpoint at `place`, of the newest step if there are several."""
     if not place.is_dir():
-        return [place] if _is_map(place) else []
-    single = [file for file in place.glob("*.msgpack") if _is_map(file)]
-    return single if len(single) == 1 else steps_in(place, _is_map)[-1:]
+        return [place] if is_map(place) else []
+    single = [file for file in place.glob("*.msgpack") if is_map(file)]
+    return single if len(single) == 1 else steps_in(place, is_map)[-1:]
 
 
 def _open(place: Directory) -> Foreign:
     if indices := sorted(place.glob(_INDEX), key=str):
         return _opened(place, _indexed(place, indices[0]))
     (file,) = _files(place)
-    return _opened(file, tree.named_leaves(read_tree(file)))
+    content = read_tree(file)
+    refuse_version_0(content, file)
+    return _opened(file, tree.named_leaves(content))
 
 
 def _indexed(place: Directory, index: Directory) -> dict[str, Any]:
@@ -74,4 +64,8 @@ def _opened(path: Directory, leaves: Mapping[str, Any]) -> Foreign:
     return Foreign(path, READER.name, held, step_of(path.name), extra=texts)
 
 
-READER = Reader("Flax msgpack", _recognises, _open)
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, is_map), is_map)
+
+
+READER = Reader("Flax msgpack", _recognises, _open, _steps)

@@ -22,7 +22,7 @@ import numpy as np
 
 from meshwright.checkpoint._lazy import LazyArray, concatenate
 from meshwright.checkpoint._object_path import Directory
-from meshwright.checkpoint.readers._file import File
+from meshwright.checkpoint.readers._file import File, head
 from meshwright.checkpoint.readers._raw import raw_array
 
 _CHUNKED = "__msgpack_chunked_array__"
@@ -47,6 +47,17 @@ _MAPS = {0xDE: 2, 0xDF: 4}
 _EXTS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _FIXED_EXTS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
+_KEY_AT = {0xDE: 3, 0xDF: 5}
+"""Where the first key of a map stands, after the bytes that count its entries; otherwise at 1."""
+
+
+def is_map(file: Directory) -> bool:
+    """Say whether a file begins as the msgpack of a dictionary with text for keys does."""
+    start = head(file, 6)
+    if not start or not (0x80 < start[0] < 0x90 or start[0] in _KEY_AT):
+        return False
+    key = start[_KEY_AT.get(start[0], 1) :]
+    return bool(key) and (0xA0 <= key[0] < 0xC0 or key[0] in _TEXTS)
 
 
 def read_tree(path: Directory) -> Any:

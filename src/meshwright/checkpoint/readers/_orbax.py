@@ -33,7 +33,7 @@ from meshwright.checkpoint.readers import _t5x
 from meshwright.checkpoint.readers._file import head, read_document, read_json
 from meshwright.checkpoint.readers._flax_msgpack import read_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
+from meshwright.checkpoint.readers._steps import complete_in, newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -111,6 +111,10 @@ def _steps(place: Directory) -> list[Directory]:
         return TEMPORARY in entry.name or _is_step(entry) or _t5x.is_step(entry)
 
     return steps_in(place, is_step, lambda name: step_of(name.partition(TEMPORARY)[0]))
+
+
+def _complete_steps(place: Directory) -> dict[int, Directory]:
+    return {} if _is_step(place) else complete_in(_steps(place), _is_complete)
 
 
 def _is_complete(step: Directory) -> bool:
@@ -208,7 +212,9 @@ def _key_impls(directory: Directory) -> dict[str, str]:
 
 def _aggregate(directory: Directory) -> dict[str, LazyArray]:
     """Return the arrays of a tree that is one file, and of those that lie beside it."""
-    leaves = tree.named_leaves(read_tree(directory / _AGGREGATE), is_leaf=lambda x: isinstance(x, LazyArray))
+    content = read_tree(directory / _AGGREGATE)
+    _t5x.refuse_version_0(content, directory / _AGGREGATE)
+    leaves = tree.named_leaves(content, is_leaf=lambda x: isinstance(x, LazyArray))
     beside = {
         name: leaf.removeprefix(_PLACEHOLDER)
         for name, leaf in leaves.items()
@@ -267,4 +273,4 @@ def _document(file: Directory) -> dict[str, Any]:
         return {}
 
 
-READER = Reader("Orbax", _recognises, _open)
+READER = Reader("Orbax", _recognises, _open, _complete_steps)

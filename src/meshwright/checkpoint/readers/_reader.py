@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.checkpoint._lazy import Index, LazyArray
 from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint._spelling import Spelling
 from meshwright.errors import DamagedError, MeshwrightError
 
 _MOST_DIMS, _LARGEST = 64, 1 << 62  # NumPy's limits, in bytes
@@ -30,11 +31,8 @@ class Foreign:
     """What else it holds that is no array."""
     empty: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Where its tree has no leaves, by name: None, or {} for an empty container."""
-    spell: Callable[[str], str] = field(default=str, repr=False)
-    """Returns what the format makes of one of our names, where that cannot be undone: dots, say, for `/`."""
-
-    ours: Callable[[str], str] = field(default=str, repr=False)
-    """Returns our name of one of the format's, as far as that can be told."""
+    spelling: Spelling = field(default=Spelling(), repr=False)
+    """How its names compare with ours."""
 
     def __str__(self) -> str:
         """Return path and format, which is what errors call the checkpoint by."""
@@ -66,6 +64,10 @@ class Reader:
       DamagedError: A file is missing, ends too soon, or is not what it says.
       UsageError: A package that reads it is not installed.
     """
+    steps: Callable[[Directory], Mapping[int, Directory]] = field(default=lambda _: {})
+    """Returns where the complete checkpoints of a directory are, by step; none where it is one checkpoint."""
+    has_pins: bool = False
+    """Whether its system leaves a checkpoint with a file PINNED alone."""
 
 
 def opened(reader: Reader, place: Directory) -> Foreign:

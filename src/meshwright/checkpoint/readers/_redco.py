@@ -119,4 +119,16 @@ def _times(tree: Directory) -> tuple[int | None, int | None]:
     return began if isinstance(began, int) else None, ended if isinstance(ended, int) else None
 
 
-READER = Reader("redco", _recognises, _open)
+def _steps(place: Directory) -> dict[int, Directory]:
+    """Return the checkpoints of a work directory; of several of one step, which are equal, one."""
+    among = [] if _is_checkpoint(place) else [*_entries(place), *_entries(place / _ALL)]
+    whole = [directory for directory in among if _is_checkpoint(directory) and (directory / _INFO).is_file()]
+    said = ((read_document(directory / _INFO).get("step"), directory) for directory in whole)
+    return dict(sorted((step, directory) for step, directory in said if isinstance(step, int)))
+
+
+def _entries(place: Directory) -> list[Directory]:
+    return sorted(place.iterdir(), key=str) if place.is_dir() else []
+
+
+READER = Reader("redco", _recognises, _open, _steps)

@@ -16,6 +16,7 @@ import numpy as np
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint._safetensors import DTYPES, LENGTH, METADATA
+from meshwright.checkpoint._spelling import Spelling
 from meshwright.checkpoint.readers._file import File, head
 from meshwright.checkpoint.readers._index import read_index
 from meshwright.checkpoint.readers._raw import raw_array
@@ -92,8 +93,7 @@ def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[s
         READER.name,
         held,
         extra=dict(metadata),
-        spell=lambda name: name.replace("/", "."),
-        ours=lambda name: name.replace(".", "/"),
+        spelling=Spelling(lambda name: name.replace("/", "."), lambda name: name.replace(".", "/")),
     )
 
 

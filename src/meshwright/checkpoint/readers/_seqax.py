@@ -14,14 +14,14 @@ Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files t
 import ast
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from pathlib import PurePosixPath
 
 from meshwright import tree
 from meshwright.checkpoint._object_path import Directory, ObjectPath, read_each
+from meshwright.checkpoint._spelling import Spelling
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._steps import newest, step_of, steps_in
+from meshwright.checkpoint.readers._steps import complete_in, newest, step_of, steps_in
 from meshwright.checkpoint.readers._zarr import open_arrays, store_of
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -53,22 +53,24 @@ def _open(place: Directory) -> Foreign:
         )
     if not (directory / _GROUP).is_file():
         raise DamagedError(f"{directory} has no {_GROUP}. Copy it again, with its hidden files.")
-    stored = {_our_name(name): name for name in _array_names(directory)}
+    stored = _by_our_names(directory)
     may_lack = _may_lack_chunks(directory, list(stored.values()))
     specs = {
         name: {"driver": "zarr", "path": path, "fill_missing_data_reads": may}
         for (name, path), may in zip(stored.items(), may_lack, strict=True)
     }
     held = open_arrays(directory, store_of(directory), specs)
-    alike = Counter(map(_joined, stored))
-    joined = {_joined(name): name for name in stored if alike[_joined(name)] == 1}
     return Foreign(
         directory,
         READER.name,
         held,
         step_of(directory.name),
-        spell=lambda name: joined.get(_joined(name), name),
+        spelling=Spelling(folded=_joined),
     )
+
+
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, _is_step), _is_committed)
 
 
 def _is_committed(directory: Directory) -> bool:
@@ -76,6 +78,19 @@ def _is_committed(directory: Directory) -> bool:
         return json.loads((directory / ".zattrs").read_bytes()).get("write_completed") is True
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
         return False
+
+
+def _by_our_names(directory: Directory) -> dict[str, str]:
+    """Return the paths of the arrays by our names.
+
+    Raises:
+      CheckpointError: Two arrays have one name with us.
+    """
+    stored: dict[str, str] = {}
+    for path in _array_names(directory):
+        if (other := stored.setdefault(_our_name(path), path)) != path:
+            raise CheckpointError(f"{directory} has two arrays called {_our_name(path)}: {other} and {path}.")
+    return stored
 
 
 def _array_names(directory: Directory) -> list[str]:
@@ -136,4 +151,4 @@ def _key(found: re.Match[str]) -> str:
     return ast.literal_eval(found["text"]) if found["text"] else found["index"] or found["name"]
 
 
-READER = Reader("seqax", _recognises, _open)
+READER = Reader("seqax", _recognises, _open, _steps)

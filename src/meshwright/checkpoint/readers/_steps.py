@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from meshwright.checkpoint._object_path import Directory
 
@@ -34,6 +34,16 @@ def steps_in(
         if (step := number(entry.name)) is not None
     ]
     return [entry for *_, entry in sorted(numbered, key=lambda each: each[:2]) if is_step(entry)]
+
+
+def complete_in(
+    steps: Iterable[Directory],
+    is_complete: Callable[[Directory], bool],
+    number: Callable[[str], int | None] = step_of,
+) -> dict[int, Directory]:
+    """Return those that are complete, by step, the lowest first."""
+    whole = ((number(step.name), step) for step in steps if is_complete(step))
+    return {step: path for step, path in whole if step is not None}
 
 
 def newest(steps: list[Directory], is_complete: Callable[[Directory], bool]) -> Directory:

@@ -21,6 +21,7 @@ from meshwright.checkpoint.readers._bundle import read_bundle
 from meshwright.checkpoint.readers._file import File, head
 from meshwright.checkpoint.readers._leveldb import is_table
 from meshwright.checkpoint.readers._reader import Foreign, Reader
+from meshwright.checkpoint.readers._steps import complete_in
 from meshwright.errors import CheckpointError
 
 _STATE_FILE, _INDEX = "checkpoint", ".index"
@@ -58,8 +59,13 @@ def _prefix(place: Directory) -> Directory | None:
     state = place if place.name == _STATE_FILE and place.is_file() else place / _STATE_FILE
     if named := _NEWEST.match(head(state, 1 << 16).decode(errors="replace")):
         return state.parent / named[1]
+    return max(_prefixes(place), key=lambda each: _step_of(each.name) or 0, default=None)
+
+
+def _prefixes(place: Directory) -> list[Directory]:
+    """Return what the names of the files begin with of each checkpoint in a directory."""
     indices = [entry for entry in place.glob(f"*{_INDEX}") if _is_index(entry)] if place.is_dir() else []
-    return max(map(_without_index, indices), key=lambda each: _step_of(each.name) or 0, default=None)
+    return sorted(map(_without_index, indices), key=lambda each: (_step_of(each.name) or 0, each.name))
 
 
 def _is_index(file: Directory) -> bool:
@@ -161,4 +167,8 @@ def _with_shared_bias(held: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     return {_BIAS_OF_LAYER.sub("", name): array for name, array in held.items()}
 
 
-READER = Reader("T5 by Mesh TensorFlow", _recognises, _open)
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(_prefixes(place), lambda _: True, _step_of)
+
+
+READER = Reader("T5 by Mesh TensorFlow", _recognises, _open, _steps)

@@ -12,13 +12,12 @@ Leaves are called as T5X calls them: `target/encoder/wi/kernel`, `state/step`, `
 Source: `checkpoints.py` of github.com/google-research/t5x.
 """
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePosixPath
 from typing import Any
 
+import jax
 import numpy as np
 from jax import ShapeDtypeStruct
 
@@ -26,17 +25,17 @@ from meshwright import tree
 from meshwright.checkpoint._lazy import LazyArray, in_memory
 from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint.readers._file import head
-from meshwright.checkpoint.readers._flax_msgpack import read_tree
+from meshwright.checkpoint.readers._flax_msgpack import is_map, read_tree
 from meshwright.checkpoint.readers._reader import Foreign, Reader
-from meshwright.checkpoint.readers._steps import newest, steps_in
-from meshwright.checkpoint.readers._zarr2 import ZARRAY, Zarr2, zarr_array
+from meshwright.checkpoint.readers._steps import complete_in, newest, steps_in
+from meshwright.checkpoint.readers._t5x_arrays import array_beside, is_elsewhere, is_spec
+from meshwright.checkpoint.readers._zarr2 import ZARRAY
 from meshwright.errors import CheckpointError, DamagedError
 
 NAME, TREE, PINNED = "T5X", "checkpoint", "PINNED"
-VERSIONS = range(2, 4)
+VERSIONS = (2, 3)
 
-_SPEC = {"driver", "kvstore", "metadata"}
-_PLACEHOLDER, _ORBAX_ROOT = "PLACEHOLDER://", "_optimizer/"
+_ORBAX_ROOT = "_optimizer/"
 _KEYS = tuple(bytes([0xA0 + len(key)]) + key for key in (b"version", b"optimizer", b"_optimizer"))
 _BEGINNING_NBYTES = 16
 _NUM_THREADS = 16
@@ -52,12 +51,16 @@ def is_step(place: Directory) -> bool:
     return has_tree(place) or (not head(place / TREE, 1) and any(place.glob(f"target.*/{ZARRAY}")))
 
 
-def open_t5x(path: str | Directory, like: tree.PyTree = None) -> Foreign:
+def open_t5x(
+    path: str | Directory, like: tree.PyTree = None, versions: Collection[int] = VERSIONS
+) -> Foreign:
     """Open a checkpoint, or the newest in a directory of them.
 
     Args:
       like: a tree that is named as the checkpoint's, of arrays or structs, for the shapes and dtypes of
         arrays that have neither a `.zarray` nor a spec, as some of the first that Orbax wrote.
+      versions: those that are taken. Versions 0 and 1 call leaves otherwise than later ones; where they are
+        asked for, leaves are called as they are there.
 
     Raises:
       CheckpointError: there is no complete one; it is of another version; or what is known of its arrays does
@@ -66,13 +69,13 @@ def open_t5x(path: str | Directory, like: tree.PyTree = None) -> Foreign:
     """
     step = _complete_step(location(path))
     file = step if step.is_file() else step / TREE
-    version, state = _state(read_tree(file), file)
-    leaves = tree.named_leaves(state, is_leaf=_is_spec)
+    version, state = _state(read_tree(file), file, versions)
+    leaves = tree.named_leaves(state, is_leaf=is_spec)
     texts = {name: leaf for name, leaf in leaves.items() if _is_text(leaf)}
     arrays = {name.removeprefix(_ORBAX_ROOT): leaves[name] for name in leaves if name not in texts}
     held = _held(arrays, file, version, tree.named_leaves(like))
     extra = {"pinned": (file.parent / PINNED).is_file(), **texts}
-    empty = tree.empty_nodes(state, is_leaf=_is_spec)
+    empty = tree.empty_nodes(state, is_leaf=is_spec)
     return Foreign(step, NAME, held, _step(step, held), {"version": version}, extra, empty)
 
 
@@ -80,7 +83,11 @@ def _recognises(place: Directory) -> bool:
     return is_step(place) or bool(steps_in(place, is_step)) or bool(_temporaries(place))
 
 
-READER = Reader(NAME, _recognises, open_t5x)
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, is_step), has_tree)
+
+
+READER = Reader(NAME, _recognises, open_t5x, _steps, has_pins=True)
 
 
 def _temporaries(place: Directory) -> list[str]:
@@ -95,13 +102,13 @@ def _complete_step(place: Directory) -> Directory:
     """
     if place.name == TREE and place.is_file():
         return place.parent
-    steps = [place] if is_step(place) else steps_in(place, is_step)
+    steps = [place] if _may_be_step(place) else steps_in(place, _may_be_step)
     if not steps:
         temporaries = ", ".join(_temporaries(place))
         unfinished = f", only {temporaries}: a save that did not come to its end" if temporaries else ""
         raise CheckpointError(f"{place} holds no complete T5X checkpoint{unfinished}.")
-    step = newest(steps, has_tree)
-    if not has_tree(step):
+    step = newest(steps, _has_map)
+    if not _has_map(step):
         raise CheckpointError(
             f"{step} has arrays of T5X, but no file {TREE}, or an empty one, which says what they are and is "
             "written last: its save did not come to its end, or it was not all copied."
@@ -109,21 +116,49 @@ def _complete_step(place: Directory) -> Directory:
     return step
 
 
-def _state(content: Any, file: Directory) -> tuple[int | None, Mapping[str, Any]]:
+def _has_map(place: Directory) -> bool:
+    """Say whether there is a tree: that of version 0 begins with any key."""
+    return has_tree(place) or is_map(place) or is_map(place / TREE)
+
+
+def _may_be_step(place: Directory) -> bool:
+    return is_step(place) or _has_map(place)
+
+
+def refuse_version_0(content: Any, file: Directory) -> None:
+    """Raise if a tree has TensorStore's specs for leaves, and no version: then it is of T5X's first.
+
+    Raises:
+      CheckpointError: It is.
+    """
+    if _version(content) == 0:
+        _state(content, file, VERSIONS)
+
+
+def _version(content: Any) -> int | None:
+    """Return the version of a tree; None of Orbax's, which has none."""
+    if isinstance(content, dict) and content.keys() & {"version", "optimizer"}:
+        return content.get("version", 1)
+    leaves = jax.tree.leaves(content, is_leaf=is_spec)
+    return 0 if any(map(is_spec, leaves)) else None
+
+
+def _state(content: Any, file: Directory, versions: Collection[int]) -> tuple[int | None, Mapping[str, Any]]:
     """Return the version, and the tree of the state; Orbax's has no version.
 
     Raises:
       CheckpointError: It is a version that is not read.
       DamagedError: There is no such tree.
     """
-    version = None
+    version = _version(content)
+    if version is not None and version not in versions:
+        raise CheckpointError(
+            f"{file} is of T5X's version {version}; read are 2 and 3. Load it with the T5X that wrote it, "
+            "and save it with a newer one. Or take it with the names that it has: "
+            "mw.checkpoint.open_t5x(path, versions=(0, 1))."
+        )
     if isinstance(content, dict) and content.keys() & {"version", "optimizer"}:
-        version, content = content.get("version", 1), content.get("optimizer")
-        if version not in VERSIONS:
-            raise CheckpointError(
-                f"{file} is of T5X's version {version}; read are 2 and 3. "
-                "Load it with the T5X that wrote it, and save it with a newer one."
-            )
+        content = content.get("optimizer")
     if not isinstance(content, dict):
         raise DamagedError(f"{file} holds no tree of a state. Copy the checkpoint again.")
     return version, content
@@ -141,8 +176,8 @@ def _held(
 
     def opened(name: str, leaf: Any) -> LazyArray | CheckpointError:
         try:
-            if _is_elsewhere(leaf):
-                return _beside(file.parent, name, leaf, version, like.get(name))
+            if is_elsewhere(leaf):
+                return array_beside(file.parent, name, leaf, version, like.get(name))
             return leaf if isinstance(leaf, LazyArray) else in_memory(leaf)
         except CheckpointError as error:
             return error
@@ -157,85 +192,8 @@ def _held(
     return {name: each for name, each in found.items() if isinstance(each, LazyArray)}
 
 
-def _is_spec(leaf: Any) -> bool:
-    """Say whether a dictionary is TensorStore's spec of an array, and not parameters that are called so."""
-    has_keys = isinstance(leaf, dict) and leaf.keys() >= _SPEC
-    return has_keys and isinstance(leaf["driver"], str) and isinstance(leaf["metadata"], dict)
-
-
-def _is_elsewhere(leaf: Any) -> bool:
-    return _is_spec(leaf) or (isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER))
-
-
 def _is_text(leaf: Any) -> bool:
-    return isinstance(leaf, str | bytes) and not _is_elsewhere(leaf)
-
-
-def _beside(directory: Directory, name: str, leaf: Any, version: int | None, like: Any) -> LazyArray:
-    """Return an array that lies in a directory of its own.
-
-    Raises:
-      CheckpointError: It is not known how, or is stored in a way that is not read.
-      DamagedError: Its metadata is damaged.
-    """
-    folder = directory / _folder(leaf)
-    zarr = _zarray(folder / ZARRAY) or _of_spec(leaf) or _alike(like)
-    shape = leaf["metadata"].get("shape") if isinstance(leaf, dict) else None
-    if shape not in (None, list(zarr.shape)):
-        raise CheckpointError(f"it has shape {list(zarr.shape)} in its .zarray, but {shape} in the tree.")
-    array = zarr_array(folder, name, zarr)
-    if array.dtype != np.uint16:
-        return array
-    if version == 2:  # which had no other way to store bfloat16
-        return array.view("bfloat16")
-    raise CheckpointError("uint16, which T5X does not write: it may be bfloat16 that was copied bit by bit.")
-
-
-def _folder(leaf: Any) -> str:
-    """Return the name of an array's directory; where that was when it was written does not matter."""
-    if isinstance(leaf, str):
-        return PurePosixPath(leaf.removeprefix(_PLACEHOLDER)).name
-    if leaf["driver"] != "zarr":
-        raise CheckpointError(f"it is stored by TensorStore's driver {leaf['driver']}, and read is zarr.")
-    kvstore = leaf["kvstore"]
-    path = kvstore.get("path") if isinstance(kvstore, dict) else kvstore  # an address
-    # TensorStore before 0.1.14 wrote the path beside the key-value store.
-    folder = PurePosixPath(path or leaf.get("path", "")).name
-    if not folder or "\0" in folder:
-        raise CheckpointError("its spec does not say in which directory it lies.")
-    return folder
-
-
-def _zarray(file: Directory) -> Zarr2 | None:
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        return None
-    return _parsed(file, lambda: json.loads(content))
-
-
-def _of_spec(leaf: Any) -> Zarr2 | None:
-    """Return what the spec in the tree says of an array, which is as much as `.zarray` has."""
-    if not isinstance(leaf, dict):
-        return None
-    return _parsed("the spec in the tree", lambda: {"dtype": leaf["dtype"]} | leaf["metadata"])
-
-
-def _parsed(what: Any, read: Callable[[], Any]) -> Zarr2:
-    try:
-        return Zarr2.parse(read())
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{what} is no metadata of a zarr array: {error!r}. Copy it again.") from None
-
-
-def _alike(like: Any) -> Zarr2:
-    """Return the metadata of an array that was written as one chunk."""
-    if like is None:
-        raise CheckpointError(
-            "its .zarray is missing, and the tree does not say its shape and dtype. Copy the checkpoint with "
-            "its hidden files, or say them: open_t5x(path, like=tree)."
-        )
-    return Zarr2(like.shape, like.shape, np.dtype(like.dtype), {"id": "zstd"})
+    return isinstance(leaf, str | bytes) and not is_elsewhere(leaf)
 
 
 def _step(directory: Directory, held: Mapping[str, LazyArray]) -> int | None:
