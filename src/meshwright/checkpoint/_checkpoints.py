@@ -7,11 +7,11 @@ import operator
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import jax
 
@@ -86,7 +86,7 @@ class Checkpoints:
         self._cast = cast
         self._host_nbytes = host_nbytes
         self._scores: dict[int, Scores] = {}
-        self._lock: TextIO | None = None
+        self._lock: ExitStack | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._saving: Saving | None = None
 
