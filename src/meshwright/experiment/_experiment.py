@@ -204,7 +204,8 @@ class Experiment:
     trackers: tuple[Tracker, ...] = ()
     """Where reports go besides the console, `metrics.jsonl` and TensorBoard: functions `(step, values)`, or
     what opens one, `functools.partial(mw.metrics.wandb, project="digits")`. Called on process 0 alone;
-    the loop waits for them, unless they are `mw.metrics.behind` it."""
+    the loop waits for them, unless they are `mw.metrics.behind` it. One that fails is told of, and put
+    aside."""
     start_trace_steps: tuple[int, ...] = ()
     """Steps from which on a profile is taken, into the run directory, where TensorBoard finds it."""
     num_trace_steps: int = 3
