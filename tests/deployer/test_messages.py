@@ -87,6 +87,18 @@ def test_metrics_are_lines_of_json_and_go_to_every_tracker(make_deployer, tmp_pa
     assert heard == [(3, {"loss": 0.5, "epoch": 2.0, "lr": 1e-3})]
 
 
+def test_a_tracker_that_fails_is_told_of_and_the_others_and_the_files_go_on(make_deployer, tmp_path):
+    def down(step, values):
+        raise ConnectionError("the server is gone")
+
+    heard = []
+    deployer = make_deployer(workdir=tmp_path, trackers=[down, lambda step, values: heard.append(step)])
+    for step in (1, 2):
+        deployer.log_metrics({"loss": 0.5}, step=step)
+    assert (heard, len(mw.metrics.read_jsonl(tmp_path / "metrics.jsonl"))) == ([1, 2], 2)
+    assert said(tmp_path).count("down failed at the report of step 1, and the run goes on without it") == 1
+
+
 def test_a_metric_called_step_gives_way_to_the_step_and_one_that_is_no_number_is_named(
     make_deployer, tmp_path
 ):

@@ -98,6 +98,7 @@ def test_a_run_directory_holds_what_is_documented(uninterrupted):
     assert {unnamed.sub("", name) for name in found - fixed} == {
         "events.out.tfevents",
         "compile_cache/",
+        ".run.lock",
         "checkpoints/.lock",
         *(
             f"checkpoints/step_{step:08d}/{name}"

@@ -36,7 +36,7 @@ def losses_at(address):
 def named(paths):
     """The names of files, without what differs from run to run, and without what is kept elsewhere."""
     here = (re.sub(r"tfevents.*", "tfevents", path) for path in paths)
-    return {path for path in here if not path.startswith(("checkpoints/", "compile_cache/"))}
+    return {path for path in here if not path.startswith(("checkpoints/", "compile_cache/", ".run.lock"))}
 
 
 @pytest.fixture(scope="module")

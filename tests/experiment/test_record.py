@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from experiment.runs import experiment, loss
+from experiment.runs import experiment, loss, losses
 from meshwright import report
 from meshwright.errors import DivergedError, Interrupted, UsageError
 
@@ -39,13 +39,41 @@ def test_a_run_that_diverges_says_at_what_and_its_page_has_the_nan(tmp_path):
 
 
 def test_a_run_that_fails_says_by_what(tmp_path, monkeypatch):
-    def broken(step, values):
-        if "loss" in values:
-            raise OSError("no space left")
+    def broken(*_):
+        raise OSError("no space left")
 
+    monkeypatch.setattr(mw.metrics.TensorBoard, "__call__", broken)  # a file of the run's own
     with pytest.raises(OSError, match="no space left"):
-        mw.run(experiment(tmp_path, trackers=(broken,)))
+        mw.run(experiment(tmp_path))
     assert (outcome(tmp_path)["ended"], outcome(tmp_path)["message"]) == ("failed", "OSError: no space left")
+
+
+def test_a_tracker_that_fails_is_told_of_on_the_screen_and_in_the_log_and_the_run_goes_on(tmp_path, capsys):
+    def down(step, values):
+        raise ConnectionError("the server is gone")
+
+    def emptying(step, values):
+        values.clear()
+
+    seen = []
+    trackers = (down, emptying, lambda step, values: seen.append(values.get("loss")))
+    assert mw.run(experiment(tmp_path / "run", trackers=trackers)).step == 10
+    assert None not in seen[1:]
+    mw.run(experiment(tmp_path / "plain"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "plain")
+    log = (tmp_path / "run/logs/process-00000.log").read_text()
+    for output in (capsys.readouterr().err, log):
+        assert output.count("down failed at the report of step 0, and the run goes on without it") == 1
+        assert "ConnectionError: the server is gone" in output
+    assert "Traceback" in log
+
+
+def test_a_tracker_that_is_not_installed_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
+    def absent():
+        raise UsageError("absent is not installed")
+
+    with pytest.raises(UsageError, match="absent is not installed"):
+        mw.run(experiment(tmp_path, trackers=(absent,)))
 
 
 def test_a_start_that_is_refused_leaves_what_was_written_of_the_run_before(tmp_path):

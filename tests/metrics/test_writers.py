@@ -2,7 +2,8 @@
 
 import json
 import math
-from contextlib import ExitStack, contextmanager
+import sys
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from meshwright.metrics import (
     Console,
     Histogram,
     Image,
+    behind,
     is_writer,
     jsonl,
     merge,
@@ -21,6 +23,7 @@ from meshwright.metrics import (
     read_jsonl,
     tee,
     tensorboard,
+    wandb,
 )
 
 # Values that float32 and four digits hold exactly, so that one law fits all.
@@ -156,6 +159,12 @@ def test_tensorboard_has_histograms_texts_and_images_of_its_own(tmp_path, read_e
     assert list(values["sample"].tensor.string_val) == [b"once upon a time"]
 
 
+def test_each_writer_has_a_dictionary_of_its_own():
+    seen = []
+    tee(lambda step, values: values.clear(), lambda step, values: seen.append(values))(1, {"loss": 0.5})
+    assert seen == [{"loss": 0.5}]
+
+
 def test_a_tracker_is_a_writer_or_what_opens_one():
     heard = []
 
@@ -165,11 +174,90 @@ def test_a_tracker_is_a_writer_or_what_opens_one():
         heard.append("closed")
 
     with ExitStack() as opened:
-        write = open_trackers(
-            opened, partial(opener, "opened"), lambda step, values: heard.append(("plain", step))
-        )
+        plain = lambda step, values: heard.append(("plain", step))
+        write = open_trackers(opened, partial(opener, "opened"), plain, tell=heard.append)
         write(7, {})
     assert heard == [("opened", 7), ("plain", 7), "closed"]
+
+
+@contextmanager
+def failing(at, heard):
+    """A tracker that fails when it is opened, at a report, or when it is closed."""
+
+    def write(step, values):
+        heard.append(step)
+        if at == "report":
+            raise OSError("the server is gone")
+
+    if at == "open":
+        raise OSError("the server is gone")
+    yield write
+    if at != "open":
+        raise OSError("the server is gone")
+
+
+@pytest.mark.parametrize(
+    ("at", "when", "steps"),
+    [
+        ("open", "when it was opened", []),
+        ("report", "at the report of step 1", [1]),
+        ("close", "when it was closed", [1, 2]),
+    ],
+)
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_tracker_that_fails_is_told_of_once_and_put_aside(at, when, steps, is_behind):
+    told, heard, others = [], [], []
+
+    @contextmanager
+    def opened_behind():
+        with failing(at, heard) as write, behind(write) as hand_over:
+            yield hand_over
+
+    tracker = opened_behind if is_behind else partial(failing, at, heard)
+    with ExitStack() as opened:
+        write = open_trackers(
+            opened, tracker, lambda step, values: others.append((step, values)), tell=told.append
+        )
+        write(1, {"loss": 0.5})
+        write(2, {"loss": 0.25})
+    assert others == [(1, {"loss": 0.5}), (2, {"loss": 0.25})]
+    assert heard == steps
+    [said] = told
+    if not is_behind:
+        assert f"the tracker failing failed {when}, and the run goes on" in said
+    assert "OSError: the server is gone" in said
+
+
+def test_a_tracker_neither_stops_nor_replaces_what_ends_the_run():
+    @contextmanager
+    def swallowing():
+        with suppress(KeyboardInterrupt):
+            yield lambda step, values: None
+
+    @contextmanager
+    def failing_at_last():
+        try:
+            yield lambda step, values: None
+        finally:
+            raise OSError("the server is gone")
+
+    def interrupted():
+        with ExitStack() as opened:
+            open_trackers(opened, swallowing, failing_at_last, tell=told.append)
+            raise KeyboardInterrupt
+
+    told = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(told) == 1
+
+
+def test_a_tracker_that_is_not_installed_is_the_users_mistake(monkeypatch, tmp_path):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UsageError, match="wandb is not installed"), ExitStack() as opened:
+        open_trackers(opened, partial(wandb, project="x"), tell=print)
 
 
 @pytest.mark.parametrize("tracker", [lambda values: None, "wandb"])

@@ -111,6 +111,7 @@ def described():
         input=mw.Input(stack(ROWS), batch_size=16),
         max_step=4,
         log_every=2,
+        trackers=(lambda: 1 / 0, lambda step, values: values["of no report"]),  # they fail on process 0 alone
         evalers={"few": mw.Evaler(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs)},
     )
     scores = mw.run(experiment).scores

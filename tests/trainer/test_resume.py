@@ -36,6 +36,14 @@ def at(step, act):
     return lambda reported, values: act() if reported == step else None
 
 
+class Crash(BaseException):
+    """What ends a run in a tracker, which is put aside when it raises an `Exception`."""
+
+
+def crash():
+    raise Crash
+
+
 def sigterm():
     signal.raise_signal(signal.SIGTERM)
 
@@ -57,7 +65,7 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, undisturbed):
 
 
 def test_crashed_between_two_saves(tmp_path, undisturbed):
-    stopped(tmp_path, 9, lambda: 1 / 0, ZeroDivisionError)
+    stopped(tmp_path, 9, crash, Crash)
     assert saved(tmp_path) == [8]
     second = trainer(tmp_path)
     fit(second, **SAVED)
@@ -65,7 +73,7 @@ def test_crashed_between_two_saves(tmp_path, undisturbed):
 
 
 def test_crashed_before_anything_was_saved_but_the_first_state(tmp_path, undisturbed):
-    stopped(tmp_path, 2, lambda: 1 / 0, ZeroDivisionError, **RUN, save_every=5)
+    stopped(tmp_path, 2, crash, Crash, **RUN, save_every=5)
     assert saved(tmp_path) == [0]
     second = trainer(tmp_path)
     fit(second, **SAVED)

@@ -6,8 +6,18 @@ directory of this machine is named, all three give just that. (Checkpoints have 
 stores, as nothing of them is written to a disk.)
 """
 
-from meshwright.addresses._address import connect, is_address, join, local_path, read_text
+from meshwright.addresses._address import connect, is_address, is_file_name, join, local_path, read_text
 from meshwright.addresses._copies import local_copy, put_at
 from meshwright.addresses._mirror import mirrored
 
-__all__ = ["connect", "is_address", "join", "local_copy", "local_path", "mirrored", "put_at", "read_text"]
+__all__ = [
+    "connect",
+    "is_address",
+    "is_file_name",
+    "join",
+    "local_copy",
+    "local_path",
+    "mirrored",
+    "put_at",
+    "read_text",
+]

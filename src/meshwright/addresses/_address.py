@@ -13,6 +13,8 @@ from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, UsageError
 
+MAX_NAME_BYTES = 255
+"""Of a file's name, on all common disks."""
 _DOUBLED = re.compile("(?<=[^/:])//+")
 """Slashes too many, but for those of `hdfs:///a` and of an address in another, `zip://a::s3://b`."""
 
@@ -30,6 +32,12 @@ def local_path(place: str | Path) -> Path:
 def join(place: str | Path, name: str) -> str:
     """Return the place of what has this relative name in `place`."""
     return f"{str(place).rstrip('/')}/{name}" if is_address(place) else str(local_path(place) / name)
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name can be that of one file, and be shown: not a path, and all of it prints."""
+    fits = name.isprintable() and "/" not in name and len(name.encode()) <= MAX_NAME_BYTES
+    return fits and name not in ("", ".", "..")
 
 
 def connect(address: str) -> tuple[Any, str]:

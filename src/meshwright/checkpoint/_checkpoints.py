@@ -5,8 +5,9 @@ import logging
 import operator
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import jax
 
@@ -84,7 +85,7 @@ class Checkpoints:
         self._cast, self._names = cast, names
         self._host_nbytes = host_nbytes
         self._scores: dict[int, Scores] = {}
-        self._lock: TextIO | None = None
+        self._lock: ExitStack | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._saving: Saving | None = None
 

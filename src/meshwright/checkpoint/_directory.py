@@ -5,36 +5,30 @@ runs/text/checkpoints/
     PINNED                        keeps it from being removed
   step_00001200.tmp-5e0c1a97/     being written or being removed, or left over from a killed run
   step_00001600.damaged-0b8e55d2/ was found to be damaged and set aside, for people to look at
-  .lock                           locked by process 0 of the run that saves here, and names it
+  .lock, .lock.holder             held by process 0 of the run that saves here; the second names it
 
 In an object store, where this differs: _remote.py.
 """
 
-import fcntl
-import io
-import os
 import re
 import secrets
 import shutil
-import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
-from weakref import WeakSet
 
+from meshwright import process
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 
-PINNED = "PINNED"
+LOCK, PINNED = ".lock", "PINNED"
 _PROBE = ".probe-"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
 _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
-_locks: WeakSet[TextIO] = WeakSet()
 
 
 def step_name(step: int) -> str:
@@ -128,8 +122,8 @@ def remove_step(directory: Directory, step: int) -> None:
         _remove_unless_pinned(path)
 
 
-def lock(directory: Directory) -> TextIO:
-    """Make the directory, where it is not, and take it for this run; closing the returned file gives it back.
+def lock(directory: Directory) -> ExitStack:
+    """Make the directory, where it is not, and take it for this run; closing what is returned gives it back.
 
     So does dying. Object stores have no locks that end with their holders. There, of two that save one
     step, one wins.
@@ -137,36 +131,25 @@ def lock(directory: Directory) -> TextIO:
     Raises:
       UsageError: Another run has it, or it cannot be made or written.
     """
-    if isinstance(directory, ObjectPath):
-        return io.StringIO()
-    with ExitStack() as on_failure, _telling(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        file = on_failure.enter_context((directory / ".lock").open("a+"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(directory, file) from None
-        with suppress(OSError):  # a full disk holds no word of it, and may be full of what is removed next
-            file.truncate(0)
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-        on_failure.pop_all()
-    _locks.add(file)
-    return file
+    held = ExitStack()
+    if not isinstance(directory, ObjectPath):
+        held.callback(hold(directory).close)
+    return held
+
+
+def hold(directory: Path) -> process.Hold:
+    """Make a directory of this machine, where it is not, and take it.
+
+    Raises:
+      UsageError: Another process has it, or it cannot be made or written.
+    """
+    with _telling(directory):
+        return process.hold(directory / LOCK)
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether a run has `directory` open to save there; False where it is not there.
-
-    It is asked by sharing the lock for a moment: what the file says may be of a process that is dead.
-    """
-    try:
-        with (directory / ".lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    """Return whether a run has `directory` open to save there; False where it is not there."""
+    return process.is_held(directory / LOCK)
 
 
 def probe(directory: Directory) -> None:
@@ -191,23 +174,15 @@ def _telling(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
         raise UsageError(
-            f"{directory} cannot be used: {error.strerror} ({error.filename}).\n"
+            f"{directory} cannot be used: {error.strerror}{where}.\n"
             "  All processes of the run must see this one directory, and may write, read and delete there."
         ) from None
 
 
 def _fresh_name(path: Path) -> Path:
     return path.with_name(f"{path.name.partition('.')[0]}.tmp-{secrets.token_hex(4)}")
-
-
-def _forget_locks() -> None:
-    """Let go, in a forked process, of its parent's locks: it may live longer, as a data loader's worker."""
-    for file in _locks:
-        file.close()
-
-
-os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _remove_unless_pinned(path: Path) -> None:
@@ -242,12 +217,3 @@ def _step_of(name: str) -> int | None:
     """Return the step that a checkpoint of this name is of; None where it is no such name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match and name == step_name(int(match[1])) else None
-
-
-def _in_use(directory: Path, file: TextIO) -> UsageError:
-    file.seek(0)
-    holder = file.read() or "another process"
-    return UsageError(
-        f"{directory} is already in use by {holder}: one run at a time may save there. "
-        "Wait for it, stop it, or give this run a directory of its own."
-    )

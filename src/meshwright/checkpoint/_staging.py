@@ -2,22 +2,19 @@
 
 hf/
   .model.safetensors.unfinished/     what a killed process left of it, the next one removes
-    .lock                            locked by the process that writes here, and names it
+    .lock, .lock.holder              held by the process that writes here; the second names it
     model.safetensors                takes its place when it is whole
 """
 
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from meshwright.checkpoint import _directory
 from meshwright.errors import MeshwrightError
 
 UNFINISHED = ".unfinished"
-_LOCK = ".lock"
 
 
 @contextmanager
@@ -29,16 +26,13 @@ def staged(final: Path) -> Iterator[Path]:
       MeshwrightError: The disk is full, say.
     """
     place = final.with_name(f".{final.name}{UNFINISHED}")
-    with _locked(place):
+    with _held(place):
         try:
             _empty(place)
             with told_of(final):
                 yield place
         finally:
             _empty(place)
-            with suppress(OSError):
-                (place / _LOCK).unlink()
-                place.rmdir()
 
 
 @contextmanager
@@ -62,13 +56,15 @@ def _empty(place: Path) -> None:
     for entry in place.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name != _LOCK:
+        elif not entry.name.startswith(_directory.LOCK):
             entry.unlink()
 
 
-def _locked(place: Path) -> TextIO:
-    """Make a directory and lock it; closing the returned file gives it back."""
-    # One that was opened just before its holder removed it locks nothing.
-    while not os.fstat((lock := _directory.lock(place)).fileno()).st_nlink:
-        lock.close()
-    return lock
+@contextmanager
+def _held(place: Path) -> Iterator[None]:
+    """Make a directory and hold it, and remove both."""
+    held = _directory.hold(place)
+    try:
+        yield
+    finally:
+        held.remove()

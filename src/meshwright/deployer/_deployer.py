@@ -16,7 +16,7 @@ from meshwright import process
 from meshwright.deployer import _batches, _checkpoints, _directory, _messages, _placement
 from meshwright.deployer._plain import plain, reported
 from meshwright.errors import UsageError
-from meshwright.metrics import Bar, Tracker, jsonl, newest_step, sync_jsonl
+from meshwright.metrics import Bar, Tracker, jsonl, newest_step, sync_jsonl, wandb
 from meshwright.sharding import Layout, Rule, make_mesh
 from meshwright.train import RUN_AHEAD, key_of
 
@@ -45,7 +45,7 @@ class Deployer:
       wandb_init_kwargs: start a W&B run with these and send metrics to it.
       mesh: the mesh as a text, "fsdp=4,tensor=2", instead of `n_model_shards`.
       trackers: other writers of metrics, functions `(step, values)`, or of nothing that open one; called on
-        process 0.
+        process 0. One that fails is told of and put aside.
 
     Raises:
       UsageError: the settings contradict each other, or processes are missing.
@@ -99,8 +99,9 @@ class Deployer:
         self._close = weakref.finalize(self, self._opened.close)
         self._log = _messages.logger(self._opened, self._workdir, on_screen=self.verbose)
         events = self.in_workdir("run_tensorboard") if run_tensorboard else None
-        writers = partial(_messages.metrics_writers, self._opened, self._workdir, events, wandb_init_kwargs)
-        self.write, self._board = process.together(lambda: writers(trackers))
+        wanted = trackers if wandb_init_kwargs is None else (*trackers, partial(wandb, **wandb_init_kwargs))
+        writers = partial(_messages.metrics_writers, self._opened, self._workdir, events, wanted)
+        self.write, self._board = process.together(lambda: writers(self._log.warning))
         """Where metrics go, as a writer; on processes other than 0 it does nothing."""
         self._introduce()
 

@@ -3,14 +3,13 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from meshwright import process
-from meshwright.metrics import TensorBoard, Tracker, Writer, jsonl, open_trackers, tee, tensorboard, wandb
+from meshwright.metrics import TensorBoard, Tracker, Writer, jsonl, open_trackers, tee, tensorboard
 
 _FORMAT = "[%(asctime)s - meshwright - process %(process_index)d of %(processes)d] %(message)s"
 
@@ -54,8 +53,8 @@ def metrics_writers(
     opened: contextlib.ExitStack,
     workdir: Path | None,
     events: Path | None,
-    wandb_init: Mapping[str, Any] | None,
     trackers: Sequence[Tracker],
+    tell: Callable[[str], None],
 ) -> tuple[Writer, TensorBoard | None]:
     """Return one writer to all places for metrics, which `opened` closes, and that to TensorBoard's files.
 
@@ -64,18 +63,17 @@ def metrics_writers(
     Args:
       workdir: where `metrics.jsonl` goes.
       events: where TensorBoard's files go.
+      tell: is told of a tracker that fails, and is put aside.
 
     Raises:
-      UsageError: wandb is asked for and not installed.
+      UsageError: a tracker's package is not installed.
     """
     if not process.is_lead():
         return tee(), None
-    found = [open_trackers(opened, *trackers)]
+    found: list[Writer] = []
     if workdir is not None:
         found.append(jsonl(workdir / "metrics.jsonl"))
     board = None if events is None else opened.enter_context(tensorboard(events))
     if board is not None:
         found.append(board)
-    if wandb_init is not None:
-        found.append(opened.enter_context(wandb(**wandb_init)))
-    return tee(*found), board
+    return tee(*found, open_trackers(opened, *trackers, tell=tell)), board

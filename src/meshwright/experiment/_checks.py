@@ -13,7 +13,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.checkpoint import metrics_of
 from meshwright.errors import UsageError, nearest
-from meshwright.experiment._evaluations import Evaluation
+from meshwright.experiment._evaluations import Evaluation, seconds_of
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._parts import Parts, global_batch, naming
 from meshwright.input import as_source, local_rows, read_rows
@@ -38,10 +38,20 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
         with naming(f"evalers.{name}"):
             first = _first_batch(evaler, layout)
         scores += evaluations[name].check(target, first)
+        _check_not_time(name, scores)
         yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
     _check_metrics(experiment, scores)
     compiled = parts.step.compile(target, parts.batch)
     yield f"step compiled in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
+
+
+def _check_not_time(name: str, scores: Sequence[str]) -> None:
+    """Check that no score of an evaluation is called as the time that it takes."""
+    if seconds_of(name) in scores:
+        raise UsageError(
+            f"evalers.{name}.measure gives a score called 'seconds', as reports call the time it takes.\n"
+            "  Give it another name."
+        )
 
 
 def _check_metrics(experiment: Experiment, scores: Sequence[str]) -> None:

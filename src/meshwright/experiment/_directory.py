@@ -11,6 +11,7 @@ checkpoints/step_…        see docs/checkpoint-format.md
 outputs/test/step_….jsonl what the model made of each example, of evaluations that ask for it
 compile_cache/            compiled programs, for when the run is continued
 logs/process-00000.log    what each process has to say
+.run.lock                 held by the run, so that no other writes here; see `process.hold`
 outcome.json              how it ended, once it has
 report.html               all of this as a page, made when it ends
 """
@@ -54,10 +55,11 @@ def open_directory(
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Give the run directory and, where it is at an address, what puts there at once what has changed.
 
-    In that case it is a temporary one, each process's own; see `addresses.mirrored`. Collective.
+    In that case it is a temporary one, each process's own; see `addresses.mirrored`. A directory of this
+    machine is held meanwhile, by process 0 for all; stores have no locks. Collective.
 
     Raises:
-      UsageError: it cannot be written to, or is not one for all processes.
+      UsageError: another run has it, it cannot be written to, or is not one for all processes.
       MeshwrightError: at the end, if not all that is in it could be put at the address.
     """
     run = experiment.run
@@ -68,6 +70,7 @@ def open_directory(
         else:
             directory, put = local_path(run), nothing
             process.together(lambda: _prepare(directory))
+            process.on_lead(lambda: _hold(directory, opened))
             if experiment.checkpoints.directory is None:
                 _check_shared(directory)
         with _telling_of_full_disks(directory):
@@ -115,6 +118,15 @@ def _prepare(directory: Path) -> None:
             f"the run directory {directory} cannot be written to: {error.strerror} ({where}).\n"
             "  Give another with run=PATH, or mend its permissions or the disk's space."
         ) from None
+
+
+def _hold(directory: Path, opened: contextlib.ExitStack) -> None:
+    """Hold the run directory as long as `opened` is open: checkpoints, held by themselves, may be elsewhere.
+
+    Raises:
+      UsageError: another run has it.
+    """
+    opened.callback(process.hold(directory / ".run.lock").close)
 
 
 def _check_shared(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """A run, described whole, as one frozen value."""
 
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from meshwright.adapters import Functional
+from meshwright.addresses import is_file_name
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep
 from meshwright.errors import UsageError
 from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
@@ -30,6 +32,26 @@ def _at_least(least: int, owner: Any, *names: str) -> None:
         value = getattr(owner, name)
         if isinstance(value, int) and value < least:
             raise UsageError(f"{type(owner).__name__}.{name} is {value}; it must be at least {least}.")
+
+
+def _check_names(evalers: Mapping[str, Any]) -> None:
+    """Check that evaluations can be told apart, in reports and as folders of `outputs`.
+
+    Raises:
+      UsageError: a name cannot be that of a folder, or two are one on disks that ignore case.
+    """
+    known: dict[str, str] = {}
+    for name in evalers:
+        if not is_file_name(name):
+            raise UsageError(
+                f"Experiment.evalers: {name!r} cannot be a folder's name, as that of an evaluation must. "
+                'Give one without "/" that prints, such as "test".'
+            )
+        other = known.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
+        if other != name:
+            raise UsageError(
+                f"Experiment.evalers: {other!r} and {name!r} are one name on some disks. Call one otherwise."
+            )
 
 
 @dataclass(frozen=True)
@@ -169,7 +191,7 @@ class Experiment:
     not give is initialised as if it gave nothing. A run that is continued does not call it."""
 
     evalers: Mapping[str, Evaler] = field(default_factory=dict)
-    """Evaluations by name; `test` gives scores `test/loss` and so on."""
+    """Evaluations by name; `test` gives scores `test/loss` and so on. A folder could be called so."""
     checkpoints: Save = Save()
     """When to save, and what to keep."""
     save_input_iterator: bool = True
@@ -186,7 +208,8 @@ class Experiment:
     trackers: tuple[Tracker, ...] = ()
     """Where reports go besides the console, `metrics.jsonl` and TensorBoard: functions `(step, values)`, or
     what opens one, `functools.partial(mw.metrics.wandb, project="digits")`. Called on process 0 alone;
-    the loop waits for them, unless they are `mw.metrics.behind` it."""
+    the loop waits for them, unless they are `mw.metrics.behind` it. One that fails is told of, and put
+    aside."""
     start_trace_steps: tuple[int, ...] = ()
     """Steps from which on a profile is taken, into the run directory, where TensorBoard finds it."""
     num_trace_steps: int = 3
@@ -212,6 +235,7 @@ class Experiment:
             )
         if isinstance(self.checkpoints.when, WhenEvaluated):
             self.checkpoints.when.check(self.evalers)
+        _check_names(self.evalers)
         if self.watchdog_timeout_seconds is not None and not self.watchdog_timeout_seconds > 0:
             raise UsageError(
                 f"Experiment.watchdog_timeout_seconds is {self.watchdog_timeout_seconds}; it must be "

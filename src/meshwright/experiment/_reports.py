@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Set
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -85,15 +86,15 @@ def writers(
       opened: is given what is to be closed at the end.
       latest: the step of the newest checkpoint.
       after: the step that the run goes on from.
+
+    Raises:
+      UsageError: on every process, if the package of a tracker is not installed.
     """
     halt = halt_on_divergence(latest)
+    opening = partial(_files_and_trackers, opened, directory, experiment, console, after)
+    files = process.together(lambda: opening() if process.is_lead() else tee())
     if not process.is_lead():
         return halt
-    files = tee(
-        jsonl(directory / "metrics.jsonl", after=after),
-        opened.enter_context(tensorboard(directory, after=after)),
-        open_trackers(opened, *experiment.trackers),
-    )
     counted, devices = count_flops(parts.step.jaxpr), list(parts.layout.mesh.devices.flat)
     _tell_what_is_not_counted(counted)
     sizes = {"model_flops": float(counted.model), **state_sizes(parts.target)}
@@ -103,6 +104,16 @@ def writers(
         with_utilisation(_timed(files, step_time), counted, devices),
         with_known_utilisation(shown, counted, devices),
         halt,
+    )
+
+
+def _files_and_trackers(
+    opened: contextlib.ExitStack, directory: Path, experiment: Experiment, console: Console, after: int
+) -> Writer:
+    return tee(
+        jsonl(directory / "metrics.jsonl", after=after),
+        opened.enter_context(tensorboard(directory, after=after)),
+        open_trackers(opened, *experiment.trackers, tell=saying(console, logging.WARNING)),
     )
 
 

@@ -19,10 +19,11 @@ from meshwright.metrics._mlflow import mlflow
 from meshwright.metrics._numbers import duration, number
 from meshwright.metrics._step_time import StepTime
 from meshwright.metrics._tensorboard import TensorBoard, tensorboard
+from meshwright.metrics._trackers import Tracker, is_writer, open_trackers
 from meshwright.metrics._trackio import trackio
 from meshwright.metrics._values import Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
-from meshwright.metrics._writers import Tracker, Writer, is_writer, open_trackers, tee
+from meshwright.metrics._writers import Writer, tee
 
 __all__ = [
     "Bar",

@@ -1,4 +1,4 @@
-"""The processes of a run: who they are, how they come together, agree, stop and leave.
+"""The processes of a run: who they are, how they come together, agree, hold a directory, stop and leave.
 
 cluster = process.start()                  # before anything touches a device
 with process.signals() as signals:
@@ -12,6 +12,7 @@ from meshwright.process._agree import agree, barrier, gather, is_lead
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
+from meshwright.process._hold import Hold, hold, is_held
 from meshwright.process._leave import abandon
 from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
@@ -21,6 +22,7 @@ from meshwright.process._together import on_lead, together
 
 __all__ = [
     "Cluster",
+    "Hold",
     "Signals",
     "abandon",
     "agree",
@@ -28,6 +30,8 @@ __all__ = [
     "detect",
     "expand_nodes",
     "gather",
+    "hold",
+    "is_held",
     "is_lead",
     "is_shared",
     "on_lead",

@@ -1,0 +1,170 @@
+"""One process holds a directory, on file systems with locks and without."""
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from meshwright import process
+from meshwright.errors import UsageError
+
+HOLD = """
+import errno, fcntl, os, sys
+from pathlib import Path
+from meshwright import process
+
+held = process.hold(Path(sys.argv[1]))
+def flock(file, how):
+    raise OSError(errno.ENOLCK, "no locks")
+fcntl.flock = flock
+held_too = process.hold(Path(sys.argv[2]))
+if not (pid := os.fork()):  # a data loader's worker
+    held.close()
+    held_too.close()
+    os._exit(0)
+os.waitpid(pid, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def no_locks(monkeypatch, number=errno.ENOLCK):
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.fixture(params=["locks", "no locks"])
+def file(request, tmp_path, monkeypatch):
+    if request.param == "no locks":
+        no_locks(monkeypatch)
+    return tmp_path / "run" / ".lock"
+
+
+def left_by(file, **changes):
+    """Leave what a killed process leaves that held the directory, with changes to what it says."""
+    with_pid = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
+    held = process.hold(file)
+    name = file.with_name(f"{file.name}.holder")
+    said = json.loads(name.read_text())
+    held.close()
+    file.touch()
+    name.write_text(json.dumps(said | {"pid": int(with_pid.stdout), "began": "1"} | changes))
+    return name
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_no_hindrance(number, tmp_path, monkeypatch):
+    no_locks(monkeypatch, number)
+    process.hold(tmp_path / ".lock").close()
+
+
+def test_a_second_one_is_refused_and_told_who_is_there_and_nothing_of_it_is_left(file):
+    held = process.hold(file)
+    assert process.is_held(file)
+    with pytest.raises(UsageError, match=rf"{file.parent} is already in use by process {os.getpid()} on "):
+        process.hold(file)
+    held.close()
+    assert not process.is_held(file)
+    assert [path.name for path in file.parent.iterdir()] == [".lock"]
+    process.hold(file).close()
+
+
+def test_another_process_holds_whatever_its_forks_do_until_it_is_killed_wherever_there_are_locks(
+    tmp_path, monkeypatch
+):
+    files = tmp_path / "locks" / ".lock", tmp_path / "no locks" / ".lock"
+    command = [sys.executable, "-c", HOLD, *map(str, files)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        for _ in range(2):  # seen from where there are locks, and from where there are none
+            for file in files:
+                assert process.is_held(file)
+                with pytest.raises(UsageError, match=f"in use by process {holder.pid} on "):
+                    process.hold(file)
+            no_locks(monkeypatch)
+        holder.kill()
+    for file in files:
+        assert not process.is_held(file)
+        process.hold(file).close()
+
+
+def test_without_locks_a_process_of_another_machine_is_never_taken_for_dead(tmp_path, monkeypatch):
+    no_locks(monkeypatch)
+    name = left_by(tmp_path / ".lock", machine="another", host="far")
+    with pytest.raises(UsageError, match=rf"on far .*\n  If it is gone: delete {name}.*-o flock"):
+        process.hold(tmp_path / ".lock")
+    assert process.is_held(tmp_path / ".lock")
+    name.unlink()
+    process.hold(tmp_path / ".lock").close()
+
+
+def test_where_a_lock_is_had_a_name_from_another_machine_is_told(tmp_path, caplog):
+    left_by(tmp_path / ".lock", machine="another", host="far")
+    process.hold(tmp_path / ".lock").close()
+    assert "on far" in caplog.text
+    assert "it still runs, and the locks of this file system hold on one machine only" in caplog.text
+
+
+def test_without_locks_a_name_that_was_never_written_holds_and_with_them_it_does_not(tmp_path, monkeypatch):
+    (tmp_path / ".lock.holder").touch()
+    with monkeypatch.context() as patched:
+        no_locks(patched)
+        with pytest.raises(UsageError, match=r"in use by another process.*\n.*delete .*\.lock\.holder"):
+            process.hold(tmp_path / ".lock")
+    process.hold(tmp_path / ".lock").close()
+
+
+@pytest.mark.parametrize("said", ['{"pid": -1}', "[" * 100_000, '{"token": "../../x"}', "\0"])
+def test_what_is_no_name_is_taken_for_none(said, tmp_path):
+    (tmp_path / ".lock.holder").write_text(said)
+    process.hold(tmp_path / ".lock").close()
+
+
+def test_a_number_that_another_process_has_now_is_not_the_holder(tmp_path, monkeypatch):
+    no_locks(monkeypatch)
+    left_by(tmp_path / ".lock", pid=os.getppid())
+    process.hold(tmp_path / ".lock").close()
+
+
+def test_of_many_who_find_a_dead_ones_name_one_at_a_time_holds(tmp_path, monkeypatch):
+    no_locks(monkeypatch)
+    file, inside, most, won = tmp_path / ".lock", [], [], []
+    left_by(file)
+
+    def take():
+        try:
+            held = process.hold(file)
+        except UsageError:
+            return
+        inside.append(1)
+        most.append(len(inside))
+        won.append(1)
+        time.sleep(0.001)
+        inside.pop()
+        held.close()
+
+    for _ in range(20):
+        threads = [threading.Thread(target=take) for _ in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        left_by(file)
+    assert max(most) == 1
+    assert len(won) >= 20
+
+
+def test_whoever_took_over_by_hand_is_not_robbed(tmp_path, monkeypatch):
+    no_locks(monkeypatch)
+    first = process.hold(tmp_path / ".lock")
+    (tmp_path / ".lock.holder").unlink()
+    second = process.hold(tmp_path / ".lock")
+    first.close()
+    assert process.is_held(tmp_path / ".lock")
+    second.close()
