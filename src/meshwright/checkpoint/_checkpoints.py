@@ -1,14 +1,12 @@
 """A directory of checkpoints, held open by one run."""
 
 import copy
-import json
 import logging
 import operator
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -20,13 +18,13 @@ from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves
 from meshwright.checkpoint._damage import incomplete
+from meshwright.checkpoint._extra import check_json, numbers, scores_of
 from meshwright.checkpoint._format import (
     HOST_NBYTES,
     MANIFEST,
     Manifest,
     NativeSource,
     layouts,
-    read_manifest,
 )
 from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._object_path import Directory, location
@@ -58,6 +56,9 @@ class Checkpoints:
     before_commit: Callable[[], None] = staticmethod(lambda: None)
     """Called by a thread of process 0 when all of a checkpoint is written and it does not count yet: for what
     must never be behind the checkpoints. May be set at any time."""
+    check_state: Callable[[int, tree.PyTree], None] = staticmethod(lambda step, state: None)
+    """Called with a step and its state before these are saved, and when `resume` has restored them: what it
+    raises keeps them from being saved, or gone on from. May be set at any time; see `mw.check_finite`."""
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
     passed_over: tuple[str, ...] = ()
@@ -131,6 +132,17 @@ class Checkpoints:
         """Return the highest step of which there is a complete checkpoint. Not collective."""
         return max(_directory.complete_steps(self.directory), default=None)
 
+    def settled(self) -> int | None:
+        """Return `latest()`, which a restart takes, when the save in flight has ended, well or not.
+
+        Collective.
+        """
+        try:
+            self.wait()
+        except MeshwrightError as failure:
+            log.error(str(failure))
+        return self.latest()
+
     def scores(self) -> Scores:
         """Return the scores that were saved with the latest checkpoint. Not collective."""
         latest = self.latest()
@@ -142,7 +154,7 @@ class Checkpoints:
         for step in _directory.complete_steps(self.directory):
             with suppress(CheckpointError):
                 path = _directory.step_path(self.directory, step)
-                found[step] = known[step] if step in known else _scores(path)
+                found[step] = known[step] if step in known else scores_of(path)
         self._scores = found  # when it is complete: the thread and the main thread both come here
         return found
 
@@ -164,6 +176,7 @@ class Checkpoints:
         self.wait()
         if self._thread is None:
             raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
+        self.check_state(step, state)
         step, leaves = operator.index(step), cast_leaves(tree.named_leaves(state), self._cast)
         leaves, impls = keys_as_data(leaves)
         arrays = layouts(leaves, jax.process_count())
@@ -202,7 +215,7 @@ class Checkpoints:
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
             if due(tick):
-                self.save(tick.step, state, {**bookmark(data), "scores": _numbers(scores or {})})
+                self.save(tick.step, state, {**bookmark(data), "scores": numbers(scores or {})})
 
         return save
 
@@ -223,6 +236,7 @@ class Checkpoints:
         if not steps:
             return otherwise()
         (source, state), damaged = newest_intact(steps, lambda step: self._restored(step, target))
+        self.check_state(source.step, state)
         rewind(data, source.extra, source)
         self.resumed = source.step
         self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
@@ -258,7 +272,7 @@ class Checkpoints:
         """Make a directory for a new attempt and return its name, or None when `step` is saved already."""
         if step < 0:
             raise UsageError(f"cannot save step {step}: steps count from 0.")
-        _check_json(extra)
+        check_json(extra)
         final = _directory.step_path(self.directory, step)
         there = (final / MANIFEST).is_file()
         if there or (isinstance(final, Path) and os.path.lexists(final)):  # a broken link, too, is in the way
@@ -281,19 +295,3 @@ class Checkpoints:
         except Exception as error:
             said = f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
             raise MeshwrightError(said) from error
-
-
-def _check_json(extra: Mapping[str, Any] | None) -> None:
-    try:
-        json.dumps(extra)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"cannot save `extra`, as JSON cannot hold it: {error}.") from None
-
-
-def _numbers(scores: Scores) -> Scores:
-    """Return those that are numbers: an evaluation may also give texts and images, for reports."""
-    return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
-
-
-def _scores(path: Directory) -> Scores:
-    return read_manifest(path).extra.get("scores", {})

@@ -67,7 +67,7 @@ def writers(
     directory: Path,
     experiment: Experiment,
     console: Console,
-    latest: Callable[[], int | None],
+    newest: Callable[[], int | None],
     parts: Parts,
     step_time: StepTime,
     *,
@@ -79,10 +79,10 @@ def writers(
 
     Args:
       opened: is given what is to be closed at the end.
-      latest: the step of the newest checkpoint.
+      newest: the step of the checkpoint that a restart would take.
       after: the step that the run goes on from.
     """
-    halt = halt_on_divergence(latest)
+    halt = halt_on_divergence(newest)
     if not process.is_lead():
         return halt
     files = tee(

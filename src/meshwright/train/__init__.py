@@ -2,7 +2,7 @@
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
 from meshwright.train._compile_cache import compile_cache
-from meshwright.train._divergence import halt_on_divergence
+from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, evaluating
 from meshwright.train._given import Builder, Given, check_given, state_around
@@ -52,6 +52,7 @@ __all__ = [
     "abstract_state",
     "at_most_ahead",
     "by_path",
+    "check_finite",
     "check_given",
     "compile_cache",
     "decay_by_path",

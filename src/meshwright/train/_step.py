@@ -205,7 +205,7 @@ def make_step(
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, with_skipped(metrics, before, opt_state)
+        return new, with_skipped(metrics, updates, before, opt_state)
 
     return Step(step, layout, microbatches=microbatches)
 

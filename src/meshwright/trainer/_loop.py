@@ -42,7 +42,7 @@ class Loop:
 
         Raises:
           Interrupted: the process was told to stop; the state is saved, if there are checkpoints.
-          DivergedError: a reported loss is not finite; nothing was saved since.
+          DivergedError: a reported loss, or a state that is to be saved, is not finite.
         """
         saves = asked_once(self.schedule.saves(self.data, self.evaluation.was_at))
         total = self.schedule.num_steps(int(state.step), self.data)
@@ -50,7 +50,8 @@ class Loop:
         used = count_flops(self.step.jaxpr), list(self.deployer.mesh.devices.flat)
         files = with_utilisation(self.deployer.write, *used)
         screens = [with_known_utilisation(console, *used)] if console else []
-        writers = tee(files, *screens, halt_on_divergence(self._newest))
+        newest = self.checkpoints.settled if self.checkpoints else lambda: None
+        writers = tee(files, *screens, halt_on_divergence(newest))
         with process.signals() as signals, console or contextlib.nullcontext():
 
             def evaluate(tick: Tick, state: TrainState) -> Scores | None:
@@ -82,12 +83,6 @@ class Loop:
             if not self.checkpoints:
                 signals.interruption.add_note("Nothing is saved, as there is no Deployer(workdir=...).")
             raise signals.interruption
-
-    def _newest(self) -> int | None:
-        if self.checkpoints is None:
-            return None
-        self.checkpoints.wait()
-        return self.checkpoints.latest()
 
 
 def with_learning_rate(write: Writer, schedule: optax.Schedule | None) -> Writer:

@@ -36,7 +36,7 @@ from meshwright.trainer._evaluation import LossOver
 from meshwright.trainer._loop import Loop
 from meshwright.trainer._schedule import Schedule, batch_sizes
 from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, check_together, eval_name
-from meshwright.trainer._start import Start, check_step, lost
+from meshwright.trainer._start import Start, check_step, checkpoints_in, lost
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When
 
@@ -190,7 +190,7 @@ class Trainer:
         Raises:
           UsageError, InputError, LayoutError: before the first step, if something does not fit: it reads a
             batch, compiles the step, evaluates, predicts and scores a few examples, and saves.
-          DivergedError: a reported loss is not finite; nothing was saved since.
+          DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
         schedule = Schedule(
@@ -276,7 +276,7 @@ class Trainer:
         if self.deployer.workdir is None and not schedule.needs_workdir:
             return None
         directory = self.deployer.shared_workdir("saving checkpoints") / CHECKPOINTS
-        return opened.enter_context(Checkpoints(directory, keep=schedule.keeps()))
+        return opened.enter_context(checkpoints_in(directory, schedule.keeps(), self._tx))
 
     def _first_state(self, target: TrainState, data: Epochs, checkpoints: Checkpoints | None) -> TrainState:
         """Return the state to go on from: the newest checkpoint's, the last `fit`'s, or the first."""
