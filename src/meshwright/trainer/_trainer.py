@@ -66,7 +66,7 @@ class Trainer:
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
-        `rng`, and returns the new state and `{name: scalar or Mean}`.
+        `rng`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
       lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
 
     Raises:
