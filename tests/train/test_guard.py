@@ -107,6 +107,12 @@ def test_a_guard_that_makes_no_sense_is_told(wrong):
         mw.skip_exploding(optax.sgd(1.0), **wrong)
 
 
+@pytest.mark.parametrize(("stds", "options"), [(6, {"after": 0}), (0, {}), (-1, {})])
+def test_a_threshold_that_would_skip_every_update_is_told(stds, options):
+    with pytest.raises(UsageError, match="mean_plus"):
+        mean_plus(stds, **options)
+
+
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_newest_checkpoint(loss):
     halt = mw.halt_on_divergence(lambda: 40)

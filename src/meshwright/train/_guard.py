@@ -98,7 +98,15 @@ def mean_plus(stds: float, *, after: int = 100) -> Threshold:
 
     A deviation is at least a hundredth of the mean: norms that stay the same are not to be skipped for their
     last bit. As skipped norms do not enter the mean, a lasting rise is skipped for ever: watch `skipped`.
+
+    Raises:
+      UsageError: `stds` is not positive, or `after` is below 1: every update would be skipped.
     """
+    if not stds > 0 or after < 1:
+        raise UsageError(
+            f"mean_plus({stds}, after={after}) would skip every update: give more than 0 standard deviations "
+            "and at least after=1, for before the first update there is no mean."
+        )
 
     def threshold(norms: Norms) -> jax.Array:
         std = jnp.maximum(norms.std, 0.01 * norms.mean)

@@ -26,6 +26,7 @@ from meshwright.train._loss import (
     mean_gradients,
     objective,
 )
+from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import norms_of
 from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, narrowing
@@ -185,12 +186,14 @@ def make_step(
       skip updates.
 
     Raises:
-      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression.
+      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When it is
+        compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`.
     """
     only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
+        check_accumulated_once(state.opt_state, microbatches)
         key = step_key(state)
         trained, frozen = only.split(state.params)
 

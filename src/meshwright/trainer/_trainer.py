@@ -36,7 +36,7 @@ from meshwright.trainer._evaluation import LossOver
 from meshwright.trainer._loop import Loop
 from meshwright.trainer._schedule import Schedule, batch_sizes
 from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, check_together, eval_name
-from meshwright.trainer._start import Start, check_step, checkpoints_in, lost
+from meshwright.trainer._start import Start, check_schedule, check_step, checkpoints_in, lost
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When
 
@@ -206,10 +206,11 @@ class Trainer:
             measures = self._measures(eval_examples, eval_size, eval_predictor, eval_metric_fn)
             evaluation = Evaluation(measures, schedule.evaluates(data))
             step, target = self._step(), abstract_state(self._start.init, self._tx, self.layout)
+            check_schedule(self._lr_schedule, self._accumulate, target)
             step.compile(target, batch)
             checkpoints = self._checkpoints(opened, schedule)
             state = self._first_state(target, data, checkpoints)
-            for found in checks(batch, step, state, data, evaluation, best, checkpoints):
+            for found in checks(batch, self._dtype, step, state, data, evaluation, best, checkpoints):
                 self.deployer.log_info(f"✓ {found}")
             if schedule.is_done(self.step, data):
                 self.deployer.log_info(f"step {self.step} is reached: {schedule.end} asks for nothing more")
