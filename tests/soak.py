@@ -1,7 +1,7 @@
 """How many random cases a test tries: a few in `make test`, many in `make soak`, from a seed that is printed.
 
-A test that draws its cases at random takes `cases(few=10, many=2000)` of them, draws them with `rng("name")`, and
-is marked `@pytest.mark.soak`. `SEED=7 make soak` repeats a run.
+A test that draws its cases at random takes `cases(few=10, many=2000)` of them, draws them with `rng("name")`,
+and is marked `@pytest.mark.soak`. `SEED=7 make soak` repeats a run.
 """
 
 import os

@@ -8,7 +8,7 @@
     │   ├── ExamplesError           examples that do not make a batch
     │   └── CheckpointError         not there, or of another shape than wanted
     │       └── DamagedError            a file is missing, or holds other bytes than were written
-    ├── DivergedError          4    the loss is no longer finite
+    ├── DivergedError          4    the loss, or what would be saved, is not finite
     ├── PeersError             1    other processes of this run did not come, or are gone
     └── Interrupted        75, 130  stopped from outside with the state saved: run the same command again
 
@@ -76,7 +76,7 @@ class DamagedError(CheckpointError):
 
 
 class DivergedError(MeshwrightError):
-    """The loss is no longer a finite number."""
+    """The loss, or a state that was to be saved, is not finite; or no update is made any more."""
 
     exit_code = EXIT_DIVERGED
 

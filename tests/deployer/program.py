@@ -61,6 +61,7 @@ def main(deployer, n_epochs=3, stop_after=None, global_batch_size=64, per_device
         learning_rate=1e-2,
         schedule_type="linear",
         warmup_ratio=0.1,
+        accumulate_grad_batches=accumulate_grad_batches,
     )
     optimizer = optax.MultiSteps(
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate=lr_schedule_fn)),

@@ -27,7 +27,10 @@ def test_it_learns_and_leaves_what_its_documents_promise(whole):
 
 
 def test_its_learning_rate_is_that_of_its_updates_not_of_its_micro_steps(whole):
-    assert "linear learning rate over 9 optimizer steps, 0 to warm up" in (whole[0] / "log.txt").read_text()
+    assert (
+        "linear learning rate over 9 optimizer steps of 64 examples, 0 to warm up"
+        in (whole[0] / "log.txt").read_text()
+    )
 
 
 def test_continued_from_its_last_checkpoint_it_ends_with_the_same_losses(whole, make_deployer, tmp_path):

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+import meshwright as mw
 from end_to_end.running import QUICK, STEPS, final_arrays, kill, losses, reached, wait_for
 
 
@@ -125,3 +126,14 @@ def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell):
         for path in (shell.folder / "preempted/checkpoints").glob("step_*")
     )
     assert stopped == {saved}
+
+
+def test_a_shard_that_is_not_finite_on_one_process_ends_both_unsaved(shell):
+    train = (sys.executable, "-m", "meshwright", "train", "spoilt:experiment", "--fake-devices", "2")
+    done = shell("launch", "local", "-n", "2", "--", *train, "run=spoilt")
+    assert done.returncode == 4, done.stderr
+    for process in (0, 1):
+        told = rf"^\[{process}\] .*the state after step 4 is not finite: params/w; it is not saved"
+        assert re.search(told, done.stderr, re.M), done.stderr
+        assert re.search(rf"^\[{process}\] .*newest checkpoint: step 2", done.stderr, re.M)
+    assert mw.open_source(shell.folder / "spoilt/checkpoints").step == 2

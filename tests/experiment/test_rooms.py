@@ -261,3 +261,12 @@ def test_norms_of_single_parameters_are_reported_where_they_are_asked_for(tmp_pa
     mw.run(experiment(tmp_path, norms="w", max_step=1))
     report = next(r for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl") if "loss" in r)
     assert report["grad_norm/w"] == pytest.approx(report["grad_norm"])
+
+
+def test_a_batch_that_is_wider_than_train_dtype_is_told_before_the_first_step(tmp_path, capsys):
+    mw.run(experiment(tmp_path, train_dtype="bfloat16", max_step=1))
+    assert "x of the batch is wider than bfloat16" in capsys.readouterr().err
+    halves = {"x": EXAMPLES["x"].astype(jnp.bfloat16)}
+    given = mw.Input(halves, batch_size=16)
+    mw.run(experiment(tmp_path / "narrow", train_dtype="bfloat16", input=given, max_step=1))
+    assert "wider than" not in capsys.readouterr().err

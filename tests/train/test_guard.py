@@ -107,6 +107,12 @@ def test_a_guard_that_makes_no_sense_is_told(wrong):
         mw.skip_exploding(optax.sgd(1.0), **wrong)
 
 
+@pytest.mark.parametrize(("stds", "options"), [(6, {"after": 0}), (0, {}), (-1, {})])
+def test_a_threshold_that_would_skip_every_update_is_told(stds, options):
+    with pytest.raises(UsageError, match="mean_plus"):
+        mean_plus(stds, **options)
+
+
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_newest_checkpoint(loss):
     halt = mw.halt_on_divergence(lambda: 40)
@@ -124,3 +130,27 @@ def test_a_run_may_skip_for_a_while_and_not_for_ever():
         halt(21, {"loss": np.nan, "skipped": 1.0})
     with pytest.raises(DivergedError):
         halt(20, {"loss": np.nan, "skipped": 0.5})
+
+
+def test_a_run_that_skips_every_update_ends_though_its_loss_is_finite():
+    halt = mw.halt_on_divergence(lambda: 10, patience=10)
+    halt(10, {"loss": 1.0, "skipped": 0.0})
+    halt(20, {"loss": 1.0, "skipped": 1.0})
+    halt(20, {"held_out/loss": 1.0})
+    with pytest.raises(DivergedError, match="all updates since step 10 were skipped, up to step 21"):
+        halt(21, {"loss": 1.0, "skipped": 1.0})
+
+
+def test_a_guard_of_some_parameters_ends_the_run_at_the_step_that_spoils_the_others():
+    """Its own half skips, and would make the loss weigh nothing."""
+    tx = mw.by_path([("w", mw.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
+    state = mw.state_from({"w": np.ones((8, 4), np.float32), "u": np.ones(4, np.float32)}, tx, 0, LAYOUT)
+    of = lambda params, batch, key: ((batch["x"] @ params["w"] + params["u"]) * batch["scale"].mean()).mean()
+    step, halt = mw.make_step(of, tx, LAYOUT), mw.halt_on_divergence(lambda: None)
+    for i, scale in enumerate((1.0, 1.0, np.nan), start=1):
+        state, metrics = step(state, batch(scale))
+        report = mw.metrics.merge([metrics])
+        if i < 3:
+            halt(i, report)
+    with pytest.raises(DivergedError, match="reported at step 3 is nan"):
+        halt(3, report)

@@ -129,3 +129,18 @@ def test_a_failed_check_leaves_a_run_that_can_be_mended(tmp_path):
         fit(trainer(tmp_path), best={"accuracy": "max"})
     fit(trainer(tmp_path, loss=loss))
     assert saved(tmp_path) == [6]
+
+
+@pytest.mark.parametrize("counted", [1, 2])
+def test_a_schedule_that_counts_other_steps_than_the_trainer_makes_is_told(counted):
+    given = deployer()
+    rate = given.get_lr_schedule_fn(48, 2, 1, 0.1, accumulate_grad_batches=counted)
+    made = trainer(given=given, optimizer=optax.sgd(rate), lr_schedule=rate, accumulate_grad_batches=3)
+    with pytest.raises(UsageError, match=rf"counts steps of {counted} .*accumulate_grad_batches=3"):
+        fit(made, global_batch_size=48)
+
+
+def test_a_batch_that_is_wider_than_what_is_to_be_computed_in_is_told(capsys):
+    made = trainer(given=mw.Deployer(0, mesh="data=-1"), compute_dtype="bfloat16")
+    fit(made, n_epochs=1)
+    assert "x, y of the batch are wider than bfloat16" in capsys.readouterr().err

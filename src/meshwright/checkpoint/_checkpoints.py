@@ -30,7 +30,7 @@ from meshwright.checkpoint._restore import restore
 from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, as_policy
 from meshwright.checkpoint._saving import Saving, start_saving, writer_of
-from meshwright.checkpoint._scores import numbers, saved_scores
+from meshwright.checkpoint._scores import numbers, remove_old, saved_scores
 from meshwright.checkpoint._transforms import cast_back
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.process import on_lead, together
@@ -53,6 +53,9 @@ class Checkpoints:
     before_commit: Callable[[], None] = staticmethod(lambda: None)
     """Called by a thread of process 0 when all of a checkpoint is written and it does not count yet: for what
     must never be behind the checkpoints. May be set at any time."""
+    check_state: Callable[[int, tree.PyTree], None] = staticmethod(lambda step, state: None)
+    """Called with a step and its state before these are saved, and when `resume` has restored them: what it
+    raises keeps them from being saved, or gone on from. May be set at any time; see `mw.check_finite`."""
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
     passed_over: tuple[str, ...] = ()
@@ -149,6 +152,17 @@ class Checkpoints:
         """Return the highest step of which there is a complete checkpoint. Not collective."""
         return max(_directory.complete_steps(self.directory), default=None)
 
+    def settled(self) -> int | None:
+        """Return `latest()`, which a restart takes, when the save in flight has ended, well or not.
+
+        Collective.
+        """
+        try:
+            self.wait()
+        except MeshwrightError as failure:
+            log.error(str(failure))
+        return self.latest()
+
     def scores(self) -> Scores:
         """Return the scores that were saved with the latest checkpoint. Not collective."""
         latest = self.latest()
@@ -178,6 +192,7 @@ class Checkpoints:
         self.wait()
         if self._thread is None:
             raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
+        self.check_state(step, state)
         step, leaves = operator.index(step), cast_leaves(tree.named_leaves(state), self._cast)
         leaves, impls = keys_as_data(renamed(leaves, self._names))
         arrays = layouts(leaves, jax.process_count())
@@ -192,7 +207,7 @@ class Checkpoints:
                 self.directory / attempt,
                 self._host_nbytes,
                 first=self.before_commit,
-                then=lambda: self._remove_old(step),
+                then=lambda: remove_old(self.directory, self.scores_by_step, self.keep, just_saved=step),
             )
 
     def wait(self) -> None:
@@ -238,6 +253,7 @@ class Checkpoints:
             return otherwise()
         fresh = self._fresh(target, otherwise)
         (source, state), damaged = newest_intact(steps, lambda step: self._restored(step, target, fresh))
+        self.check_state(source.step, state)
         rewind(data, source.extra, source)
         self.resumed = source.step
         self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
@@ -277,14 +293,3 @@ class Checkpoints:
             if self._lock:
                 self._lock.close()
             self._thread = self._lock = self._saving = None
-
-    def _remove_old(self, just_saved: int) -> None:
-        """Remove the checkpoints that `keep` does not keep and that are not pinned."""
-        try:
-            scores = self.scores_by_step()
-            kept = self.keep(scores) | {just_saved, max(scores)}
-            for step in sorted(scores.keys() - kept):
-                _directory.remove_step(self.directory, step)
-        except Exception as error:
-            said = f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
-            raise MeshwrightError(said) from error

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,6 +19,18 @@ from meshwright.tree import PyTree
 
 if TYPE_CHECKING:
     from meshwright.deployer._deployer import Deployer
+
+
+@dataclass(frozen=True)
+class LrSchedule:
+    """A learning rate as a function of the optimizer's step, which knows what it takes for a step."""
+
+    rate: optax.Schedule
+    accumulate_grad_batches: int
+    """How many micro-batches make one step."""
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate(step)
 
 
 def get_local_global_micro_batch_size(deployer: "Deployer", per_device_batch_size: int) -> tuple[int, int]:
@@ -52,7 +65,7 @@ def get_accumulate_grad_batches(
 ) -> int:
     """Return in how many micro-batches a batch of `global_batch_size` is computed.
 
-    `get_lr_schedule_fn` for the same `per_device_batch_size` then counts so many as one step.
+    Give it to `get_lr_schedule_fn`, too, which else takes each micro-batch for a step.
 
     Raises:
       LayoutError: it is no whole number.
@@ -64,7 +77,6 @@ def get_accumulate_grad_batches(
             f"{per_device_batch_size} × {deployer.layout().batch_ways} on mesh {dict(deployer.mesh.shape)}.\n"
             f"  Make it a multiple of {micro}, or change per_device_batch_size."
         )
-    deployer.accumulated[per_device_batch_size] = global_batch_size // micro
     return global_batch_size // micro
 
 
@@ -116,31 +128,35 @@ def get_lr_schedule_fn(
     init_learning_rate: float = 0.0,
     end_learning_rate: float = 0.0,
     *,
-    accumulate_grad_batches: int | None = None,
-) -> optax.Schedule:
+    accumulate_grad_batches: int = 1,
+) -> LrSchedule:
     """Return the learning rate as a function of the *optimizer* step. See `mw.schedule`.
 
     The number of steps is that of `n_epochs` over `train_size` examples, an incomplete batch at the end
     of each left out.
 
     Args:
-      accumulate_grad_batches: how many micro-batches make one step. None means what
-        `get_accumulate_grad_batches` has said for this `per_device_batch_size`, or else 1.
+      accumulate_grad_batches: how many micro-batches make one step, whether a Trainer accumulates them or
+        `optax.MultiSteps` does.
 
     Raises:
       UsageError: there are no steps to decay in, or another impossible combination.
     """
     _, micro = deployer.get_local_global_micro_batch_size(per_device_batch_size)
-    accumulated = accumulate_grad_batches or deployer.accumulated.get(per_device_batch_size, 1)
-    steps = n_epochs * (train_size // (micro * accumulated))
+    if accumulate_grad_batches < 1:
+        raise UsageError(f"accumulate_grad_batches={accumulate_grad_batches}: it must be at least 1.")
+    size = micro * accumulate_grad_batches
+    steps = n_epochs * (train_size // size)
     if steps < 1:
         raise UsageError(
-            f"{n_epochs} epochs of {train_size} examples have no step: a batch takes {micro * accumulated}, "
-            f"in {accumulated} micro-batches of {micro}."
+            f"{n_epochs} epochs of {train_size} examples have no step: a batch takes {size}, "
+            f"in {accumulate_grad_batches} micro-batches of {micro}."
         )
     warmup = int(steps * warmup_ratio) if warmup_steps is None else warmup_steps
-    deployer.log_info(f"{schedule_type} learning rate over {steps} optimizer steps, {warmup} to warm up")
-    return schedule(
+    deployer.log_info(
+        f"{schedule_type} learning rate over {steps} optimizer steps of {size} examples, {warmup} to warm up"
+    )
+    rate = schedule(
         schedule_type,
         peak=learning_rate,
         steps=steps,
@@ -148,6 +164,7 @@ def get_lr_schedule_fn(
         init=init_learning_rate if warmup else None,
         end=end_learning_rate or None,
     )
+    return LrSchedule(rate, accumulate_grad_batches)
 
 
 def _holders(sharding: NamedSharding, num_parts: int) -> np.ndarray:

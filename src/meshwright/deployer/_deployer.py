@@ -87,8 +87,6 @@ class Deployer:
         self.rng = key_of(self.seed)
         """What `gen_rng` draws from; saved with checkpoints."""
         self.verbose = verbose and process.is_lead()
-        self.accumulated: dict[int, int] = {}
-        """By per-device batch size, what `get_accumulate_grad_batches` has said of it."""
         self._mesh = make_mesh(
             mesh or ("data=-1" if n_model_shards == 1 else f"data=-1,tensor={n_model_shards}")
         )

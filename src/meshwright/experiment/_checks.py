@@ -18,7 +18,7 @@ from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._parts import Parts, global_batch, naming
 from meshwright.input import as_source, local_rows, read_rows
 from meshwright.sharding import Layout, device_bytes, human_bytes
-from meshwright.train import TrainState, num_params
+from meshwright.train import TrainState, num_params, wider_than
 
 PyTree = Any
 
@@ -33,6 +33,8 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     yield f"{num_arrays} arrays of {num_all:,} parameters fit the mesh"
     yield f"one batch read: {_shapes(parts.batch)}"
+    if wider := wider_than(experiment.train_dtype, parts.batch):
+        yield f"train_dtype: {wider}"
     scores: list[str] = []
     for name, evaler in experiment.evalers.items():
         with naming(f"evalers.{name}"):

@@ -72,7 +72,7 @@ def writers(
     directory: Path,
     experiment: Experiment,
     console: Console,
-    latest: Callable[[], int | None],
+    newest: Callable[[], int | None],
     parts: Parts,
     step_time: StepTime,
     *,
@@ -84,13 +84,13 @@ def writers(
 
     Args:
       opened: is given what is to be closed at the end.
-      latest: the step of the newest checkpoint.
+      newest: the step of the checkpoint that a restart would take.
       after: the step that the run goes on from.
 
     Raises:
       UsageError: on every process, if the package of a tracker is not installed.
     """
-    halt = halt_on_divergence(latest)
+    halt = halt_on_divergence(newest)
     opening = partial(_files_and_trackers, opened, directory, experiment, console, after)
     files = process.together(lambda: opening() if process.is_lead() else tee())
     if not process.is_lead():

@@ -32,7 +32,7 @@ from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches
 from meshwright.metrics import Console, StepTime, Writer, json_number, sync_jsonl, tee
 from meshwright.profiling import Trace, tracer
-from meshwright.train import RUN_AHEAD, TrainState, fit, nothing, watchdog
+from meshwright.train import RUN_AHEAD, TrainState, check_finite, fit, nothing, watchdog
 from meshwright.when import Tick, asked_once
 
 Scores = dict[str, float]
@@ -70,7 +70,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
       UsageError: before anything compiles, where the parts do not fit together.
       InputError: examples or a checkpoint that cannot be used.
       MeshwrightError: the run directory, of which all is done, could not be put at its address.
-      DivergedError: a reported loss is not finite; nothing was saved since.
+      DivergedError: a reported loss, or a state that is to be saved, is not finite.
       Interrupted: told to stop; the state is saved.
     """
     experiment = on_hardware(experiment)
@@ -79,6 +79,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
         parts = parts_of(experiment, mesh, data.peek())
         checkpoints = checkpoints_for(experiment, parts.target)
+        checkpoints.check_state = check_finite(experiment.optimizer, checkpoints.settled)
         signals = opened.enter_context(process.signals())
         with naming("run"):
             warn = saying(console, logging.WARNING)
@@ -139,7 +140,8 @@ def _train(rooms: _Rooms, experiment: Experiment, opened: contextlib.ExitStack) 
     step_time = StepTime(RUN_AHEAD)
     if checkpoints.resumed is not None:
         tell_of_lost_reports(directory, first, say)
-    write = writers(opened, directory, experiment, console, checkpoints.latest, parts, step_time, after=first)
+    newest = checkpoints.settled
+    write = writers(opened, directory, experiment, console, newest, parts, step_time, after=first)
     if process.is_lead():
         opened.enter_context(console)
     evaluate.recall(reported(directory, before=first))

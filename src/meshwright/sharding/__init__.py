@@ -7,7 +7,7 @@ from meshwright.sharding._layout import AXES, Layout, idle_axis, look_up, place,
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
 from meshwright.sharding._mesh_rules import Edit, MeshRule, apply_mesh_rules, edit, hardware, mesh_rule
-from meshwright.sharding._optimizer import beside_params
+from meshwright.sharding._optimizer import beside_params, parameter_of
 from meshwright.sharding._rules import Rule, fsdp, match
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "mesh_rule",
     "mesh_sizes",
     "move_to",
+    "parameter_of",
     "place",
     "split_by_example",
 ]

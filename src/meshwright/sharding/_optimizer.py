@@ -30,13 +30,13 @@ def beside_params(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:
     mesh = next(iter(placed.values())).mesh
 
     def one(name: str, x: Any) -> NamedSharding:
-        parameter = _parameter_of(name, specs)
+        parameter = parameter_of(name, specs)
         return NamedSharding(mesh, P() if parameter is None else _spec_like(name, x, *specs[parameter]))
 
     return tree.map_named(one, state)
 
 
-def _parameter_of(name: str, parameters: Container[str]) -> str | None:
+def parameter_of(name: str, parameters: Container[str]) -> str | None:
     """Return the longest end of `name` that is a parameter's name (`""` where they are one array)."""
     parts = name.split("/")
     ends = ("/".join(parts[start:]) for start in range(len(parts) + 1))

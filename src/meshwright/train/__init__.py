@@ -2,7 +2,7 @@
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
 from meshwright.train._compile_cache import compile_cache
-from meshwright.train._divergence import halt_on_divergence
+from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, evaluating
 from meshwright.train._given import Builder, Given, check_given, state_around
@@ -11,8 +11,9 @@ from meshwright.train._inferred import inferred_rules
 from meshwright.train._keys import key_of, step_key
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
+from meshwright.train._multi_steps import has_multi_steps, num_updates
 from meshwright.train._noise import Std, noised, relative
-from meshwright.train._precision import ComputeDtype, narrowed, narrowing
+from meshwright.train._precision import ComputeDtype, narrowed, narrowing, wider_than
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
@@ -52,6 +53,7 @@ __all__ = [
     "abstract_state",
     "at_most_ahead",
     "by_path",
+    "check_finite",
     "check_given",
     "compile_cache",
     "decay_by_path",
@@ -61,6 +63,7 @@ __all__ = [
     "evaluating",
     "fit",
     "halt_on_divergence",
+    "has_multi_steps",
     "inferred_rules",
     "init_state",
     "keep_ema",
@@ -72,6 +75,7 @@ __all__ = [
     "noised",
     "nothing",
     "num_params",
+    "num_updates",
     "offloaded",
     "only_averages",
     "relative",
@@ -86,4 +90,5 @@ __all__ = [
     "step_key",
     "update_rules",
     "watchdog",
+    "wider_than",
 ]

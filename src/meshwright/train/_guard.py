@@ -98,7 +98,15 @@ def mean_plus(stds: float, *, after: int = 100) -> Threshold:
 
     A deviation is at least a hundredth of the mean: norms that stay the same are not to be skipped for their
     last bit. As skipped norms do not enter the mean, a lasting rise is skipped for ever: watch `skipped`.
+
+    Raises:
+      UsageError: `stds` is not positive, or `after` is below 1: every update would be skipped.
     """
+    if not stds > 0 or after < 1:
+        raise UsageError(
+            f"mean_plus({stds}, after={after}) would skip every update: give more than 0 standard deviations "
+            "and at least after=1, for before the first update there is no mean."
+        )
 
     def threshold(norms: Norms) -> jax.Array:
         std = jnp.maximum(norms.std, 0.01 * norms.mean)
@@ -107,15 +115,17 @@ def mean_plus(stds: float, *, after: int = 100) -> Threshold:
     return threshold
 
 
-def with_skipped(metrics: Metrics, before: optax.OptState, after: optax.OptState) -> Metrics:
+def with_skipped(metrics: Metrics, updates: PyTree, before: optax.OptState, after: optax.OptState) -> Metrics:
     """Return `metrics` with `skipped`, if the optimizer may skip, and without what a skip made harmless.
 
-    What is not finite in a step that was skipped weighs nothing, so that reports show the other steps.
+    What is not finite in a step that was skipped weighs nothing, so that reports show the other steps. Where
+    a guard is of some parameters and the `updates` of others are not finite, nothing counts as skipped.
     """
     counts = [now - then for now, then in zip(_skipped(after), _skipped(before), strict=True)]
     if not counts:
         return metrics
-    total = jnp.float32(sum(counts))
+    is_harmless = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(updates)]).all()
+    total = jnp.where(is_harmless, jnp.float32(sum(counts)), 0)
     kept = {name: _harmless(metric, total > 0) for name, metric in metrics.items()}
     return {**kept, "skipped": Mean(total, jnp.float32(len(counts)))}
 

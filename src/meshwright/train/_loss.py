@@ -73,6 +73,9 @@ def mean_gradients(
 ) -> tuple[PyTree, Metrics, PyTree]:
     """Return the gradients over the whole batch, in the parameters' dtypes, the metrics and the model state.
 
+    Those of complex parameters are conjugated: JAX's point to where the loss rises with the imaginary part
+    turned round, and an optimizer goes against what it is given.
+
     With several microbatches one after the other is computed, so that the memory of one is enough;
     totals, counts and gradients are added in at least float32 and divided once, at the end. Each
     microbatch is given the model state that the one before it returned.
@@ -87,7 +90,7 @@ def mean_gradients(
         )
     count = jnp.asarray(cast(Mean, metrics["loss"]).count)
     scale = jnp.where(count > 0, 1 / jnp.where(count > 0, count, 1), 0)
-    grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), grads, params)
+    grads = jax.tree.map(lambda g, p: jnp.conj(g * scale).astype(p.dtype), grads, params)
     return grads, metrics, model_state
 
 

@@ -34,9 +34,11 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
 
     def one(name: str, x: jax.Array, key: jax.Array) -> jax.Array:
         std = std_of(f"params/{name}")
-        if std is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        if std is None or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
-        drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape)
+        # Of complex numbers both parts are noised, so that the deviation is that of their distance.
+        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.complexfloating) else float
+        drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape, dtype)
         return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
     def with_noise(params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
@@ -49,4 +51,6 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
 
 def relative(std: float) -> Std:
     """Return a standard deviation as so much of the array's root mean square, not differentiated."""
-    return lambda x: jax.lax.stop_gradient(std * jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)))))
+    return lambda x: jax.lax.stop_gradient(
+        std * jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x).astype(jnp.float32))))
+    )

@@ -1,6 +1,7 @@
 """Computing in a narrower dtype than the parameters are kept in."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,7 @@ def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
     Raises:
       UsageError: something is no dtype, or none of floating numbers; a pattern is no regular expression.
     """
-    is_table = isinstance(compute_dtype, Sequence) and not isinstance(compute_dtype, str)
-    rules = compute_dtype if is_table else [(".*", compute_dtype)]
-    dtype_of = first_match([(pattern, _floating(dtype)) for pattern, dtype in rules], None)
+    dtype_of = first_match(_table(compute_dtype), None)
 
     def one(name: str, x: jax.Array) -> jax.Array:
         dtype = dtype_of(f"params/{name}")
@@ -39,6 +38,36 @@ def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
 def narrowed(params: PyTree, compute_dtype: ComputeDtype) -> PyTree:
     """Return `params` as a loss is given them; see `narrowing`."""
     return narrowing(compute_dtype)(params)
+
+
+def wider_than(compute_dtype: ComputeDtype, batch: PyTree) -> str | None:
+    """Return, for people, which arrays of a batch are wider than what is computed in; None if none are.
+
+    A product is computed in the wider of its dtypes.
+    """
+    dtypes = [dtype for _, dtype in _table(compute_dtype) if dtype is not None]
+    if not dtypes:
+        return None
+    narrowest = min(dtypes, key=lambda dtype: dtype.itemsize)
+    wider = [
+        name or "all"
+        for name, x in tree.named_leaves(batch).items()
+        if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > narrowest.itemsize
+    ]
+    if not wider:
+        return None
+    verb = "is" if len(wider) == 1 else "are"
+    return (
+        f"{', '.join(wider)} of the batch {verb} wider than {narrowest}: what is multiplied with parameters "
+        "as it comes is computed in the wider dtype; cast it in the loss"
+    )
+
+
+def _table(compute_dtype: Any) -> list[tuple[str, jnp.dtype | None]]:
+    """Return a `ComputeDtype` as a table of dtypes."""
+    is_table = isinstance(compute_dtype, Sequence) and not isinstance(compute_dtype, str)
+    rules = compute_dtype if is_table else [(".*", compute_dtype)]
+    return [(pattern, _floating(dtype)) for pattern, dtype in rules]
 
 
 def _floating(dtype: DTypeLike | None) -> jnp.dtype | None:

@@ -14,6 +14,7 @@ from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout, in_mesh
+from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
 from meshwright.train._keys import step_key
 from meshwright.train._loss import (
@@ -25,6 +26,7 @@ from meshwright.train._loss import (
     mean_gradients,
     objective,
 )
+from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import norms_of
 from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, narrowing
@@ -41,7 +43,8 @@ class Step:
 
     `make_step` makes the usual one. For an update that is not one loss under one optimizer (two networks
     against each other, a loss over two batches, noised gradients) write the function yourself:
-    `Step(function, layout)`.
+    `Step(function, layout)`. Of complex parameters it must give an optimizer `jnp.conj` of what `jax.grad`
+    returns, as `make_step` does: without, imaginary parts move uphill.
 
     It is compiled for the first arguments it meets, or by `compile`; arguments of other shapes are
     an error that names them, never a second compilation in the middle of a run.
@@ -170,10 +173,10 @@ def make_step(
       microbatches: how many pieces each batch is computed in, one after the other, before the one
         update. For a loss that uses no randomness and no state the number does not change the update.
       compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
-        "bfloat16", say, or a table by path, see `ComputeDtype`. All else is as it is: integers and narrower
-        parameters, the model state, the batch (float32 examples times bfloat16 weights are computed in
-        float32: cast them in the loss), and the parameters that are kept, their gradients, the updates and
-        the optimizer's state.
+        "bfloat16", say, or a table by path, see `ComputeDtype`. All else is as it is: integers, complex
+        and narrower parameters, the model state, the batch (float32 examples times bfloat16 weights are
+        computed in float32: cast them in the loss), and the parameters that are kept, their gradients, the
+        updates and the optimizer's state.
       norms: a pattern for those of the trained parameters whose norms, and those of their gradients, are
         among the metrics: `param_norm/layers/0/q`, `grad_norm/layers/0/q`. ".*" is all of them.
 
@@ -183,12 +186,14 @@ def make_step(
       skip updates.
 
     Raises:
-      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression.
+      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When it is
+        compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`.
     """
     only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
+        check_accumulated_once(state.opt_state, microbatches)
         key = step_key(state)
         trained, frozen = only.split(state.params)
 
@@ -200,12 +205,13 @@ def make_step(
             of_trained, trained, state.model_state, batch, key, microbatches
         )
         before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
-        updates, opt_state = only.tx.update(grads, before, trained)
+        with kept_complex():
+            updates, opt_state = only.tx.update(grads, before, trained)
         params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
-        return new, with_skipped(metrics, before, opt_state)
+        return new, with_skipped(metrics, updates, before, opt_state)
 
     return Step(step, layout, microbatches=microbatches)
 

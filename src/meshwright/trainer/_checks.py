@@ -7,7 +7,7 @@ import jax
 from meshwright import tree
 from meshwright.checkpoint import Checkpoints
 from meshwright.sharding import Layout
-from meshwright.train import Step, TrainState
+from meshwright.train import ComputeDtype, Step, TrainState, wider_than
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._scores import Best, Evaluation, check_best
 from meshwright.tree import PyTree
@@ -32,6 +32,7 @@ def told(layout: Layout, target: TrainState, data: Epochs, checkpoints: Checkpoi
 
 def checks(
     batch: PyTree,
+    compute_dtype: ComputeDtype,
     step: Step,
     state: TrainState,
     data: Epochs,
@@ -48,6 +49,8 @@ def checks(
     """
     shapes = (f"{name or 'batch'} {x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(batch).items())
     yield f"one batch read: {', '.join(shapes)}"
+    if wider := wider_than(compute_dtype, batch):
+        yield f"compute_dtype: {wider}"
     yield f"step compiled in {step.compile_seconds:.1f} s"
     scores = evaluation.first(state)
     check_best(best, list(scores))

@@ -13,7 +13,7 @@ from meshwright.checkpoint import Checkpoints
 from meshwright.deployer import Deployer
 from meshwright.metrics import Console, Values, Writer, logger, tee
 from meshwright.profiling import count_flops, with_known_utilisation, with_utilisation
-from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing
+from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing, num_updates
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._schedule import EPOCH, Schedule
 from meshwright.trainer._scores import Evaluation, Scores
@@ -42,7 +42,7 @@ class Loop:
 
         Raises:
           Interrupted: the process was told to stop; the state is saved, if there are checkpoints.
-          DivergedError: a reported loss is not finite; nothing was saved since.
+          DivergedError: a reported loss, or a state that is to be saved, is not finite.
         """
         if self.checkpoints:
             self.checkpoints.before_commit = self.deployer.keep_metrics
@@ -52,10 +52,14 @@ class Loop:
         used = count_flops(self.step.jaxpr), list(self.deployer.mesh.devices.flat)
         files = with_utilisation(self.deployer.write, *used)
         screens = [with_known_utilisation(console, *used)] if console else []
-        writers = tee(files, *screens, halt_on_divergence(self._newest))
+        newest_state = state
+        newest = self.checkpoints.settled if self.checkpoints else lambda: None
+        writers = tee(files, *screens, halt_on_divergence(newest))
         with process.signals() as signals, console or contextlib.nullcontext():
 
             def evaluate(tick: Tick, state: TrainState) -> Scores | None:
+                nonlocal newest_state
+                newest_state = state
                 reached(state)
                 # A platform that takes its machine back leaves time to save, and none to evaluate.
                 return None if signals.ending else self.evaluation(tick, state)
@@ -67,7 +71,7 @@ class Loop:
                 steps=self.schedule.max_steps or _FOR_EVER,
                 evaluate=evaluate,
                 log=logger(
-                    with_learning_rate(writers, self.lr_schedule),
+                    with_learning_rate(writers, self.lr_schedule, lambda: num_updates(newest_state)),
                     # A report before each save: a crash then loses whole reports, which are made again.
                     either(every(self.schedule.log_every), saves),
                     per_second={"examples": self.batch_size},
@@ -85,20 +89,14 @@ class Loop:
                 signals.interruption.add_note("Nothing is saved, as there is no Deployer(workdir=...).")
             raise signals.interruption
 
-    def _newest(self) -> int | None:
-        if self.checkpoints is None:
-            return None
-        self.checkpoints.wait()
-        return self.checkpoints.latest()
 
-
-def with_learning_rate(write: Writer, schedule: optax.Schedule | None) -> Writer:
-    """Return `write`, told besides by which learning rate the last update was made."""
+def with_learning_rate(write: Writer, schedule: optax.Schedule | None, updates: Callable[[], int]) -> Writer:
+    """Return `write`, told besides by which learning rate the last of so many updates was made."""
     if schedule is None:
         return write
 
     def written(step: int, values: Values, /) -> None:
-        write(step, {**values, "learning_rate": np.asarray(schedule(step - 1)).item()})
+        write(step, {**values, "learning_rate": np.asarray(schedule(max(updates() - 1, 0))).item()})
 
     return written
 

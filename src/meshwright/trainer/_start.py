@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,9 +12,21 @@ import optax
 
 from meshwright import tree
 from meshwright.adapters import Functional
+from meshwright.checkpoint import Checkpoints, Keep
+from meshwright.deployer import LrSchedule
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.sharding import Layout, copy_to
-from meshwright.train import Init, TrainState, Tx, Variables, init_state, key_of, state_from
+from meshwright.train import (
+    Init,
+    TrainState,
+    Tx,
+    Variables,
+    check_finite,
+    has_multi_steps,
+    init_state,
+    key_of,
+    state_from,
+)
 from meshwright.trainer._epochs import start_of
 from meshwright.tree import PyTree
 
@@ -87,6 +100,26 @@ def check_step(loss: Any, train_step: Any, accumulate_grad_batches: int) -> None
             f"accumulate_grad_batches={accumulate_grad_batches}: it must be at least 1, and with a "
             "train_step, which is given whole batches, be left out."
         )
+
+
+def check_schedule(lr_schedule: Any, accumulate_grad_batches: int, target: TrainState) -> None:
+    """Raise a `UsageError` if a schedule of the deployer's counts other steps than the trainer makes."""
+    if not isinstance(lr_schedule, LrSchedule) or has_multi_steps(target.opt_state):
+        return  # of `optax.MultiSteps`, several of the trainer's steps are one of the schedule's
+    counted = lr_schedule.accumulate_grad_batches
+    if counted != accumulate_grad_batches:
+        raise UsageError(
+            f"lr_schedule counts steps of {counted} micro-batches, and the trainer makes them of "
+            f"accumulate_grad_batches={accumulate_grad_batches}: it would end too early or too late.\n  Give "
+            f"get_lr_schedule_fn accumulate_grad_batches={accumulate_grad_batches}, too."
+        )
+
+
+def checkpoints_in(directory: Path, keep: Keep, tx: Tx) -> Checkpoints:
+    """Return the checkpoints of a run, not opened yet, which take no state that is not finite."""
+    checkpoints = Checkpoints(directory, keep=keep)
+    checkpoints.check_state = check_finite(tx, checkpoints.settled)
+    return checkpoints
 
 
 def lost() -> MeshwrightError:

@@ -36,7 +36,7 @@ from meshwright.trainer._evaluation import LossOver
 from meshwright.trainer._loop import Loop
 from meshwright.trainer._schedule import Schedule, batch_sizes
 from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, check_together, eval_name
-from meshwright.trainer._start import Start, check_step, lost
+from meshwright.trainer._start import Start, check_schedule, check_step, checkpoints_in, lost
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When
 
@@ -66,7 +66,7 @@ class Trainer:
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
-        `rng`, and returns the new state and `{name: scalar or Mean}`.
+        `rng`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
       lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
 
     Raises:
@@ -190,7 +190,7 @@ class Trainer:
         Raises:
           UsageError, InputError, LayoutError: before the first step, if something does not fit: it reads a
             batch, compiles the step, evaluates, predicts and scores a few examples, and saves.
-          DivergedError: a reported loss is not finite; nothing was saved since.
+          DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
         schedule = Schedule(
@@ -206,10 +206,11 @@ class Trainer:
             measures = self._measures(eval_examples, eval_size, eval_predictor, eval_metric_fn)
             evaluation = Evaluation(measures, schedule.evaluates(data))
             step, target = self._step(), abstract_state(self._start.init, self._tx, self.layout)
+            check_schedule(self._lr_schedule, self._accumulate, target)
             step.compile(target, batch)
             checkpoints = self._checkpoints(opened, schedule)
             state = self._first_state(target, data, checkpoints)
-            for found in checks(batch, step, state, data, evaluation, best, checkpoints):
+            for found in checks(batch, self._dtype, step, state, data, evaluation, best, checkpoints):
                 self.deployer.log_info(f"✓ {found}")
             if schedule.is_done(self.step, data):
                 self.deployer.log_info(f"step {self.step} is reached: {schedule.end} asks for nothing more")
@@ -276,7 +277,7 @@ class Trainer:
         if self.deployer.workdir is None and not schedule.needs_workdir:
             return None
         directory = self.deployer.shared_workdir("saving checkpoints") / CHECKPOINTS
-        return opened.enter_context(Checkpoints(directory, keep=schedule.keeps()))
+        return opened.enter_context(checkpoints_in(directory, schedule.keeps(), self._tx))
 
     def _first_state(self, target: TrainState, data: Epochs, checkpoints: Checkpoints | None) -> TrainState:
         """Return the state to go on from: the newest checkpoint's, the last `fit`'s, or the first."""

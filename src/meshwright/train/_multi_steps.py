@@ -1,0 +1,36 @@
+"""`optax.MultiSteps`, an optimizer that gathers gradients and makes an update only now and then."""
+
+from typing import Any
+
+import jax
+import optax
+
+from meshwright.errors import UsageError
+
+
+def has_multi_steps(opt_state: optax.OptState) -> bool:
+    """Return whether an optimizer with this state, abstract or not, is or holds an `optax.MultiSteps`."""
+    return bool(_multi_steps(opt_state))
+
+
+def num_updates(state: Any) -> int:
+    """Return how many updates the optimizer has made: the steps, or what `optax.MultiSteps` made of them."""
+    found = _multi_steps(state.opt_state)
+    return int(found[0].gradient_step if found else state.step)
+
+
+def check_accumulated_once(opt_state: optax.OptState, microbatches: int) -> None:
+    """Raise a `UsageError` if both the step and the optimizer accumulate gradients."""
+    if microbatches > 1 and has_multi_steps(opt_state):
+        raise UsageError(
+            f"microbatches={microbatches} (of a Trainer: accumulate_grad_batches) makes one update of "
+            f"{microbatches} pieces, and optax.MultiSteps one of several of those: gradients would be "
+            "accumulated twice.\n  Give the optimizer itself, and leave out optax.MultiSteps."
+        )
+
+
+def _multi_steps(opt_state: optax.OptState) -> list[Any]:
+    def is_one(node: Any) -> bool:
+        return isinstance(node, optax.MultiStepsState)
+
+    return [node for node in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(node)]
