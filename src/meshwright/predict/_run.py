@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.errors import UsageError
-from meshwright.sharding import Layout
+from meshwright.sharding import Layout, adding_right
 from meshwright.train import RUN_AHEAD, key_of
 from meshwright.tree import PyTree
 
@@ -44,7 +44,7 @@ def over_batches(
         return prediction
 
     compute = jax.jit(
-        prediction_of,
+        adding_right(prediction_of, layout),
         # Left open, each device would compute all of a batch that comes as NumPy arrays.
         in_shardings=(None, None, layout.batch_sharding, None),
         out_shardings=layout.replicated,

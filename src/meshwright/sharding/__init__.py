@@ -1,6 +1,7 @@
 """Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
 
 from meshwright.sharding._auto import Auto, auto
+from meshwright.sharding._convolutions import adding_right, as_function, mended
 from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._layout import AXES, Layout, idle_axis, look_up, place, split_by_example
@@ -18,7 +19,9 @@ __all__ = [
     "Layout",
     "MeshRule",
     "Rule",
+    "adding_right",
     "apply_mesh_rules",
+    "as_function",
     "auto",
     "beside_params",
     "copy_to",
@@ -36,6 +39,7 @@ __all__ = [
     "look_up",
     "make_mesh",
     "match",
+    "mended",
     "mesh_rule",
     "mesh_sizes",
     "move_to",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
-from meshwright.sharding import Layout
+from meshwright.sharding import Layout, adding_right
 from meshwright.train._ema import eval_params
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
 from meshwright.train._precision import ComputeDtype, narrowing
@@ -81,7 +81,9 @@ class Evaluator:
         self._data, self._mesh, self._due = data, layout.mesh, Due(when)
         split = layout.batch_sharding
         self._score = jax.jit(
-            self._weighed, in_shardings=(None, split, split), out_shardings=layout.replicated
+            adding_right(self._weighed, layout),
+            in_shardings=(None, split, split),
+            out_shardings=layout.replicated,
         )
         self.seconds = 0.0
         """How long all evaluations took, not counting the training steps that they waited for."""

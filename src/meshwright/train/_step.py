@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding
 from meshwright import tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
-from meshwright.sharding import Layout, in_mesh
+from meshwright.sharding import Layout, as_function, in_mesh, mended
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
 from meshwright.train._keys import step_key
@@ -102,9 +103,12 @@ class Step:
         Raises: as `compile`.
         """
         batch, shardings = self._placed(batch), self._shardings(state)
-        step = jax.jit(self._checked, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
+        jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         with in_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
-            traced = step.trace(state, batch)
+            traced = jit(self._checked).trace(state, batch)
+            jaxpr = mended(traced.jaxpr, self._layout)
+            if jaxpr is not traced.jaxpr:
+                traced = jit(as_function(jaxpr, traced.out_info)).trace(state, batch)
         self._batch, self.jaxpr = batch, traced.jaxpr
         return traced
 

@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.errors import ExamplesError
 from meshwright.functions import split
 from meshwright.metrics import Mean, merge
-from meshwright.sharding import Layout
+from meshwright.sharding import Layout, adding_right
 from meshwright.train import (
     RUN_AHEAD,
     ComputeDtype,
@@ -50,7 +50,8 @@ class LossOver:
         self._seed, self._narrow = seed, narrowing(compute_dtype)
         # Left open, each device would compute all of a batch that comes as NumPy arrays.
         shardings = (None, layout.batch_sharding, None, None, None)
-        self._of_rows = jax.jit(self._means, in_shardings=shardings, out_shardings=layout.replicated)
+        means = adding_right(self._means, layout)
+        self._of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
 
     def __call__(self, state: TrainState) -> dict[str, float]:
         """Return the scores over all batches.

@@ -1,0 +1,182 @@
+"""Convolutions that XLA adds up wrongly over a mesh of several axes, said so that it adds them up right.
+
+Where the operands of some convolutions are split over some axes of the mesh and not over others, XLA adds up
+the parts of all devices, those that repeat each other too: what comes out is too large by the size of the
+axes that are left (`docs/upstream-convolution-gradients.md`). One sort is the gradient of the kernel of a
+depthwise or grouped convolution, which has a `batch_group_count`: here each device is told its own part. The
+other is any whose image or window is split: here these are whole, as they are if nobody asks for else.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.extend import core
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import LayoutError
+from meshwright.sharding._layout import Layout, axes_of
+
+T = TypeVar("T")
+
+
+class Axis(NamedTuple):
+    """An axis of the mesh that is larger than 1."""
+
+    size: int
+    splits_batch: bool
+
+
+Axes = Mapping[str, Axis]
+
+
+def mended(jaxpr: Any, layout: Layout) -> Any:
+    """Return a closed jaxpr of the same values without convolutions that go wrong; `jaxpr` if it has none.
+
+    Call it, and trace what comes of it, where the mesh of `layout` is that of the context.
+
+    Raises:
+      LayoutError: one is within a `shard_map` that leaves axes of the mesh to XLA.
+    """
+    splitting = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
+    sizes = {name: size for name, size in layout.mesh.shape.items() if size > 1}
+    in_order = sorted(sizes, key=lambda name: splitting.index(name) if name in splitting else len(splitting))
+    axes = {name: Axis(sizes[name], name in splitting) for name in in_order}
+    if len(axes) < 2 or not _has_any(jaxpr, _is_convolution):
+        return jaxpr
+    return _mended(jaxpr, axes)
+
+
+def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]:
+    """Return `function`, to be traced, with its convolutions `mended`."""
+
+    def called(*arguments: Any) -> T:
+        inner = jax.jit(function)
+        traced = inner.trace(*arguments)
+        jaxpr = mended(traced.jaxpr, layout)
+        if jaxpr is traced.jaxpr:
+            return inner(*arguments)  # which is not traced again
+        return as_function(jaxpr, traced.out_info)(*arguments)
+
+    return called
+
+
+def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
+    """Return a closed jaxpr as a function of trees, which returns one like `out`."""
+
+    def called(*arguments: Any) -> Any:
+        leaves = core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(out), leaves)
+
+    return called
+
+
+def _mended(jaxpr: Any, axes: Axes) -> Any:
+    """Return a jaxpr mended, closed or not as it was; JAX 0.12 has but one class for both."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    eqns = [_mended_equation(eqn, axes) if _has(eqn, _is_convolution) else eqn for eqn in inner.eqns]
+    new = inner.replace(eqns=eqns)
+    return new if inner is jaxpr else jaxpr.replace(jaxpr=new)
+
+
+def _mended_equation(eqn: Any, axes: Axes) -> Any:
+    if _is_convolution(eqn):
+        right = _by_parts(eqn, axes) if _is_grouped_gradient(eqn) else _whole_in_space(eqn)
+        call = jax.make_jaxpr(jax.jit(right))(*(var.aval for var in eqn.invars)).eqns[0]
+        return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
+    if eqn.primitive.name == "shard_map":  # what it names it splits itself
+        _check_manual(eqn, axes)
+        return eqn
+    return eqn.replace(params={name: _mended_within(value, axes) for name, value in eqn.params.items()})
+
+
+def _mended_within(value: Any, axes: Axes) -> Any:
+    """Return a parameter of an equation with the jaxprs that it holds mended."""
+    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+        return _mended(value, axes)
+    if not isinstance(value, tuple) or not any(core.jaxprs_in_params({"": value})):
+        return value
+    parts = [_mended_within(each, axes) for each in value]
+    return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+
+
+def _whole_in_space(eqn: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return a convolution of which no device computes a part of an image, nor has a part of a window."""
+
+    def whole(x: jax.Array, dims: tuple[int, ...]) -> jax.Array:
+        spec = P(*(P.UNCONSTRAINED if d in dims[:2] else None for d in range(x.ndim)))
+        return jax.lax.with_sharding_constraint(x, spec)
+
+    def called(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        of_image, of_kernel, of_out = eqn.params["dimension_numbers"]
+        out = eqn.primitive.bind(whole(image, of_image), whole(kernel, of_kernel), **eqn.params)
+        return whole(out, of_out)
+
+    return called
+
+
+def _by_parts(eqn: Any, axes: Axes) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return a convolution of which each device computes a part of what is summed, or of the groups.
+
+    In a gradient the sum is over the examples. Split as these and the channels are anyway, nothing is moved
+    but the sum.
+    """
+    numbers, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
+    (batch, summed, *_), (made, contracted, *_), (_, features, *_) = numbers
+    of_sum, of_groups = _dealt_out(axes, eqn.invars[0].aval.shape[summed], groups)
+
+    def part(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        left = groups // math.prod(axes[axis].size for axis in of_groups)
+        out = eqn.primitive.bind(image, kernel, **{**eqn.params, "batch_group_count": left})
+        return jax.lax.psum(out, of_sum)
+
+    def spec(dims: Mapping[int, tuple[str, ...]]) -> P:
+        return P(*(dims.get(d) for d in range(len(numbers.lhs_spec))))
+
+    return jax.shard_map(
+        part,
+        in_specs=(spec({summed: of_sum, batch: of_groups}), spec({contracted: of_sum, made: of_groups})),
+        out_specs=spec({features: of_groups}),
+        check_vma=False,
+    )
+
+
+def _dealt_out(axes: Axes, num_summed: int, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes that split the sum and those that split the groups, if they divide either."""
+    of_sum: tuple[str, ...] = ()
+    of_groups: tuple[str, ...] = ()
+    for name, axis in axes.items():
+        fits_sum, fits_groups = num_summed % axis.size == 0, num_groups % axis.size == 0
+        if fits_sum and (axis.splits_batch or not fits_groups):
+            of_sum, num_summed = (*of_sum, name), num_summed // axis.size
+        elif fits_groups:
+            of_groups, num_groups = (*of_groups, name), num_groups // axis.size
+    return of_sum, of_groups
+
+
+def _check_manual(eqn: Any, axes: Axes) -> None:
+    left = [axis for axis in axes if axis not in eqn.params["newly_manual_axes"]]
+    if left and _has(eqn, _is_grouped_gradient):
+        raise LayoutError(
+            "the gradient of a depthwise or grouped convolution is within a shard_map that leaves mesh axis "
+            f"{left[0]!r} to XLA, which adds it up wrongly over several axes.\n"
+            "  Give the shard_map all axes of the mesh, or take the convolution out of it."
+        )
+
+
+def _has_any(jaxpr: Any, what: Callable[[Any], bool]) -> bool:
+    return any(_has(eqn, what) for eqn in jaxpr.eqns)
+
+
+def _has(eqn: Any, what: Callable[[Any], bool]) -> bool:
+    """Whether an equation, or one in the jaxprs that it holds, is of a sort."""
+    return what(eqn) or any(_has_any(jaxpr, what) for jaxpr in core.jaxprs_in_params(eqn.params))
+
+
+def _is_convolution(eqn: Any) -> bool:
+    return eqn.primitive.name == "conv_general_dilated"
+
+
+def _is_grouped_gradient(eqn: Any) -> bool:
+    return _is_convolution(eqn) and eqn.params["batch_group_count"] > 1
