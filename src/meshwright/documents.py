@@ -1,15 +1,29 @@
-"""JSON that anybody may have written or damaged: what it says, or one kind of error.
+"""Files and JSON that anybody may have written or damaged: what they say, or one kind of error.
 
 Python's parser has several: ValueError, RecursionError for what is nested deeply, UnicodeDecodeError. And
 what it takes may be nested so deeply that nothing else can go through it.
 """
 
+import errno
 import json
+import stat
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 DEEPEST = 100
 """How deeply values may be nested: far more than programs write, and less than recursive functions take."""
+
+
+def read_file(path: Path) -> bytes:
+    """Return what is in a file.
+
+    Raises:
+      OSError: there is none, or it is no ordinary one: a pipe or a device may have no end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is no ordinary file", str(path))
+    return path.read_bytes()
 
 
 def parse_json(content: str | bytes) -> Any:

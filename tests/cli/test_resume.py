@@ -1,6 +1,7 @@
 """Whose functions `resume` runs, and what of their settings is kept."""
 
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -134,3 +135,19 @@ def test_a_probe_that_a_killed_run_left_is_removed(here):
     (here / "runs/tiny/checkpoints/.probe-0123abcd").touch()
     assert main(["train", "mine:experiment"]) == 0
     assert not list((here / "runs/tiny/checkpoints").glob(".probe-*"))
+
+
+@pytest.mark.parametrize(
+    "name", ["experiment.txt", "metrics.jsonl", "outcome.json", "logs/process-00000.log"]
+)
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_run_writes_through_no_link_and_waits_for_no_pipe(here, capsys, name, kind):
+    (here / "precious.txt").write_text("precious")
+    (here / "runs/tiny/logs").mkdir(parents=True)
+    path = here / "runs/tiny" / name
+    precious = here / "precious.txt"
+    make = {"link": lambda: path.symlink_to(precious), "pipe": lambda: os.mkfifo(path)}
+    make.get(kind, path.mkdir)()
+    assert main(["train", "mine:experiment"]) == 2
+    assert f"{name} is a link, or no ordinary file" in capsys.readouterr().err
+    assert (here / "precious.txt").read_text() == "precious"

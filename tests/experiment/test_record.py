@@ -1,6 +1,7 @@
 """What a run writes down of its end."""
 
 import json
+import logging
 
 import jax.numpy as jnp
 import pytest
@@ -9,6 +10,7 @@ import meshwright as mw
 from experiment.runs import experiment, loss, losses
 from meshwright import report
 from meshwright.errors import DivergedError, Interrupted, UsageError
+from meshwright.experiment._reports import saying
 
 
 def outcome(run):
@@ -96,3 +98,10 @@ def test_the_end_of_a_run_does_not_wait_for_a_page_that_takes_long(tmp_path, mon
     mw.run(experiment(tmp_path))
     assert not (tmp_path / "report.html").exists()
     assert f"`meshwright report {tmp_path}` does" in caplog.text
+
+
+def test_a_warning_is_on_the_screen_once_where_no_log_is_open(monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    say = saying(mw.metrics.Console(None), logging.WARNING)
+    say("s3://bucket/run cannot be written to\x1b[2J")
+    assert capsys.readouterr().err == "s3://bucket/run cannot be written to\\x1b[2J\n"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from meshwright.documents import read_file
 from meshwright.errors import InputError, MeshwrightError, UsageError
 
 MAX_NAME_BYTES = 255
@@ -76,7 +77,7 @@ def read_text(place: str | Path) -> str:
 
 def _read_bytes(place: str) -> bytes:
     if not is_address(place):
-        return local_path(place).read_bytes()
+        return read_file(local_path(place))
     filesystem, path = connect(place)
     with telling(f"{place} cannot be read", FileNotFoundError, IsADirectoryError):
         return filesystem.cat_file(path)

@@ -52,7 +52,8 @@ def _check_foreign(directory: Directory) -> None:
 
 def _write_durably(mark: Path, text: str) -> None:
     """Write the mark where it protects from the first byte on; it must be found by its name afterwards."""
-    with mark.open("w", encoding="utf-8") as file:
+    opened = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -43,6 +43,15 @@ from meshwright.experiment._parts import Parts
 from meshwright.train import compile_cache, describe_state, nothing
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
+_FILES = (
+    "experiment.txt",
+    "experiment.json",
+    "state.txt",
+    "environment.json",
+    "metrics.jsonl",
+    "outcome.json",
+)
+"""What process 0 writes where it will be; a page takes the place of what is there."""
 _SECRET = "**********"
 """What stands for a secret, as in pydantic."""
 
@@ -105,8 +114,14 @@ def _prepare(directory: Path) -> None:
     """Make the run directory and show that it can be written to.
 
     Raises:
-      UsageError: it cannot.
+      UsageError: it cannot, or where a file is to be is something else.
     """
+    in_the_way = (path for name in (*_FILES, _log_name()) if not _can_be_file(path := directory / name))
+    if (path := next(in_the_way, None)) is not None:
+        raise UsageError(
+            f"{path} is a link, or no ordinary file, and the run would write there.\n"
+            "  Move it away, or give another run directory with run=PATH."
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # Of no name, or a new one: it follows no link that is there already.
@@ -127,6 +142,11 @@ def _hold(directory: Path, opened: contextlib.ExitStack) -> None:
       UsageError: another run has it.
     """
     opened.callback(process.hold(directory / ".run.lock").close)
+
+
+def _can_be_file(path: Path) -> bool:
+    """Return whether a file may be written there: by a link it would be another, of anybody's."""
+    return not os.path.lexists(path) or (path.is_file() and not path.is_symlink())
 
 
 def _check_shared(directory: Path) -> None:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from meshwright.documents import parse_json
+from meshwright.documents import parse_json, read_file
 from meshwright.errors import InputError, UsageError
 from meshwright.metrics._histogram import EDGES, Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
@@ -158,7 +158,7 @@ def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
 
 def _whole_lines(path: Path) -> list[bytes]:
     # What follows the last newline is nothing, or a line whose writer was killed.
-    return path.read_bytes().split(b"\n")[:-1]
+    return read_file(path).split(b"\n")[:-1]
 
 
 def _report(line: bytes, where: str) -> dict[str, float]:
@@ -187,7 +187,8 @@ def _keep(path: Path, last_step: float) -> None:
 def _replace(path: Path, content: bytes) -> None:
     """Give the file new content at once: a reader, or a run killed meanwhile, finds the old or the new."""
     draft = path.with_name(path.name + ".tmp")
-    with draft.open("wb") as file:
+    draft.unlink(missing_ok=True)  # a killed process's; or somebody's link, which would be followed
+    with draft.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.documents import read_file
+
 _ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ([A-Z]+) ", re.MULTILINE)
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
 
@@ -29,7 +31,7 @@ def incidents_of(directory: Path) -> list[Incident]:
 
 
 def _incidents(file: Path) -> list[Incident]:
-    text = file.read_text(errors="replace")
+    text = read_file(file).decode(errors="replace")
     heads = list(_ENTRY.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)]
     entries = [(head, text[head.end() : end].rstrip()) for head, end in zip(heads, ends, strict=True)]

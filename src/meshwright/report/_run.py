@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from meshwright import description
 from meshwright.checkpoint import Contents, contents
-from meshwright.documents import parse_object
+from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
 from meshwright.metrics import salvage_jsonl
 from meshwright.report._ending import Ending, ending_of
@@ -148,7 +148,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
             "  Give the directory of a run; `meshwright runs` lists those below a directory."
         )
     files = _Files(directory)
-    told = files.read("experiment.txt", Path.read_text) or ""
+    told = files.read("experiment.txt", _text) or ""
     environment = files.read("environment.json", _json_object) or {}
     reports, damage = files.read("metrics.jsonl", salvage_jsonl) or ([], [])
     files.damage += damage[:_MOST_DAMAGE]
@@ -159,7 +159,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
         ending=_ending(files, path, reports),
         description=told,
         environment=environment,
-        parameters=files.read("state.txt", Path.read_text) or "",
+        parameters=files.read("state.txt", _text) or "",
         reports=reports,
         checkpoints=contents(path) if path and Path(path).is_dir() else None,
         checkpoints_path=path,
@@ -188,8 +188,6 @@ class _Files:
             self.missing.append(name)
             return None
         try:
-            if not (path.is_file() or path.is_dir()):
-                raise ValueError("it is no file")  # a pipe, which would be waited for
             return reader(path)
         except (OSError, ValueError) as error:
             self.damage.append(f"{path} cannot be read: {error}")
@@ -204,8 +202,12 @@ def _ending(files: _Files, checkpoints: str | None, reports: Sequence[Report]) -
     return ending_of(None, checkpoints, silent)
 
 
+def _text(path: Path) -> str:
+    return read_file(path).decode()
+
+
 def _json_object(path: Path) -> dict[str, Any]:
-    return parse_object(path.read_bytes())
+    return parse_object(read_file(path))
 
 
 def _outputs(directory: Path) -> dict[str, list[str]]:

@@ -35,7 +35,9 @@ def _write(text: str, to: Path) -> Path:
     """Write a file at once: who looks at it meanwhile finds the old or the new."""
     part = to.with_name(f".{to.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.unlink(missing_ok=True)  # a killed process's; or somebody's link, which would be followed
+        with part.open("x", encoding="utf-8") as file:
+            file.write(text)
         part.replace(to)
     except OSError as error:
         with suppress(OSError):  # a full disk is no place for half a page
