@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from meshwright.checkpoint._patterns import first_matches
+from meshwright.checkpoint._patterns import OptionalPattern, first_matches
 from meshwright.errors import UsageError
 
 Casts = Sequence[tuple[str, DTypeLike]]
@@ -68,6 +68,8 @@ def cast_dtypes(
     }
     for number in set(range(len(casts))) - set(chosen.values()):
         pattern, dtype = casts[number][0], dtypes[number]
+        if isinstance(pattern, OptionalPattern):
+            continue
         raise UsageError(f"cast: nothing that {pattern!r} matches is of the kind of number that {dtype} is.")
     return {name: dtypes[number] for name, number in chosen.items()}
 
