@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.checkpoint import as_source, restore, restore_lazily
+from meshwright.checkpoint import as_source, cast, optional, restore, restore_lazily
 from meshwright.errors import CheckpointError, UsageError
 
 
@@ -82,3 +82,18 @@ def test_any_assignment_is_the_dictionary_that_it_says(order, mapping):
 def test_nothing_is_read_of_what_is_not_assigned():
     untouched = restore_lazily(source("a", "b"), target("a"), ignore="b")
     assert untouched["a"].shape == ()
+
+
+def test_a_rule_that_is_said_to_be_optional_need_not_match():
+    saved, table = source("body", "head"), [("trunk", "body"), ("tail/(.*)", r"\1"), (".*", None)]
+    with pytest.raises(UsageError, match=r"'tail/\(\.\*\)', matches no name"):
+        restore(saved, target("trunk"), assign=table, ignore="head")
+    lax = [(optional(pattern), name) for pattern, name in table]
+    assert restore(saved, target("trunk"), assign=lax, ignore="head") == {"trunk": 0.0}
+    half = cast(saved, [(optional("tail/.*"), "float16"), (optional("body"), "int8"), (".*", "float32")])
+    assert {name: x.dtype.name for name, x in half.arrays().items()} == {"body": "float64", "head": "float32"}
+
+
+def test_an_optional_rule_that_leads_nowhere_is_an_error_all_the_same():
+    with pytest.raises(CheckpointError, match="trunk: assigned bodies, which is not in the checkpoint"):
+        restore(source("body"), target("trunk"), assign=[(optional("trunk"), "bodies")])

@@ -16,7 +16,7 @@ from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoint._load import load, load_lazily
 from meshwright.checkpoint._match import Assign, origins
-from meshwright.checkpoint._patterns import first_matches
+from meshwright.checkpoint._patterns import first_matches, optional
 from meshwright.checkpoint._pins import is_pinned, pin, unpin
 from meshwright.checkpoint._restore import restore, restore_lazily
 from meshwright.checkpoint._retention import (
@@ -34,7 +34,7 @@ from meshwright.checkpoint._retention import (
 from meshwright.checkpoint._source import Opened, Source, find_step, open_source
 from meshwright.checkpoint._transforms import as_source, cast, subtree
 from meshwright.checkpoint._verify import Report, verify, verify_all
-from meshwright.checkpoint.readers import open_t5x
+from meshwright.checkpoint.readers import open_t5x, open_tensorflow
 
 __all__ = [
     "HOST_NBYTES",
@@ -79,6 +79,8 @@ __all__ = [
     "open_best",
     "open_source",
     "open_t5x",
+    "open_tensorflow",
+    "optional",
     "origins",
     "pin",
     "restore",

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from meshwright import __version__
 from meshwright.checkpoint import _directory
-from meshwright.checkpoint._cast import converted, floating
+from meshwright.checkpoint._cast import cast_leaf, floating
 from meshwright.checkpoint._format import (
     MANIFEST,
     ArrayLayout,
@@ -101,7 +101,7 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
     ours = {name: spelling.ours(name) for name in arrays}
     taken = ours if only is None else {name: ours[name] for name in _matching(only, ours)}
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
-    held = {name: _cast(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken}
+    held = {name: cast_leaf(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken}
     is_taken = compiled(".*" if only is None else only).fullmatch
     empty = {name: node for name, node in empty_of(source).items() if is_taken(name)}
     return Arrays(str(source), held, empty, spelling)
@@ -196,7 +196,3 @@ def _matching(pattern: str, ours: Mapping[str, str]) -> list[str]:
 
 def _is_floating(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
-
-
-def _cast(name: str, array: LazyArray, dtype: np.dtype) -> LazyArray:
-    return array.with_values(lambda block: converted(name, block, dtype), dtype)

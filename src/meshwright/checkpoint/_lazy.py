@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from meshwright.checkpoint._cast import converted
 from meshwright.errors import UsageError
 
 Index = tuple[slice, ...]
@@ -78,9 +79,9 @@ class LazyArray:
         return parts(indices) if parts and indices else [self.read(index) for index in indices]
 
     def astype(self, dtype: DTypeLike) -> Self:
-        """Return the array in another dtype, lazily."""
+        """Return the array in another dtype, lazily. When it is read, all numbers must fit."""
         wanted = np.dtype(dtype)
-        return self.with_values(lambda part: part.astype(wanted, copy=False), wanted)
+        return self.with_values(lambda part: converted("an array", part, wanted), wanted)
 
     def view(self, dtype: DTypeLike) -> Self:
         """Return the array with its bits taken for another dtype of the same size, lazily."""

@@ -6,6 +6,25 @@ from collections.abc import Callable, Iterable, Sequence
 from meshwright.errors import UsageError
 
 
+class OptionalPattern(str):
+    """A pattern that need not match anything; see `optional`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return what makes it."""
+        return f"optional({str(self)!r})"
+
+
+def optional(pattern: str) -> str:
+    """Return a pattern that decides nothing without an error, where no name is left for it.
+
+    For tables that serve several models or checkpoints, where a rule may find nothing. Other patterns that
+    decide nothing are taken for typing errors.
+    """
+    return OptionalPattern(pattern)
+
+
 def compiled(pattern: str) -> re.Pattern[str]:
     """Return a pattern ready for use.
 
@@ -26,7 +45,8 @@ def first_matches(
     Where a name is not matched itself, what `also` makes of it is.
 
     Raises:
-      UsageError: A pattern decides nothing: it matches no name, or only such as earlier ones match.
+      UsageError: A pattern that is not `optional` decides nothing: it matches no name, or only such as
+        earlier ones match.
     """
     rules, decided = [compiled(pattern) for pattern in patterns], {}
     shadowed: dict[int, int] = {}
@@ -40,7 +60,10 @@ def first_matches(
         if matches:
             decided[name] = matches[0]
             shadowed |= {number: matches[0][0] for number, _ in matches[1:]}
-    idle = set(range(len(rules))) - {number for number, _ in decided.values()}
+    must_decide = {
+        number for number, pattern in enumerate(patterns) if not isinstance(pattern, OptionalPattern)
+    }
+    idle = must_decide - {number for number, _ in decided.values()}
     if idle:
         raise UsageError("\n".join(_why_idle(patterns, number, shadowed) for number in sorted(idle)))
     return decided

@@ -34,7 +34,8 @@ def restore(
     Args:
       assign: Other names for what is wanted: pairs of a pattern for whole names in `target` and the
         name in `source`, `("params/(.*)", r"model/\1")`. The first pattern that matches decides, and
-        one saved array may be assigned to many. None instead of a name leaves it to `fallback`.
+        one saved array may be assigned to many. None instead of a name leaves it to `fallback`. A pattern
+        that decides nothing is an error, unless it is `optional`.
       fallback: A tree with the values of what `source` lacks, or a function that makes it, which is
         called if anything is lacking. Where `source` has a value, too, that is taken. The arrays of the
         fallback are used, not copied.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves, dtype_of
+from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaf, cast_leaves, dtype_of
 from meshwright.checkpoint._lazy import Index, LazyArray, in_memory
 from meshwright.checkpoint._source import Source
 from meshwright.checkpoint._spelling import Spelling, names_below, spelling_of
@@ -53,7 +53,7 @@ def cast(source: Source, casts: Casts) -> Source:
     the source, or ours, where its format spells them otherwise.
 
     Raises:
-      UsageError: A pattern casts nothing.
+      UsageError: A pattern casts nothing; when it is read, a number does not fit into its dtype.
     """
     return with_arrays(source, cast_leaves(source.arrays(), casts, spelling_of(source).ours))
 
@@ -62,7 +62,8 @@ def cast_back(source: Source, casts: Casts, target: tree.PyTree) -> Source:
     """Return `source` with what `casts` say in the dtypes of `target` again."""
     wanted, arrays = tree.named_leaves(target), source.arrays()
     names = cast_dtypes(wanted, casts).keys() & arrays.keys()
-    return with_arrays(source, {**arrays, **{x: arrays[x].astype(dtype_of(wanted[x])) for x in names}})
+    back = {name: cast_leaf(name, arrays[name], dtype_of(wanted[name])) for name in names}
+    return with_arrays(source, {**arrays, **back})
 
 
 def with_arrays(source: Source, arrays: Mapping[str, LazyArray]) -> Source:

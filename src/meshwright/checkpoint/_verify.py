@@ -87,12 +87,12 @@ def _report(directory: Directory) -> Report:
 
 def _read_whole(directory: Directory, reader: Reader) -> Report:
     """Read all of another system's checkpoint, and return what cannot be read."""
-    arrays: dict[str, LazyArray] = {}
-    damage = []
     try:
-        arrays = dict(opened(reader, directory).arrays())
+        source = opened(reader, directory)
     except DamagedError as error:
-        damage.append(Damage(directory.name, None, 0, 0, str(error)))
+        damaged = Damage(directory.name, None, 0, 0, str(error))
+        return Report(str(directory), 0, 0, 0, (damaged,), reader.name)
+    arrays, damage = source.arrays(), []
     for name, array in arrays.items():
         try:
             for index in _parts(array):
@@ -100,7 +100,7 @@ def _read_whole(directory: Directory, reader: Reader) -> Report:
         except DamagedError as error:
             damage.append(Damage(directory.name, name, 0, array.nbytes, str(error)))
     nbytes = sum(array.nbytes for array in arrays.values())
-    return Report(str(directory), 0, len(arrays), nbytes, tuple(damage), reader.name)
+    return Report(str(directory), 0, len(arrays), nbytes, tuple(damage), source.format)
 
 
 def _parts(array: LazyArray) -> Iterator[Index]:

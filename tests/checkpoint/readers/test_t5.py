@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 from checkpoint.readers import tensorflow
-from checkpoint.readers.real import FIXTURES, assert_same, needs_fixtures, restored, wanted_of
+from checkpoint.readers.real import FIXTURES, arrays_of, assert_same, needs_fixtures, restored, wanted_of
 from meshwright.checkpoint import subtree
 from meshwright.checkpoint._object_path import location
 from meshwright.checkpoint.readers._snappy import decompressed
@@ -154,14 +154,50 @@ def test_every_kind_of_variable_is_renamed(name, renamed, written):
     assert f"target/{renamed}" in mw.open_source(written({name: SCALE})).arrays()
 
 
-def test_what_is_not_of_t5_is_refused_by_name(written):
+def test_what_is_not_of_t5_is_refused_by_name_and_to_be_had_without_its_names(written):
+    variables = {**VARIABLES, "a/w": Q, "b_slot_v": Q}
     with pytest.raises(
         CheckpointError, match="has 2 variables that T5 by Mesh TensorFlow has not: a/w, b_slot_v"
     ):
-        mw.open_source(written({"global_step": VARIABLES["global_step"], "a/w": Q, "b_slot_v": Q}))
+        mw.open_source(written(variables))
     for slot in ("", "m", "vrc"):
         with pytest.raises(CheckpointError, match=f"has not: shared/embedding_slot_{slot}."):
-            mw.open_source(written({f"shared/embedding_slot_{slot}": Q}))
+            mw.open_source(written({"shared/embedding": Q, f"shared/embedding_slot_{slot}": Q}))
+    source = mw.checkpoint.open_tensorflow(written(variables))
+    assert_same(restored(source), variables)
+    assert (source.step, source.format) == (1_000_002, "TensorFlow")
+
+
+def test_of_other_models_variables_are_called_as_tensorflow_calls_them(written):
+    kept = "layer/kernel/.ATTRIBUTES/VARIABLE_VALUE"
+    variables = {kept: Q, "global_step": np.array(7, np.int64)}
+    source = mw.open_source(written(variables).parent)
+    assert_same(restored(source), variables)
+    assert source.format == "TensorFlow"
+    assign = [(r"params/(.*)", r"\1/.ATTRIBUTES/VARIABLE_VALUE")]
+    found = mw.restore(source, {"params": {"layer": {"kernel": Q}}}, assign=assign, ignore="global_step")
+    assert found["params"]["layer"]["kernel"].tolist() == Q.tolist()
+
+
+@needs_fixtures
+def test_variables_of_a_real_checkpoint_are_those_that_tensorflow_has():
+    source = mw.checkpoint.open_tensorflow(FIXTURES / "t5_tensorflow/t5_1_0")
+    assert_same(restored(source), arrays_of("t5_tensorflow/t5_1_0.source.npz"))
+
+
+def test_names_of_ones_own_are_given_to_the_variables_of_any_model(written):
+    def translated(path):
+        arrays = mw.checkpoint.open_tensorflow(path).arrays()
+        new = {"params/embedding": arrays["transformer/embedding"]}
+        return mw.checkpoint.as_source(new, path)
+
+    source = translated(str(written({"transformer/embedding": Q, "global_step": np.array(7, np.int64)})))
+    assert_same(restored(source), {"params/embedding": Q})
+
+
+def test_what_is_no_checkpoint_of_tensorflow_is_said_to_be_none(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint of TensorFlow"):
+        mw.checkpoint.open_tensorflow(tmp_path)
 
 
 def test_an_index_that_is_compressed_in_another_way_is_refused(written):

@@ -8,6 +8,7 @@ and a word in the tuple below.
 from meshwright.checkpoint.readers import _flax, _npz, _orbax, _redco, _safetensors, _seqax, _t5, _t5x
 from meshwright.checkpoint.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
 from meshwright.checkpoint.readers._reader import Foreign, Reader, opened
+from meshwright.checkpoint.readers._t5 import open_tensorflow
 from meshwright.checkpoint.readers._t5x import open_t5x
 from meshwright.checkpoint.readers._zarr import store_of
 
@@ -24,4 +25,13 @@ READERS: tuple[Reader, ...] = (
 )
 """In this order they are asked: the first that recognises a place opens it."""
 
-__all__ = ["ORBAX_TEMPORARY", "READERS", "Foreign", "Reader", "open_t5x", "opened", "store_of"]
+__all__ = [
+    "ORBAX_TEMPORARY",
+    "READERS",
+    "Foreign",
+    "Reader",
+    "open_t5x",
+    "open_tensorflow",
+    "opened",
+    "store_of",
+]

@@ -1,4 +1,4 @@
-"""Checkpoints of T5 by Mesh TensorFlow, with the names that T5X gives their variables.
+"""Checkpoints of TensorFlow: those of T5 by Mesh TensorFlow with the names that T5X gives their variables.
 
     decoder/block_001/layer_000/SelfAttention/q           target/decoder/layers_1/self_attention/query/kernel
     decoder/block_001/layer_000/SelfAttention/q_slot_vr   state/param_states/decoder/…/query/kernel/v_row
@@ -7,16 +7,19 @@
 A T5X optimizer expects each parameter to have `m`, `v`, `v_row` and `v_col`; those that Adafactor did not
 use are there as one zero.
 
+Of other models variables are called as TensorFlow calls them.
+
 Source: `checkpoint_importer.py` of github.com/google-research/t5x.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._object_path import Directory
+from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint.readers._bundle import read_bundle
 from meshwright.checkpoint.readers._file import File, head
 from meshwright.checkpoint.readers._leveldb import is_table
@@ -24,6 +27,7 @@ from meshwright.checkpoint.readers._reader import Foreign, Reader
 from meshwright.checkpoint.readers._steps import complete_in
 from meshwright.errors import CheckpointError
 
+_T5 = "T5 by Mesh TensorFlow"
 _STATE_FILE, _INDEX = "checkpoint", ".index"
 _NEWEST = re.compile(r'model_checkpoint_path: *"(?:[^"]*/)?([^"/\0]+)"')  # the directory may have been moved
 _STEP_OF = re.compile(r".*-(\d+)")
@@ -44,10 +48,31 @@ def _recognises(place: Directory) -> bool:
 
 
 def _open(place: Directory) -> Foreign:
+    plain = open_tensorflow(place)
+    if not any(_is_of_t5(name) for name in plain.held):
+        return plain
+    return replace(plain, format=_T5, held=with_t5x_names(plain.held, plain.path))
+
+
+def open_tensorflow(path: str | Directory) -> Foreign:
+    """Open a checkpoint of TensorFlow, or the newest in a directory, with the names that TensorFlow has.
+
+    `open_source` does so, too, but for T5 by Mesh TensorFlow, whose variables it calls as T5X does. Text, as
+    the graph of objects, is left out.
+
+    Raises:
+      CheckpointError: There is none, or a variable is of a kind that is not read.
+      DamagedError: The index is missing or damaged.
+    """
+    place = location(path)
     prefix = _prefix(place)
-    assert prefix is not None
-    held = with_t5x_names(read_bundle(prefix), prefix)
-    return Foreign(prefix, READER.name, held, _step_of(prefix.name))
+    if prefix is None:
+        raise CheckpointError(f"{place} holds no checkpoint of TensorFlow, an .index and its .data files.")
+    return Foreign(prefix, READER.name, read_bundle(prefix), _step_of(prefix.name))
+
+
+def _is_of_t5(name: str) -> bool:
+    return _t5x_name(name) not in (None, _STEP)
 
 
 def _prefix(place: Directory) -> Directory | None:
@@ -93,7 +118,8 @@ def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str
     if unknown := names.pop(None, []):
         raise CheckpointError(
             f"{what} has {len(unknown)} variables that T5 by Mesh TensorFlow has not: "
-            f"{', '.join(unknown[:10])}. Of other checkpoints of TensorFlow none are read."
+            f"{', '.join(unknown[:10])}. With the names that TensorFlow has, to give others to: "
+            "mw.checkpoint.open_tensorflow(path)."
         )
     if several := [" and ".join(each) for each in names.values() if len(each) > 1]:
         raise CheckpointError(f"{what} has more than one variable for a parameter: {'; '.join(several)}.")
@@ -171,4 +197,4 @@ def _steps(place: Directory) -> dict[int, Directory]:
     return complete_in(_prefixes(place), lambda _: True, _step_of)
 
 
-READER = Reader("T5 by Mesh TensorFlow", _recognises, _open, _steps)
+READER = Reader("TensorFlow", _recognises, _open, _steps)
