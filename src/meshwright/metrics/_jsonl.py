@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from meshwright.addresses import local_path
 from meshwright.errors import InputError, UsageError
 from meshwright.metrics._histogram import EDGES, Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
@@ -37,15 +38,16 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
     close.
 
     Args:
-      path: made if missing, with its directory.
+      path: made if missing, with its directory. Nothing can be appended at an address: write into a
+        directory that is `addresses.mirrored` there.
       after: the step that a run continues from. Lines of later steps tell of a past that did not
-        last, and are removed; 0 starts the file anew, None keeps every line.
+        last, and are removed; those of step 0 and before are never. None keeps every line.
 
     Raises:
       InputError: the file holds something else than reports.
-      UsageError: when called, if a value is named `step` or `time`.
+      UsageError: it is an address; or when called, if a value is named `step` or `time`.
     """
-    path = Path(path)
+    path = local_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         _keep(path, math.inf if after is None else after)
@@ -67,7 +69,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
       InputError: a line is not a report.
       FileNotFoundError: there is no such file.
     """
-    return [report for _, report in _reports(Path(path))]
+    return [report for _, report in _reports(local_path(path))]
 
 
 def salvage_jsonl(path: str | Path) -> tuple[list[dict[str, float]], list[str]]:
@@ -78,7 +80,7 @@ def salvage_jsonl(path: str | Path) -> tuple[list[dict[str, float]], list[str]]:
     """
     found: list[dict[str, float]] = []
     damage: list[str] = []
-    for number, line in enumerate(_whole_lines(Path(path)), start=1):
+    for number, line in enumerate(_whole_lines(local_path(path)), start=1):
         try:
             found.append(_report(line, f"{path}, line {number}"))
         except InputError as error:
