@@ -1,5 +1,6 @@
 """What the documents show of the code is the code."""
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -92,6 +93,19 @@ def test_the_loop_for_those_who_come_from_seqax_trains_and_goes_on(tmp_path):
         assert int(names["train"](tmp_path / "run", steps).step) == steps
     found = sorted(path.name for path in (tmp_path / "run").iterdir() if "tfevents" not in path.name)
     assert found == ["checkpoints", "metrics.jsonl", "plugins", "step.dot", "step.hlo.txt", "step.svg"]
+
+
+def test_reports_for_those_who_come_from_seqax_go_to_an_address_and_are_continued_there(memory, at):
+    names = {"mw": mw}
+    exec(re.findall(r"```python\n(.*?)```", SEQAX, re.S)[2], names)
+    for after in (0, 2):
+        with contextlib.ExitStack() as opened:
+            write = names["log_at"](at, after, opened)
+            write(after + 1, {"loss": 0.5})
+            write(after + 2, {"loss": 0.25})
+    with mw.addresses.local_copy(at) as copy:
+        assert [each["step"] for each in mw.metrics.read_jsonl(copy / "metrics.jsonl")] == [1, 2, 3, 4]
+        assert len(list(copy.glob("events.out.tfevents.*"))) == 2
 
 
 def test_the_experiment_for_those_who_come_from_axlearn_is_one():

@@ -12,6 +12,7 @@ from meshwright._version import __version__
 if TYPE_CHECKING:
     from meshwright import (
         adapters,
+        addresses,
         arguments,
         checkpoint,
         errors,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         input,
         metrics,
         models,
+        plan,
         process,
         profiling,
         report,
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
 
 _ROOMS = (
     "adapters",
+    "addresses",
     "arguments",
     "checkpoint",
     "errors",
@@ -102,6 +105,7 @@ _ROOMS = (
     "input",
     "metrics",
     "models",
+    "plan",
     "process",
     "profiling",
     "report",

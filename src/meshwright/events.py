@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.addresses import local_path
 from meshwright.crc32c import masked_crc32c
 
 _NUMBERS = {1: ("<f4", "float_val"), 2: ("<f8", "double_val"), 3: ("<i4", "int_val"), 9: ("<i8", "int64_val")}
@@ -35,7 +36,7 @@ def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
     A file is read up to its first incomplete or damaged record. What is not there is not an error: an
     evaluation may not have begun yet.
     """
-    run, tag = _run_and_tag(Path(directory), name)
+    run, tag = _run_and_tag(local_path(directory), name)
     event_pb2 = import_tensorboardx().proto.event_pb2
     records = (record for path in _event_files(run) for record in _records(path, tag.encode()))
     return {

@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 import types
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from addresses.stores import files
 from meshwright import profiling
 from meshwright.cli import main
 from meshwright.errors import UsageError
@@ -47,13 +49,18 @@ def dot_program(directory, script):
     program.chmod(0o755)
 
 
+def saved(*arguments, **more):
+    """The files of a program, in the order of their contents."""
+    return [Path(file) for file in profiling.save_hlo(*arguments, **more)]
+
+
 def program(hlo):
     """A compiled program of this text."""
     return types.SimpleNamespace(as_text=lambda: hlo)
 
 
 def test_the_text_is_the_optimized_program_and_the_graph_has_its_operations(compiled, no_graphviz):
-    text, dot = (file.read_text() for file in profiling.save_hlo(compiled, no_graphviz / "made/here"))
+    text, dot = (file.read_text() for file in saved(compiled, no_graphviz / "made/here"))
     assert text == compiled.as_text()
     collectives = re.findall(r"%(all-reduce[\w.-]*) = ", text)
     assert collectives
@@ -61,7 +68,7 @@ def test_the_text_is_the_optimized_program_and_the_graph_has_its_operations(comp
 
 
 def test_a_loop_is_drawn_with_what_runs_in_it_and_a_fusion_is_not(compiled, no_graphviz):
-    text, dot = (file.read_text() for file in profiling.save_hlo(compiled, no_graphviz))
+    text, dot = (file.read_text() for file in saved(compiled, no_graphviz))
     body = re.search(r"while\(.*body=%([\w.-]+)", text)[1]
     assert f'subgraph "cluster_{body}"' in dot
     assert not re.search(r'subgraph "cluster_\S*fused', dot)
@@ -83,7 +90,7 @@ ENTRY %main (x: f32[8]) -> (f32[8], f32[]) {
   ROOT %fusion.1 = f32[8]{0} fusion(%gte.1, %x), kind=kLoop, calls=%fused, metadata={op_name="not %copy.1"}
 }
 """
-    _, file = profiling.save_hlo(program(hlo), no_graphviz)
+    _, file = saved(program(hlo), no_graphviz)
     dot = file.read_text()
     edges = set(re.findall(r'^"(\S+)" -> "(\S+)"', dot, re.M))
     into_fusion = {("all-reduce.1", "fusion.1"), ("x", "fusion.1")}
@@ -103,7 +110,7 @@ def test_graphviz_draws_the_optimized_program_and_nothing_that_the_network_serve
     graphviz, compiled, no_graphviz
 ):
     (no_graphviz / "dot").symlink_to(graphviz)
-    text, _, file = profiling.save_hlo(compiled, no_graphviz, name="mine")
+    text, _, file = saved(compiled, no_graphviz, name="mine")
     svg = file.read_text()
     assert (file.name, svg[:5]) == ("mine.svg", "<svg ")
     drawn = {title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")}
@@ -119,7 +126,7 @@ def test_graphviz_draws_the_optimized_program_and_nothing_that_the_network_serve
 
 def test_what_stands_before_the_picture_is_left_out(compiled, no_graphviz):
     dot_program(no_graphviz, f"print({SVG!r} % sys.stdin.read())")
-    *_, file = profiling.save_hlo(compiled, no_graphviz)
+    *_, file = saved(compiled, no_graphviz)
     assert file.read_text().startswith("<svg ")
     assert "//fonts" not in file.read_text()
 
@@ -128,7 +135,7 @@ def test_a_blank_in_a_path_is_no_obstacle_to_a_picture(graphviz, compiled, no_gr
     (no_graphviz / "with a blank").mkdir()
     (no_graphviz / "with a blank/dot").symlink_to(graphviz)
     (no_graphviz / "dot").symlink_to("with a blank/dot")
-    *_, file = profiling.save_hlo(compiled, no_graphviz / "and here")
+    *_, file = saved(compiled, no_graphviz / "and here")
     assert file == no_graphviz / "and here/step.svg"
 
 
@@ -141,7 +148,7 @@ def test_without_dot_the_package_draws_it(compiled, no_graphviz, monkeypatch):
             return (SVG % self.string.count("all-reduce")).encode()
 
     monkeypatch.setitem(sys.modules, "pygraphviz", types.SimpleNamespace(AGraph=AGraph))
-    *_, svg = profiling.save_hlo(compiled, no_graphviz)
+    *_, svg = saved(compiled, no_graphviz)
     assert svg.read_text().startswith("<svg ")
 
 
@@ -156,7 +163,7 @@ def test_without_dot_the_package_draws_it(compiled, no_graphviz, monkeypatch):
 def test_without_a_picture_the_rest_is_there_and_one_warning(compiled, no_graphviz, caplog, script, says):
     if script:
         dot_program(no_graphviz, script)
-    files = profiling.save_hlo(compiled, no_graphviz)
+    files = saved(compiled, no_graphviz)
     assert [file.name for file in files] == ["step.hlo.txt", "step.dot"]
     (record,) = caplog.records
     assert re.search(says, record.getMessage())
@@ -166,7 +173,7 @@ def test_what_is_too_large_to_be_looked_at_is_not_drawn(no_graphviz, caplog):
     dot_program(no_graphviz, f"print({SVG!r})")
     ops = "\n".join(f"  %add.{i} = f32[] add(%add.{i - 1}, %x)" for i in range(1, 3000))
     large = program(f"HloModule m\n\nENTRY %main () -> f32[] {{\n{ops}\n}}\n")
-    assert [file.suffix for file in profiling.save_hlo(large, no_graphviz)] == [".txt", ".dot"]
+    assert [file.suffix for file in saved(large, no_graphviz)] == [".txt", ".dot"]
     assert "2999 operations are too many" in caplog.text
 
 
@@ -186,3 +193,11 @@ def test_the_command_writes_the_step_of_an_experiment(no_graphviz, capsys):
     assert "step compiled in " in shown
     assert f"{no_graphviz}/hlo/step.dot" in shown
     assert not (no_graphviz / "run").exists()
+
+
+def test_at_an_address_the_same_files_are_put_there(compiled, no_graphviz, memory, at, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = [file.read_bytes() for file in saved(compiled, no_graphviz)]
+    assert profiling.save_hlo(compiled, f"{at}/run") == [f"{at}/run/step.hlo.txt", f"{at}/run/step.dot"]
+    assert list(files(memory, f"{at}/run").values()) == sorted(here, key=len)
+    assert not [path for path in tmp_path.iterdir() if ":" in path.name]

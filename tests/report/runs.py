@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def write_run(directory, losses=(3.0, 2.0, 1.5, 1.25), *, scores=(), settings=DE
 
 
 def page_of(directory):
-    return write_page(read_run(directory)).read_text()
+    return Path(write_page(read_run(directory))).read_text()
 
 
 def chart_of(directory, title="loss"):

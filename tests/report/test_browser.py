@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ def loaded(log):
 
 
 def test_a_page_is_drawn_without_an_error_and_without_the_network(finished, browse, tmp_path):
-    page = write_page(read_run(finished), tmp_path / "page.html")
+    page = Path(write_page(read_run(finished), tmp_path / "page.html"))
     elements, console, loads = browse(page)
     assert (console, loads) == ([], [])
     loss = re.search(r"<figure><figcaption><b>loss</b>.*?</figure>", elements, re.S)[0]

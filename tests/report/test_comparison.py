@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_a_comparison_is_text_and_strict_json(two):
 
 
 def test_the_page_draws_all_runs_in_one_chart_and_marks_the_best(two, tmp_path):
-    page = write_comparison(two.runs, tmp_path / "both.html").read_text()
+    page = Path(write_comparison(two.runs, tmp_path / "both.html")).read_text()
     assert "a from 3 at step 10 to 1.25 at step 40; b from 2 at step 10 to 0.5 at step 30" in page
     assert '<strong><span class="mark">best </span>0.5</strong>' in page
 

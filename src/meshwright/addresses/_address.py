@@ -16,6 +16,11 @@ from meshwright.errors import InputError, MeshwrightError, UsageError
 
 MAX_NAME_BYTES = 255
 """Of a file's name, on all common disks."""
+INSTEAD = (
+    "Give a path of this machine. `meshwright.addresses` makes one for an address: `local_copy` of what is "
+    "there, `mirrored` for files that are put there while they are written."
+)
+_MANGLED = re.compile("([a-z][a-z0-9+.-]+):/(?!/)")
 _DOUBLED = re.compile("(?<=[^/:])//+")
 """Slashes too many, but for those of `hdfs:///a` and of an address in another, `zip://a::s3://b`."""
 
@@ -25,9 +30,24 @@ def is_address(place: str | Path) -> bool:
     return "://" in str(place) and not str(place).startswith("file://")
 
 
-def local_path(place: str | Path) -> Path:
-    """Return the path of a place on this machine, with `~` resolved."""
-    return Path(str(place).removeprefix("file://")).expanduser()
+def local_path(place: str | Path, instead: str = INSTEAD) -> Path:
+    """Return the path of a place on this machine, with `~` resolved.
+
+    Args:
+      place: a path, or `file:///tmp/run`.
+      instead: what to do where it is an address.
+
+    Raises:
+      UsageError: it is an address, or was one before it was made a `Path`, or is empty.
+    """
+    text = str(place)
+    if not text:
+        raise UsageError("a path is empty: a variable that is not set, perhaps. The directory here is `.`.")
+    if is_address(text):
+        raise UsageError(f"{text} is an address, and this takes none.\n  {instead}")
+    if mangled := _MANGLED.match(text):
+        raise UsageError(f"{text} was an address before it was a Path: give it as text, {mangled[1]}://….")
+    return Path(text.removeprefix("file://")).expanduser()
 
 
 def join(place: str | Path, name: str) -> str:

@@ -72,6 +72,17 @@ def put_at(place: str | Path) -> Iterator[Path]:
                     filesystem.put_file(str(file), f"{root}/{file.relative_to(temporary).as_posix()}")
 
 
+@contextmanager
+def put_file_at(place: str | Path) -> Iterator[Path]:
+    """Give the path to write a file to that is to be at `place`, as `put_at` does for directories."""
+    if not is_address(place):
+        yield local_path(place)
+        return
+    folder, _, name = str(place).rpartition("/")
+    with put_at(folder) as directory:
+        yield directory / name
+
+
 def _files(filesystem: Any, root: str) -> Iterator[tuple[str, str]]:
     """Yield the relative name and the path of each file below `root`, or of `root` itself, if it is one."""
     filesystem.invalidate_cache()  # of listings, which others' files are not in

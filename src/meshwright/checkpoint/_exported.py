@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.checkpoint._object_path import location
+from meshwright.addresses import local_path
 from meshwright.checkpoint._source import Source
 from meshwright.errors import UsageError, listed
 
@@ -54,10 +54,7 @@ def local(place: str | Path) -> Path:
     Raises:
       UsageError: It is not on a disk of this machine.
     """
-    path = location(place)
-    if not isinstance(path, Path):
-        raise UsageError(f"{place} is in an object store: export to a disk, and copy the files.")
-    return path
+    return local_path(place, "Export to a disk, and copy the files.").absolute()
 
 
 def _on_host(leaf: Any) -> np.ndarray:

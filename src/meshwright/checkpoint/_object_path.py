@@ -5,13 +5,13 @@ directories is said of keys that begin with this one and a slash. There is no re
 to appear at one moment is one object, written by `create`.
 """
 
-import re
 import secrets
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
+from meshwright.addresses import is_address, local_path
 from meshwright.checkpoint._kvstore import SCHEMES, connect, telling
 from meshwright.errors import MeshwrightError, UsageError
 
@@ -221,11 +221,4 @@ def location(path: str | Path | ObjectPath) -> Directory:
     """
     if isinstance(path, ObjectPath):
         return path
-    address = str(path).removeprefix("file://")
-    if not address:
-        raise UsageError("a path is empty: a variable that is not set, perhaps. The directory here is `.`.")
-    if mangled := re.match(rf"({'|'.join(SCHEMES)}):/(?!/)", address):
-        raise UsageError(
-            f"{address} was an address before it was made a Path: give it as text, {mangled[1]}://…."
-        )
-    return ObjectPath.parse(address) if "://" in address else Path(address).expanduser().absolute()
+    return ObjectPath.parse(str(path)) if is_address(path) else local_path(path).absolute()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from meshwright.addresses import local_path
 from meshwright.errors import UsageError
 from meshwright.events import import_tensorboardx, read_scalars
 
@@ -107,6 +108,7 @@ def best(
         )
     _at_least_1("best", num_checkpoints)
     if events is not None:
+        local_path(events)  # raises if it is an address
         import_tensorboardx()  # here, as policies are called on a thread
     return Best(metric, mode, num_checkpoints, without_metric, events)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 from meshwright.addresses import join, put_at
 from meshwright.cli._overrides import build
@@ -22,7 +23,7 @@ def hlo(options: argparse.Namespace) -> Result:
     made = build(load(options.target), options.settings, experiment.Experiment)
     with put_at(options.to) as directory:
         ahead = made.compile()
-        files = [join(options.to, file.name) for file in profiling.save_hlo(ahead.compiled, directory)]
+        files = [join(options.to, Path(file).name) for file in profiling.save_hlo(ahead.compiled, directory)]
     told = {field.name: getattr(ahead, field.name) for field in dataclasses.fields(ahead)}
     del told["compiled"]
     return "\n".join([str(ahead), *files]), {"files": files, **told}

@@ -2,11 +2,9 @@
 
 import argparse
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 
 from meshwright import report as room
-from meshwright.addresses import is_address, join, local_copy, local_path, put_at
+from meshwright.addresses import join, local_copy
 from meshwright.cli._train import Result
 
 COMPARISON = "comparison.html"
@@ -23,24 +21,11 @@ def report(options: argparse.Namespace) -> Result:
         runs = [room.read_run(copied.enter_context(local_copy(place)), place) for place in options.runs]
         if len(runs) == 1:
             to = options.to or join(options.runs[0], room.PAGE)
-            with _file_at(to) as file:
-                room.write_page(runs[0], file)
+            room.write_page(runs[0], to)
             text, document = room.summary(runs[0]), room.document(runs[0])
         else:
             to = options.to or COMPARISON
-            with _file_at(to) as file:
-                room.write_comparison(runs, file)
+            room.write_comparison(runs, to)
             found = room.compare(runs)
             text, document = room.comparison_text(found), room.comparison_document(found)
     return f"{text}\n\n{to}", {"report": to, **document}
-
-
-@contextlib.contextmanager
-def _file_at(place: str) -> Iterator[Path]:
-    """Give the path to write a file to that is to be at a place."""
-    if not is_address(place):
-        yield local_path(place)
-        return
-    name = place.rpartition("/")[2]
-    with put_at(place.removesuffix(name)) as directory:
-        yield directory / name

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from meshwright.addresses import read_text
 from meshwright.errors import OverrideError
 
 
@@ -25,7 +26,7 @@ def read_settings(path: str | Path) -> dict[str, str]:
     import yaml
 
     try:
-        root = yaml.compose(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader)
+        root = yaml.compose(read_text(path), yaml.SafeLoader)
         if not isinstance(root, yaml.MappingNode | None):
             raise OverrideError(f"--settings {path} holds no settings: write `key: value`, a line for each.")
         found = list(_flat("", root)) if root is not None else []

@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright import process
+from meshwright.addresses import local_path
 from meshwright.deployer import _batches, _checkpoints, _directory, _messages, _placement
 from meshwright.deployer._plain import plain, reported
 from meshwright.errors import UsageError
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 _SMALL_NBYTES = 1024
 _NUM_SHOWN = 10
+_INSTEAD = "Give a workdir of this machine; `save_ckpt` takes addresses."
 
 
 class Deployer:
@@ -36,8 +38,9 @@ class Deployer:
       jax_seed: of all randomness.
       n_model_shards: over how many devices each copy of the model is split: the mesh `data=-1,tensor=N`.
       verbose: show messages and progress on the screen of process 0.
-      workdir: where logs, metrics, outputs and checkpoints go. For checkpoints all processes must see the
-        same; that they do not is told here, and an error where one is saved or looked for.
+      workdir: where logs, metrics, outputs and checkpoints go, a directory of this machine. For checkpoints
+        all processes must see the same; that they do not is told here, and an error where one is saved or
+        looked for.
       n_processes, host0_address, host0_port, process_id: of a run over several processes. What is not given
         is read from the environment: SLURM, MPI, Kubernetes, TPU pods and others are recognised.
       n_local_devices: use only the first so many devices of this process.
@@ -48,7 +51,7 @@ class Deployer:
         process 0. One that fails is told of and put aside.
 
     Raises:
-      UsageError: the settings contradict each other, or processes are missing.
+      UsageError: the settings contradict each other, the workdir is an address, or processes are missing.
       LayoutError: the mesh does not fit the devices.
     """
 
@@ -69,6 +72,7 @@ class Deployer:
         mesh: str | None = None,
         trackers: Sequence[Tracker] = (),
     ):
+        self._workdir = None if workdir is None else local_path(workdir, _INSTEAD).absolute()
         if not 0 <= jax_seed < 2**32:
             raise UsageError(f"jax_seed={jax_seed}: it must be from 0 to 2**32 - 1.")
         if mesh is not None and n_model_shards != 1:
@@ -91,7 +95,6 @@ class Deployer:
             mesh or ("data=-1" if n_model_shards == 1 else f"data=-1,tensor={n_model_shards}")
         )
         self._in_flight: deque[list[jax.Array]] = deque()
-        self._workdir = None if workdir is None else Path(workdir).absolute()
         self._is_shared = self._workdir is None or _directory.prepare(self._workdir)
         self._opened = contextlib.ExitStack()
         self._close = weakref.finalize(self, self._opened.close)

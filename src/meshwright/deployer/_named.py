@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.addresses import is_address, is_file_name, local_path
 from meshwright.checkpoint import Checkpoints
+from meshwright.errors import UsageError
 
 if TYPE_CHECKING:
     from meshwright.deployer._deployer import Deployer
@@ -24,15 +26,17 @@ def path(deployer: "Deployer", ckpt_dir: str | Path) -> str | Path:
     """Return what a name or a path, or the address of an object store, stands for.
 
     Raises:
-      UsageError: it is a name, and the processes do not share the workdir.
+      UsageError: it is a name that no folder can have, or the processes do not share the workdir.
     """
     given = os.fspath(ckpt_dir)
-    if "://" in given:
+    if is_address(given):
         return given
     what = f"the checkpoint {given!r}"
     if "/" not in given and deployer.workdir is not None:
+        if not is_file_name(given):
+            raise UsageError(f"{what} is to be a folder in {deployer.workdir / _NAMED}, so give it a name.")
         return deployer.shared_workdir(what) / _NAMED / given
-    at = Path(given).absolute()
+    at = local_path(given).absolute()
     if deployer.workdir in at.parents:
         deployer.shared_workdir(what)
     return at

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshwright.addresses import local_path
 from meshwright.documents import parse_json, read_file
 from meshwright.errors import InputError, UsageError
 from meshwright.metrics._histogram import EDGES, Histogram
@@ -41,15 +42,16 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
     here. Nothing is held open, so there is nothing to close.
 
     Args:
-      path: made if missing, with its directory.
+      path: made if missing, with its directory. Nothing can be appended at an address: write into a
+        directory that is `addresses.mirrored` there.
       after: the step that a run continues from. Lines of later steps tell of a past that did not
-        last, and are removed; None keeps every line.
+        last, and are removed, those of step 0 and before never; None keeps every line.
 
     Raises:
       InputError: the file holds something else than reports.
-      UsageError: when called, if a value is named `step` or `time`.
+      UsageError: it is an address; or when called, if a value is named `step` or `time`.
     """
-    path = Path(path)
+    path = local_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         _keep(path, math.inf if after is None else after)
@@ -93,7 +95,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
       InputError: a line is not a report.
       FileNotFoundError: there is no such file.
     """
-    return [report for _, report in _reports(Path(path))]
+    return [report for _, report in _reports(local_path(path))]
 
 
 def salvage_jsonl(path: str | Path) -> tuple[list[dict[str, float]], list[str]]:
@@ -104,7 +106,7 @@ def salvage_jsonl(path: str | Path) -> tuple[list[dict[str, float]], list[str]]:
     """
     found: list[dict[str, float]] = []
     damage: list[str] = []
-    for number, line in enumerate(_whole_lines(Path(path)), start=1):
+    for number, line in enumerate(_whole_lines(local_path(path)), start=1):
         try:
             found.append(_report(line, f"{path}, line {number}"))
         except InputError as error:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from meshwright.addresses import local_path
 from meshwright.events import import_tensorboardx, record
 from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
@@ -20,8 +21,9 @@ class TensorBoard:
         now = time.time_ns()
         # TensorBoard reads a directory's files by name; two may begin in one second.
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        self._file = Path(directory, name).open("xb", buffering=0)  # noqa: SIM115 - `close` closes it
+        place = local_path(directory)
+        place.mkdir(parents=True, exist_ok=True)
+        self._file = (place / name).open("xb", buffering=0)  # `close` closes it
         self._write(file_version="brain.Event:2")
 
     def __call__(self, step: int, values: Values, /) -> None:
@@ -82,9 +84,13 @@ def tensorboard(directory: str | Path, *, after: int | None = None) -> Generator
     stored as float32.
 
     Args:
-      directory: made if missing. TensorBoard shows all event files in it as one run.
+      directory: made if missing. TensorBoard shows all event files in it as one run. Nothing can be appended
+        at an address: write into a directory that is `addresses.mirrored` there.
       after: the step that a run continues from. TensorBoard then forgets what earlier files say
         of later steps; None lets everything stand.
+
+    Raises:
+      UsageError: the directory is an address.
     """
     board = TensorBoard(directory)
     if after is not None:

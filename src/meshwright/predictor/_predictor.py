@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import process, tree
 from meshwright.adapters import functional
+from meshwright.addresses import local_path
 from meshwright.deployer import Deployer
 from meshwright.errors import UsageError
 from meshwright.functions import prediction_of
@@ -71,24 +72,25 @@ class Predictor:
           params: arrays of any sort; those that are on the mesh are used as they are.
           per_device_batch_size: examples at a time, for each part that the mesh splits a batch into.
           model_state: of a model that has one: `trainer.model_state`.
-          to: write a line of JSON for each example to this file instead of holding all in memory. A call
-            that was killed goes on where it stopped when it is made again, and comes to the same bytes; one
-            that had ended computes nothing.
+          to: write a line of JSON for each example to this file, on a disk, instead of holding all in memory.
+            A call that was killed goes on where it stopped when it is made again, and comes to the same
+            bytes; one that had ended computes nothing.
           desc: what the progress bar says.
 
         Raises:
           UsageError: predictions have no row for each example, or `output` another number of outputs; `to`
-            is there already, of other parameters, another seed or number of examples; JSON cannot hold an
-            output.
+            is an address, or is there already, of other parameters, another seed or number of examples; JSON
+            cannot hold an output.
           ExamplesError: the examples do not make batches.
           LayoutError: the parameters do not fit the mesh.
         """
         if per_device_batch_size < 1:
             raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
+        file = None if to is None else local_path(to)
         size = self._deployer.get_local_global_micro_batch_size(per_device_batch_size)[1]
         examples, variables = _read_once(examples), self._on_mesh(params, model_state)
-        if to is not None:
-            return self._to_file(examples, variables, size, Path(to), desc)
+        if file is not None:
+            return self._to_file(examples, variables, size, file, desc)
         each = self._each(examples, variables, size, desc)
         return [output for outputs in each for output in outputs]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from meshwright.addresses import join, put_at
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.profiling._graph import to_dot
 
@@ -22,33 +23,38 @@ DRAWING_SECONDS = 120
 log = logging.getLogger("meshwright")
 
 
-def save_hlo(compiled: jax.stages.Compiled, directory: str | Path, name: str = "step") -> list[Path]:
-    """Write a compiled program as text, as a graph and, where possible, as a picture; return the files.
+def save_hlo(compiled: jax.stages.Compiled, directory: str | Path, name: str = "step") -> list[str]:
+    """Write a compiled program as text, as a graph and, where possible, as a picture; return where they are.
 
     The operations have the names that profiles call them by. Without Graphviz (`dot`, or the package
     pygraphviz), or where the graph is too large to be looked at, there is no picture, and a warning says why.
 
+    Args:
+      directory: made if missing; or an address that fsspec knows, `s3://bucket/run`.
+      name: what the files are called, but for what follows the dot.
+
     Raises:
-      UsageError: the directory cannot be written to.
-      MeshwrightError: this platform does not show its programs.
+      UsageError: the directory cannot be written to, or fsspec does not know the address.
+      MeshwrightError: this platform does not show its programs; or the store cannot be written to.
     """
     text = compiled.as_text()
     if text is None:
         raise MeshwrightError("the compiler of these devices does not show the programs that it makes.")
     dot, num_nodes = to_dot(text)
     contents = {"hlo.txt": text, "dot": dot, "svg": _picture(dot, num_nodes)}
-    return [
-        _written(Path(directory) / f"{name}.{kind}", content) for kind, content in contents.items() if content
-    ]
+    files = {f"{name}.{kind}": content for kind, content in contents.items() if content}
+    with put_at(directory) as place:
+        for file, content in files.items():
+            _write(place / file, content)
+    return [join(directory, file) for file in files]
 
 
-def _written(file: Path, content: str) -> Path:
+def _write(file: Path, content: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}. Give another directory.") from None
-    return file
 
 
 def _picture(dot: str, num_nodes: int) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from meshwright.addresses import local_path
 from meshwright.profiling._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.profiling._xplane import Op, Span, read_profile
 
@@ -24,7 +25,7 @@ def summarize(file: str | Path) -> Summary:
     Raises:
       InputError: it cannot be read, is damaged, or is empty.
     """
-    recorded = read_profile(Path(file))
+    recorded = read_profile(local_path(file))
     window = _window([*recorded.steps.values()], [op.span for ops in recorded.devices.values() for op in ops])
     waits = recorded.input_waits
     return Summary(

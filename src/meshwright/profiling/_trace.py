@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import jax
 
-from meshwright.addresses import connect, is_address, put_at
+from meshwright.addresses import connect, is_address, local_path, put_at
 from meshwright.errors import UsageError
 from meshwright.when import Tick
 
@@ -54,8 +54,8 @@ def tracer(
     if processes != "all" and jax.process_index() not in processes:
         yield lambda _: nullcontext()
         return
-    if is_address(directory):
-        connect(str(directory))  # to be told now that it cannot be
+    # To be told now that it cannot be.
+    connect(str(directory)) if is_address(directory) else local_path(directory)
     windows = _Windows(directory, frozenset(start_steps), num_steps)
     try:
         yield windows.step

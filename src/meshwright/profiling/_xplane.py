@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
 
+from meshwright.addresses import local_path
 from meshwright.errors import InputError
 
 INPUT_WAIT = "input wait"
@@ -70,7 +71,7 @@ def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
     Raises:
       InputError: there is none.
     """
-    path = Path(path)
+    path = local_path(path)
     if path.is_file():
         return [path]
     places = ("plugins/profile/*/", "*/", "")

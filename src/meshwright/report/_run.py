@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright import description
+from meshwright.addresses import local_path
 from meshwright.checkpoint import Contents, contents
 from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
@@ -134,7 +135,7 @@ def read_run(directory: str | Path, place: str | None = None) -> Run:
       InputError: it is no run directory, or one that may not be looked into.
     """
     try:
-        return _run_in(Path(directory), place)
+        return _run_in(local_path(directory), place)
     except OSError as error:
         raise InputError(
             f"{place or directory} cannot be read: {error}.\n  Mend its permissions, or its disk."

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import join
+from meshwright.addresses import join, local_path
 from meshwright.errors import MeshwrightError, printable
 from meshwright.metrics import duration, json_number, number
 from meshwright.report._run import Run, is_run, read_run
@@ -58,7 +58,7 @@ def find_runs(directory: str | Path) -> Iterator[Path]:
     Folders that cannot be looked into are yielded, too: there may be runs in them.
     """
     locked: list[OSError] = []
-    for path, folders, _ in os.walk(directory, onerror=locked.append):
+    for path, folders, _ in os.walk(local_path(directory), onerror=locked.append):
         if _may_be_run(Path(path)):
             folders.clear()
             yield Path(path)

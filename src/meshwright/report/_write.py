@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from meshwright.addresses import put_file_at
 from meshwright.errors import UsageError
 from meshwright.report._comparison import compare
 from meshwright.report._comparison_page import comparison_page
@@ -13,36 +14,40 @@ from meshwright.report._run import Run
 PAGE = "report.html"
 
 
-def write_page(run: Run, to: str | Path | None = None) -> Path:
+def write_page(run: Run, to: str | Path | None = None) -> str:
     """Write the page of a run, by default as `report.html` in its directory, and return where it is.
+
+    Args:
+      to: a file, or an address for it.
 
     Raises:
       UsageError: it cannot be written there.
     """
-    return _write(page(run), Path(to) if to else run.directory / PAGE)
+    return _write(page(run), to or run.directory / PAGE)
 
 
-def write_comparison(runs: Sequence[Run], to: str | Path) -> Path:
-    """Write a page of two or more runs, and return where it is.
+def write_comparison(runs: Sequence[Run], to: str | Path) -> str:
+    """Write a page of two or more runs to a file, or to an address, and return where it is.
 
     Raises:
       UsageError: it cannot be written there, or they are fewer than two.
     """
-    return _write(comparison_page(compare(runs)), Path(to))
+    return _write(comparison_page(compare(runs)), to)
 
 
-def _write(text: str, to: Path) -> Path:
+def _write(text: str, to: str | Path) -> str:
     """Write a file at once: who looks at it meanwhile finds the old or the new."""
-    part = to.with_name(f".{to.name}.part")
-    try:
-        part.unlink(missing_ok=True)  # a killed process's; or somebody's link, which would be followed
-        with part.open("x", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(to)
-    except OSError as error:
-        with suppress(OSError):  # a full disk is no place for half a page
-            part.unlink()
-        raise UsageError(
-            f"the page cannot be written to {to}: {error.strerror}.\n  Give another place with --to FILE."
-        ) from None
-    return to
+    with put_file_at(to) as file:
+        part = file.with_name(f".{file.name}.part")
+        try:
+            part.unlink(missing_ok=True)  # a killed process's; or somebody's link, which would be followed
+            with part.open("x", encoding="utf-8") as opened:
+                opened.write(text)
+            part.replace(file)
+        except OSError as error:
+            with suppress(OSError):  # a full disk is no place for half a page
+                part.unlink()
+            raise UsageError(
+                f"the page cannot be written to {to}: {error.strerror}.\n  Give another place with --to FILE."
+            ) from None
+    return str(to)

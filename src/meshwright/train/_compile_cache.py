@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from meshwright.addresses import local_path
 from meshwright.errors import UsageError
 
 
@@ -28,18 +29,19 @@ def compile_cache(directory: str | Path | None) -> None:
     - It grows without bound; `jax_compilation_cache_max_size` sets one, with a lock for every access.
 
     Raises:
-      UsageError: the directory cannot be made.
+      UsageError: the directory cannot be made, or is an address.
     """
-    jax.config.update("jax_compilation_cache_dir", None if directory is None else _made(Path(directory)))
+    jax.config.update("jax_compilation_cache_dir", None if directory is None else _made(directory))
     # Else only what takes a second to compile is kept.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     compilation_cache.reset_cache()  # or the directory that was used first would stay
 
 
-def _made(directory: Path) -> str:
+def _made(directory: str | Path) -> str:
+    place = local_path(directory, "Give a directory of this machine.")
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"compile_cache: cannot keep compiled programs in {directory}: {error}.") from None
-    return str(directory.absolute())
+    return str(place.absolute())

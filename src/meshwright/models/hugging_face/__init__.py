@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import tree
+from meshwright.addresses import local_path
 from meshwright.checkpoint import Source, export_safetensors, open_source, restore_lazily
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.models import decoder, gpt2, t5
@@ -43,7 +44,7 @@ def config(described: str | Path | Mapping[str, Any]) -> Config:
     Raises:
       CheckpointError: there is none, its `model_type` is not known, or it asks for what the model here lacks.
     """
-    said = described if isinstance(described, Mapping) else _read(Path(described))
+    said = described if isinstance(described, Mapping) else _read(local_path(described))
     kind = said.get("model_type")
     if kind not in MODEL_TYPES:
         close = nearest(str(kind), MODEL_TYPES)
@@ -138,9 +139,9 @@ def export_model(
       CheckpointError: As `config`; or the parameters are not those of the model that it describes.
       UsageError: Another `config.json` is there already.
     """
-    cfg, said = config(described), _file(Path(described))
+    cfg, said = config(described), _file(local_path(described))
     _check_whole(params, cfg)
-    copied = Path(directory).expanduser() / "config.json"
+    copied = local_path(directory, "Export to a disk, and copy the files.") / "config.json"
     if copied.exists() and copied.read_bytes() != said.read_bytes():
         raise UsageError(f"{copied} is there already, and not the same as {said}: choose another directory.")
     written = export_safetensors(parameter_map(cfg).to_theirs(params), directory, dtype=dtype)

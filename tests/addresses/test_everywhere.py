@@ -1,0 +1,131 @@
+"""What takes a path writes to an address, too, or refuses it; there is never a folder called `gs:`."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import meshwright as mw
+from meshwright import checkpoint, events, metrics, profiling, report, train
+from meshwright.cli._settings import read_settings
+from meshwright.errors import UsageError
+from meshwright.models import hugging_face
+
+GS = "gs://bucket/run"
+TREE = {"w": jnp.ones(3)}
+
+
+def predict(deployer, to):
+    predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] * params["w"])
+    return predictor.predict([{"x": 1.0}] * 8, {"w": jnp.ones(())}, 1, to=to)
+
+
+@pytest.fixture(scope="module")
+def deployer():
+    with mw.Deployer(0, verbose=False) as made:
+        yield made
+
+
+REFUSE = {
+    "metrics.jsonl": lambda place: metrics.jsonl(place),
+    "metrics.read_jsonl": lambda place: metrics.read_jsonl(place),
+    "metrics.salvage_jsonl": lambda place: metrics.salvage_jsonl(place),
+    "metrics.tensorboard": lambda place: metrics.tensorboard(place).__enter__(),
+    "metrics.TensorBoard": lambda place: metrics.TensorBoard(place),
+    "events.read_scalars": lambda place: events.read_scalars(place, "loss"),
+    "checkpoint.best": lambda place: checkpoint.best("loss", "min", events=place),
+    "checkpoint.export_npz": lambda place: checkpoint.export_npz(TREE, place),
+    "checkpoint.export_safetensors": lambda place: checkpoint.export_safetensors(TREE, place),
+    "checkpoint.export_t5x": lambda place: checkpoint.export_t5x(TREE, place, step=0),
+    "models.hugging_face.config": lambda place: hugging_face.config(place),
+    "profiling.find_profiles": lambda place: profiling.find_profiles(place),
+    "profiling.summarize": lambda place: profiling.summarize(place),
+    "report.list_runs": lambda place: report.list_runs(place),
+    "report.read_run": lambda place: report.read_run(place),
+    "train.compile_cache": lambda place: train.compile_cache(place),
+    "deployer.Deployer": lambda place: mw.Deployer(0, workdir=place),
+}
+TAKE = {  # what takes addresses, as tests elsewhere show
+    "addresses.is_address",
+    "addresses.join",
+    "addresses.local_copy",
+    "addresses.local_path",
+    "addresses.put_at",
+    "addresses.put_file_at",
+    "addresses.read_text",
+    "deployer.load_ckpt",
+    "deployer.load_params_shape",
+    "deployer.save_ckpt",
+    "models.hugging_face.export_model",
+    "models.hugging_face.open_model",
+    "predictor.predict",
+    "profiling.save_hlo",
+    "profiling.tracer",
+    "report.write_comparison",
+    "report.write_page",
+}
+
+
+PLACES = (GS, "s3://bucket/x.npz", "abfs://bucket/run", Path(GS), "gs:/bucket/run")
+
+
+@pytest.mark.parametrize("name", REFUSE)
+def test_what_takes_no_address_refuses_it_and_makes_no_folder_of_it(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in PLACES:
+        with pytest.raises(UsageError, match=r"is an address, and this|was an address before it was a Path"):
+            REFUSE[name](place)
+    assert not list(tmp_path.iterdir())
+
+
+def test_predictions_are_refused_before_they_are_made(deployer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"gs://bucket/x\.jsonl is an address"):
+        predict(deployer, "gs://bucket/x.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_whose_address_was_made_a_path_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"as text, gs://…"), profiling.tracer(Path(GS), (1,)):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_are_read_from_an_address(memory, at):
+    memory.pipe_file(f"{at}/s.yaml", b"max_step: 3\n")
+    assert read_settings(f"{at}/s.yaml") == {"max_step": "3"}
+
+
+def takes_path(function):
+    """Whether an argument may be a path, and not that of a checkpoint, which may be anywhere (`location`)."""
+    try:
+        given = [str(each.annotation) for each in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return False
+    return any("str | " in text and "Path" in text and "ObjectPath" not in text for text in given)
+
+
+def public():
+    """Yield what the rooms offer of their own, by name."""
+    rooms = (path.stem for path in Path(mw.__file__).parent.iterdir() if not path.name.startswith("_"))
+    for room in set(rooms) - {"demo", "cli", "py"}:
+        door = importlib.import_module(f"meshwright.{room}")
+        yield from ((f"{room}.{name}", vars(door).get(name)) for name in getattr(door, "__all__", vars(door)))
+    yield from ((f"models.hugging_face.{name}", one) for name, one in vars(hugging_face).items())
+    yield from ((f"deployer.{name}", one) for name, one in vars(mw.Deployer).items())
+    yield "predictor.predict", mw.Predictor.predict
+
+
+def test_nothing_that_takes_a_path_is_forgotten_here():
+    found = {
+        name
+        for name, one in public()
+        if callable(one)
+        and not name.rpartition(".")[2].startswith("_")
+        and f"{one.__module__}.".startswith(f"meshwright.{name.rpartition('.')[0]}.")
+        and takes_path(one)
+    }
+    assert found == REFUSE.keys() | TAKE
