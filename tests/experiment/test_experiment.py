@@ -287,6 +287,23 @@ def test_patience_outlives_a_restart(tmp_path):
     assert mw.run(experiment(tmp_path, **described, max_step=20)).step == 5
 
 
+def test_scores_from_before_a_restart_are_not_judged_again(tmp_path):
+    asked = []
+
+    def never_enough(history):
+        asked.append(max(step for step, scores in history.items() if "all/loss" in scores))
+        return False
+
+    evaler = mw.Evaler(measure, EXAMPLES, when=4)
+    described = {"evalers": {"all": evaler}, "stop_early": never_enough, "log_every": 5}
+    with pytest.raises(Interrupted):
+        mw.run(experiment(tmp_path, **described, max_seconds=0.0))
+    assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 5
+    asked.clear()
+    mw.run(experiment(tmp_path, **described))
+    assert asked == [8]
+
+
 def test_a_run_computes_in_another_dtype_and_keeps_its_own(tmp_path):
     seen = []
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from experiment.runs import experiment, loss, losses
+from experiment.runs import EXAMPLES, experiment, loss, losses, measure
 from meshwright import report
 from meshwright.errors import DivergedError, Interrupted, UsageError
 from meshwright.experiment._reports import saying
@@ -18,8 +18,10 @@ def outcome(run):
 
 
 def test_a_run_that_is_done_says_so_and_has_a_page(tmp_path):
-    mw.run(experiment(tmp_path))
-    assert outcome(tmp_path)["ended"] == "finished"
+    evaler = mw.Evaler(measure, EXAMPLES)
+    found = mw.run(experiment(tmp_path, evalers={"all": evaler}))
+    told = {"ended": "finished", "step": 10, "scores": {"all/loss": found.scores["all/loss"]}}
+    assert outcome(tmp_path) == told | {"seconds": found.seconds}
     assert "finished" in (tmp_path / "report.html").read_text()
 
 

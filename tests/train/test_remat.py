@@ -37,7 +37,7 @@ def test_no_policy_changes_the_update(name, plain):
     np.testing.assert_allclose(metrics["hidden"].value, plain[1]["hidden"].value, rtol=1e-5)
 
 
-def computed(name):
+def computed(name, loss=loss):
     """How many products and sines a gradient computes."""
     value = lambda params: mw.remat(loss, name)(params, BATCH, None)[0]
     jaxpr = str(jax.make_jaxpr(jax.grad(value))(PARAMS))
@@ -49,6 +49,17 @@ def test_what_is_not_kept_is_computed_again():
     assert computed("nothing") == (dots + 2, sines + 2)
     assert computed("dots") == computed("dots_no_batch") == (dots, sines + 2)
     assert computed("save:hidden")[0] == dots + 2
+
+
+def test_products_of_batches_are_kept_with_dots_and_computed_again_with_dots_no_batch():
+    def attention(params, batch, key):
+        """Of the examples' halves to each other: a product for each of them, as scores of attention are."""
+        x = (batch["x"] @ params["a"]).reshape(8, 2, 8)
+        return (jnp.sin(jnp.einsum("bqf,bkf->bqk", x, x)) ** 2).mean(), {}
+
+    dots, _ = computed("everything", attention)
+    assert computed("dots", attention)[0] == dots
+    assert computed("dots_no_batch", attention)[0] == dots + 1
 
 
 def test_what_is_offloaded_goes_to_the_host():

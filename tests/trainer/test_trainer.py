@@ -46,6 +46,16 @@ def test_accumulation_makes_one_update_of_several_pieces():
     np.testing.assert_allclose(pieces.params["w"], whole.params["w"], rtol=1e-5)
 
 
+def test_a_batch_is_computed_in_as_many_pieces_as_are_accumulated():
+    def counting(params, batch, model_state):
+        return (apply(params, batch["x"]) ** 2).mean(), {}, {"pieces": model_state["pieces"] + 1}
+
+    given = {"params": {"w": np.ones(4, np.float32), "b": np.float32(0)}, "model_state": {"pieces": 0}}
+    made = trainer(model=None, loss=counting, accumulate_grad_batches=2, **given)
+    fit(made, n_epochs=1)
+    assert (made.step, made.model_state["pieces"]) == (3, 2 * 3)
+
+
 def test_a_loss_computes_in_the_dtype_told_in_training_and_in_evaluation():
     seen = set()
 
