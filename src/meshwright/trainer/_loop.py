@@ -37,12 +37,14 @@ class Loop:
     lr_schedule: optax.Schedule | None
     batch_size: int
 
+    @process.shared_work()
     def run(self, state: TrainState, reached: Callable[[TrainState], None]) -> None:
         """Train from `state` on, telling `reached` of the state after each step.
 
         Raises:
           Interrupted: the process was told to stop; the state is saved, if there are checkpoints.
           DivergedError: a reported loss is not finite; nothing was saved since.
+          PeersError: another process is gone.
         """
         saves = asked_once(self.schedule.saves(self.data, self.evaluation.was_at))
         total = self.schedule.num_steps(int(state.step), self.data)
