@@ -9,7 +9,7 @@
     │   └── CheckpointError         not there, or of another shape than wanted
     │       └── DamagedError            a file is missing, or holds other bytes than were written
     ├── DivergedError          4    the loss, or what would be saved, is not finite
-    ├── PeersError             1    other processes of this run did not come, or are gone
+    ├── PeersError             6    other processes of this run did not come, or are gone: run it again
     └── Interrupted        75, 130  stopped from outside with the state saved: run the same command again
 
 Every message says what was found, what was expected and what to try. The command line prints
@@ -22,6 +22,7 @@ from unicodedata import category
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED = 0, 1, 2, 3, 4
 EXIT_HUNG = 5  # no step finished any more: the watchdog ended the process from inside
+EXIT_PEERS = 6  # another process of the run is gone; nothing is wrong with this one
 EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: schedulers take it as "run me again"
 EXIT_CTRL_C = 130  # 128 + SIGINT
 
@@ -82,7 +83,9 @@ class DivergedError(MeshwrightError):
 
 
 class PeersError(MeshwrightError):
-    """Other processes of this run did not arrive, or were lost."""
+    """Other processes of this run did not arrive, or were lost. Schedulers may run the same command again."""
+
+    exit_code = EXIT_PEERS
 
 
 class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the state is saved

@@ -13,8 +13,8 @@ from meshwright.errors import UsageError
 
 LAUNCHER = """
 import sys
-from meshwright.cli._launch import launch_local
-sys.exit(launch_local(sys.argv[1:], 2))
+from meshwright.cli import main
+sys.exit(main(["launch", "local", "-n", "2", "--grace", sys.argv[1], "--", *sys.argv[2:]]))
 """
 FAIL_OR_WAIT = """
 import os, sys, time
@@ -43,9 +43,9 @@ def launcher():
     """Start the launcher in a process of its own, to send it signals."""
     started = []
 
-    def start(program, *arguments):
-        command = python(LAUNCHER, *python(program, *arguments))
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    def start(program, *arguments, grace_seconds=12):
+        command = python(LAUNCHER, grace_seconds, *python(program, *arguments))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, **pipes))
         return started[-1]
 
@@ -101,6 +101,45 @@ def test_the_last_lines_of_the_one_that_failed_are_shown(capfd):
     assert capfd.readouterr().err.endswith("Its last lines:\n  no data\n")
 
 
+LATE = """
+import os, sys, time
+last_words = {"gloo": "ValueError: UNKNOWN: Gloo all-reduce failed: pair.cc:547] Connection closed by peer",
+              "jax": "Terminating process because the JAX distributed service detected fatal errors."}
+mine = sys.argv[1 + int(os.environ["JAX_PROCESS_ID"])]
+if mine == "cause":
+    time.sleep(0.5)
+    sys.exit("OSError: no data")
+print(last_words.get(mine, "process 1 is gone"), file=sys.stderr, flush=True)
+if mine == "jax":
+    os.abort()
+os._exit({"gloo": 1, "jax": 1}.get(mine, 6))
+"""
+
+
+@pytest.mark.parametrize("survivor", ["peers error", "gloo", "jax"])
+def test_the_one_that_failed_for_a_cause_of_its_own_is_named_though_survivors_overtake_it(capfd, survivor):
+    assert launch_local(python(LATE, survivor, "cause"), 2) == 1
+    report = capfd.readouterr().err.partition("meshwright launch: ")[2]
+    assert report == "process 1 of 2 failed first, with exit code 1. Its last lines:\n  OSError: no data\n"
+
+
+def test_where_all_tell_of_another_the_first_of_them_is_named(capfd):
+    assert launch_local(python(LATE, "peers error", "peers error"), 2) == 6
+    assert "failed first, with exit code 6" in capfd.readouterr().err
+
+
+def test_one_that_leaves_with_0_half_way_is_named_as_what_the_others_ended_of(capfd):
+    program = """
+import os, sys, time
+if os.environ["JAX_PROCESS_ID"] == "0":
+    time.sleep(0.5)
+    sys.exit(6)
+"""
+    assert launch_local(python(program), 2) == 6
+    report = capfd.readouterr().err
+    assert "process 1 of 2 left with exit code 0 while the others were not done." in report
+
+
 @pytest.mark.parametrize("exit_code", [0, 75, 130])
 def test_after_an_orderly_end_the_others_may_still_save(tmp_path, exit_code):
     program = """
@@ -125,6 +164,39 @@ signal.pause()
     assert lines(process, 2) == ["[0] ready\n", "[1] ready\n"]
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
+
+
+DEAF = """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: print("heard"))
+print("ready")
+while True:
+    signal.pause()
+"""
+
+
+def test_sigterm_ends_what_waits_for_ever_after_a_time_of_grace(launcher):
+    process = launcher(DEAF, grace_seconds=0.3)
+    lines(process, 2)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=15)
+    assert out.count("heard") == 2
+    assert "SIGTERM came, and process 0, 1 did not end in time: killed." in err
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_unless_it_is_said_that_time_is_less_than_15_seconds():
+    assert launch_local.__kwdefaults__["grace_seconds"] + 2 < 15
+
+
+def test_who_is_patient_after_ctrl_c_may_be(launcher):
+    process = launcher(DEAF, grace_seconds=0)
+    lines(process, 2)
+    process.send_signal(signal.SIGINT)
+    assert lines(process, 2) == ["[0] heard\n", "[1] heard\n"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
 
 
 def test_the_second_ctrl_c_kills(launcher):

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from experiment.runs import EXAMPLES, experiment, loss, losses
+from experiment.runs import EXAMPLES, experiment, init, loss, losses, measure
 from meshwright.errors import DivergedError, InputError, UsageError
 
 
@@ -186,6 +186,73 @@ def test_the_watchdog_tells_of_a_step_that_does_not_end_and_the_run_goes_on(tmp_
         outcome = mw.run(experiment(tmp_path, trackers=(slow_once(),), watchdog_timeout_seconds=0.2))
     assert outcome.step == 10
     assert "in write" in caplog.text
+
+
+class Heard(logging.Handler):
+    """Lets what hangs wait until the watchdog has told of it."""
+
+    def __init__(self, words):
+        super().__init__()
+        self._words, self._event = words, threading.Event()
+
+    def emit(self, record):
+        if self._words in record.getMessage():
+            self._event.set()
+
+    def hang(self, *_):
+        assert self._event.wait(10)
+
+
+def hanging_in(phase, hang):
+    """Return settings of an experiment in which `hang` is called in that phase, and in no earlier one."""
+    is_training = threading.Event()
+
+    class Rows:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            if is_training.is_set():
+                hang()
+            return {"x": EXAMPLES["x"][i]}
+
+    def first(epoch):
+        hang()
+        yield from ({"x": row} for row in EXAMPLES["x"])
+
+    def traced(params, batch):
+        hang()
+        return measure(params, batch)
+
+    def when(step):
+        is_training.set()
+        return step == 5
+
+    return {
+        "start": lambda: {"model": lambda key: hang() or init(key)},
+        "first_batch": lambda: {"input": mw.Input(first, batch_size=16, shuffle=False)},
+        "restore": lambda: {"init_state_builder": lambda target: hang() or {}},
+        "compile": lambda: {"evalers": {"all": mw.Evaler(traced, EXAMPLES, batch_size=64)}},
+        "evaluation": lambda: {"evalers": {"all": mw.Evaler(measure, Rows(), when, batch_size=64)}},
+        "save": lambda: {"checkpoints": mw.Save(keep=lambda scores: hang() or set(scores))},
+    }[phase]()
+
+
+@pytest.mark.parametrize("phase", ["start", "first_batch", "restore", "compile", "evaluation", "save"])
+def test_the_watchdog_sees_a_hang_in_any_phase_and_names_it(tmp_path, phase):
+    heard = Heard(f"process 0: {phase} has taken ")
+    logging.getLogger("meshwright").addHandler(heard)
+    try:
+        timeouts = {"step": 60, phase: 0.05}
+        described = hanging_in(phase, heard.hang)
+        assert mw.run(experiment(tmp_path, watchdog_timeout_seconds=timeouts, **described)).step == 10
+    finally:
+        logging.getLogger("meshwright").removeHandler(heard)
+
+
+def test_a_timeout_of_no_phase_is_named(tmp_path):
+    with pytest.raises(UsageError, match="there is no phase evaluations"):
+        experiment(tmp_path, watchdog_timeout_seconds={"step": 60, "evaluations": 5})
 
 
 def test_no_thread_is_left_when_the_data_fail(tmp_path):

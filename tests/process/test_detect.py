@@ -13,9 +13,12 @@ STEP = {
     "SLURM_JOB_ID": "4097",
     "SLURM_STEP_NODELIST": "n[01-02]",
     "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NODEID": "1",
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
 }
+UNEVEN = STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_GPUS_ON_NODE": "4"}
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}
 TPU = {"TPU_ML_PLATFORM": "JAX"}
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
@@ -58,8 +61,25 @@ SAID = {
     ),
     "SLURM": (STEP, ("SLURM", "n01:61441", 4, 3, (1,))),
     "SLURM, one task a node": (
-        STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+        STEP
+        | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+        | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"},
         ("SLURM", "n01:61441", 2, 1, None),
+    ),
+    "SLURM, the third of three tasks here and one elsewhere": (
+        UNEVEN | {"SLURM_NODEID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "2"},
+        ("SLURM", "n01:61441", 4, 2, (2,)),
+    ),
+    "SLURM, one task here and three elsewhere": (
+        UNEVEN | {"SLURM_LOCALID": "0"},
+        ("SLURM", "n01:61441", 4, 3, None),
+    ),
+    "SLURM, many nodes of two layouts": (
+        STEP
+        | {"SLURM_STEP_NODELIST": "n[01-05]", "SLURM_STEP_NUM_TASKS": "14", "SLURM_PROCID": "13"}
+        | {"SLURM_STEP_TASKS_PER_NODE": "4,2(x3),4", "SLURM_NODEID": "4", "SLURM_LOCALID": "3"}
+        | {"SLURM_GPUS_ON_NODE": "8"},
+        ("SLURM", "n01:61441", 14, 13, (6, 7)),
     ),
     "SLURM, eight GPUs for two tasks": (
         STEP | {"SLURM_GPUS_ON_NODE": "8"},
@@ -117,6 +137,10 @@ REFUSED = {
     "SLURM script without srun": ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, "srun"),
     "SLURM nodes without srun": ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, "srun"),
     "SLURM, half set": ({**STEP, "SLURM_PROCID": ""}, "SLURM_PROCID not set"),
+    "SLURM without its layout": ({**STEP, "SLURM_STEP_TASKS_PER_NODE": ""}, "TASKS_PER_NODE not set"),
+    "SLURM layout": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "TASKS_PER_NODE='2.x'.*2.x3.,1"),
+    "SLURM layout of fewer nodes": (STEP | {"SLURM_NODEID": "2"}, "TASKS_PER_NODE=.*node 2"),
+    "SLURM, too few GPUs": (UNEVEN | {"SLURM_GPUS_ON_NODE": "2", "SLURM_NODEID": "0"}, "3 tasks.*2 GPUs"),
     "SLURM node list": (STEP | {"SLURM_STEP_NODELIST": "n[1-"}, "node list 'n"),
 }
 

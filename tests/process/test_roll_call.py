@@ -24,7 +24,9 @@ def answers(address, *calls, timeout_seconds=20):
     def one(call):
         process_id, number = call
         try:
-            process.roll_call(address, number, process_id, timeout_seconds=timeout_seconds)
+            connections = process.roll_call(address, number, process_id, timeout_seconds=timeout_seconds)
+            for peer in connections.values():
+                peer.close()
         except PeersError as error:
             return str(error)
 

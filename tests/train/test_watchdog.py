@@ -58,7 +58,7 @@ def test_a_run_that_stands_still_is_told_with_every_thread(reports, capfd):
     try:
         with mw.watchdog(0.05) as beat:
             beat(mw.Tick(7))
-            first = reports.wait_for("the last was step 7")
+            first = reports.wait_for("the last step was 7")
     finally:
         done.set()
     assert first.startswith("process 0: no step has finished for 0.")
@@ -69,7 +69,7 @@ def test_a_run_that_stands_still_is_told_with_every_thread(reports, capfd):
 
 def test_the_first_step_is_watched_too(reports):
     with mw.watchdog(0.05):
-        assert reports.wait_for("there was none yet")
+        assert reports.wait_for("there was no step yet")
 
 
 def test_nothing_is_said_while_steps_finish(reports, capfd):
@@ -80,13 +80,28 @@ def test_nothing_is_said_while_steps_finish(reports, capfd):
     assert (reports.seen, capfd.readouterr().err) == ([], "")
 
 
-def test_a_pause_does_not_count_and_what_follows_it_does(reports):
-    never = threading.Event()
-    with mw.watchdog(0.1) as beat:
-        with beat.paused():
-            never.wait(0.3)
-            assert reports.seen == []
-        assert reports.wait_for("there was none yet")
+def test_a_phase_may_take_ten_times_as_long_and_is_named(reports):
+    with mw.watchdog(0.02) as beat:
+        with beat.phase("evaluation"):
+            report = reports.wait_for("evaluation has taken")
+        beat(mw.Tick(3))
+        assert reports.wait_for("no step has finished for 0.02 s; the last step was 3.")
+    assert report.startswith("process 0: evaluation has taken 0.2 s and is not over; there was no step yet.")
+
+
+def test_each_phase_has_the_timeout_that_is_said(reports):
+    with mw.watchdog({"step": 60, "save": 0.02}) as beat, beat.phase("save"):
+        assert reports.wait_for("save has taken 0.02 s")
+
+
+def test_a_phase_begins_anew_after_another(reports):
+    with mw.watchdog({"step": 0.4, "save": 60}) as beat:
+        beat(mw.Tick(1))
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            with beat.phase("save"):
+                pass
+    assert reports.seen == []
 
 
 def test_the_thread_is_gone_after_the_run():
@@ -109,7 +124,7 @@ def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_l
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
     assert ended.returncode == exit_code
     assert "in stuck" in ended.stderr
-    assert exit_code != EXIT_HUNG or "the last was step 41. In 0.3 s more it is ended" in ended.stderr
+    assert exit_code != EXIT_HUNG or "the last step was 41. In 0.3 s more it is ended" in ended.stderr
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
@@ -118,9 +133,14 @@ def test_a_time_that_cannot_be_is_refused(seconds):
         pass
 
 
+def test_times_of_phases_without_a_steps_are_refused():
+    with pytest.raises(UsageError, match="one of them a step's"), mw.watchdog({"save": 60}):
+        pass
+
+
 def test_a_report_is_logged_though_stderr_is_closed(reports, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     with mw.watchdog(0.05):
-        assert "no step has finished" in reports.wait_for("no step")
+        assert "there was no step yet" in reports.wait_for("start has taken")

@@ -17,7 +17,7 @@ from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commi
 from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import MeshwrightError
 
-_OTHERS_SECONDS = 60  # all began at the same time and write about the same amount; after 100 s JAX ends us
+_OTHERS_SECONDS = 60  # all began at the same time and write about the same amount
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def start_saving(
     num_processes, number = jax.process_count(), jax.process_index()
     chunks, abandoned = Snapshot(leaves, arrays, number, host_nbytes), Event()
 
+    @process.finishing()
     def make_checkpoint() -> None:
         written.result()  # raises what went wrong: then there is nothing to wait for
         first()
@@ -106,6 +107,7 @@ def start_saving(
     return Saving(head.step, temporary, written, committed, abandoned)
 
 
+@process.finishing()
 def _write(
     temporary: Directory, arrays: Sequence[ArrayLayout], chunks: Snapshot, number: int, num_processes: int
 ) -> None:

@@ -5,41 +5,30 @@ JAX_PROCESS_ID.
 """
 
 import argparse
-import collections
 import contextlib
 import os
 import queue
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import TextIO
 
+from meshwright.cli._child import Child
 from meshwright.cli._train import use_fake_devices
-from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, UsageError
+from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_PEERS, UsageError
+
+News = queue.SimpleQueue[Child | int]
+"""Children that have ended, and signals that have come, in order."""
 
 _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
 """After one of these the others end by themselves, and may still be saving."""
-_LAST_LINES = 20
-_CHATTER = "[Gloo] Rank "
-"""What JAX's CPU collectives print, from C++, each time that they connect."""
+_GRACE_SECONDS = 12
+"""With what the killing takes less than 15; platforms give 30 from SIGTERM to SIGKILL."""
 _DRAIN_SECONDS = 2
-
-# Linux ends a process with its parent when asked to, from within: PR_SET_PDEATHSIG. It outlives `exec`,
-# as does Python's ignoring of SIGPIPE. A `preexec_fn` could ask too, but not where there are threads.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the launcher is gone")
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+"""What the last lines may take of those that were killed."""
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -47,7 +36,10 @@ def launch(options: argparse.Namespace) -> int:
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     return launch_local(
-        options.command, options.num_processes, devices_per_process=options.devices_per_process
+        options.command,
+        options.num_processes,
+        devices_per_process=options.devices_per_process,
+        grace_seconds=options.grace,
     )
 
 
@@ -56,108 +48,52 @@ def launch_local(
     num_processes: int,
     *,
     devices_per_process: int | None = None,
-    grace_seconds: float = 10,
+    grace_seconds: float = _GRACE_SECONDS,
 ) -> int:
     """Run `command` in `num_processes` processes that find each other; return one exit code for all.
 
     What they print appears line by line after the number of the process. SIGINT and SIGTERM are passed on
-    once; the second time the processes are killed. When one fails, the others get `grace_seconds` for their
-    own messages and are killed, and the last lines of the one that failed are shown. Nothing is left
-    running, even if the launcher is killed (on Linux). Call it on the main thread.
+    once; the second time the processes are killed. When one fails, the others are killed that have not ended
+    after `grace_seconds`, and the last lines of the one that failed are shown: of the first that did so for a
+    cause of its own, and not because another was gone. Nothing is left running, even if the launcher is
+    killed (on Linux). Call it on the main thread.
 
     Args:
       devices_per_process: so many GPUs are each process's own, in order; None shows all to each.
+      grace_seconds: how long processes may take to end after SIGTERM, too, whatever they wait for.
 
     Returns:
-      The code of the first that failed, 128 + n where signal n ended it; else the highest: 130 or 75
-      where the run was interrupted and saved, 0 where all are done.
+      The code of the first that failed, 128 + n where signal n ended it; 6 where one left with 0 and the
+      others could not go on; else the highest: 130 or 75 where the run was interrupted and saved, 0 where
+      all are done.
 
     Raises:
       UsageError: the command cannot be run; nothing was started.
     """
-    _check(command, num_processes)
-    ended: queue.Queue[_Child] = queue.Queue()
-    children: list[_Child] = []
+    _check(command, num_processes, grace_seconds)
+    news: News = queue.SimpleQueue()
+    children: list[Child] = []
     try:
         address = f"127.0.0.1:{_free_port()}"
-        with _passing_on_signals(children) as received:
+        with _passing_on_signals(children, news) as received:
             for number in range(num_processes):
                 environ = _environ(address, num_processes, number, devices_per_process)
-                children.append(_Child(number, command, environ, ended))
+                children.append(Child(number, command, environ, news))
                 if received:  # those that are there have heard it; the others need not start
                     break
-            failed = _wait(ended, len(children), grace_seconds)
+            ended = _wait(news, len(children), grace_seconds)
     finally:
         for child in children:
             child.kill()
+        drained_by = time.monotonic() + _DRAIN_SECONDS
         for child in children:
-            child.drain()
-    if failed and -failed.returncode not in received and len(received) < 2:
-        _report(failed, num_processes)
-    return _exit_code(children, failed, received)
+            child.drain(drained_by)
+    return _tell(children, ended, received)
 
 
-class _Child:
-    """One of the processes, with its output on the way to ours."""
-
-    def __init__(
-        self, number: int, command: Sequence[str], environ: dict[str, str], ended: "queue.Queue[_Child]"
-    ):
-        self.number = number
-        self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        # A session of its own: the terminal's Ctrl-C reaches the launcher alone, which passes it on.
-        self._process = subprocess.Popen(
-            _dying_with_us(command),
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        streams = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
-        self._threads = [threading.Thread(target=self._pass_on, args=pair, daemon=True) for pair in streams]
-        self._threads.append(threading.Thread(target=self._await, args=(ended,), daemon=True))
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def returncode(self) -> int:
-        """As `subprocess` has it: -n where signal n ended the process."""
-        return self._process.returncode
-
-    def send(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """Kill the process and what it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def drain(self) -> None:
-        """Wait for the last of the output of a process that was killed or has ended."""
-        for thread in self._threads:
-            thread.join(_DRAIN_SECONDS)
-
-    def _pass_on(self, stream: TextIO, out: TextIO) -> None:
-        with stream:
-            for line in stream:
-                line = line.rstrip("\n")
-                if line.startswith(_CHATTER):
-                    continue
-                self.last_lines.append(line)
-                # Read on, whoever closed our output: a full pipe would stop the child.
-                with contextlib.suppress(OSError, ValueError):
-                    out.write(f"[{self.number}] {line}\n")
-                    out.flush()
-
-    def _await(self, ended: "queue.Queue[_Child]") -> None:
-        self._process.wait()
-        ended.put(self)
-
-
-def _check(command: Sequence[str], num_processes: int) -> None:
+def _check(command: Sequence[str], num_processes: int, grace_seconds: float) -> None:
+    if not grace_seconds >= 0:
+        raise UsageError(f"launch: --grace {grace_seconds:g}; give seconds, at least 0.")
     if num_processes < 1:
         raise UsageError(f"launch: the number of processes is {num_processes}, but must be at least 1.")
     if not command:
@@ -189,19 +125,14 @@ def _environ(
     return environ
 
 
-def _dying_with_us(command: Sequence[str]) -> list[str]:
-    if sys.platform != "linux":
-        return list(command)
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-
-
 @contextlib.contextmanager
-def _passing_on_signals(children: Sequence[_Child]) -> Iterator[list[int]]:
+def _passing_on_signals(children: Sequence[Child], news: News) -> Iterator[list[int]]:
     """Send what we receive to all `children`, and kill them the second time; give what was received."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        news.put(number)
         for child in children:
             if len(received) == 1:
                 child.send(number)
@@ -216,35 +147,66 @@ def _passing_on_signals(children: Sequence[_Child]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _wait(ended: "queue.Queue[_Child]", num_processes: int, grace_seconds: float) -> _Child | None:
-    """Return the first that failed, after the others' time of grace; or None, after all have ended."""
-    failed, give_up = None, 0.0
-    for _ in range(num_processes):
+def _wait(news: News, num_processes: int, grace_seconds: float) -> list[Child]:
+    """Return those that have ended, in order: all, or who did within the time of grace.
+
+    That begins when one fails, and when SIGTERM comes. Who presses Ctrl-C can press it again.
+    """
+    ended: list[Child] = []
+    give_up = None
+    while len(ended) < num_processes:
         try:
-            child = ended.get(timeout=max(0, give_up - time.monotonic()) if failed else None)
+            one = news.get(timeout=None if give_up is None else max(0, give_up - time.monotonic()))
         except queue.Empty:
             break
-        if failed is None and child.returncode not in _ORDERLY:
-            failed, give_up = child, time.monotonic() + grace_seconds
-    return failed
+        if isinstance(one, Child):
+            ended.append(one)
+        if give_up is None and (one == signal.SIGTERM if isinstance(one, int) else _has_failed(one)):
+            give_up = time.monotonic() + grace_seconds
+    return ended
 
 
-def _report(failed: _Child, num_processes: int) -> None:
-    code = failed.returncode
-    how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-    print(
-        f"meshwright launch: process {failed.number} of {num_processes} failed first, with {how}. "
-        "Its last lines:",
-        *(f"  {line}" for line in failed.last_lines or ["(none)"]),
-        sep="\n",
-        file=sys.stderr,
-        flush=True,
-    )
+def _has_failed(child: Child) -> bool:
+    return child.returncode not in _ORDERLY
 
 
-def _exit_code(children: Sequence[_Child], failed: _Child | None, received: Sequence[int]) -> int:
+def _tell(children: Sequence[Child], ended: Sequence[Child], received: Sequence[int]) -> int:
+    """Say what went wrong, if anything did, and return the exit code for all."""
     if len(received) > 1:
         return 128 + received[-1]
+    failed = [child for child in ended if _has_failed(child)]
+    killed = [child for child in children if child not in ended]
     if failed:
-        return failed.returncode if failed.returncode > 0 else 128 - failed.returncode
+        first = _first_by_cause(ended)
+        if -first.returncode not in received:
+            _report(first, len(children))
+        code = first.returncode if _has_failed(first) else EXIT_PEERS
+        return code if code > 0 else 128 - code
+    if killed:
+        numbers = ", ".join(str(child.number) for child in killed)
+        _say(f"SIGTERM came, and process {numbers} did not end in time: killed. See launch --grace.")
+        return 128 + signal.SIGTERM
     return max(child.returncode for child in children)
+
+
+def _first_by_cause(ended: Sequence[Child]) -> Child:
+    """Return the first of those that failed, but for those that failed because another was gone.
+
+    A process that dies closes its connections before it can be waited for, so that others may end before it.
+    """
+    failed = [child for child in ended if _has_failed(child)]
+    causes = [child for child in failed if not child.has_lost_a_peer()]
+    left = [child for child in ended[: ended.index(failed[0])] if child.returncode == EXIT_DONE]
+    return (causes or left or failed)[0]
+
+
+def _report(first: Child, num_processes: int) -> None:
+    code = first.returncode
+    how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    what = f"failed first, with {how}" if code else f"left with {how} while the others were not done"
+    lines = [f"  {line}" for line in first.last_lines or ["(none)"]]
+    _say("\n".join([f"process {first.number} of {num_processes} {what}. Its last lines:", *lines]))
+
+
+def _say(text: str) -> None:
+    print(f"meshwright launch: {text}", file=sys.stderr, flush=True)

@@ -32,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
         prog="meshwright",
         description="Train, checkpoint, evaluate and inspect any JAX model, on one device or thousands.",
         epilog="exit codes: 0 done, 1 failed, 2 usage (nothing was started), 3 input missing or damaged, "
-        "4 diverged, 5 hung, 75 stopped with the state saved (run it again), 130 Ctrl-C",
+        "4 diverged, 5 hung, 6 another process of the run is gone (run it again), "
+        "75 stopped with the state saved (run it again), 130 Ctrl-C",
     )
     top.add_argument("--version", action="version", version=f"meshwright {__version__}")
     commands = _Commands(top)
@@ -213,11 +214,25 @@ def _add_machines(commands: _Commands) -> None:
     commands.add(
         "doctor", "_doctor", "Show versions, devices, processes and what else decides whether a run works."
     )
-    launch = commands.add("launch", "_launch", "Start one program as several processes on this machine.")
+    launch = commands.add(
+        "launch",
+        "_launch",
+        "Start one program as several processes on this machine.",
+        epilog="Its exit code is that of the first process that failed for a cause of its own. Those that "
+        "only lost it end with 6.",
+    )
     launch.add_argument("where", choices=("local",))
     launch.add_argument("-n", "--num-processes", type=int, required=True, metavar="N")
     launch.add_argument(
         "--devices-per-process", type=int, metavar="D", help="give each process D GPUs of its own, in order"
+    )
+    launch.add_argument(
+        "--grace",
+        type=float,
+        default=12,
+        metavar="SECONDS",
+        help="how long processes may take to end, and to save before, after SIGTERM or when one has failed; "
+        "then they are killed (default: 12)",
     )
     launch.add_argument("command", nargs="+", metavar="-- CMD")
 

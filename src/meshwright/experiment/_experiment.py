@@ -10,13 +10,24 @@ import jax
 from meshwright.adapters import Functional
 from meshwright.addresses import is_file_name
 from meshwright.checkpoint import HOST_NBYTES, Casts, Keep
-from meshwright.errors import UsageError
+from meshwright.errors import UsageError, listed
 from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
 from meshwright.experiment._stopping import StopEarly
 from meshwright.experiment._types import check_types
 from meshwright.metrics import Tracker, is_writer
 from meshwright.sharding import MeshRule, Rule
-from meshwright.train import Builder, Init, Loss, Measure, StatefulMeasure, Std, Tx, eval_params
+from meshwright.train import (
+    PHASES,
+    Builder,
+    Init,
+    Loss,
+    Measure,
+    StatefulMeasure,
+    Std,
+    Tx,
+    eval_params,
+    timeouts,
+)
 from meshwright.tree import PyTree
 from meshwright.when import When
 
@@ -216,8 +227,10 @@ class Experiment:
     """How many steps a profile covers."""
     start_trace_process_indices: tuple[int, ...] | Literal["all"] = (0,)
     """The processes that take profiles."""
-    watchdog_timeout_seconds: float | None = 3600.0
-    """When no step ends for so long, every process writes down where its threads stand; None never does."""
+    watchdog_timeout_seconds: float | Mapping[str, float] | None = 3600.0
+    """When no step ends for so long, every process writes down where its threads stand; None never does. What
+    is no step may take ten times as long; or say it by phase: {"step": 60, "compile": 1800, "save": 600}, of
+    `mw.train.PHASES`."""
     crash_on_hang: bool = False
     """End a process, with exit code 5, that hangs for two such timeouts in a row."""
     compile_cache: bool = True
@@ -236,11 +249,8 @@ class Experiment:
         if isinstance(self.checkpoints.when, WhenEvaluated):
             self.checkpoints.when.check(self.evalers)
         _check_names(self.evalers)
-        if self.watchdog_timeout_seconds is not None and not self.watchdog_timeout_seconds > 0:
-            raise UsageError(
-                f"Experiment.watchdog_timeout_seconds is {self.watchdog_timeout_seconds}; it must be "
-                "positive, or None for no watchdog."
-            )
+        if self.watchdog_timeout_seconds is not None:
+            _check_phases(self.watchdog_timeout_seconds)
         for tracker in self.trackers:
             is_writer(tracker)  # raises if it is nothing that can be written to
         if any(step < 1 for step in self.start_trace_steps):
@@ -263,3 +273,15 @@ class Experiment:
 def as_casts(cast: str | Casts) -> Casts:
     """Return patterns with dtypes: a dtype alone is for the parameters."""
     return [("params/.*", cast)] if isinstance(cast, str) else cast
+
+
+def _check_phases(seconds: float | Mapping[str, float]) -> None:
+    try:
+        unknown = timeouts(seconds).keys() - set(PHASES)
+    except UsageError as error:
+        raise UsageError(f"Experiment.watchdog_timeout_seconds: {error}") from None
+    if unknown:
+        raise UsageError(
+            f"Experiment.watchdog_timeout_seconds: there is no phase {listed(sorted(unknown))}. There are "
+            f"{listed(PHASES, len(PHASES))}."
+        )

@@ -32,7 +32,7 @@ from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches
 from meshwright.metrics import Console, StepTime, Writer, json_number, sync_jsonl, tee
 from meshwright.profiling import Trace, tracer
-from meshwright.train import RUN_AHEAD, TrainState, check_finite, fit, nothing, watchdog
+from meshwright.train import RUN_AHEAD, TrainState, Watchdog, check_finite, fit, unwatched, watchdog
 from meshwright.when import Tick, asked_once
 
 Scores = dict[str, float]
@@ -57,6 +57,7 @@ class Outcome:
         return {"step": self.step, "scores": scores, "seconds": self.seconds}
 
 
+@process.shared_work()
 def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> Outcome:
     """Train as `experiment` says, continuing what its run directory holds.
 
@@ -72,12 +73,16 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
       MeshwrightError: the run directory, of which all is done, could not be put at its address.
       DivergedError: a reported loss, or a state that is to be saved, is not finite.
       Interrupted: told to stop; the state is saved.
+      PeersError: another process is gone.
     """
     experiment = on_hardware(experiment)
     mesh, console = mesh_of(experiment), Console(experiment.max_step)
     with contextlib.ExitStack() as opened:
+        watch = opened.enter_context(_watchdog(experiment))
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
-        parts = parts_of(experiment, mesh, data.peek())
+        with watch.phase("first_batch"):
+            batch = data.peek()
+        parts = parts_of(experiment, mesh, batch)
         checkpoints = checkpoints_for(experiment, parts.target)
         checkpoints.check_state = check_finite(experiment.optimizer, checkpoints.settled)
         signals = opened.enter_context(process.signals())
@@ -91,7 +96,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
 
         checkpoints.before_commit = keep_reports
         record = opened.enter_context(Record(directory, experiment, origin))
-        rooms = _Rooms(directory, console, data, parts, checkpoints, signals, record)
+        rooms = _Rooms(directory, console, data, parts, checkpoints, signals, record, watch)
         outcome = _run_in(rooms, experiment)
         record.summary = outcome.summary()
     return outcome
@@ -109,6 +114,7 @@ class _Rooms:
     checkpoints: Checkpoints
     signals: process.Signals
     record: Record
+    watch: Watchdog
 
 
 def _run_in(rooms: _Rooms, experiment: Experiment) -> Outcome:
@@ -127,10 +133,13 @@ def _train(rooms: _Rooms, experiment: Experiment, opened: contextlib.ExitStack) 
     evaluate = Evaluations(experiment, parts.layout, directory)
     say(heading(experiment, parts.layout.mesh))
     say(parts.layout.explain({"params": parts.target.params}))
-    given = given_to(experiment, parts.target, checkpoints)
-    for found in preflight(experiment, parts, evaluate.each):
-        say(f"  ✓ {found}")
-    state = first_state(experiment, parts, given, rooms.data, checkpoints, say)
+    with rooms.watch.phase("restore"):
+        given = given_to(experiment, parts.target, checkpoints)
+    with rooms.watch.phase("compile"):
+        for found in preflight(experiment, parts, evaluate.each):
+            say(f"  ✓ {found}")
+    with rooms.watch.phase("restore"):
+        state = first_state(experiment, parts, given, rooms.data, checkpoints, say)
     del given  # the state has it now, and the first step donates that
     first = int(state.step)
     if first >= experiment.max_step:
@@ -181,14 +190,20 @@ def _fit(
     when_saved = asked_once(lambda step: step < experiment.max_step and when(step))
     save = checkpoints.saver(when_saved)
     kept = data if experiment.save_input_iterator else None
+    watch = rooms.watch
     with contextlib.ExitStack() as opened:
-        watch, pause = _watchdog(experiment, opened)
+        opened.callback(watch.enter, "end")
         trace = opened.enter_context(_tracer(rooms.directory, experiment))
 
         def evaluated(tick: Tick, state: TrainState) -> Scores | None:
             # A platform that takes its machine back leaves time to save, and none to evaluate.
-            with pause():
+            with watch.phase("evaluation"):
                 return None if stop.is_ending else evaluate(tick, state)
+
+        def saved(tick: Tick, state: TrainState) -> None:
+            # With all scores of the step: some may have been found in the turn before the last.
+            with watch.phase("save"):
+                save(tick, state, kept, evaluate.at(tick.step))
 
         def watched(tick: Tick) -> None:
             watch(tick)
@@ -201,26 +216,21 @@ def _fit(
             steps=experiment.max_step,
             evaluate=evaluated,
             log=reports(experiment, tee(write, evaluate.hear), when_saved, data, paused=evaluate.seconds),
-            # With all scores of the step: some may have been found in the turn before the last.
-            save=lambda tick, state, *_: save(tick, state, kept, evaluate.at(tick.step)),
+            save=lambda tick, state, *_: saved(tick, state),
             trace=trace,
             beat=watched,
             stop=stop,
         )
-        with pause():
+        with watch.phase("save"):
             checkpoints.wait()
     return state
 
 
-def _watchdog(
-    experiment: Experiment, opened: contextlib.ExitStack
-) -> tuple[Callable[[Tick], None], Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Return the watchdog's `beat`, and what opens a time that it does not count."""
+def _watchdog(experiment: Experiment) -> contextlib.AbstractContextManager[Watchdog]:
     timeout = experiment.watchdog_timeout_seconds
     if timeout is None:
-        return nothing, contextlib.nullcontext
-    watching = opened.enter_context(watchdog(timeout, kill=experiment.crash_on_hang))
-    return watching, watching.paused
+        return contextlib.nullcontext(unwatched())
+    return watchdog(timeout, kill=experiment.crash_on_hang)
 
 
 def _tracer(directory: Path, experiment: Experiment) -> contextlib.AbstractContextManager[Trace]:

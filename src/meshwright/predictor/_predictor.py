@@ -54,6 +54,7 @@ class Predictor:
         self._predictions = over_batches(called, deployer.layout(), deployer.seed)
         self._output = output or _rows
 
+    @process.shared_work()
     def predict(
         self,
         examples: Any,

@@ -13,7 +13,8 @@ from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
 from meshwright.process._hold import Hold, hold, is_held
-from meshwright.process._leave import abandon
+from meshwright.process._leave import abandon, shared_work
+from meshwright.process._peers import finishing, hearing, say_left, say_to_all
 from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes
@@ -29,13 +30,18 @@ __all__ = [
     "barrier",
     "detect",
     "expand_nodes",
+    "finishing",
     "gather",
+    "hearing",
     "hold",
     "is_held",
     "is_lead",
     "is_shared",
     "on_lead",
     "roll_call",
+    "say_left",
+    "say_to_all",
+    "shared_work",
     "signals",
     "start",
     "together",

@@ -6,7 +6,8 @@ no names. So process 0 first listens for a while itself, at the address where JA
     process 3 -> 0   {"process": 3, "of": 8}
     0 -> process 3   {"go": true}    or   {"error": "5 of 8 processes arrived ..."}
 
-One JSON line each way. Until all are there the connections stay open, so that everybody hears the answer.
+One JSON line each way. Until all are there the connections stay open, so that everybody hears the answer; and
+afterwards, so that each process hears when another is gone (`_peers.py`).
 Sockets go straight to the address, whatever proxies the environment names.
 """
 
@@ -30,8 +31,12 @@ _LINE_SECONDS = 5
 _SERVED_SECONDS = 30
 
 
-def roll_call(coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float) -> None:
-    """Return when all `num_processes` have called this. Collective, but touches no device.
+def roll_call(
+    coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float
+) -> dict[int, socket.socket]:
+    """Return when all `num_processes` have called this: the connections to others by their numbers, open.
+
+    Process 0 has one to each of the others, and these to process 0. Collective, but touches no device.
 
     Raises:
       PeersError: on every process that came, when others did not come in time, when two have the same id,
@@ -39,9 +44,8 @@ def roll_call(coordinator: str, num_processes: int, process_id: int, *, timeout_
     """
     patience = _Patience(timeout_seconds)
     if process_id == 0:
-        _Roll(coordinator, num_processes).call(patience)
-    else:
-        _answer(coordinator, num_processes, process_id, patience)
+        return _Roll(coordinator, num_processes).call(patience)
+    return {0: _answer(coordinator, num_processes, process_id, patience)}
 
 
 def wait_until_served(coordinator: str) -> None:
@@ -86,18 +90,18 @@ class _Roll:
         self._num_processes = num_processes
         self._present: dict[int, socket.socket] = {}
 
-    def call(self, patience: _Patience) -> None:
+    def call(self, patience: _Patience) -> dict[int, socket.socket]:
         try:
             with _listen(self._coordinator) as listener:
                 self._assemble(listener, patience)
-            # The listener is closed before anybody is let go: who then connects again reaches JAX.
-            _tell(self._present.values(), {"go": True})
         except PeersError as error:
             _tell(self._present.values(), {"error": str(error)})
-            raise
-        finally:
             for peer in self._present.values():
                 peer.close()
+            raise
+        # The listener is closed before anybody is let go: who then connects again reaches JAX.
+        _tell(self._present.values(), {"go": True})
+        return self._present
 
     def _assemble(self, listener: socket.socket, patience: _Patience) -> None:
         others = self._num_processes - 1
@@ -174,24 +178,25 @@ def _listen(coordinator: str) -> socket.socket:
     )
 
 
-def _answer(coordinator: str, num_processes: int, process_id: int, patience: _Patience) -> None:
-    """The other processes' part."""
+def _answer(coordinator: str, num_processes: int, process_id: int, patience: _Patience) -> socket.socket:
+    """The other processes' part: return the connection to process 0."""
     trouble = "no answer"
     while patience.left_seconds() > 0:
         patience.remark(f"process {process_id} waits for process 0 at {coordinator} ({trouble})")
         try:
-            with _connect(coordinator) as server:
-                _tell([server], {"process": process_id, "of": num_processes})
-                # Process 0 may have come later than this one, so its time ends later too.
-                reply = _read(server, patience.seconds + _LINE_SECONDS)
-                trouble = "something else listens there, or process 0 has left"
+            server = _connect(coordinator)
         except OSError as error:
-            reply, trouble = None, str(error)
-        match reply:
-            case {"go": True}:
-                return
-            case {"error": str(message)}:
-                raise PeersError(message)
+            trouble = str(error)
+        else:
+            _tell([server], {"process": process_id, "of": num_processes})
+            # Process 0 may have come later than this one, so its time ends later too.
+            reply = _read(server, patience.seconds + _LINE_SECONDS)
+            if reply == {"go": True}:
+                return server
+            server.close()
+            if isinstance(reply, dict) and "error" in reply:
+                raise PeersError(str(reply["error"]))
+            trouble = "something else listens there, or process 0 has left"
         time.sleep(_RETRY_SECONDS)
     raise PeersError(
         f"process {process_id} of {num_processes} could not reach process 0 at {coordinator} within "
@@ -212,10 +217,10 @@ def _tell(peers: Iterable[socket.socket], message: dict[str, Any]) -> None:
 
 
 def _read(peer: socket.socket, timeout_seconds: float) -> Any:
-    """Return the next line as JSON, or None where nothing sensible comes."""
+    """Return the next line as JSON, or None where nothing sensible comes. Nothing after it is read."""
     peer.settimeout(timeout_seconds)
     try:
-        with peer.makefile("rb") as lines:
+        with peer.makefile("rb", buffering=0) as lines:
             return json.loads(lines.readline(4096))
     except (OSError, ValueError):
         return None

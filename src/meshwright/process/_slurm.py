@@ -1,11 +1,11 @@
 """What SLURM tells the tasks of a step: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 
-`srun` sets all of SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS, SLURM_PROCID and SLURM_LOCALID. A batch
-script, a shell inside an allocation or an editor's terminal has only some of them.
+`srun` sets all of SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS, SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID,
+SLURM_PROCID and SLURM_LOCALID. A batch script, a shell inside an allocation or an editor's terminal has only
+some of them.
 """
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -34,7 +34,7 @@ def slurm(environ: Mapping[str, str]) -> Cluster | None:
         coordinator=f"{nodes[0]}:{derived_port(environ, job)}",
         num_processes=num_tasks,
         process_id=task,
-        local_device_ids=_own_devices(environ, math.ceil(num_tasks / len(nodes))),
+        local_device_ids=_own_devices(environ, _tasks_on_this_node(environ)),
     )
 
 
@@ -72,7 +72,10 @@ def _numbers(bracket: str) -> list[str]:
 
 
 def _refuse_without_srun(environ: Mapping[str, str], num_tasks: int) -> None:
-    needed = ("SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
+    needed = (
+        *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+        *("SLURM_PROCID", "SLURM_LOCALID"),
+    )
     missing = [name for name in needed if not environ.get(name)]
     if missing:
         raise UsageError(
@@ -80,6 +83,24 @@ def _refuse_without_srun(environ: Mapping[str, str], num_tasks: int) -> None:
             f"{' and '.join(missing)} not set. Start it with `srun` (in the batch script too), so that every "
             f"task gets its own number. {ALONE_HINT}"
         )
+
+
+def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
+    """Return this node's entry of `2(x3),1`, of nodes with 2, 2, 2 and 1 tasks."""
+    text, node = environ["SLURM_STEP_TASKS_PER_NODE"], integer(environ, "SLURM_NODEID") or 0
+    if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text):
+        raise UsageError(f"cannot read SLURM_STEP_TASKS_PER_NODE={text!r}; expected a form like 2(x3),1.")
+    counts = [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+        for _ in range(int(times or 1))
+    ]
+    if node >= len(counts):
+        raise UsageError(
+            f"SLURM_STEP_TASKS_PER_NODE={text!r} tells of {len(counts)} nodes, counted from 0, but this is "
+            f"node {node} by SLURM_NODEID."
+        )
+    return counts[node]
 
 
 def _own_devices(environ: Mapping[str, str], tasks_per_node: int) -> tuple[int, ...] | None:
@@ -94,6 +115,11 @@ def _own_devices(environ: Mapping[str, str], tasks_per_node: int) -> tuple[int, 
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible and len(visible.split(",")) < on_node:
         return None
-    share = max(1, on_node // tasks_per_node)
+    if on_node < tasks_per_node:
+        raise UsageError(
+            f"SLURM has placed {tasks_per_node} tasks on this node, which has {on_node} GPUs for them. Start "
+            f"at most {on_node} a node: --ntasks-per-node={on_node}."
+        )
+    share = on_node // tasks_per_node
     first = share * (integer(environ, "SLURM_LOCALID") or 0)
     return tuple(range(first, first + share))

@@ -11,6 +11,7 @@ from meshwright.errors import PeersError, UsageError
 from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._detect import detect
 from meshwright.process._leave import leave_at_once_after_a_crash
+from meshwright.process._peers import watch_peers
 from meshwright.process._roll_call import roll_call, wait_until_served
 
 _CONNECT_SECONDS = 120
@@ -27,6 +28,7 @@ def start(
     process_id: int | None = None,
     local_device_ids: Sequence[int] | None = None,
     timeout_seconds: float = 300,
+    heartbeat_timeout_seconds: int = 30,
 ) -> Cluster:
     """Join the run's other processes, and say who they are. With one process there is nothing to join.
 
@@ -36,6 +38,9 @@ def start(
     Args:
       coordinator: `host:port` of process 0, the port being free there.
       timeout_seconds: how long the processes may take to arrive after one another.
+      heartbeat_timeout_seconds: a process of which JAX hears nothing for so long is taken for dead, and all
+        others are aborted. That is for machines and networks that fail: a process that ends, however, is
+        noticed at once, and the others leave with exit code 6.
 
     Raises:
       UsageError: the settings are incomplete, or a device was used before.
@@ -55,10 +60,11 @@ def start(
         return cluster
     _refuse_when_late()
     if cluster.coordinator is None or cluster.num_processes is None or cluster.process_id is None:
-        _let_jax_join(cluster, timeout_seconds)
+        _let_jax_join(cluster, timeout_seconds, heartbeat_timeout_seconds)
         cluster = _as_initialised(cluster)
     else:
-        _join(cluster, cluster.coordinator, cluster.num_processes, cluster.process_id, timeout_seconds)
+        told = cluster.coordinator, cluster.num_processes, cluster.process_id
+        _join(cluster, *told, timeout_seconds, heartbeat_timeout_seconds)
     leave_at_once_after_a_crash(cluster.process_id)
     return cluster
 
@@ -92,14 +98,19 @@ def _refuse_when_late() -> None:
 
 
 def _join(
-    cluster: Cluster, coordinator: str, num_processes: int, process_id: int, timeout_seconds: float
+    cluster: Cluster,
+    coordinator: str,
+    num_processes: int,
+    process_id: int,
+    timeout_seconds: float,
+    heartbeat_timeout_seconds: int,
 ) -> None:
     _go_past_proxies(coordinator)
-    roll_call(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    connections = roll_call(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
     if process_id != 0:
         wait_until_served(coordinator)
+    watch = watch_peers(connections)
     # No --xla_cpu_collective_timeout_seconds here: it also ends a run in which a process is merely late.
-    # A process that is lost ends the others by JAX's heartbeat.
     jax.distributed.initialize(
         coordinator,
         num_processes,
@@ -108,7 +119,9 @@ def _join(
         # Our word stands: under SLURM JAX would otherwise give each process one device only.
         cluster_detection_method="deactivate",
         initialization_timeout=_CONNECT_SECONDS,
+        heartbeat_timeout_seconds=heartbeat_timeout_seconds,
     )
+    watch.was_joined = True
 
 
 def _go_past_proxies(coordinator: str) -> None:
@@ -121,7 +134,7 @@ def _go_past_proxies(coordinator: str) -> None:
     jax.config.update("jax_check_proxy_envs", False)  # the warning is about what this line has prevented
 
 
-def _let_jax_join(cluster: Cluster, timeout_seconds: float) -> None:
+def _let_jax_join(cluster: Cluster, timeout_seconds: float, heartbeat_timeout_seconds: int) -> None:
     for source, package in _PACKAGES.items():
         if cluster.source.startswith(source) and importlib.util.find_spec(package) is None:
             raise UsageError(
@@ -136,6 +149,7 @@ def _let_jax_join(cluster: Cluster, timeout_seconds: float) -> None:
             cluster.local_device_ids,
             cluster_detection_method="mpi4py" if cluster.source.startswith("Open MPI 5") else None,
             initialization_timeout=round(timeout_seconds),
+            heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         )
     except (RuntimeError, ValueError) as error:
         raise PeersError(

@@ -20,9 +20,10 @@ from meshwright.train._state import Init, TrainState, Variables, abstract_state,
 from meshwright.train._statistics import describe_state, num_params, state_sizes
 from meshwright.train._step import Step, StepFunction, make_step
 from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offloaded, update_rules
-from meshwright.train._watchdog import Watchdog, watchdog
+from meshwright.train._watchdog import PHASES, Timeouts, Watchdog, timeouts, unwatched, watchdog
 
 __all__ = [
+    "PHASES",
     "RUN_AHEAD",
     "Builder",
     "ByPath",
@@ -44,6 +45,7 @@ __all__ = [
     "Step",
     "StepFunction",
     "Threshold",
+    "Timeouts",
     "TrainState",
     "Trainable",
     "Tx",
@@ -88,6 +90,8 @@ __all__ = [
     "state_from",
     "state_sizes",
     "step_key",
+    "timeouts",
+    "unwatched",
     "update_rules",
     "watchdog",
     "wider_than",

@@ -1,4 +1,4 @@
-"""The loop's `beat`: notices that steps no longer finish, says where every thread stands, and may end it.
+"""The loop's `beat`: notices that a run does not go on, says where every thread stands, and may end it.
 
 It lives in a thread of its own, which needs Python's lock and nothing else: JAX gives the lock up while it
 waits for devices and other processes. For a call that keeps the lock, `faulthandler`, which does without
@@ -7,123 +7,213 @@ it, stands behind.
 
 import faulthandler
 import logging
+import math
 import os
 import sys
+import sysconfig
 import threading
-import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 
 import jax
 
+from meshwright import process
 from meshwright.errors import EXIT_HUNG, UsageError
 from meshwright.when import Tick
 
 log = logging.getLogger("meshwright")
 
+Timeouts = float | Mapping[str, float]
+"""Seconds for a step; or by phase."""
+
+STEP, START = "step", "start"
+PHASES = (STEP, START, "first_batch", "restore", "compile", "evaluation", "save", "end")
+"""The phases of an experiment's run: `start` until its first step is done, and `end` after its last, but for
+the others in between."""
+_OTHERS_TAKE = 10
+"""Times of a step's timeout that other phases may take, where it is not said otherwise."""
+_WAITS, _WORKS = "waits", "works"
+"""What watchdogs say to each other."""
+_LOOKS = 4
+"""So often within the shortest timeout."""
+_WAITING = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (jax, process))
+_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_OTHERS = f"{_PYTHON}site-packages"
+
 
 @contextmanager
-def watchdog(timeout_seconds: float, *, kill: bool = False) -> Generator["Watchdog", None, None]:
+def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Watchdog", None, None]:
     """Open a `beat` that reports when no step has finished for `timeout_seconds`, and again after as many.
 
         with mw.watchdog(600, kill=True) as beat:
             mw.fit(..., beat=beat)
 
-    A report, on stderr and in the log, has the process, the last step and the stacks of all threads. Time
-    runs from entering the context. What may rightly take long, such as compiling, evaluating and the last
-    save, goes into `with beat.paused():`. Nothing is written while all is well, and the thread ends with
-    the context, whatever ends that.
+    A report, on stderr and in the log, has the process, the phase, the last step and the stacks of all
+    threads. Time runs from entering the context. Until the first step is done, which compiles, and in
+    `with beat.phase("evaluation"):` it may take ten times as long. Nothing is written while all is well, and
+    the thread ends with the context, whatever ends that.
 
     Args:
+      timeout_seconds: of a step; or by the names of phases, of which "step" must be one, and "start" is what
+        comes before the first step is done.
       kill: at the second timeout in a row end the process at once, with exit code 5, as `os._exit` does: no
         handlers, nothing flushed, nobody waited for, also where the main thread hangs in C++. (JAX holds
-        SIGTERM back, so a hung run would not die of that.) Where a call hangs that keeps Python's lock, the
-        process is ended with exit code 1 after three timeouts. A process that was suspended for so long
-        may then be ended too.
+        SIGTERM back, so a hung run would not die of that.) Of several processes, one that only waits for its
+        devices, and so perhaps for another process, asks then whether another is at work, and goes on
+        waiting if so; else it ends at the third timeout. So the one that hangs ends first, and then the
+        others by a `PeersError`. Where a call hangs that keeps Python's lock, the process is ended with exit
+        code 1 after four timeouts. A process that was suspended for so long may then be ended too.
 
     Raises:
-      UsageError: `timeout_seconds` is not positive.
+      UsageError: a time is not positive, or there is none for a step.
     """
-    if not timeout_seconds > 0:
-        raise UsageError(f"watchdog: timeout_seconds={timeout_seconds}; it must be positive.")
-    watching = Watchdog(timeout_seconds, kill)
+    seconds = timeouts(timeout_seconds)
+    watching = Watchdog(seconds, kill)
     thread = threading.Thread(target=watching.watch, name="meshwright-watchdog", daemon=True)
     watching.renew_backstop()
     thread.start()
     try:
-        yield watching
+        with process.hearing(watching.hear):
+            yield watching
     finally:
         watching.over.set()
         thread.join()
         faulthandler.cancel_dump_traceback_later()
 
 
+def unwatched() -> "Watchdog":
+    """Return a `beat` that measures nothing."""
+    watching = Watchdog({STEP: math.inf}, kill=False)
+    watching.over.set()
+    return watching
+
+
+def timeouts(seconds: Timeouts) -> Mapping[str, float]:
+    """Return the timeouts by phase.
+
+    Raises:
+      UsageError: a time is not positive, or there is none for a step.
+    """
+    by_phase = seconds if isinstance(seconds, Mapping) else {STEP: seconds}
+    if STEP not in by_phase or not all(each > 0 for each in by_phase.values()):
+        raise UsageError(f"a watchdog's timeout is {seconds}; it must be positive, and one of them a step's.")
+    return by_phase
+
+
 class Watchdog:
     """Made by `watchdog`; called with the tick of each step that has finished."""
 
-    def __init__(self, timeout_seconds: float, kill: bool):
+    def __init__(self, seconds: Mapping[str, float], kill: bool):
         self.over = threading.Event()
-        self._seconds, self._kill = timeout_seconds, kill
-        self._process = jax.process_index()
-        self._pauses = 0
-        self._heard: tuple[int | None, float] = (None, time.monotonic())
+        self._seconds, self._kill = seconds, kill
+        self._process, self._num_processes = jax.process_index(), jax.process_count()
+        self._thread = threading.get_ident()
+        self._phase = START
+        self._step: int | None = None
+        self._turns = 0
+        """Grows whenever a step is done, a phase begins or ends, or it is known that another is at work."""
 
     def __call__(self, tick: Tick) -> None:
         """A step has finished."""
-        self._heard = (tick.step, time.monotonic())
+        self._step = tick.step
+        self._turns += 1
+        if self._phase != STEP:
+            self.enter(STEP)
 
     @contextmanager
-    def paused(self) -> Generator[None, None, None]:
-        """Do not count the time of this block. For the thread that runs the steps."""
-        self._pauses += 1
+    def phase(self, name: str) -> Generator[None, None, None]:
+        """Measure the time of this block as that of the phase `name`. For the thread that runs the steps."""
+        before = self._phase
+        self.enter(name)
         try:
             yield
         finally:
-            self._heard = (self._heard[0], time.monotonic())
-            self._pauses -= 1
+            self.enter(before)
+
+    def enter(self, phase: str) -> None:
+        """Measure the time from now on as that of `phase`, until a step is done."""
+        self._phase = phase
+        self._turns += 1
+        self.renew_backstop()
+
+    def hear(self, word: str) -> None:
+        """Take what another process says: that it waits, or that it is at work."""
+        if word == _WAITS and not self._is_waiting():
+            process.say_to_all(_WORKS)
+        if word == _WORKS and self._is_waiting():
+            self._turns += 1
 
     def watch(self) -> None:
-        """Until it is over: count timeouts in a row. They begin anew with each step and with each pause.
+        """Until it is over: count timeouts in a row. They begin anew with each step and each phase.
 
-        Counted one by one, so that a process which was suspended gets its time to go on.
+        Counted look by look, so that a process which was suspended gets its time to go on.
         """
-        heard, num_timeouts, deadline = self._heard, 0, self._heard[1] + self._seconds
-        while not self.over.wait(deadline - time.monotonic()):
+        pause = min(self._seconds.values()) / _LOOKS
+        turns, looks, num_timeouts = self._turns, 0, 0
+        while not self.over.wait(pause):
             self.renew_backstop()
-            if self._pauses or heard is not self._heard:
-                heard, num_timeouts = self._heard, 0
-                deadline = self._seconds + (time.monotonic() if self._pauses else heard[1])
-            else:
-                num_timeouts, deadline = num_timeouts + 1, time.monotonic() + self._seconds
-                self._time_is_up(heard[0], num_timeouts)
+            if turns != self._turns:
+                turns, looks, num_timeouts = self._turns, 0, 0
+            looks += 1
+            if looks * pause >= self._timeout():
+                looks, num_timeouts = 0, num_timeouts + 1
+                self._time_is_up(num_timeouts)
 
-    def _time_is_up(self, step: int | None, num_timeouts: int) -> None:
-        if self._kill and num_timeouts == 2:
+    def _timeout(self) -> float:
+        return self._seconds.get(self._phase, _OTHERS_TAKE * self._seconds[STEP])
+
+    def _time_is_up(self, num_timeouts: int) -> None:
+        seconds, is_waiting = self._timeout(), self._is_waiting()
+        left = (3 if is_waiting else 2) - num_timeouts
+        if self._kill and left <= 0:
+            process.say_left(EXIT_HUNG)
             os._exit(EXIT_HUNG)
+        if is_waiting:
+            process.say_to_all(_WAITS)
+        what = f"no step has finished for {num_timeouts * seconds:g} s"
+        if self._phase != STEP:
+            what = f"{self._phase} has taken {num_timeouts * seconds:g} s and is not over"
+        last = "there was no step yet" if self._step is None else f"the last step was {self._step}"
+        threat = (
+            f" In {left * seconds:g} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
+        )
+        if is_waiting:
+            threat = f" It waits for its devices, and so perhaps for another process.{threat}"
         # Reporting may block: on a full pipe, on source files that are far, on a lock that the hung thread
         # holds. This thread must not.
-        report = threading.Thread(target=self._report, args=(step, num_timeouts), daemon=True)
-        report.start()
+        said = f"process {self._process}: {what}; {last}.{threat}"
+        threading.Thread(target=_report, args=(said,), daemon=True).start()
 
-    def _report(self, step: int | None, num_timeouts: int) -> None:
-        last = "there was none yet" if step is None else f"the last was step {step}"
-        threat = f" In {self._seconds:g} s more it is ended with exit code {EXIT_HUNG}." if self._kill else ""
-        said = (
-            f"process {self._process}: no step has finished for {num_timeouts * self._seconds:g} s; {last}."
-            f"{threat}\n{_stacks()}"
-        )
-        with suppress(ValueError, OSError):  # stderr may be closed by then
-            print(f"meshwright: {said}", file=sys.stderr, flush=True)
-        if log.hasHandlers():  # without any, logging would print it on stderr once more
-            log.error(said)
+    def _is_waiting(self) -> bool:
+        """Return whether the thread that runs the steps may wait for another process, which hangs."""
+        return self._num_processes > 1 and _waits(sys._current_frames().get(self._thread))
 
     def renew_backstop(self) -> None:
         """Put off what happens when this thread cannot run, because a hung call keeps Python's lock."""
-        if self._pauses:
-            faulthandler.cancel_dump_traceback_later()
-        else:
-            faulthandler.dump_traceback_later(3 * self._seconds, file=2, exit=self._kill)
+        if not self.over.is_set():
+            faulthandler.dump_traceback_later(4 * self._timeout(), file=2, exit=self._kill)
+
+
+def _report(said: str) -> None:
+    said = f"{said}\n{_stacks()}"
+    with suppress(ValueError, OSError):  # stderr may be closed by then
+        print(f"meshwright: {said}", file=sys.stderr, flush=True)
+    if log.hasHandlers():  # without any, logging would print it on stderr once more
+        log.error(said)
+
+
+def _waits(frame: FrameType | None) -> bool:
+    """Return whether a thread stands in JAX, or in our calls to other processes, and not in user code."""
+    while frame and _is_pythons(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_WAITING)
+
+
+def _is_pythons(path: str) -> bool:
+    return path.startswith(("<frozen", _PYTHON)) and not path.startswith(_OTHERS)
 
 
 def _stacks() -> str:

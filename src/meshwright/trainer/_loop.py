@@ -37,12 +37,14 @@ class Loop:
     lr_schedule: optax.Schedule | None
     batch_size: int
 
+    @process.shared_work()
     def run(self, state: TrainState, reached: Callable[[TrainState], None]) -> None:
         """Train from `state` on, telling `reached` of the state after each step.
 
         Raises:
           Interrupted: the process was told to stop; the state is saved, if there are checkpoints.
           DivergedError: a reported loss, or a state that is to be saved, is not finite.
+          PeersError: another process is gone.
         """
         if self.checkpoints:
             self.checkpoints.before_commit = self.deployer.keep_metrics

@@ -1,0 +1,113 @@
+"""A process that the launcher has started: its output, its end, and what it ended of."""
+
+import collections
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from meshwright.errors import EXIT_FAILED, EXIT_PEERS
+
+_LAST_LINES = 20
+_CHATTER = "[Gloo] Rank "
+"""What JAX's CPU collectives print, from C++, each time that they connect."""
+_OF_A_LOST_PEER = re.compile(
+    r"JAX distributed service detected fatal errors|coordination service"
+    r"|(Gloo|NCCL) .*(closed by peer|reset by peer|Broken pipe|remote process)"
+)
+"""The last words of a process that ends because another one did, if Meshwright did not end it before."""
+
+# Linux ends a process with its parent when asked to, from within: PR_SET_PDEATHSIG. It outlives `exec`,
+# as does Python's ignoring of SIGPIPE. A `preexec_fn` could ask too, but not where there are threads.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the launcher is gone")
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Child:
+    """One of the processes, with its output on the way to ours."""
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        environ: dict[str, str],
+        news: queue.SimpleQueue[Any],
+    ):
+        self.number = number
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        # A session of its own: the terminal's Ctrl-C reaches the launcher alone, which passes it on.
+        self._process = subprocess.Popen(
+            _dying_with_us(command),
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        streams = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
+        self._threads = [threading.Thread(target=self._pass_on, args=pair, daemon=True) for pair in streams]
+        self._threads.append(threading.Thread(target=self._await, args=(news,), daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def returncode(self) -> int:
+        """As `subprocess` has it: -n where signal n ended the process."""
+        return self._process.returncode
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the process and what it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def drain(self, until: float) -> None:
+        """Wait for the last of the output of a process that was killed or has ended."""
+        for thread in self._threads:
+            thread.join(max(0, until - time.monotonic()))
+
+    def has_lost_a_peer(self) -> bool:
+        """Return whether it ended, by its own account, because another process had."""
+        if self.returncode == EXIT_PEERS:
+            return True
+        is_told = any(_OF_A_LOST_PEER.search(line) for line in self.last_lines)
+        return self.returncode in (-signal.SIGABRT, EXIT_FAILED) and is_told
+
+    def _pass_on(self, stream: TextIO, out: TextIO) -> None:
+        with stream:
+            for line in stream:
+                line = line.rstrip("\n")
+                if line.startswith(_CHATTER):
+                    continue
+                self.last_lines.append(line)
+                # Read on, whoever closed our output: a full pipe would stop the child.
+                with contextlib.suppress(OSError, ValueError):
+                    out.write(f"[{self.number}] {line}\n")
+                    out.flush()
+
+    def _await(self, news: queue.SimpleQueue[Any]) -> None:
+        self._process.wait()
+        news.put(self)
+
+
+def _dying_with_us(command: Sequence[str]) -> list[str]:
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]

@@ -1,0 +1,257 @@
+"""Hear at once that another process of the run is gone, and end this one: nothing goes on without it.
+
+JAX notices a dead process by its heartbeat, long after, and then aborts the others in C++ with exit code 134.
+Until then they hang in a collective, or fail in one that says nothing of who is gone. So each process keeps
+a connection to process 0, which the system closes when a process ends, whatever ends it. In lines of JSON:
+
+    process 3 -> 0, 0 -> all     {"end": 2}         it is at the end of its program, where all wait for all,
+                                                    and has begun two pieces of work that all share
+    process 3 -> 0, 0 -> all     {"left": 1}        it has failed, and leaves with this exit code
+    0 -> all the others          {"gone": 3, "how": "left with exit code 1"}
+    any -> all by way of 0       {"word": "waits"}  a word that is for the others' rooms
+
+A stream that ends without such a line is of a process that was killed. One that breaks in another way tells
+of the network and not of the process: of that JAX's heartbeat is the judge.
+"""
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from meshwright.errors import EXIT_PEERS, PeersError
+
+_OWN_END_SECONDS = 3
+"""How long a process may take to fail by itself: of the same mistake, or in a collective, and to clean up."""
+_LEAD_LINGERS_SECONDS = 1
+"""When process 0 goes, JAX aborts the others. So it goes last."""
+_FINISH_SECONDS = 10
+"""What is worth finishing may take so long. The part that another process owes to a save may never come."""
+_REMARK_AFTER_SECONDS = 5
+_LOOK_EVERY_SECONDS = 0.1
+_PRINT_SECONDS = 1
+_EARLY = "has ended its program early"
+
+_LOST = re.compile(
+    r"(Gloo|NCCL|RCCL|MPI)\b.*(closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed? ?out"
+    r"|remote process|network error|system error)"
+    r"|coordination service|[Hh]eartbeat|GetKeyValue|tasks? .*(unhealthy|died)|Barrier .*(failed|timed out)",
+    re.DOTALL,
+)
+"""What JAX's errors say where another process, and not this one, is to blame."""
+
+_watch: "Watch | None" = None
+_unfinished = 0
+_take_word: Callable[[str], None] | None = None
+
+
+def watch_peers(connections: Mapping[int, socket.socket]) -> "Watch":
+    """Watch the processes at the other ends of `connections` until this process ends."""
+    global _watch
+    _watch = Watch(connections)
+    # A fork, of a data loader say, would keep the connections open after this process.
+    os.register_at_fork(after_in_child=_watch.close)
+    threading.Thread(target=_watch.run, name="meshwright-peers", daemon=True).start()
+    return _watch
+
+
+def say_left(exit_code: int) -> None:
+    """Tell the others that this process has failed and leaves. They end too, but this one by itself."""
+    if _watch:
+        _watch.over = True
+        _watch.say({"left": exit_code})
+
+
+def say_at_end() -> None:
+    """Tell the others that this process has come to the end of its program."""
+    if _watch:
+        _watch.is_at_end = True
+        _watch.say({"end": _watch.num_shared})
+
+
+def begin_shared() -> None:
+    """Count a piece of work that needs all processes.
+
+    Raises:
+      PeersError: one has ended its program, and will not come to it.
+    """
+    if _watch:
+        _watch.begin_shared()
+
+
+def say_to_all(word: str) -> None:
+    """Let all other processes that are `hearing` know a word. Not collective, and never waits."""
+    if _watch:
+        _watch.say({"word": word})
+
+
+@contextlib.contextmanager
+def hearing(take: Callable[[str], None]) -> Iterator[None]:
+    """Call `take` in the block with each word of another process, on a thread that must not wait."""
+    global _take_word
+    before, _take_word = _take_word, take
+    try:
+        yield
+    finally:
+        _take_word = before
+
+
+def lost_peer(error: BaseException) -> PeersError | None:
+    """Return what to tell instead of `error` where that is only the loss of another process, else None."""
+    if isinstance(error, PeersError):
+        return error
+    if not isinstance(error, RuntimeError | ValueError) or not _LOST.search(str(error)):
+        return None
+    # A connection of a collective may break a moment before ours.
+    if _watch and _watch.told.wait(_OWN_END_SECONDS - 1):
+        return PeersError(_watch.lost)
+    return PeersError(
+        f"the connection to another process of this run is lost: {str(error).splitlines()[0]}\n"
+        "  Look at the messages of the other processes, and run the same command again."
+    )
+
+
+@contextlib.contextmanager
+def finishing() -> Iterator[None]:
+    """Let the block end, within reason, before this process is ended because another is gone."""
+    global _unfinished
+    _unfinished += 1
+    try:
+        yield
+    finally:
+        _unfinished -= 1
+
+
+class Watch:
+    """What the other processes have said, and when this one must end."""
+
+    def __init__(self, connections: Mapping[int, socket.socket]):
+        self._connections = dict(connections)
+        for peer in self._connections.values():
+            peer.setblocking(False)
+        self._rest: dict[int, bytes] = {}
+        self._at_end: dict[int, int] = {}
+        self.num_shared = 0
+        """Pieces of work that all share, begun here."""
+        self._remark_at = float("inf")
+        self._due = self._latest = float("inf")
+        self._said = False
+        self.told, self.lost = threading.Event(), ""
+        """Which process is gone, and that this is known."""
+        self.over = self.is_at_end = self.was_joined = False
+        """This process is about to end by itself; has come to its end; has been a part of a JAX runtime."""
+
+    def close(self) -> None:
+        for peer in self._connections.values():
+            peer.close()
+
+    def say(self, line: Mapping[str, Any], *, but: int | None = None) -> None:
+        """Tell those that are connected. Never waits."""
+        for number, peer in self._connections.items():
+            with contextlib.suppress(OSError):  # who has left need not hear it
+                if number != but:
+                    peer.send(json.dumps(line).encode() + b"\n")
+
+    def run(self) -> None:
+        """Listen for ever."""
+        with selectors.DefaultSelector() as selector:
+            for number, peer in self._connections.items():
+                selector.register(peer, selectors.EVENT_READ, number)
+            while True:
+                is_idle = min(self._due, self._remark_at) == float("inf")
+                for key, _ in selector.select(None if is_idle else _LOOK_EVERY_SECONDS):
+                    if not self._hear(key.data, self._connections[key.data]):
+                        selector.unregister(key.fileobj)
+                self._remark_if_due()
+                self._end_if_due()
+
+    def _hear(self, number: int, peer: socket.socket) -> bool:
+        """Take what there is to read; return whether more may come."""
+        try:
+            data = peer.recv(4096)
+        except OSError:  # of the network
+            return False
+        *lines, self._rest[number] = (self._rest.get(number, b"") + data).split(b"\n")
+        for line in lines:
+            self._take(number, json.loads(line))
+        if not data and number not in self._at_end:
+            self._lose(number, "is gone: it was killed, or ended in the middle")
+            if number == 0:  # JAX is about to abort this process
+                self._due = self._latest = min(self._due, time.monotonic())
+        return bool(data)
+
+    def _take(self, number: int, said: Any) -> None:
+        match said:
+            case {"end": int(num_shared)}:
+                self._at_end[number] = num_shared
+                self._remark_at = min(self._remark_at, time.monotonic() + _REMARK_AFTER_SECONDS)
+                self._miss()
+            case {"left": int(code)}:
+                self._lose(number, f"left with exit code {code}")
+            case {"gone": int(other), "how": str(how)}:
+                self._lose(other, how)
+            case {"word": str(word)}:
+                if number != 0:
+                    self.say(said, but=number)
+                if _take_word:
+                    _take_word(word)
+
+    def begin_shared(self) -> None:
+        self.num_shared += 1
+        self._miss()
+        if self.lost:
+            raise PeersError(self.lost)
+
+    def _miss(self) -> None:
+        """Lose a process that has ended and did not come to the work that is shared now."""
+        for number, num_shared in list(self._at_end.items()):
+            if num_shared < self.num_shared:
+                self._lose(number, _EARLY)
+
+    def _lose(self, number: int, how: str) -> None:
+        """Note that a process is gone, the first of which that is said."""
+        if self.lost or (self.was_joined and not jax.distributed.is_initialized()):
+            return  # in the second case, the processes have parted in peace
+        self.say({"gone": number, "how": how}, but=number)
+        self.lost = (
+            f"process {number} {how}, and this process cannot go on without it.\n"
+            f"  Look at the messages of process {number}, and run the same command again."
+        )
+        last = 0 if 0 in self._connections else _LEAD_LINGERS_SECONDS
+        self._due = time.monotonic() + _OWN_END_SECONDS + last
+        self._latest = time.monotonic() + _FINISH_SECONDS + last
+        self.told.set()
+
+    def _remark_if_due(self) -> None:
+        if time.monotonic() < self._remark_at:
+            return
+        self._remark_at = float("inf")
+        if not self.is_at_end and not self.lost:
+            names = ", ".join(map(str, sorted(self._at_end)))
+            _print(f"process {names} has ended its program, and waits there for this one and all others")
+
+    def _end_if_due(self) -> None:
+        if self.over or time.monotonic() < self._due:
+            return
+        if not self._said:
+            self._said = True
+            _print(f"error: {self.lost}")
+        if not _unfinished or time.monotonic() >= self._latest:
+            os._exit(EXIT_PEERS)
+
+
+def _print(text: str) -> None:
+    """Print on stderr, but never wait long: its pipe may be full, or its lock held by what hangs."""
+    line = f"meshwright: {text}"
+    printing = threading.Thread(target=lambda: print(line, file=sys.stderr, flush=True), daemon=True)
+    printing.start()
+    printing.join(_PRINT_SECONDS)

@@ -1,0 +1,117 @@
+"""A run of several processes with all rooms open, into which one fault is built: what, where, and in whom."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from crash.faults import before_each_file_operation
+
+ROWS = 64
+PHASES = ("start", "first_batch", "restore", "compile", "evaluation", "save")
+TIMEOUTS = {"step": 2, **dict.fromkeys(PHASES, 4)}
+
+
+def act(what: str, noted: Path) -> None:
+    """Commit the fault, having noted when."""
+    with contextlib.suppress(FileExistsError), noted.open("x") as file:  # several threads may come here
+        file.write(str(time.time()))
+    if what == "exception":
+        raise OSError("the fault that was built in")
+    if what == "exit 0":
+        os._exit(0)
+    if what == "sys.exit":
+        sys.exit()
+    if what == "sleep":
+        time.sleep(1000)
+    os.kill(os.getpid(), int(what))
+
+
+class Rows:
+    """Examples that act when so many have been read."""
+
+    def __init__(self, fault, after=3):
+        self._fault, self._left = fault, after
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+        self._left -= 1
+        if self._fault and self._left < 0:
+            self._fault()
+        return {"x": np.full(4, i / ROWS, np.float32)}
+
+
+def experiment(run: str, what: str, where: str, fault) -> mw.Experiment:
+    """Return the experiment; `fault` is None but in the process that has it."""
+    here = lambda place: fault if place == where else None
+
+    def loss(params, batch, key):
+        if act := here("tracing"):
+            act()
+        if where == "step":  # the same program on all
+            batch = {"x": watched(batch["x"])}
+        return values(params, batch)["loss"].mean()
+
+    @partial(jax.shard_map, in_specs=P("data"), out_specs=P("data"))
+    def watched(x):
+        jax.debug.callback(in_step)  # here, and not outside, on each of the devices
+        return x
+
+    calls = iter(range(1000))
+
+    def in_step() -> None:
+        if next(calls) == 2 and fault:
+            fault()
+
+    def when(step: int) -> bool:
+        if (act := here("between steps")) and step == 3:
+            act()
+        return step % 2 == 0
+
+    rows = Rows(here("first batch")) if where == "first batch" else Rows(here("data"), after=14)
+    if act := here("save"):
+        checkpoints = Path(run, "checkpoints")
+        writing = lambda event: act() if event == "fsync" else None
+        before_each_file_operation(checkpoints, writing)
+    return mw.Experiment(
+        run=run,
+        model=lambda key: {"w": jax.random.normal(key, (4, 2))},
+        loss=loss,
+        optimizer=optax.sgd(0.01),
+        input=mw.Input(rows, batch_size=16),
+        max_step=6,
+        evalers={"all": mw.Evaler(values, Rows(here("evaluation")), when, batch_size=16)},
+        checkpoints=mw.Save(when=2),
+        log_every=1,
+        watchdog_timeout_seconds=TIMEOUTS if what == "sleep" else None,
+        crash_on_hang=True,
+        compile_cache=False,
+    )
+
+
+def values(params, batch):
+    return {"loss": jnp.square(batch["x"] @ params["w"]).sum(-1)}
+
+
+def main(said: str) -> None:
+    """Play what is said in JSON."""
+    run, what, where, who = json.loads(said)
+    jax.config.update("jax_platforms", "cpu")
+    mw.process.start(timeout_seconds=60)
+    is_it = os.environ["JAX_PROCESS_ID"] == str(who)
+    fault = (lambda: act(what, Path(run, "acted"))) if is_it else None
+    if fault and where == "before the first collective":
+        fault()
+    mw.run(experiment(run, what, where, fault))

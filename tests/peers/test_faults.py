@@ -1,0 +1,129 @@
+"""Runs of four processes, of which one fails: all end soon, and the launcher names that one and the cause."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import meshwright
+from meshwright.errors import EXIT_HUNG, EXIT_PEERS
+from soak import cases, rng
+
+HERE = Path(__file__).parent
+LAUNCH = "import sys; from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"
+NUM_PROCESSES, NUM_AT_ONCE = 4, 2
+ENDS_WITHIN_SECONDS = 30
+
+PHASES = {
+    "before the first collective": None,
+    "first batch": "first_batch",
+    "tracing": "compile",
+    "step": "step",
+    "between steps": "evaluation",
+    "data": "step",
+    "save": "save",
+    "evaluation": "evaluation",
+}
+"""The places for faults, and the phase that they are in."""
+CANNOT_BE = {
+    ("sleep", "before the first collective"),  # nor is there a watchdog yet
+    ("sleep", "step"),  # a callback's thread sleeps, which nobody can tell from a device that does
+    ("sys.exit", "step"),
+    ("sys.exit", "save"),  # on other threads it is an error like any other
+}
+WHATS = ("9", "exception", "exit 0", "sleep", "11", "exception", "sys.exit", "9", "exit 0", "6")
+
+
+def drawn():
+    """Return what happens, where and to whom: all kinds and all places in turn, their pairs at random."""
+    random = rng("faults of one of four processes")
+    places = itertools.chain.from_iterable(random.sample([*PHASES], len(PHASES)) for _ in itertools.count())
+    found = []
+    for what in itertools.islice(itertools.cycle(WHATS), cases(few=10, many=100)):
+        where = next(place for place in places if (what, place) not in CANNOT_BE)
+        found.append((what, where, random.randrange(NUM_PROCESSES)))
+    return found
+
+
+CASES = drawn()
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory):
+    """Where processes that have imported JAX are forked; the path of its socket."""
+    address = tmp_path_factory.mktemp("nursery") / "door"
+    package = Path(meshwright.__file__).parent.parent
+    environ = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{package}", "JAX_PLATFORMS": "cpu"}
+    environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    command = [sys.executable, "-m", "peers.nursery", str(address)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environ, **pipes) as process:
+        assert process.stdout.readline() == "open\n"
+        yield address
+        process.stdin.close()
+
+
+def launched(nursery, run, case):
+    """Launch a run with its fault; return its exit code, what it printed and how long it took to end."""
+    run.mkdir()
+    said = json.dumps([str(run), *case])
+    stand_in = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), str(nursery), said]
+    command = [sys.executable, "-c", LAUNCH, "launch", "local", "-n", str(NUM_PROCESSES), "--", *stand_in]
+    environ = {**os.environ, "PYTHONPATH": str(Path(meshwright.__file__).parent.parent)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environ)
+    seconds = time.time() - float((run / "acted").read_text()) if (run / "acted").exists() else None
+    return SimpleNamespace(exit_code=ended.returncode, printed=ended.stderr, seconds=seconds)
+
+
+@pytest.fixture(scope="module")
+def all_launched(nursery, tmp_path_factory):
+    """All cases, some at a time: much of each is waiting."""
+    folder = tmp_path_factory.mktemp("runs")
+    with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+        yield [
+            threads.submit(launched, nursery, folder / str(number), case) for number, case in enumerate(CASES)
+        ]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
+def test_a_fault_of_one_of_four_ends_all_soon_and_is_named(all_launched, number):
+    what, where, who = CASES[number]
+    ended = all_launched[number].result()
+    print(ended.printed, ended)
+    assert ended.seconds < ENDS_WITHIN_SECONDS
+    report = ended.printed.partition("meshwright launch: ")[2]
+    exit_code, named = expected(what, where, who)
+    assert ended.exit_code == exit_code
+    assert re.search(named, report, re.DOTALL)
+    if what == "sleep":
+        told = rf"\[{who}\] meshwright: process {who}: {'no step' if where == 'data' else PHASES[where]} has"
+        assert re.search(told, ended.printed)
+    if (what, where) != ("exception", "save"):  # of which all hear, and which all raise
+        assert set(re.findall(r"^\[(\d)\] Traceback", ended.printed, re.MULTILINE)) <= {str(who)}
+
+
+def expected(what, where, who):
+    """Return the launcher's exit code, and a pattern for what it says."""
+    if what == "exception":
+        if where == "save":  # all hear of it, and raise it
+            return 1, f"process {who}: OSError: the fault that was built in"
+        return 1, f"process {who} of 4 failed first, with exit code 1..*OSError: the fault that was built in"
+    if (what, where) == ("sys.exit", "before the first collective"):  # in order, but too early
+        return EXIT_PEERS, f"failed first, with exit code 6.*process {who} has ended its program early"
+    if what in ("exit 0", "sys.exit"):
+        return EXIT_PEERS, f"process {who} of 4 left with exit code 0 while the others were not done"
+    if what == "sleep":
+        return EXIT_HUNG, f"process {who} of 4 failed first, with exit code {EXIT_HUNG}"
+    number = signal.Signals(int(what))
+    return 128 + number, f"process {who} of 4 failed first, with signal {number.name}"
