@@ -44,7 +44,7 @@ def test_a_launcher_that_needs_a_package_says_which(environ, package):
     ended = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True
     )
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert f"the package {package!r} must be installed" in ended.stderr
 
 

@@ -9,6 +9,7 @@ with process.signals() as signals:
 """
 
 from meshwright.process._agree import agree, barrier, gather, is_lead
+from meshwright.process._alike import Compared, compare, compare_at, is_of_all, telling
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
@@ -21,18 +22,23 @@ from meshwright.process._together import on_lead, together
 
 __all__ = [
     "Cluster",
+    "Compared",
     "Signals",
     "abandon",
     "agree",
     "barrier",
+    "compare",
+    "compare_at",
     "detect",
     "expand_nodes",
     "gather",
     "is_lead",
+    "is_of_all",
     "is_shared",
     "on_lead",
     "roll_call",
     "signals",
     "start",
+    "telling",
     "together",
 ]

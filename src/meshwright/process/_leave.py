@@ -14,7 +14,8 @@ import time
 
 import jax
 
-from meshwright.errors import EXIT_CTRL_C, EXIT_FAILED
+from meshwright.errors import EXIT_CTRL_C, EXIT_FAILED, MeshwrightError
+from meshwright.process._alike import tell
 
 _LEAD_LINGERS_SECONDS = 2
 """When process 0 goes, JAX aborts the others. If they failed as well, they may say so first."""
@@ -27,8 +28,11 @@ def abandon(exit_code: int) -> None:
     For the end of a program that has failed and has said so. Not collective. Returns only where there
     are no other processes: the interpreter may then end as usual.
     """
-    if not jax.distributed.is_initialized():
-        return
+    if jax.distributed.is_initialized():
+        _leave(exit_code)
+
+
+def _leave(exit_code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
@@ -46,4 +50,6 @@ def leave_at_once_after_a_crash(process_id: int | None) -> None:
 def _abandon_if_crashed() -> None:
     error = getattr(sys, "last_value", None)  # set by the interpreter when it prints a traceback
     if error is not None:
-        abandon(EXIT_CTRL_C if isinstance(error, KeyboardInterrupt) else EXIT_FAILED)
+        tell(error)
+        others = EXIT_CTRL_C if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
+        _leave(error.exit_code if isinstance(error, MeshwrightError) else others)
