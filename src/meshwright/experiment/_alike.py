@@ -22,13 +22,14 @@ from meshwright.input import Batches, facts_of
 OWN = ("run", "checkpoints.directory", "trackers", "start_trace_steps", "num_trace_steps")
 OWN += ("start_trace_process_indices",)
 """Settings that a process may have for itself. That all see one directory is looked at where it is opened."""
-_LOCAL_PATH = re.compile(r"'(?:/|~|\.{1,2}/|file:|[A-Za-z]:\\)[^']*'")
+_LOCAL_PATH = re.compile(r"'(?![a-z0-9]+://)[^']*[/\\][^']*'|'file:[^']*'")
 
 
 def settings_of(described: Any) -> dict[str, str]:
     """Return, by path, what must be the same on all processes of an experiment, or of settings by name.
 
-    Paths on a machine are not among it: each machine may have its own.
+    Paths on a machine are not among it: each machine may have its own. (Nor are patterns with a slash: of
+    what they decide the program tells.)
     """
     said = description.values(describe(described))
     settings = {path: _LOCAL_PATH.sub("<path>", value) for path, value in said.items()}

@@ -14,6 +14,7 @@ from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
 from meshwright.process._leave import abandon
+from meshwright.process._program import program_text
 from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes
@@ -36,6 +37,7 @@ __all__ = [
     "is_of_all",
     "is_shared",
     "on_lead",
+    "program_text",
     "roll_call",
     "signals",
     "start",

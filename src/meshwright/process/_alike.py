@@ -19,6 +19,7 @@ from meshwright.process._board import Board
 from meshwright.process._differ import difference, lines_of, shortened
 from meshwright.process._failures import failure_of
 from meshwright.process._meet import meet
+from meshwright.process._program import program_text
 from meshwright.process._surroundings import hardware
 
 Said = str | Mapping[str, str]
@@ -119,8 +120,12 @@ class Compared:
         leaves, structure = jax.tree.flatten(arguments[1:])
         shapes = structure, tuple((x.shape, x.dtype) for x in leaves)
         if shapes not in self._known:
-            compare(self._about, lambda: self._function.lower(*arguments).as_text())
+            compare(self._about, lambda: self._text(*arguments))
             self._known.add(shapes)
+
+    def _text(self, *arguments: Any) -> str:
+        traced = self._function.trace(*arguments)
+        return program_text(traced, traced.lower())
 
 
 def is_of_all(devices: Iterable[jax.Device]) -> bool:

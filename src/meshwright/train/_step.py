@@ -90,9 +90,10 @@ class Step:
         """
         started = time.perf_counter()
         with process.telling(), in_mesh(self._layout.mesh):
-            lowered = self.trace(state, batch).lower()
+            traced = self.trace(state, batch)
+            lowered = traced.lower()
             if process.is_of_all(self._layout.mesh.devices.flat):
-                process.compare("the program of the step", lowered.as_text)
+                process.compare("the program of the step", lambda: process.program_text(traced, lowered))
             self._compiled = lowered.compile()
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
