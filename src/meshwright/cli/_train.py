@@ -68,7 +68,8 @@ def start(
     from meshwright import experiment, process
 
     process.start()
-    made = build(load(target), settings, experiment.Experiment)
+    with process.telling():
+        made = build(load(target), settings, experiment.Experiment)
     origin = {"target": target, "settings": dict(settings), "fake_devices": fake_devices}
     outcome = experiment.run(made, origin=origin)
     found = {"run": made.run, **outcome.summary()}

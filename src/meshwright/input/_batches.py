@@ -94,15 +94,16 @@ class Batches:
         return False
 
     def facts(self) -> dict[str, str]:
-        """Return what must be the same on all processes, as settings by name, and do not move.
+        """Return what must be the same on all processes, as settings by name, and do not move. Collective.
 
         That is the position and, told before the first batch is taken, the number of the examples and digests
         of three. Where a function returned an iterable, which is not to be used up, they are of those in one
         batch.
         """
-        if self._facts is None and not self.is_empty() and self._source is not None:
-            self._facts = facts_of(self._source)
-        return {**(self._facts or {}), "batch_size": str(self._batch_size), "position": str(self.get_state())}
+        if self._facts is None:
+            self.is_empty()  # reads ahead
+            self._facts = facts_of(self._source or [])
+        return {**self._facts, "batch_size": str(self._batch_size), "position": str(self.get_state())}
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch last returned, and what it holds good for."""

@@ -7,16 +7,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from meshwright import process
 from meshwright.input._protocol import Source
-from meshwright.input._source import as_source, rows_of
+from meshwright.input._source import as_source, num_examples, rows_of
 
-_AT_RANDOM = "another at each reading"
+_READINGS = 4
+"""So often each of the three is read: of examples that are made at random no digest is told."""
 
 
 def facts_of(examples: Any) -> dict[str, str]:
     """Return the number of examples and digests of the first, the middle and the last, as settings by name.
 
-    Each of the three is read twice: of one that is made at random, nothing is said but that.
+    Collective: where examples are made at random, which any process may notice, the number stands alone.
 
     Args:
       examples: what can be indexed.
@@ -24,11 +26,12 @@ def facts_of(examples: Any) -> dict[str, str]:
     Raises:
       ExamplesError: it cannot be indexed.
     """
-    source = as_source(examples) if len(examples) else []
+    source = as_source(examples) if num_examples(examples) else []
     ids = sorted({0, len(source) // 2, len(source) - 1}) if len(source) else []
-    pairs = zip(ids, _digests(source, ids), _digests(source, ids), strict=True)
-    said = {f"example {i}": digest if digest == again else _AT_RANDOM for i, digest, again in pairs}
-    return {"number of examples": str(len(source)), **said}
+    readings = [list(_digests(source, ids)) for _ in range(_READINGS)]
+    at_random = process.everyone("the examples", any(reading != readings[0] for reading in readings))
+    digests = {} if any(at_random) else {f"example {i}": x for i, x in zip(ids, readings[0], strict=True)}
+    return {"number of examples": str(len(source)), **digests}
 
 
 def _digests(source: Source, ids: list[int]) -> Iterable[str]:

@@ -62,8 +62,7 @@ def compare(about: str, said: Callable[[], Said]) -> None:
         return
     with telling():
         text = said()
-        board = _board or meet()
-        sit_at(board)
+        board = _seat()
         with _known_to_all():
             compare_at(board, about, text, hardware())
 
@@ -85,6 +84,22 @@ def compare_at(board: Board, about: str, said: Said, around: Mapping[str, str] |
         raise UsageError(difference(about, spoken, groups, orders_differ=heard["orders differ"]))
 
     board.ask(about, lines, decide)
+
+
+def everyone(about: str, value: Any) -> list[Any]:
+    """Return what each process says, in their order, on every process: JSON's values. Collective.
+
+    As `compare` it touches no device, and is for the main thread.
+
+    Raises:
+      UsageError: the processes came to do different things.
+      PeersError: one has left.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    board = _seat()
+    with _known_to_all():
+        return board.ask(about, {"about": about, "value": value}, _values)
 
 
 class Compared:
@@ -151,6 +166,13 @@ def tell(error: BaseException) -> None:
         _know(error)
 
 
+def _seat() -> Board:
+    if _board is None:
+        sit_at(meet())
+    assert _board is not None
+    return _board
+
+
 @contextmanager
 def _known_to_all() -> Iterator[None]:
     try:
@@ -178,13 +200,7 @@ def _heard(voices: Sequence[Mapping[str, Any]]) -> Any:
     Raises:
       UsageError: the processes came to compare different things, or differ in what is around.
     """
-    about = _grouped([voice["about"] for voice in voices])
-    if len(about) > 1:
-        at = ", ".join(f"process {numbers[0]} at {voices[numbers[0]]['about']}" for numbers in about)
-        raise UsageError(
-            f"the processes of this run do different things: {at}.\n"
-            "  All processes must run one program: start them with the same code, settings and data."
-        )
+    _check_about(voices)
     around = _grouped([voice["around"] for voice in voices])
     if len(around) > 1:
         spoken = {numbers[0]: voices[numbers[0]]["around"] for numbers in around}
@@ -195,6 +211,21 @@ def _heard(voices: Sequence[Mapping[str, Any]]) -> Any:
         return None
     orders_differ = len({voice["order"] for voice in voices}) > 1
     return {"groups": groups[:_MOST_VOICES], "orders differ": orders_differ}
+
+
+def _values(voices: Sequence[Mapping[str, Any]]) -> list[Any]:
+    _check_about(voices)
+    return [voice["value"] for voice in voices]
+
+
+def _check_about(voices: Sequence[Mapping[str, Any]]) -> None:
+    about = _grouped([voice["about"] for voice in voices])
+    if len(about) > 1:
+        at = ", ".join(f"process {numbers[0]} at {voices[numbers[0]]['about']}" for numbers in about)
+        raise UsageError(
+            f"the processes of this run do different things: {at}.\n"
+            "  All processes must run one program: start them with the same code, settings and data."
+        )
 
 
 def _grouped(values: Sequence[Any]) -> list[list[int]]:
