@@ -24,9 +24,7 @@ def answers(address, *calls, timeout_seconds=20):
     def one(call):
         process_id, number = call
         try:
-            connections = process.roll_call(address, number, process_id, timeout_seconds=timeout_seconds)
-            for peer in connections.values():
-                peer.close()
+            process.roll_call(address, number, process_id, timeout_seconds=timeout_seconds).close()
         except PeersError as error:
             return str(error)
 

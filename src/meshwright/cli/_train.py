@@ -100,10 +100,11 @@ def start(
     from meshwright import experiment, process
 
     process.start()
-    function = load(target)
-    if check is not None:
-        check(function)
-    made = build(function, settings, experiment.Experiment)
+    with process.telling():
+        function = load(target)
+        if check is not None:
+            check(function)
+        made = build(function, settings, experiment.Experiment)
     told = with_secrets(function, settings)
     origin = {"target": target, "settings": told, "fake_devices": fake_devices}
     outcome = experiment.run(made, origin=origin)

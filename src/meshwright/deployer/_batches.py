@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding
 
+from meshwright import process
 from meshwright.arguments import declares
 from meshwright.errors import LayoutError, UsageError
 from meshwright.input import Batches, Collate, as_source, batches, is_indexed
@@ -108,9 +109,11 @@ def get_model_input_batches(
     sharding = deployer.layout().batch_sharding
     seed = _seed(shuffle_rng) if shuffle else None
     data = batches(examples, size, sharding, collate=_by_keyword(collate_fn), seed=seed, epochs=1)
-    total = len(as_source(examples)) // size if is_indexed(examples) else None
+    number = len(as_source(examples)) if is_indexed(examples) else None
+    process.compare("the examples", lambda: {"number of examples": str(number), "size of a batch": str(size)})
+    total = None if number is None else number // size
     if total == 0:
-        deployer.log_info(f"{desc}: {len(as_source(examples))} examples do not fill one batch of {size}")
+        deployer.log_info(f"{desc}: {number} examples do not fill one batch of {size}")
     return deployer.progress(
         _placed(data, sharding), total, f"{desc} ({_sizes(size, is_train, accumulate_grad_batches)})"
     )

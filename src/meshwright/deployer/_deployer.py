@@ -87,6 +87,15 @@ class Deployer:
             process_id=process_id,
             local_device_ids=range(n_local_devices) if n_local_devices else None,
         )
+        settings = {
+            "jax_seed": jax_seed,
+            "mesh": mesh,
+            "n_model_shards": n_model_shards,
+            "workdir": bool(workdir),
+        }
+        process.compare(
+            "the settings of the deployer", lambda: {name: str(value) for name, value in settings.items()}
+        )
         self.seed = int(jax_seed)
         self.rng = key_of(self.seed)
         """What `gen_rng` draws from; saved with checkpoints."""

@@ -2,6 +2,7 @@
 
 from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, truncate_left
 from meshwright.experiment._ahead import AheadOfTime, compile_parts, some_rows
+from meshwright.experiment._alike import settings_of
 from meshwright.experiment._averages import open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._describe import Difference, describe, differences
@@ -36,6 +37,7 @@ __all__ = [
     "parts_of",
     "replace_prefix",
     "run",
+    "settings_of",
     "some_rows",
     "truncate",
     "truncate_left",

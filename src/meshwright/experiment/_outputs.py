@@ -21,7 +21,7 @@ from meshwright.checkpoint import step_name
 from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Evaler
 from meshwright.input import numbered_batches
-from meshwright.predict import check_rows, over_batches
+from meshwright.predict import OverBatches, check_rows
 from meshwright.sharding import Layout
 from meshwright.train import ComputeDtype, evaluating
 from meshwright.tree import PyTree
@@ -37,7 +37,7 @@ class OutputFiles:
         self._directory, self._evaler, self._layout = directory, evaler, layout
         self._of = evaluating(evaler.outputs, compute_dtype=compute_dtype, params=evaler.params)
         # The whole state goes where parameters would: `_of` picks what it evaluates.
-        self._over = over_batches(lambda state, _, batch, key: self._of(state, batch), layout, seed)
+        self._over = OverBatches(lambda state, _, batch, key: self._of(state, batch), layout, seed)
         self.seconds = 0.0
         """How long all of them took."""
 
@@ -69,6 +69,7 @@ class OutputFiles:
         for name, x in tree.named_leaves(outputs).items():
             if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
                 raise UsageError(f"{name} is {x.dtype}, which JSON cannot hold: return real numbers.")
+        self._over.compare(state, None, batch)
 
 
 def _lines(outputs: PyTree) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.experiment import _directory
+from meshwright.experiment._alike import arrays_of, settings_of
 from meshwright.experiment._checks import preflight
 from meshwright.experiment._evaluations import Evaluations
 from meshwright.experiment._experiment import Experiment
@@ -68,21 +69,25 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
       origin: JSON-able: how to start this run again. Kept as `experiment.json`.
 
     Raises:
-      UsageError: before anything compiles, where the parts do not fit together.
+      UsageError: before anything compiles, where the parts do not fit together, or not all processes have the
+        same.
       InputError: examples or a checkpoint that cannot be used.
       MeshwrightError: the run directory, of which all is done, could not be put at its address.
       DivergedError: a reported loss, or a state that is to be saved, is not finite.
       Interrupted: told to stop; the state is saved.
       PeersError: another process is gone.
     """
-    experiment = on_hardware(experiment)
-    mesh, console = mesh_of(experiment), Console(experiment.max_step)
+    experiment, console = on_hardware(experiment), Console(experiment.max_step)
     with contextlib.ExitStack() as opened:
+        opened.enter_context(process.telling())
+        process.compare("the settings of the experiment", lambda: settings_of(experiment))
         watch = opened.enter_context(_watchdog(experiment))
+        mesh = mesh_of(experiment)
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
         with watch.phase("first_batch"):
             batch = data.peek()
         parts = parts_of(experiment, mesh, batch)
+        process.compare("the state and the examples", lambda: arrays_of(experiment, parts, data))
         checkpoints = checkpoints_for(experiment, parts.target)
         checkpoints.check_state = check_finite(experiment.optimizer, checkpoints.settled)
         signals = opened.enter_context(process.signals())

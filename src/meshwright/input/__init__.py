@@ -3,6 +3,7 @@
 from meshwright.input._batches import Batches, batches
 from meshwright.input._collate import Collate
 from meshwright.input._device import as_global, local_rows
+from meshwright.input._facts import facts_of
 from meshwright.input._order import record_ids
 from meshwright.input._padded import numbered_batches, padded_batches
 from meshwright.input._protocol import DataIterator, Source
@@ -19,6 +20,7 @@ __all__ = [
     "as_source",
     "batches",
     "by_epoch",
+    "facts_of",
     "is_indexed",
     "local_rows",
     "num_examples",

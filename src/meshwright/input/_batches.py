@@ -5,6 +5,7 @@ was read ahead is no part of the state: the state is the number of samples *retu
 true at every moment, and means the same on any number of processes and with any batch size.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -18,6 +19,8 @@ from meshwright.errors import InputError, UsageError
 from meshwright.input._ahead import read_ahead
 from meshwright.input._collate import Collate
 from meshwright.input._device import local_rows, placing
+from meshwright.input._facts import facts_of
+from meshwright.input._protocol import Source
 from meshwright.input._samples import Position, samples_of, shares
 from meshwright.input._source import num_threads_for, read
 from meshwright.tree import PyTree
@@ -47,6 +50,8 @@ class Batches:
         self._position = Position(0, 0)  # after the batch last returned: the whole state
         self._ahead: Generator[tuple[PyTree, Position], None, None] | None = None
         self._peeked: tuple[PyTree, Position] | None = None
+        self._source: Source | None = None  # of the first examples of the batch that is read first
+        self._facts: dict[str, str] | None = None
         self.wait_seconds = 0.0
         """How long `__next__` has waited for examples, in all."""
 
@@ -63,7 +68,7 @@ class Batches:
         started = time.perf_counter()
         with jax.profiler.TraceAnnotation("input wait"):  # the name by which `profiling` knows it
             batch, self._position = self._peeked or self._read()
-        self._peeked = None
+        self._peeked = self._source = None
         self.wait_seconds += time.perf_counter() - started
         return self._place(batch)
 
@@ -87,6 +92,18 @@ class Batches:
         except StopIteration:
             return True
         return False
+
+    def facts(self) -> dict[str, str]:
+        """Return what must be the same on all processes, as settings by name, and do not move. Collective.
+
+        That is the position and, told before the first batch is taken, the number of the examples and digests
+        of three. Where a function returned an iterable, which is not to be used up, they are of those in one
+        batch.
+        """
+        if self._facts is None:
+            self.is_empty()  # reads ahead
+            self._facts = facts_of(self._source or [])
+        return {**self._facts, "batch_size": str(self._batch_size), "position": str(self.get_state())}
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch last returned, and what it holds good for."""
@@ -130,12 +147,18 @@ class Batches:
         """Read one batch after the other from `position` on."""
         collate, num_threads = self._collate, self._num_threads  # the generator must not keep `self` alive
         each = shares(self._samples, position, self._batch_size, self._rows)
-        return read_ahead(((partial(read, parts, collate), after) for parts, after in each), num_threads)
+        first = list(itertools.islice(each, 1))
+        self._source = first[0][0][0][0] if first else None
+        tasks = (
+            (partial(read, [part for part in parts if part[1].size], collate), after)
+            for parts, after in itertools.chain(first, each)
+        )
+        return read_ahead(tasks, num_threads)
 
     def _forget_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
-        self._ahead = self._peeked = None
+        self._ahead = self._peeked = self._source = None
 
 
 def batches(

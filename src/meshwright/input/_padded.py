@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from meshwright import process
 from meshwright.errors import ExamplesError
 from meshwright.input._ahead import read_ahead
 from meshwright.input._collate import Collate
@@ -69,12 +70,33 @@ def numbered_batches(
     """
     rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
+    length = num_examples(examples)
+    several = process.is_of_all(sharding.mesh.devices.flat)
+    if several:
+        process.compare(
+            "the examples of an evaluation or prediction", lambda: _said(length, start, batch_size)
+        )
     tasks = (
         (partial(read, [(source, first + np.minimum(rows, len(ids) - 1))], collate), ids)
         for source, first, ids in _stretches(examples, batch_size, start)
     )
-    for batch, ids in read_ahead(tasks, num_threads):
+    batches = read_ahead(tasks, num_threads)
+    for batch, ids in _in_step(batches) if several and length is None else batches:
         yield place(batch), ids
+
+
+def _said(length: int | None, start: int, batch_size: int) -> dict[str, str]:
+    number = "known at the end" if length is None else str(length)
+    return {"number of examples": number, "start": str(start), "batch_size": str(batch_size)}
+
+
+def _in_step(batches: Iterator[tuple[PyTree, range]]) -> Iterator[tuple[PyTree, range]]:
+    """Yield `batches`, and before each see that all processes have one: who has more would wait for ever."""
+    for pair in itertools.chain(batches, [None]):
+        said = "none are left" if pair is None else f"{pair[1].start} to {pair[1].stop - 1}"
+        process.compare("the examples of an evaluation or prediction", lambda said=said: {"next": said})
+        if pair is not None:
+            yield pair
 
 
 def _stretches(examples: Any, batch_size: int, first: int) -> Iterator[tuple[Source, int, range]]:

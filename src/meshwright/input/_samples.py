@@ -100,6 +100,8 @@ def shares(
 ) -> Iterator[tuple[list[Part], Position]]:
     """Yield what to read of each whole batch from `position` on, and the position after it.
 
+    A batch may come from several stretches; of some of them there may be nothing to read.
+
     Args:
       rows: of a batch, those to be read: int64[k], ascending.
 
@@ -109,8 +111,7 @@ def shares(
     stretch, parts, filled = samples.open(position), [], 0
     while stretch is not None:
         count, part = stretch.take(batch_size - filled, rows[rows >= filled] - filled if filled else rows)
-        if part[1].size:
-            parts.append(part)
+        parts.append(part)
         filled += count
         position = Position(position.stretch, position.samples + count)
         if filled == batch_size:

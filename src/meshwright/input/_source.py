@@ -109,7 +109,7 @@ def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
       ExamplesError: the examples do not stack, or `collate` did not return arrays of as many rows.
     """
     if collate is not None:
-        return collated(collate, [example for part in parts for example in _rows(*part)])
+        return collated(collate, [example for part in parts for example in rows_of(*part)])
     pieces = [read_rows(*part) for part in parts]
     return pieces[0] if len(pieces) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *pieces)
 
@@ -126,7 +126,7 @@ def read_rows(source: Source, ids: np.ndarray) -> PyTree:
     return batch
 
 
-def _rows(source: Source, ids: np.ndarray) -> list[PyTree]:
+def rows_of(source: Source, ids: np.ndarray) -> list[PyTree]:
     """Return the examples `ids` one by one, also where the source gives them as a batch."""
     fetched = _fetched(source, ids)
     if isinstance(fetched, list):

@@ -2,6 +2,6 @@
 
 from meshwright.predict._fingerprint import fingerprint
 from meshwright.predict._outputs import Outputs
-from meshwright.predict._run import Predict, check_rows, over_batches
+from meshwright.predict._run import OverBatches, Predict, check_rows
 
-__all__ = ["Outputs", "Predict", "check_rows", "fingerprint", "over_batches"]
+__all__ = ["Outputs", "OverBatches", "Predict", "check_rows", "fingerprint"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from meshwright import tree
+from meshwright import process, tree
 from meshwright.errors import UsageError
 from meshwright.sharding import Layout, adding_right
 from meshwright.train import RUN_AHEAD, key_of
@@ -24,44 +24,54 @@ Predictions = Iterator[tuple[range, PyTree]]
 _PREDICTION = 2**32 - 2  # no step of training has this number
 
 
-def over_batches(
-    predict: Predict, layout: Layout, seed: int
-) -> Callable[[PyTree, PyTree, Batches], Predictions]:
-    """Return `predict` as a function of all batches: `(params, model_state, batches) -> predictions`.
+class OverBatches:
+    """`predict` as a function of all batches: `(params, model_state, batches) -> predictions`. Collective.
 
     However often that is called, it compiles once for each shape of a batch. Each device computes its share
     of a batch; all devices, and so all processes, get the whole. What was computed of fillers is cut away.
     A batch's randomness depends on `seed` and the number of its first example.
-
-    Raises:
-      UsageError: when a batch is computed first, if the predictions have no row for each example.
     """
 
-    def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: np.uint32) -> PyTree:
-        key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
-        prediction = predict(params, model_state, batch, key)
-        check_rows(prediction, jax.tree.leaves(batch)[0].shape[0])
-        return prediction
+    def __init__(self, predict: Predict, layout: Layout, seed: int):
+        def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: np.uint32) -> PyTree:
+            key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
+            prediction = predict(params, model_state, batch, key)
+            check_rows(prediction, jax.tree.leaves(batch)[0].shape[0])
+            return prediction
 
-    compute = jax.jit(
-        adding_right(prediction_of, layout),
-        # Left open, each device would compute all of a batch that comes as NumPy arrays.
-        in_shardings=(None, None, layout.batch_sharding, None),
-        out_shardings=layout.replicated,
-    )
+        compute = jax.jit(
+            adding_right(prediction_of, layout),
+            # Left open, each device would compute all of a batch that comes as NumPy arrays.
+            in_shardings=(None, None, layout.batch_sharding, None),
+            out_shardings=layout.replicated,
+        )
+        self._compute = process.Compared("the program of the predictions", compute, layout.mesh)
+        self._mesh = layout.mesh
 
-    def predictions(params: PyTree, model_state: PyTree, batches: Batches) -> Predictions:
+    def __call__(self, params: PyTree, model_state: PyTree, batches: Batches) -> Predictions:
+        """Yield the predictions of each batch.
+
+        Raises:
+          UsageError: when a batch is computed first, if the predictions have no row for each example.
+        """
         in_flight: deque[tuple[range, PyTree]] = deque()
         for batch, ids in batches:
-            with jax.set_mesh(layout.mesh):  # so that models may constrain by bare PartitionSpecs
-                out = compute(params, model_state, batch, np.uint32(ids.start % 2**32))
+            with jax.set_mesh(self._mesh):  # so that models may constrain by bare PartitionSpecs
+                out = self._compute(params, model_state, batch, np.uint32(ids.start % 2**32))
             in_flight.append((ids, out))
             if len(in_flight) > RUN_AHEAD:
                 yield _fetched(*in_flight.popleft())
         while in_flight:
             yield _fetched(*in_flight.popleft())
 
-    return predictions
+    def compare(self, params: PyTree, model_state: PyTree, batch: PyTree) -> None:
+        """Compare the program for such arguments, arrays or structs, with the other processes'. Collective.
+
+        Raises:
+          UsageError: it is another on another process.
+        """
+        with jax.set_mesh(self._mesh):
+            self._compute.compare(params, model_state, batch, np.uint32(0))
 
 
 def _fetched(ids: range, out: PyTree) -> tuple[range, PyTree]:

@@ -13,9 +13,10 @@ from meshwright.adapters import functional
 from meshwright.addresses import local_path
 from meshwright.deployer import Deployer
 from meshwright.errors import UsageError
+from meshwright.experiment import settings_of
 from meshwright.functions import prediction_of
-from meshwright.input import Collate, is_indexed, num_examples, numbered_batches
-from meshwright.predict import Outputs, fingerprint, over_batches
+from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
+from meshwright.predict import Outputs, OverBatches, fingerprint
 from meshwright.sharding import Rule, auto, copy_to, fsdp
 from meshwright.train import TrainState, Variables, eval_params
 from meshwright.tree import PyTree
@@ -51,8 +52,9 @@ class Predictor:
     ):
         self._deployer, self._collate, self._rules = deployer, collate, tuple(rules)
         called = prediction_of(predict, None if model is None else functional(model))
-        self._predictions = over_batches(called, deployer.layout(), deployer.seed)
+        self._predictions = OverBatches(called, deployer.layout(), deployer.seed)
         self._output = output or _rows
+        self._given = {"predict": predict, "collate": collate, "output": output, "rules": self._rules}
 
     @process.shared_work()
     def predict(
@@ -79,7 +81,8 @@ class Predictor:
           desc: what the progress bar says.
 
         Raises:
-          UsageError: predictions have no row for each example, or `output` another number of outputs; `to`
+          UsageError: not all processes are given the same examples and settings, told before anything is
+            computed; predictions have no row for each example, or `output` another number of outputs; `to`
             is an address, or is there already, of other parameters, another seed or number of examples; JSON
             cannot hold an output.
           ExamplesError: the examples do not make batches.
@@ -89,7 +92,9 @@ class Predictor:
             raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
         file = None if to is None else local_path(to)
         size = self._deployer.get_local_global_micro_batch_size(per_device_batch_size)[1]
-        examples, variables = _read_once(examples), self._on_mesh(params, model_state)
+        examples = _read_once(examples)
+        process.compare("what is predicted", lambda: self._said(examples, per_device_batch_size, to))
+        variables = self._on_mesh(params, model_state)
         if file is not None:
             return self._to_file(examples, variables, size, file, desc)
         each = self._each(examples, variables, size, desc)
@@ -103,6 +108,12 @@ class Predictor:
         variables = Variables(eval_params(state), state.model_state)
         each = self._each(examples, variables, batch_size, None)
         return [output for outputs in each for output in outputs]
+
+    def _said(self, examples: Any, per_device_batch_size: int, to: str | Path | None) -> dict[str, str]:
+        """Return what must be the same on all processes. Of an iterable `numbered_batches` sees to it."""
+        given = {"per_device_batch_size": per_device_batch_size, "to a file": to is not None, **self._given}
+        facts = facts_of(examples) if is_indexed(examples) else {}
+        return {**facts, **settings_of(given)}
 
     def _each(
         self, examples: Any, variables: Variables, size: int, desc: str | None, start: int = 0

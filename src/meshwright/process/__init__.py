@@ -9,12 +9,14 @@ with process.signals() as signals:
 """
 
 from meshwright.process._agree import agree, barrier, gather, is_lead
+from meshwright.process._alike import Compared, compare, compare_at, everyone, is_of_all, telling
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
 from meshwright.process._hold import Hold, hold, is_held
 from meshwright.process._leave import abandon, shared_work
 from meshwright.process._peers import finishing, hearing, say_left, say_to_all
+from meshwright.process._program import program_text
 from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes
@@ -23,12 +25,16 @@ from meshwright.process._together import on_lead, together
 
 __all__ = [
     "Cluster",
+    "Compared",
     "Hold",
     "Signals",
     "abandon",
     "agree",
     "barrier",
+    "compare",
+    "compare_at",
     "detect",
+    "everyone",
     "expand_nodes",
     "finishing",
     "gather",
@@ -36,13 +42,16 @@ __all__ = [
     "hold",
     "is_held",
     "is_lead",
+    "is_of_all",
     "is_shared",
     "on_lead",
+    "program_text",
     "roll_call",
     "say_left",
     "say_to_all",
     "shared_work",
     "signals",
     "start",
+    "telling",
     "together",
 ]

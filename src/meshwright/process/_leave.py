@@ -16,7 +16,8 @@ from types import TracebackType
 
 import jax
 
-from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED
+from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightError
+from meshwright.process._alike import tell
 from meshwright.process._peers import begin_shared, lost_peer, say_at_end, say_left
 
 _LEAD_LINGERS_SECONDS = 2
@@ -31,8 +32,11 @@ def abandon(exit_code: int) -> None:
     For the end of a program that has failed and has said so. Not collective. Returns only where there
     are no other processes: the interpreter may then end as usual.
     """
-    if not jax.distributed.is_initialized():
-        return
+    if jax.distributed.is_initialized():
+        _leave_now(exit_code)
+
+
+def _leave_now(exit_code: int) -> None:
     say_left(exit_code)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -84,7 +88,8 @@ def leave_at_once_after_a_crash(process_id: int | None) -> None:
 def _leave() -> None:
     error = getattr(sys, "last_value", None)  # set by the interpreter when it shows a traceback
     if error is not None:
-        abandon(_exit_code(error))
+        tell(error)
+        _leave_now(_exit_code(error))
     if _asked_to_exit is not None:
         code = _asked_to_exit.code
         abandon(code if isinstance(code, int) else EXIT_DONE if code is None else EXIT_FAILED)
@@ -94,4 +99,6 @@ def _leave() -> None:
 def _exit_code(error: BaseException) -> int:
     if lost := lost_peer(error):
         return lost.exit_code
+    if isinstance(error, MeshwrightError):
+        return error.exit_code
     return EXIT_CTRL_C if isinstance(error, KeyboardInterrupt) else EXIT_FAILED

@@ -2,7 +2,7 @@
 
 JAX notices a dead process by its heartbeat, long after, and then aborts the others in C++ with exit code 134.
 Until then they hang in a collective, or fail in one that says nothing of who is gone. So each process keeps
-a connection to process 0, which the system closes when a process ends, whatever ends it. In lines of JSON:
+a connection to process 0, which the system closes when a process ends, whatever ends it. Its words by it:
 
     process 3 -> 0, 0 -> all     {"end": 2}         it is at the end of its program, where all wait for all,
                                                     and has begun two pieces of work that all share
@@ -15,11 +15,8 @@ of the network and not of the process: of that JAX's heartbeat is the judge.
 """
 
 import contextlib
-import json
 import os
 import re
-import selectors
-import socket
 import sys
 import threading
 import time
@@ -29,6 +26,7 @@ from typing import Any
 import jax
 
 from meshwright.errors import EXIT_PEERS, PeersError
+from meshwright.process._post import Post
 
 _OWN_END_SECONDS = 3
 """How long a process may take to fail by itself: of the same mistake, or in a collective, and to clean up."""
@@ -54,13 +52,13 @@ _unfinished = 0
 _take_word: Callable[[str], None] | None = None
 
 
-def watch_peers(connections: Mapping[int, socket.socket]) -> "Watch":
-    """Watch the processes at the other ends of `connections` until this process ends."""
+def watch_peers(post: Post) -> "Watch":
+    """Watch the processes at the other ends of `post` until this process ends."""
     global _watch
-    _watch = Watch(connections)
+    _watch = Watch(post)
     # A fork, of a data loader say, would keep the connections open after this process.
-    os.register_at_fork(after_in_child=_watch.close)
-    threading.Thread(target=_watch.run, name="meshwright-peers", daemon=True).start()
+    os.register_at_fork(after_in_child=post.forget)
+    post.attach(_watch.take, _watch.look)
     return _watch
 
 
@@ -134,11 +132,8 @@ def finishing() -> Iterator[None]:
 class Watch:
     """What the other processes have said, and when this one must end."""
 
-    def __init__(self, connections: Mapping[int, socket.socket]):
-        self._connections = dict(connections)
-        for peer in self._connections.values():
-            peer.setblocking(False)
-        self._rest: dict[int, bytes] = {}
+    def __init__(self, post: Post):
+        self._post = post
         self._at_end: dict[int, int] = {}
         self.num_shared = 0
         """Pieces of work that all share, begun here."""
@@ -150,44 +145,24 @@ class Watch:
         self.over = self.is_at_end = self.was_joined = False
         """This process is about to end by itself; has come to its end; has been a part of a JAX runtime."""
 
-    def close(self) -> None:
-        for peer in self._connections.values():
-            peer.close()
-
     def say(self, line: Mapping[str, Any], *, but: int | None = None) -> None:
         """Tell those that are connected. Never waits."""
-        for number, peer in self._connections.items():
-            with contextlib.suppress(OSError):  # who has left need not hear it
-                if number != but:
-                    peer.send(json.dumps(line).encode() + b"\n")
+        self._post.say(line, but=but)
 
-    def run(self) -> None:
-        """Listen for ever."""
-        with selectors.DefaultSelector() as selector:
-            for number, peer in self._connections.items():
-                selector.register(peer, selectors.EVENT_READ, number)
-            while True:
-                is_idle = min(self._due, self._remark_at) == float("inf")
-                for key, _ in selector.select(None if is_idle else _LOOK_EVERY_SECONDS):
-                    if not self._hear(key.data, self._connections[key.data]):
-                        selector.unregister(key.fileobj)
-                self._remark_if_due()
-                self._end_if_due()
+    def look(self) -> float | None:
+        """Say and do what is due, and return in how many seconds to look again."""
+        self._remark_if_due()
+        self._end_if_due()
+        return None if min(self._due, self._remark_at) == float("inf") else _LOOK_EVERY_SECONDS
 
-    def _hear(self, number: int, peer: socket.socket) -> bool:
-        """Take what there is to read; return whether more may come."""
-        try:
-            data = peer.recv(4096)
-        except OSError:  # of the network
-            return False
-        *lines, self._rest[number] = (self._rest.get(number, b"") + data).split(b"\n")
-        for line in lines:
-            self._take(number, json.loads(line))
-        if not data and number not in self._at_end:
+    def take(self, number: int, said: Any) -> None:
+        """Take a message of a process, or None when it has ended."""
+        if said is not None:
+            self._take(number, said)
+        elif number not in self._at_end:
             self._lose(number, "is gone: it was killed, or ended in the middle")
             if number == 0:  # JAX is about to abort this process
                 self._due = self._latest = min(self._due, time.monotonic())
-        return bool(data)
 
     def _take(self, number: int, said: Any) -> None:
         match said:
@@ -226,7 +201,7 @@ class Watch:
             f"process {number} {how}, and this process cannot go on without it.\n"
             f"  Look at the messages of process {number}, and run the same command again."
         )
-        last = 0 if 0 in self._connections else _LEAD_LINGERS_SECONDS
+        last = 0 if 0 in self._post.others else _LEAD_LINGERS_SECONDS
         self._due = time.monotonic() + _OWN_END_SECONDS + last
         self._latest = time.monotonic() + _FINISH_SECONDS + last
         self.told.set()

@@ -7,36 +7,30 @@ no names. So process 0 first listens for a while itself, at the address where JA
     0 -> process 3   {"go": true}    or   {"error": "5 of 8 processes arrived ..."}
 
 One JSON line each way. Until all are there the connections stay open, so that everybody hears the answer; and
-afterwards, so that each process hears when another is gone (`_peers.py`).
-Sockets go straight to the address, whatever proxies the environment names.
+afterwards, for what else the processes have to say to each other (`_post.py`).
 """
 
 import contextlib
 import errno
-import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterable
-from typing import Any
 
 from meshwright.errors import PeersError
+from meshwright.process._board import LeadBoard, PeerBoard
+from meshwright.process._post import Post
+from meshwright.process._wire import LINE_SECONDS, connect, ranges, read_line, split, tell_line
 
 _REMARK_AFTER_SECONDS = 10
 _RETRY_SECONDS = 0.2
-_CONNECT_SECONDS = 5
-_LINE_SECONDS = 5
-"""How long somebody who is connected may take to say one line."""
 _SERVED_SECONDS = 30
 
 
 def roll_call(
     coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float
-) -> dict[int, socket.socket]:
-    """Return when all `num_processes` have called this: the connections to others by their numbers, open.
-
-    Process 0 has one to each of the others, and these to process 0. Collective, but touches no device.
+) -> LeadBoard | PeerBoard:
+    """Return when all `num_processes` have called this, connected. Collective, but touches no device.
 
     Raises:
       PeersError: on every process that came, when others did not come in time, when two have the same id,
@@ -44,8 +38,8 @@ def roll_call(
     """
     patience = _Patience(timeout_seconds)
     if process_id == 0:
-        return _Roll(coordinator, num_processes).call(patience)
-    return {0: _answer(coordinator, num_processes, process_id, patience)}
+        return LeadBoard(Post(_Roll(coordinator, num_processes).call(patience)))
+    return PeerBoard(process_id, Post({0: _answer(coordinator, num_processes, process_id, patience)}))
 
 
 def wait_until_served(coordinator: str) -> None:
@@ -56,7 +50,7 @@ def wait_until_served(coordinator: str) -> None:
     """
     end = time.monotonic() + _SERVED_SECONDS
     while time.monotonic() < end:
-        with contextlib.suppress(OSError), _connect(coordinator):
+        with contextlib.suppress(OSError), connect(coordinator):
             return
         time.sleep(0.01)
     raise PeersError(f"process 0 was there, but JAX's coordinator at {coordinator} is not; see its messages.")
@@ -95,12 +89,12 @@ class _Roll:
             with _listen(self._coordinator) as listener:
                 self._assemble(listener, patience)
         except PeersError as error:
-            _tell(self._present.values(), {"error": str(error)})
+            tell_line(self._present.values(), {"error": str(error)})
             for peer in self._present.values():
                 peer.close()
             raise
         # The listener is closed before anybody is let go: who then connects again reaches JAX.
-        _tell(self._present.values(), {"go": True})
+        tell_line(self._present.values(), {"go": True})
         return self._present
 
     def _assemble(self, listener: socket.socket, patience: _Patience) -> None:
@@ -121,7 +115,7 @@ class _Roll:
             self._present.pop(process_id).close()
 
     def _missing(self) -> str:
-        return _ranges(set(range(1, self._num_processes)) - self._present.keys())
+        return ranges(set(range(1, self._num_processes)) - self._present.keys())
 
     def _too_few(self, seconds: float) -> str:
         return (
@@ -131,14 +125,14 @@ class _Roll:
         )
 
     def _admit(self, peer: socket.socket) -> None:
-        match _read(peer, _LINE_SECONDS):
+        match read_line(peer, LINE_SECONDS):
             case {"process": int(process_id), "of": int(num_processes)}:
                 problem = self._problem(peer, process_id, num_processes)
             case _:
                 peer.close()  # a port scanner or a health check: not one of ours
                 return
         if problem:
-            _tell([peer], {"error": problem})
+            tell_line([peer], {"error": problem})
             peer.close()
             raise PeersError(problem)
         self._present[process_id] = peer
@@ -162,7 +156,7 @@ class _Roll:
 
 def _listen(coordinator: str) -> socket.socket:
     """Listen on all interfaces, as JAX will do at the same port."""
-    port = _split(coordinator)[1]
+    port = split(coordinator)[1]
     families = [socket.AF_INET6, socket.AF_INET] if socket.has_dualstack_ipv6() else [socket.AF_INET]
     for family in families:
         both = family == socket.AF_INET6
@@ -184,46 +178,26 @@ def _answer(coordinator: str, num_processes: int, process_id: int, patience: _Pa
     while patience.left_seconds() > 0:
         patience.remark(f"process {process_id} waits for process 0 at {coordinator} ({trouble})")
         try:
-            server = _connect(coordinator)
+            server = connect(coordinator)
         except OSError as error:
             trouble = str(error)
-        else:
-            _tell([server], {"process": process_id, "of": num_processes})
-            # Process 0 may have come later than this one, so its time ends later too.
-            reply = _read(server, patience.seconds + _LINE_SECONDS)
-            if reply == {"go": True}:
-                return server
-            server.close()
-            if isinstance(reply, dict) and "error" in reply:
-                raise PeersError(str(reply["error"]))
-            trouble = "something else listens there, or process 0 has left"
+            time.sleep(_RETRY_SECONDS)
+            continue
+        tell_line([server], {"process": process_id, "of": num_processes})
+        # Process 0 may have come later than this one, so its time ends later too.
+        reply = read_line(server, patience.seconds + LINE_SECONDS)
+        if reply == {"go": True}:
+            return server
+        server.close()
+        if isinstance(reply, dict) and "error" in reply:
+            raise PeersError(str(reply["error"]))
+        trouble = "something else listens there, or process 0 has left"
         time.sleep(_RETRY_SECONDS)
     raise PeersError(
         f"process {process_id} of {num_processes} could not reach process 0 at {coordinator} within "
         f"{patience.seconds:g} s: {trouble}. Check that process 0 was started, that this is its address, "
         f"and that no firewall is between."
     )
-
-
-def _connect(coordinator: str) -> socket.socket:
-    return socket.create_connection(_split(coordinator), timeout=_CONNECT_SECONDS)
-
-
-def _tell(peers: Iterable[socket.socket], message: dict[str, Any]) -> None:
-    for peer in peers:
-        with contextlib.suppress(OSError):  # who has left need not hear it
-            peer.settimeout(_LINE_SECONDS)
-            peer.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _read(peer: socket.socket, timeout_seconds: float) -> Any:
-    """Return the next line as JSON, or None where nothing sensible comes. Nothing after it is read."""
-    peer.settimeout(timeout_seconds)
-    try:
-        with peer.makefile("rb", buffering=0) as lines:
-            return json.loads(lines.readline(4096))
-    except (OSError, ValueError):
-        return None
 
 
 def _is_connected(peer: socket.socket) -> bool:
@@ -238,19 +212,3 @@ def _is_connected(peer: socket.socket) -> bool:
 
 def _host(peer: socket.socket) -> str:
     return peer.getpeername()[0].removeprefix("::ffff:")  # an IPv4 address on a socket for both
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Write {3, 4, 5, 9} as `3-5, 9`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)

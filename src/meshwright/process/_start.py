@@ -8,14 +8,17 @@ from dataclasses import replace
 import jax
 
 from meshwright.errors import PeersError, UsageError
+from meshwright.process._alike import compare, compare_at, is_seated, sit_at
 from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._detect import detect
 from meshwright.process._leave import leave_at_once_after_a_crash
 from meshwright.process._peers import watch_peers
 from meshwright.process._roll_call import roll_call, wait_until_served
+from meshwright.process._surroundings import software
 
 _CONNECT_SECONDS = 120
 """What JAX may take once all processes are known to be there."""
+_VERSIONS = "versions and flags"
 _GRPC_EXCEPTIONS = "no_grpc_proxy"
 _PACKAGES = {"Kubernetes": "kubernetes", "Open MPI 5": "mpi4py"}
 """Without these JAX cannot ask the launcher."""
@@ -43,10 +46,14 @@ def start(
         noticed at once, and the others leave with exit code 6.
 
     Raises:
-      UsageError: the settings are incomplete, or a device was used before.
+      UsageError: the settings are incomplete, a device was used before, or the processes have other versions
+        or flags.
       PeersError: some processes did not come; every process that did come raises it.
     """
     if jax.distributed.is_initialized():
+        if not is_seated():
+            leave_at_once_after_a_crash(jax.process_index())
+            compare(_VERSIONS, software)
         return _as_initialised(Cluster("JAX", "the JAX runtime was initialised before"))
     cluster = detect(
         os.environ,
@@ -59,13 +66,14 @@ def start(
         _show_only(cluster.local_device_ids)
         return cluster
     _refuse_when_late()
+    leave_at_once_after_a_crash(cluster.process_id)
     if cluster.coordinator is None or cluster.num_processes is None or cluster.process_id is None:
         _let_jax_join(cluster, timeout_seconds, heartbeat_timeout_seconds)
+        compare(_VERSIONS, software)
         cluster = _as_initialised(cluster)
     else:
         told = cluster.coordinator, cluster.num_processes, cluster.process_id
         _join(cluster, *told, timeout_seconds, heartbeat_timeout_seconds)
-    leave_at_once_after_a_crash(cluster.process_id)
     return cluster
 
 
@@ -106,10 +114,12 @@ def _join(
     heartbeat_timeout_seconds: int,
 ) -> None:
     _go_past_proxies(coordinator)
-    connections = roll_call(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    board = roll_call(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    watch = watch_peers(board.post)
+    compare_at(board, _VERSIONS, software())
+    sit_at(board)
     if process_id != 0:
         wait_until_served(coordinator)
-    watch = watch_peers(connections)
     # No --xla_cpu_collective_timeout_seconds here: it also ends a run in which a process is merely late.
     jax.distributed.initialize(
         coordinator,

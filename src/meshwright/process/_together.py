@@ -5,8 +5,8 @@ from typing import TypeVar, cast
 
 import jax
 
-from meshwright import errors
 from meshwright.process._agree import agree, gather, is_lead
+from meshwright.process._failures import error_of, failure_of
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def on_lead(act: Callable[[], T]) -> T:
     answer = agree(answer)
     if "result" in answer:
         return answer["result"]
-    raise getattr(errors, answer["kind"])(answer["message"]) from error
+    raise error_of(answer) from error
 
 
 def together(act: Callable[[], T]) -> T:
@@ -33,24 +33,16 @@ def together(act: Callable[[], T]) -> T:
     try:
         result = act()
     except Exception as raised:  # whatever it is, the others must hear of it
-        failure, error = _failure(raised), raised
+        failure, error = failure_of(raised), raised
     failures = {number: said for number, said in enumerate(gather(failure)) if said}
     if not failures:
         return cast(T, result)
     number = min(failures, key=lambda number: (failures[number]["kind"] == "DamagedError", number))
-    said = failures[number]
-    where = f"process {number}: " if jax.process_count() > 1 else ""
-    raise getattr(errors, said["kind"])(where + said["message"]) from error
+    raise error_of(failures[number], number if jax.process_count() > 1 else None) from error
 
 
 def _answer(act: Callable[[], T]) -> tuple[dict, Exception | None]:
     try:
         return {"result": act()}, None
     except Exception as error:  # whatever it is, the others must hear of it
-        return _failure(error), error
-
-
-def _failure(error: Exception) -> dict[str, str]:
-    if isinstance(error, errors.MeshwrightError):
-        return {"kind": type(error).__name__, "message": str(error)}
-    return {"kind": errors.MeshwrightError.__name__, "message": f"{type(error).__name__}: {error}"}
+        return failure_of(error), error

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from meshwright import process
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout, adding_right
@@ -80,11 +81,12 @@ class Evaluator:
         self._measure = evaluating(measure, compute_dtype=compute_dtype, params=params)
         self._data, self._mesh, self._due = data, layout.mesh, Due(when)
         split = layout.batch_sharding
-        self._score = jax.jit(
+        score = jax.jit(
             adding_right(self._weighed, layout),
             in_shardings=(None, split, split),
             out_shardings=layout.replicated,
         )
+        self._score = process.Compared("the program of an evaluation", score, layout.mesh)
         self.seconds = 0.0
         """How long all evaluations took, not counting the training steps that they waited for."""
 
@@ -107,7 +109,9 @@ class Evaluator:
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with jax.set_mesh(self._mesh):
             # So that the evaluation need not trace it again.
-            return tuple(self._score.eval_shape(state, batch, weights))
+            names = tuple(self._score.eval_shape(state, batch, weights))
+            self._score.compare(state, batch, weights)
+            return names
 
     def _scores(self, state: Any) -> dict[str, float]:
         parts, wait = [], at_most_ahead(RUN_AHEAD)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import jax
 
+from meshwright import process
 from meshwright.train._state import TrainState
 from meshwright.when import Tick
 
@@ -63,6 +64,7 @@ def fit(
       The state after the last update.
     """
     tick, wait = Tick(int(state.step)), at_most_ahead(RUN_AHEAD)
+    begin_alike(state, data, steps)
     for i, batch in zip(range(tick.step + 1, steps + 1), data, strict=False):
         tick = Tick(i)
         with trace(tick):
@@ -80,6 +82,21 @@ def fit(
     log(tick, {}, scores)
     save(tick, state, data, scores)
     return state
+
+
+def begin_alike(state: Any, data: Any, steps: int) -> None:
+    """Compare with the other processes from where to where they train, if the state is on devices of all.
+
+    What `data` says of itself, if it has `facts()`, is compared, too. Collective.
+
+    Raises:
+      UsageError: they differ: one of them would wait for the others for ever, or train on other examples.
+    """
+    devices = getattr(getattr(state.step, "sharding", None), "device_set", ())
+    if process.is_of_all(devices):
+        facts = getattr(data, "facts", dict)
+        steps_said = {"steps": str(steps), "steps made before": str(int(state.step))}
+        process.compare("the run", lambda: {**steps_said, **facts()})
 
 
 def at_most_ahead(num_steps: int) -> Callable[[PyTree], None]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from meshwright import tree
+from meshwright import process, tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout, as_function, in_mesh, mended
@@ -84,16 +84,21 @@ class Step:
     def compile(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile for `state` (structs with shardings) and `batch` (arrays or structs of global shape).
 
+        Collective on a mesh of all processes.
+
         Raises:
-          UsageError: the loss is not a scalar, or the function returns not what it should; found before
-            anything compiles.
+          UsageError: the loss is not a scalar, or the function returns not what it should; or another program
+            comes out on another process. Found before anything compiles.
           LayoutError: the batch does not divide over the devices and microbatches, or the state is
             not on the mesh.
         """
         started = time.perf_counter()
-        traced = self.trace(state, batch)
-        with in_mesh(self._layout.mesh):
-            self._compiled = traced.lower().compile()
+        with process.telling(), in_mesh(self._layout.mesh):
+            traced = self.trace(state, batch)
+            lowered = traced.lower()
+            if process.is_of_all(self._layout.mesh.devices.flat):
+                process.compare("the program of the step", lambda: process.program_text(traced, lowered))
+            self._compiled = lowered.compile()
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
 

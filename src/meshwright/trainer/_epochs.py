@@ -78,6 +78,10 @@ class Epochs:
             )
         return self._batches.peek()
 
+    def facts(self) -> dict[str, str]:
+        """Return what must be the same on all processes, as `Batches.facts` does of this epoch."""
+        return {"epoch": str(self.epoch), **self._batches.facts()}
+
     def at_end_of_epoch(self) -> bool:
         """Return whether the batch last returned was the last of its epoch, having read the next."""
         started = time.perf_counter()

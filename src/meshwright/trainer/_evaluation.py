@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from meshwright import process
 from meshwright.errors import ExamplesError
 from meshwright.functions import split
 from meshwright.metrics import Mean, merge
@@ -51,7 +52,8 @@ class LossOver:
         # Left open, each device would compute all of a batch that comes as NumPy arrays.
         shardings = (None, layout.batch_sharding, None, None, None)
         means = adding_right(self._means, layout)
-        self._of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
+        of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
+        self._of_rows = process.Compared("the program of the evaluation's loss", of_rows, layout.mesh)
 
     def __call__(self, state: TrainState) -> dict[str, float]:
         """Return the scores over all batches.

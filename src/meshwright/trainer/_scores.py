@@ -1,17 +1,20 @@
 """What an evaluation finds: the loss and its metrics, and what the user makes of predictions."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import jax
 
 from meshwright import process
 from meshwright.arguments import by_name, declares
+from meshwright.checkpoint import open_best, restore
 from meshwright.errors import UsageError, nearest
 from meshwright.input import by_epoch, is_indexed
-from meshwright.train import TrainState
+from meshwright.train import TrainState, Variables, eval_params, only_averages
 from meshwright.when import Due, Tick, When
 
 Scores = dict[str, float]
@@ -106,6 +109,17 @@ class OfPredictions:
     def _of(self, state: TrainState, examples: Any) -> Scores:
         preds = self._predict(state, examples, self._batch_size)
         return process.on_lead(lambda: _numbers(self._metric_fn(examples=examples, preds=preds)))
+
+
+def best_of(directory: Path, target: TrainState, score: str, mode: Literal["min", "max"]) -> Variables:
+    """Return what was evaluated of the checkpoint with the best score. Collective.
+
+    Raises:
+      CheckpointError: no checkpoint has this score.
+    """
+    wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
+    state = restore(open_best(directory, eval_name(score), mode), wanted, ignore=".*")
+    return Variables(eval_params(state), state.model_state)
 
 
 def eval_name(name: str) -> str:

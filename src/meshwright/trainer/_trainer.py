@@ -1,7 +1,6 @@
 """`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -9,8 +8,9 @@ from typing import Any, Literal
 import jax
 import optax
 
+from meshwright import process
 from meshwright.adapters import functional
-from meshwright.checkpoint import Checkpoints, Keep, open_best, restore
+from meshwright.checkpoint import Checkpoints, Keep
 from meshwright.deployer import Deployer
 from meshwright.functions import loss_of, step_of
 from meshwright.input import Collate, numbered_batches
@@ -24,24 +24,22 @@ from meshwright.train import (
     TrainState,
     Variables,
     abstract_state,
-    eval_params,
     inferred_rules,
     make_step,
     narrowing,
-    only_averages,
 )
+from meshwright.trainer._alike import compare_fit, settings_among
 from meshwright.trainer._checks import checks, structs_of, told
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._evaluation import LossOver
 from meshwright.trainer._loop import Loop
 from meshwright.trainer._schedule import Schedule, batch_sizes
-from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, check_together, eval_name
+from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, best_of, check_together
 from meshwright.trainer._start import Start, check_schedule, check_step, checkpoints_in, lost
 from meshwright.tree import PyTree
 from meshwright.when import Tick, When
 
-CHECKPOINTS = "checkpoints"
-"""In the workdir."""
+CHECKPOINTS = "checkpoints"  # in the workdir
 
 
 class Trainer:
@@ -57,8 +55,7 @@ class Trainer:
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
       model: a Flax or Equinox model, a pair `(init, apply)`, or `mw.functional(...)` of one, which is also
         how a Linen module is given its example inputs.
-      params: parameters to start from, arrays of any sort, instead of the model's own. They are copied.
-      model_state, opt_state: to start from, beside `params`.
+      params, model_state, opt_state: to start from, arrays of any sort, instead of the model's own. Copied.
       last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
         epoch after its `epoch_idx`, where there is one.
       rules: how parameters are split over the mesh, before what is found by itself.
@@ -93,6 +90,7 @@ class Trainer:
         train_step: Callable[..., Any] | None = None,
         lr_schedule: optax.Schedule | None = None,
     ):
+        self._settings = settings_among(locals())
         check_step(loss, train_step, accumulate_grad_batches)
         narrowing(compute_dtype)  # raises if it is no dtype
         self.deployer, self._collate = deployer, collate
@@ -167,9 +165,8 @@ class Trainer:
         same bits as if nothing had happened. So does a second `fit`: `n_epochs` and `max_steps` are of all.
 
         Args:
-          train_examples: a list, a mapping of arrays, anything with `__len__` and `__getitem__`, a function
-            that returns a new iterable each time, or a function of the epoch, counted from 0, that returns
-            any of these.
+          train_examples: a list, a mapping of arrays, anything with `__len__` and `__getitem__`, or a
+            function, of the epoch or of nothing, that returns one of these or each time a new iterable.
           per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
             `accumulate_grad_batches` times as many.
           global_batch_size: instead: examples of a step, whatever the mesh.
@@ -181,26 +178,28 @@ class Trainer:
           eval_metric_fn: which names `examples` and `preds`, and returns numbers by name.
           best: the scores by which to keep the best checkpoint: `{"loss": "min", "accuracy": "max"}`.
           save_every: save every so many steps, or as a policy says, rather than after each epoch. The newest
-            is kept, and besides it and the best
+            and the best are kept, and besides
           save_ckpt_every_k_epochs: those after every k epochs, and
           keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
           log_every: steps between reports.
           shuffle: read each epoch in an order of its own.
 
         Raises:
-          UsageError, InputError, LayoutError: before the first step, if something does not fit: it reads a
-            batch, compiles the step, evaluates, predicts and scores a few examples, and saves.
+          UsageError, InputError, LayoutError: before the first step, if something does not fit or is not the
+            same on all processes: it compiles the step, evaluates and scores a few examples, and saves.
           DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
+        settings = self._settings | settings_among(locals())
         schedule = Schedule(
             n_epochs, max_steps, eval_every, save_every, save_ckpt_every_k_epochs, log_every, best, keep
         )
         ways = self.deployer.layout().batch_ways
         per_device, size = batch_sizes(per_device_batch_size, global_batch_size, ways * self._accumulate)
         _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
-        with contextlib.ExitStack() as opened:
+        with process.telling(), contextlib.ExitStack() as opened:
             data = opened.enter_context(self._data(train_examples, size, n_epochs, shuffle))
+            compare_fit(settings, data, eval_examples)
             batch = structs_of(data.peek(), size)
             self._layout = self._layout or self._lay_out(batch)
             measures = self._measures(eval_examples, eval_size, eval_predictor, eval_metric_fn)
@@ -231,10 +230,7 @@ class Trainer:
           UsageError: there is no workdir.
         """
         directory = self.deployer.shared_workdir("best") / CHECKPOINTS
-        target = abstract_state(self._start.init, self._tx, self.layout)
-        wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
-        state = restore(open_best(directory, eval_name(score), mode), wanted, ignore=".*")
-        return Variables(eval_params(state), state.model_state)
+        return best_of(directory, abstract_state(self._start.init, self._tx, self.layout), score, mode)
 
     def _called(self, loss: Callable[..., Any], train: bool) -> Callable[..., Any]:
         return loss_of(loss, self.model, train=train, has_state=self._start.has_state)
@@ -255,8 +251,8 @@ class Trainer:
         self, examples: Any, size: int, n_epochs: int | None, shuffle: bool
     ) -> contextlib.closing[Epochs]:
         sharding, seed = self.deployer.layout().batch_sharding, self.deployer.seed if shuffle else None
-        epochs = Epochs(examples, size, sharding, collate=self._collate, seed=seed, num_epochs=n_epochs)
-        return contextlib.closing(epochs)
+        options = {"collate": self._collate, "seed": seed, "num_epochs": n_epochs}
+        return contextlib.closing(Epochs(examples, size, sharding, **options))
 
     def _measures(
         self, examples: Any, size: int, predictor: Predictor | None, metric_fn: Callable[..., Any] | None

@@ -1,0 +1,57 @@
+"""What processes that read the same examples can say of them: how many there are, and digests of three."""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright import process
+from meshwright.input._protocol import Source
+from meshwright.input._source import as_source, num_examples, rows_of
+
+_READINGS = 4
+"""So often each of the three is read: of examples that are made at random no digest is told."""
+
+
+def facts_of(examples: Any) -> dict[str, str]:
+    """Return the number of examples and digests of the first, the middle and the last, as settings by name.
+
+    Collective: where examples are made at random, which any process may notice, the number stands alone.
+
+    Args:
+      examples: what can be indexed.
+
+    Raises:
+      ExamplesError: it cannot be indexed.
+    """
+    source = as_source(examples) if num_examples(examples) else []
+    ids = sorted({0, len(source) // 2, len(source) - 1}) if len(source) else []
+    readings = [list(_digests(source, ids)) for _ in range(_READINGS)]
+    at_random = process.everyone("the examples", any(reading != readings[0] for reading in readings))
+    digests = {} if any(at_random) else {f"example {i}": x for i, x in zip(ids, readings[0], strict=True)}
+    return {"number of examples": str(len(source)), **digests}
+
+
+def _digests(source: Source, ids: list[int]) -> Iterable[str]:
+    return map(_digest, rows_of(source, np.asarray(ids, np.int64)) if ids else [])
+
+
+def _digest(example: Any) -> str:
+    """Return a digest of all that an example holds; of what is neither numbers nor text, of its type only."""
+    leaves, structure = jax.tree.flatten(example, is_leaf=lambda x: x is None)
+    found = hashlib.sha256(str(structure).encode())
+    for x in leaves:
+        found.update(_bytes(x))
+    return found.hexdigest()[:12]
+
+
+def _bytes(x: Any) -> bytes:
+    if isinstance(x, str | bytes | int | float | complex | None):
+        return repr(x).encode()
+    if not (hasattr(x, "__array__") or hasattr(x, "__array_interface__")):
+        return type(x).__qualname__.encode()
+    array = np.asarray(x)
+    values = str(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+    return f"{array.dtype}{array.shape}".encode() + values
