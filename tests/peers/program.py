@@ -18,6 +18,8 @@ import meshwright as mw
 from crash.faults import before_each_file_operation
 
 ROWS = 64
+ARMED = []
+"""The fault, in the process that has it: in its memory, as nothing that the processes compare may show it."""
 PHASES = ("start", "first_batch", "restore", "compile", "evaluation", "save")
 TIMEOUTS = {"step": 2, **dict.fromkeys(PHASES, 4)}
 
@@ -37,11 +39,17 @@ def act(what: str, noted: Path) -> None:
     os.kill(os.getpid(), int(what))
 
 
-class Rows:
-    """Examples that act when so many have been read."""
+def commit() -> None:
+    """Commit the fault, if this is the process that has it."""
+    for fault in ARMED:
+        fault()
 
-    def __init__(self, fault, after=3):
-        self._fault, self._left = fault, after
+
+class Rows:
+    """Examples that act when so many have been read, those not counted that are read to be compared."""
+
+    def __init__(self, fault, after=3, compared=12):
+        self._fault, self._left = fault, after + compared
 
     def __len__(self) -> int:
         return ROWS
@@ -53,9 +61,9 @@ class Rows:
         return {"x": np.full(4, i / ROWS, np.float32)}
 
 
-def experiment(run: str, what: str, where: str, fault) -> mw.Experiment:
-    """Return the experiment; `fault` is None but in the process that has it."""
-    here = lambda place: fault if place == where else None
+def experiment(run: str, what: str, where: str) -> mw.Experiment:
+    """Return the experiment, the same on all processes, with a place for the fault."""
+    here = lambda place: commit if place == where else None
 
     def loss(params, batch, key):
         if act := here("tracing"):
@@ -72,15 +80,15 @@ def experiment(run: str, what: str, where: str, fault) -> mw.Experiment:
     calls = iter(range(1000))
 
     def in_step() -> None:
-        if next(calls) == 2 and fault:
-            fault()
+        if next(calls) == 2:
+            commit()
 
     def when(step: int) -> bool:
         if (act := here("between steps")) and step == 3:
             act()
         return step % 2 == 0
 
-    rows = Rows(here("first batch")) if where == "first batch" else Rows(here("data"), after=14)
+    rows = Rows(here("first batch"), compared=0) if where == "first batch" else Rows(here("data"), after=14)
     if act := here("save"):
         checkpoints = Path(run, "checkpoints")
         writing = lambda event: act() if event == "fsync" else None
@@ -111,7 +119,8 @@ def main(said: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     mw.process.start(timeout_seconds=60)
     is_it = os.environ["JAX_PROCESS_ID"] == str(who)
-    fault = (lambda: act(what, Path(run, "acted"))) if is_it else None
-    if fault and where == "before the first collective":
-        fault()
-    mw.run(experiment(run, what, where, fault))
+    if is_it:
+        ARMED.append(lambda: act(what, Path(run, "acted")))
+    if where == "before the first collective":
+        commit()
+    mw.run(experiment(run, what, where))

@@ -18,6 +18,8 @@ from meshwright.errors import EXIT_FAILED, EXIT_PEERS
 _LAST_LINES = 20
 _CHATTER = "[Gloo] Rank "
 """What JAX's CPU collectives print, from C++, each time that they connect."""
+_OF_A_PROCESS = re.compile(r"[Ee]rror: process (\d+): ")
+"""How errors begin that a process was told of by another."""
 _OF_A_LOST_PEER = re.compile(
     r"JAX distributed service detected fatal errors|coordination service"
     r"|(Gloo|NCCL) .*(closed by peer|reset by peer|Broken pipe|remote process)"
@@ -83,9 +85,12 @@ class Child:
         for thread in self._threads:
             thread.join(max(0, until - time.monotonic()))
 
-    def has_lost_a_peer(self) -> bool:
-        """Return whether it ended, by its own account, because another process had."""
+    def fails_for_another(self) -> bool:
+        """Return whether it ended, by its own account, because another process had ended or failed."""
         if self.returncode == EXIT_PEERS:
+            return True
+        failed = (_OF_A_PROCESS.search(line) for line in self.last_lines)
+        if any(found and int(found[1]) != self.number for found in failed):
             return True
         is_told = any(_OF_A_LOST_PEER.search(line) for line in self.last_lines)
         return self.returncode in (-signal.SIGABRT, EXIT_FAILED) and is_told

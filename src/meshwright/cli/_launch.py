@@ -195,7 +195,7 @@ def _first_by_cause(ended: Sequence[Child]) -> Child:
     A process that dies closes its connections before it can be waited for, so that others may end before it.
     """
     failed = [child for child in ended if _has_failed(child)]
-    causes = [child for child in failed if not child.has_lost_a_peer()]
+    causes = [child for child in failed if not child.fails_for_another()]
     left = [child for child in ended[: ended.index(failed[0])] if child.returncode == EXIT_DONE]
     return (causes or left or failed)[0]
 
