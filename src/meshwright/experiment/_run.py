@@ -75,11 +75,13 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
       DivergedError: a reported loss is not finite; nothing was saved since.
       Interrupted: told to stop; the state is saved.
     """
-    experiment, console = on_hardware(experiment), Console(experiment.max_step)
     with contextlib.ExitStack() as opened:
         opened.enter_context(process.telling())
+        # Before a device is touched: JAX waits for all processes there, and hears of no error.
         process.compare("the settings of the experiment", lambda: settings_of(experiment))
-        mesh = mesh_of(experiment)
+        process.compare_devices()
+        experiment = on_hardware(experiment)
+        mesh, console = mesh_of(experiment), Console(experiment.max_step)
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
         parts = parts_of(experiment, mesh, data.peek())
         process.compare("the state and the examples", lambda: arrays_of(experiment, parts, data))

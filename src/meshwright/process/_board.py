@@ -38,6 +38,8 @@ class Board(Protocol):
 
     number: int
     """This process's."""
+    heard: Exception | None
+    """The last error that came from another process."""
 
     def ask(self, about: str, said: Any, decide: Decide) -> Any:
         """Return what `decide` makes of what each process `said`, the same on all. Collective.
@@ -61,7 +63,9 @@ class LeadBoard:
     """Process 0's side: a connection to each other process."""
 
     def __init__(self, peers: Mapping[int, socket.socket]):
-        self.number, self._peers, self._round = 0, dict(peers), 0
+        self.number = 0
+        self.heard: Exception | None = None
+        self._peers, self._round = dict(peers), 0
         for peer in self._peers.values():
             stay_connected(peer)
 
@@ -105,11 +109,13 @@ class LeadBoard:
         try:
             message = receive(self._peers[number])
         except (OSError, ValueError) as error:
-            raise PeersError(
+            self.heard = PeersError(
                 f"process {number} has left before it came to {about}; see its own messages ({error})."
-            ) from None
+            )
+            raise self.heard from None
         if "failure" in message and message["round"] == self._round:
-            raise error_of(message["failure"], number)
+            self.heard = error_of(message["failure"], number)
+            raise self.heard
         return message
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -122,7 +128,9 @@ class PeerBoard:
     """Another process's side: its connection to process 0."""
 
     def __init__(self, process_id: int, lead: socket.socket):
-        self.number, self._lead, self._round = process_id, lead, 0
+        self.number = process_id
+        self.heard: Exception | None = None
+        self._lead, self._round = lead, 0
         stay_connected(lead)
 
     def ask(self, about: str, said: Any, decide: Decide) -> Any:
@@ -137,9 +145,11 @@ class PeerBoard:
                 if message["round"] == self._round:
                     break
         except (OSError, ValueError) as error:
-            raise PeersError(f"process 0 has left before {about}; see its own messages ({error}).") from None
+            self.heard = PeersError(f"process 0 has left before {about}; see its own messages ({error}).")
+            raise self.heard from None
         if "failure" in message:
-            raise error_of(message["failure"])
+            self.heard = error_of(message["failure"])
+            raise self.heard
         return message["answer"]
 
     def tell(self, failure: Failure) -> None:
@@ -162,6 +172,7 @@ class DeviceBoard:
 
     def __init__(self) -> None:
         self.number = jax.process_index()
+        self.heard: Exception | None = None
 
     def ask(self, about: str, said: Any, decide: Decide) -> Any:
         return decide(gather(said))
