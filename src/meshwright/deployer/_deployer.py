@@ -96,6 +96,7 @@ class Deployer:
         process.compare(
             "the settings of the deployer", lambda: {name: str(value) for name, value in settings.items()}
         )
+        process.compare_devices()
         self.seed = int(jax_seed)
         self.rng = key_of(self.seed)
         """What `gen_rng` draws from; saved with checkpoints."""

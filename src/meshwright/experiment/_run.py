@@ -77,12 +77,14 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
       Interrupted: told to stop; the state is saved.
       PeersError: another process is gone.
     """
-    experiment, console = on_hardware(experiment), Console(experiment.max_step)
     with contextlib.ExitStack() as opened:
         opened.enter_context(process.telling())
+        # Before a device is touched: JAX waits for all processes there, and hears of no error.
         process.compare("the settings of the experiment", lambda: settings_of(experiment))
+        process.compare_devices()
+        experiment = on_hardware(experiment)
         watch = opened.enter_context(_watchdog(experiment))
-        mesh = mesh_of(experiment)
+        mesh, console = mesh_of(experiment), Console(experiment.max_step)
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
         with watch.phase("first_batch"):
             batch = data.peek()

@@ -31,6 +31,7 @@ class DataIterator(Protocol):
 
     A checkpoint holds the state of each process's iterator, and can be resumed by as many processes. Where
     the state is the same on all of them and holds good for any number, `state_is_global = True` says so.
+    One with a method `facts()`, which returns texts by name, is compared by them before a run begins.
     """
 
     def __next__(self) -> PyTree: ...

@@ -9,7 +9,15 @@ with process.signals() as signals:
 """
 
 from meshwright.process._agree import agree, barrier, gather, is_lead
-from meshwright.process._alike import Compared, compare, compare_at, everyone, is_of_all, telling
+from meshwright.process._alike import (
+    Compared,
+    compare,
+    compare_at,
+    compare_devices,
+    everyone,
+    is_of_all,
+    telling,
+)
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
@@ -33,6 +41,7 @@ __all__ = [
     "barrier",
     "compare",
     "compare_at",
+    "compare_devices",
     "detect",
     "everyone",
     "expand_nodes",

@@ -58,21 +58,29 @@ def compare(about: str, said: Callable[[], Said]) -> None:
       UsageError: on every process, with the first difference and whose it is.
       PeersError: on every process, if one has left.
     """
-    if jax.process_count() == 1:
+    if not _are_several():
         return
     with telling():
         text = said()
         board = _seat()
         with _known_to_all():
-            compare_at(board, about, text, hardware())
+            compare_at(board, about, text)
 
 
-def compare_at(board: Board, about: str, said: Said, around: Mapping[str, str] | None = None) -> None:
-    """Compare at `board` what is `said`, and first of all what is `around`.
+def compare_devices() -> None:
+    """Compare the kinds of the devices, and the settings of JAX on which numbers depend. Collective.
 
     Raises: as `compare`.
     """
-    voice = {"about": about, "around": around or {}, "digest": _digest(said), "order": hash("a string")}
+    compare("devices and settings of JAX", hardware)
+
+
+def compare_at(board: Board, about: str, said: Said) -> None:
+    """Compare at `board` what is `said`.
+
+    Raises: as `compare`.
+    """
+    voice = {"about": about, "digest": _digest(said), "order": hash("a string")}
     heard = board.ask(about, voice, _heard)
     if not heard:
         return
@@ -95,7 +103,7 @@ def everyone(about: str, value: Any) -> list[Any]:
       UsageError: the processes came to do different things.
       PeersError: one has left.
     """
-    if jax.process_count() == 1:
+    if not _are_several():
         return [value]
     board = _seat()
     with _known_to_all():
@@ -166,11 +174,21 @@ def tell(error: BaseException) -> None:
         _know(error)
 
 
+def _are_several() -> bool:
+    """Whether there are other processes. Where they are connected, no device is touched to find out."""
+    return _board is not None or jax.process_count() > 1
+
+
 def _seat() -> Board:
     if _board is None:
         sit_at(meet())
     assert _board is not None
     return _board
+
+
+def came_from_another() -> bool:
+    """Return whether the last error of which all know happened on another process."""
+    return _known is not None and _board is not None and _known is _board.heard
 
 
 @contextmanager
@@ -195,17 +213,12 @@ def _is_known(error: BaseException | None) -> bool:
 
 
 def _heard(voices: Sequence[Mapping[str, Any]]) -> Any:
-    """Return who says the same, first those without a match, or None where all do.
+    """Return who says the same, or None where all do.
 
     Raises:
-      UsageError: the processes came to compare different things, or differ in what is around.
+      UsageError: the processes came to compare different things.
     """
     _check_about(voices)
-    around = _grouped([voice["around"] for voice in voices])
-    if len(around) > 1:
-        spoken = {numbers[0]: voices[numbers[0]]["around"] for numbers in around}
-        groups = {numbers[0]: numbers for numbers in around}
-        raise UsageError(difference("devices and settings of JAX", spoken, groups, orders_differ=False))
     groups = _grouped([voice["digest"] for voice in voices])
     if len(groups) == 1:
         return None

@@ -38,6 +38,8 @@ class Board(Protocol):
 
     number: int
     """This process's."""
+    heard: Exception | None
+    """The last error that came from another process."""
 
     def ask(self, about: str, said: Any, decide: Decide) -> Any:
         """Return what `decide` makes of what each process `said`, the same on all. Collective.
@@ -62,6 +64,7 @@ class LeadBoard:
 
     def __init__(self, post: Post):
         self.number, self.post, self._rounds = 0, post, _Rounds(post)
+        self.heard: Exception | None = None
 
     def ask(self, about: str, said: Any, decide: Decide) -> Any:
         self._rounds.begin()
@@ -91,11 +94,13 @@ class LeadBoard:
                 missing, lambda: remark(f"process 0 waits for process {ranges(missing)} to come to {about}")
             )
             if message is None:
-                raise PeersError(
+                self.heard = PeersError(
                     f"process {number} has left before it came to {about}; see its own messages."
                 )
+                raise self.heard
             if "failure" in message:
-                raise error_of(message["failure"], number)
+                self.heard = error_of(message["failure"], number)
+                raise self.heard
             heard[number] = message["said"]
         return heard
 
@@ -105,6 +110,7 @@ class PeerBoard:
 
     def __init__(self, process_id: int, post: Post):
         self.number, self.post, self._rounds = process_id, post, _Rounds(post)
+        self.heard: Exception | None = None
 
     def ask(self, about: str, said: Any, decide: Decide) -> Any:
         self._rounds.begin()
@@ -114,9 +120,11 @@ class PeerBoard:
             {0}, lambda: remark(f"process {self.number} waits for process 0 to come to {about}")
         )
         if message is None:
-            raise PeersError(f"process 0 has left before {about}; see its own messages.")
+            self.heard = PeersError(f"process 0 has left before {about}; see its own messages.")
+            raise self.heard
         if "failure" in message:
-            raise error_of(message["failure"])
+            self.heard = error_of(message["failure"])
+            raise self.heard
         return message["answer"]
 
     def tell(self, failure: Failure) -> None:
@@ -172,6 +180,7 @@ class DeviceBoard:
 
     def __init__(self) -> None:
         self.number = jax.process_index()
+        self.heard: Exception | None = None
 
     def ask(self, about: str, said: Any, decide: Decide) -> Any:
         return decide(gather(said))

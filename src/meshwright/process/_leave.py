@@ -17,11 +17,13 @@ from types import TracebackType
 import jax
 
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightError
-from meshwright.process._alike import tell
+from meshwright.process._alike import came_from_another, tell
 from meshwright.process._peers import begin_shared, lost_peer, say_at_end, say_left
 
 _LEAD_LINGERS_SECONDS = 2
 """When process 0 goes, JAX aborts the others. If they failed as well, they may say so first."""
+_OTHERS_LINGER_SECONDS = 1
+"""Of those that end because of another's error, so that a launcher sees that one fail first."""
 _lingers_seconds = 0
 _asked_to_exit: SystemExit | None = None
 
@@ -41,7 +43,7 @@ def _leave_now(exit_code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
-    time.sleep(_lingers_seconds)
+    time.sleep(max(_lingers_seconds, _OTHERS_LINGER_SECONDS if came_from_another() else 0))
     os._exit(exit_code)
 
 

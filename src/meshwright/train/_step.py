@@ -97,6 +97,7 @@ class Step:
             traced = self.trace(state, batch)
             lowered = traced.lower()
             if process.is_of_all(self._layout.mesh.devices.flat):
+                process.compare_devices()
                 process.compare("the program of the step", lambda: process.program_text(traced, lowered))
             self._compiled = lowered.compile()
         self.compile_seconds += time.perf_counter() - started
