@@ -1,9 +1,9 @@
 """A run of several processes with all rooms open, into which one fault is built: what, where, and in whom."""
 
-import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,9 @@ TIMEOUTS = {"step": 2, **dict.fromkeys(PHASES, 4)}
 
 def act(what: str, noted: Path) -> None:
     """Commit the fault, having noted when."""
-    with contextlib.suppress(FileExistsError), noted.open("x") as file:  # several threads may come here
-        file.write(str(time.time()))
+    note = noted.with_suffix(f".{threading.get_ident()}")  # several threads may come here
+    note.write_text(str(time.time()))
+    note.rename(noted)
     if what == "exception":
         raise OSError("the fault that was built in")
     if what == "exit 0":
