@@ -338,3 +338,11 @@ def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, nu
     found = outputs(tmp_path, 5)
     assert [row["x"] for row in found] == FEW["x"].tolist()
     np.testing.assert_allclose([row["e"] for row in found], exact(state.params, FEW), rtol=1e-5)
+
+
+def test_the_last_checkpoint_has_the_scores_of_the_end_where_the_data_end_at_a_step_that_is_saved(tmp_path):
+    given = mw.Input(EXAMPLES, batch_size=16, epochs=1)
+    evalers = {"few": mw.Evaler(measure, FEW, when=99)}
+    outcome = run(tmp_path, input=given, evalers=evalers, checkpoints=mw.Save(when=1))
+    assert outcome.step == 3
+    assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores != {}

@@ -280,6 +280,15 @@ def test_a_score_in_event_files_is_not_looked_for_among_the_evaluations(tmp_path
     assert mw.run(experiment(tmp_path, max_step=2, checkpoints=mw.Save(keep=keep))).step == 2
 
 
+@pytest.mark.parametrize(
+    ("scores", "ends"), [((np.nan, 3, 2, 1), False), ((2, np.nan, np.nan), True), ((np.nan,) * 3, True)]
+)
+def test_a_score_that_is_no_number_is_the_worst(scores, ends):
+    for mode, sign in {"min": 1, "max": -1}.items():
+        history = {step: {"all/loss": sign * score} for step, score in enumerate(scores)}
+        assert mw.no_better("all/loss", mode, patience=2)(history) == ends
+
+
 def test_patience_outlives_a_restart(tmp_path):
     early = mw.no_better("all/loss", "max", patience=4)
     described = {"evalers": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop_early": early}

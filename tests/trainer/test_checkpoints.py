@@ -76,3 +76,11 @@ def test_a_checkpoint_has_the_scores_of_its_step(tmp_path):
     scores = fit(made, eval_examples={"x": X, "y": np.zeros(50, np.float32)}, n_epochs=1)
     extra = mw.open_source(tmp_path / "checkpoints").extra
     assert extra["scores"] == {"eval_loss": scores["loss"], "epoch": 1.0}
+
+
+@pytest.mark.parametrize("end", [{"n_epochs": 2}, {"max_steps": 6, "n_epochs": 9}])
+def test_the_last_checkpoint_has_the_scores_of_the_end(tmp_path, end):
+    made = trainer(tmp_path)
+    scores = fit(made, eval_examples=EXAMPLES, eval_every=4, save_every=3, **end)
+    found = mw.Checkpoints(tmp_path / "checkpoints").scores()
+    assert (made.step, found["eval_loss"]) == (6, scores["loss"])

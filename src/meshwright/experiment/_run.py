@@ -194,7 +194,7 @@ def _fit(
     data, checkpoints = rooms.data, rooms.checkpoints
     when = as_when(experiment.checkpoints.when, evaluate.at)
     # The last step is saved in the turn that follows it, with the scores that are found only then.
-    when_saved = asked_once(lambda step: step < experiment.max_step and when(step))
+    when_saved = asked_once(lambda step: step < experiment.max_step and when(step) and not data.is_empty())
     save = checkpoints.saver(when_saved)
     kept = data if experiment.save_input_iterator else None
     watch = rooms.watch

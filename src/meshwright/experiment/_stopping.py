@@ -1,5 +1,6 @@
 """Why a run ends before its last step, if not by an error: told to, out of time, or no better for long."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ attribute `metrics` by which scores it goes is refused where no evaluation gives
 
 def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
     """Return a policy: end when none of the last `patience` scores beats all before them by more than `by`.
+
+    NaN is worse than any number.
 
     Raises:
       UsageError: `mode` is another, or `patience` is below 1.
@@ -44,9 +47,14 @@ class NoBetter:
     def __call__(self, history: History) -> bool:
         sign = 1 if self.mode == "max" else -1
         judged = (history[step] for step in sorted(history) if self.metric in history[step])
-        found = [sign * scores[self.metric] for scores in judged]
+        found = [_or_worst(sign * scores[self.metric]) for scores in judged]
         before, newest = found[: -self.patience], found[-self.patience :]
         return bool(before) and not any(score > max(before) + self.by for score in newest)
+
+
+def _or_worst(score: float) -> float:
+    """Return a score of which more is better; NaN, which compares with nothing, is the worst."""
+    return -math.inf if math.isnan(score) else score
 
 
 class Stopping:

@@ -17,7 +17,7 @@ from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing,
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._schedule import EPOCH, Schedule
 from meshwright.trainer._scores import Evaluation, Scores
-from meshwright.when import Tick, asked_once, either, every
+from meshwright.when import Tick, When, asked_once, either, every
 
 _FOR_EVER = 2**31 - 1  # the largest step that a state can count
 
@@ -48,20 +48,15 @@ class Loop:
         """
         if self.checkpoints:
             self.checkpoints.before_commit = self.deployer.keep_metrics
-        saves = asked_once(self.schedule.saves(self.data, self.evaluation.was_at))
+        saves = self._saves()
         total = self.schedule.num_steps(int(state.step), self.data)
         console = Console(total) if self.deployer.verbose else None
-        used = count_flops(self.step.jaxpr), list(self.deployer.mesh.devices.flat)
-        files = with_utilisation(self.deployer.write, *used)
-        screens = [with_known_utilisation(console, *used)] if console else []
-        newest_state = state
-        newest = self.checkpoints.settled if self.checkpoints else lambda: None
-        writers = tee(files, *screens, halt_on_divergence(newest))
+        newest = state
         with process.signals() as signals, console or contextlib.nullcontext():
 
             def evaluate(tick: Tick, state: TrainState) -> Scores | None:
-                nonlocal newest_state
-                newest_state = state
+                nonlocal newest
+                newest = state
                 reached(state)
                 # A platform that takes its machine back leaves time to save, and none to evaluate.
                 return None if signals.ending else self.evaluation(tick, state)
@@ -73,14 +68,14 @@ class Loop:
                 steps=self.schedule.max_steps or _FOR_EVER,
                 evaluate=evaluate,
                 log=logger(
-                    with_learning_rate(writers, self.lr_schedule, lambda: num_updates(newest_state)),
+                    with_learning_rate(self._writer(console), self.lr_schedule, lambda: num_updates(newest)),
                     # A report before each save: a crash then loses whole reports, which are made again.
                     either(every(self.schedule.log_every), saves),
                     per_second={"examples": self.batch_size},
                     waited=lambda: self.data.wait_seconds,
                     paused=lambda: self.evaluation.seconds,
                 ),
-                save=_with_epoch(self.checkpoints.saver(saves)) if self.checkpoints else nothing,
+                save=_saver(self.checkpoints, saves, self.evaluation) if self.checkpoints else nothing,
                 beat=console.beat if console else nothing,
                 stop=lambda tick: signals.stop(tick.step),
             )
@@ -90,6 +85,19 @@ class Loop:
             if not self.checkpoints:
                 signals.interruption.add_note("Nothing is saved, as there is no Deployer(workdir=...).")
             raise signals.interruption
+
+    def _saves(self) -> When:
+        """Return when to save: the last step in the turn that follows it, with scores found only then."""
+        due = self.schedule.saves(self.data, self.evaluation.was_at)
+        return asked_once(lambda step: due(step) and not self.schedule.is_done(step, self.data))
+
+    def _writer(self, console: Console | None) -> Writer:
+        """Return the writer of reports: to files, to the screen, and for the end of a run that diverges."""
+        used = count_flops(self.step.jaxpr), list(self.deployer.mesh.devices.flat)
+        files = with_utilisation(self.deployer.write, *used)
+        screens = [with_known_utilisation(console, *used)] if console else []
+        halt = halt_on_divergence(self.checkpoints.settled if self.checkpoints else lambda: None)
+        return tee(files, *screens, halt)
 
 
 def with_learning_rate(write: Writer, schedule: optax.Schedule | None, updates: Callable[[], int]) -> Writer:
@@ -103,11 +111,12 @@ def with_learning_rate(write: Writer, schedule: optax.Schedule | None, updates: 
     return written
 
 
-def _with_epoch(save: Save) -> Save:
-    """Return the loop's `save`, which keeps among the scores the number of epochs, where one ended."""
+def _saver(checkpoints: Checkpoints, saves: When, evaluation: Evaluation) -> Save:
+    """Return the loop's `save`, which keeps the scores of its step, and the epoch where one ended."""
+    save = checkpoints.saver(saves)
 
-    def with_epoch(tick: Tick, state: Any, data: Any, scores: Mapping[str, float] | None) -> None:
+    def with_scores(tick: Tick, state: Any, data: Any, _: Mapping[str, float] | None) -> None:
         ended = {EPOCH: float(data.epoch + 1)} if data.at_end_of_epoch() else {}
-        save(tick, state, data, {**(scores or {}), **ended})
+        save(tick, state, data, {**evaluation.at(tick.step), **ended})
 
-    return with_epoch
+    return with_scores

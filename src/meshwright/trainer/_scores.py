@@ -52,7 +52,11 @@ class Evaluation:
         self.newest = {name: value for measure in self._measures for name, value in measure(state).items()}
         self._newest_step = tick.step
         self.seconds += time.perf_counter() - started
-        return {eval_name(name): value for name, value in self.newest.items()}
+        return self.at(tick.step)
+
+    def at(self, step: int) -> Scores:
+        """Return the scores as reports call them if they are of this step, else none."""
+        return {eval_name(name): value for name, value in self.newest.items()} if self.was_at(step) else {}
 
     def was_at(self, step: int) -> bool:
         """Return whether the newest scores are of this step."""
