@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.errors import UsageError
-from meshwright.sharding import Layout, adding_right
+from meshwright.errors import LayoutError, UsageError
+from meshwright.sharding import Layout, adding_right, check_axes
 from meshwright.train import RUN_AHEAD, key_of
 from meshwright.tree import PyTree
 
@@ -25,13 +26,17 @@ _PREDICTION = 2**32 - 2  # no step of training has this number
 
 
 def over_batches(
-    predict: Predict, layout: Layout, seed: int
+    predict: Predict,
+    layout: Layout,
+    seed: int,
+    idle: Callable[[LayoutError], None] = lambda error: None,
 ) -> Callable[[PyTree, PyTree, Batches], Predictions]:
     """Return `predict` as a function of all batches: `(params, model_state, batches) -> predictions`.
 
     However often that is called, it compiles once for each shape of a batch. Each device computes its share
     of a batch; all devices, and so all processes, get the whole. What was computed of fillers is cut away.
     A batch's randomness depends on `seed` and the number of its first example.
+    `idle` is given the error about a mesh axis that only repeats work, where there is one.
 
     Raises:
       UsageError: when a batch is computed first, if the predictions have no row for each example.
@@ -52,9 +57,12 @@ def over_batches(
 
     def predictions(params: PyTree, model_state: PyTree, batches: Batches) -> Predictions:
         in_flight: deque[tuple[range, PyTree]] = deque()
-        for batch, ids in batches:
+        for number, (batch, ids) in enumerate(batches):
+            arguments = params, model_state, batch, np.uint32(ids.start % 2**32)
             with jax.set_mesh(layout.mesh):  # so that models may constrain by bare PartitionSpecs
-                out = compute(params, model_state, batch, np.uint32(ids.start % 2**32))
+                if number == 0:
+                    check_axes(layout, arguments[:2], partial(compute.trace, *arguments), idle)
+                out = compute(*arguments)
             in_flight.append((ids, out))
             if len(in_flight) > RUN_AHEAD:
                 yield _fetched(*in_flight.popleft())

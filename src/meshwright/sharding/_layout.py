@@ -148,14 +148,6 @@ def place(arrays: PyTree, shardings: PyTree) -> PyTree:
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arrays, shardings)
 
 
-def idle_axis(layout: Layout, shardings: PyTree) -> str | None:
-    """Return a mesh axis of no standard name that splits neither the batch nor any array, or None."""
-    specs = [layout.batch_sharding.spec, *(sharding.spec for sharding in jax.tree.leaves(shardings))]
-    used = {axis for spec in specs for entry in spec for axis in axes_of(entry)}
-    idle = (axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used)
-    return next((axis for axis in idle if axis not in AXES), None)
-
-
 def canonical(spec: P) -> P:
     """Return the one spelling of `spec`: no 1-tuples, no trailing Nones."""
     entries = [entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry or None for entry in spec]
