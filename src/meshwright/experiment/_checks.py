@@ -32,6 +32,7 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
     layout, target = parts.layout, parts.target
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     yield f"{num_arrays} arrays of {num_all:,} parameters fit the mesh"
+    yield from layout.left_whole({"params": target.params})
     yield f"one batch read: {_shapes(parts.batch)}"
     scores: list[str] = []
     for name, evaler in experiment.evalers.items():
