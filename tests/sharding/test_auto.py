@@ -54,7 +54,8 @@ def attention(width, *, kv=None, memory=None):
         (attention(4096), "qkvo"),  # 32 of 128
         (attention(2560), ""),  # 20 of 128, and not 40 of 64
         (attention(4096, kv=2048), "qkvo"),  # at least 8 of 256 or less
-        (attention(4096, kv=1024), "qo"),  # 4 of 256, or 8 of 128
+        (attention(4096, kv=1024), "qkvo"),  # 8 of 128, as Llama 3 has, and not 4 of 256
+        (attention(2048, kv=256), "qo"),  # one of 256, as Gemma has, or 2 of 128
         (attention(512, memory=768), "qkvo"),
     ],
 )
@@ -111,8 +112,39 @@ def test_the_table_says_why_and_warns_of_what_is_large_and_whole():
     row = next(line for line in table.splitlines() if "attn/c_attn/kernel" in line)
     assert "12 heads (of 64, assumed)" in row
     assert table.splitlines()[-1] == (
-        "  whole on every device: transformer/wte/embedding, 147 MiB (50257 rows do not divide by 4)"
+        "  transformer/wte/embedding 50257 × 768 (147 MiB) stays whole on every device: "
+        "50257 rows do not divide by 4 (tensor); pad them to 50260"
     )
+
+
+def vocabulary(size, width):
+    """Parameters by which tokens are looked up and scored, and a loss of them."""
+    params = {"embedding": struct(size, width), "head": struct(width, size), "up": struct(width, 4 * width)}
+    params |= {"down": struct(4 * width, width)}
+
+    def loss(params, tokens):
+        x = params["embedding"][tokens]
+        x = x + jax.nn.gelu(x @ params["up"]) @ params["down"]
+        return jax.nn.logsumexp(x @ params["head"], axis=-1).mean()
+
+    return params, loss, jax.ShapeDtypeStruct((8, 16), jnp.int32)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_vocabulary_that_does_not_divide_is_split_by_its_width_if_that_is_wide(traced):
+    def found(size, width, mesh):
+        params, *used = vocabulary(size, width)
+        rule = mw.auto(params, *used) if traced else mw.auto(params)
+        placed = specs(params, rule, mesh)
+        return placed["embedding"], placed["head"]
+
+    assert found(32000, 1024, "data=2,tensor=4") == (P("tensor"), P(None, "tensor"))
+    assert found(32001, 1024, "data=2,tensor=4") == (P(None, "tensor"), P("tensor"))
+    assert found(32001, 512, "data=2,tensor=4") == (P(), P())
+    assert found(32001, 1024, "fsdp=2,tensor=4") == (
+        P(None, "fsdp"),
+        P("fsdp"),
+    )  # which shares it out already
 
 
 def test_nothing_is_warned_of_where_no_axis_splits_parameters():

@@ -16,7 +16,7 @@ from meshwright import process
 from meshwright.addresses import local_path
 from meshwright.deployer import _batches, _checkpoints, _directory, _messages, _placement
 from meshwright.deployer._plain import plain, reported
-from meshwright.errors import UsageError
+from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Bar, Tracker, jsonl, newest_step, sync_jsonl, wandb
 from meshwright.sharding import Layout, Rule, make_mesh
 from meshwright.train import RUN_AHEAD, key_of
@@ -101,6 +101,8 @@ class Deployer:
         self.rng = key_of(self.seed)
         """What `gen_rng` draws from; saved with checkpoints."""
         self.verbose = verbose and process.is_lead()
+        self.num_trainers = 0
+        """How many `Trainer`s were made for it."""
         self._mesh = make_mesh(
             mesh or ("data=-1" if n_model_shards == 1 else f"data=-1,tensor={n_model_shards}")
         )
@@ -173,6 +175,15 @@ class Deployer:
         self._log.info(_messages.framed(info, title, step))
         if title is not None and self._board is not None:
             self._board(step or 0, {title: _messages.markdown(str(info))})
+
+    def tell_idle(self, error: LayoutError) -> None:
+        """Raise the error about a mesh axis that only repeats a model's work; of several models, tell it.
+
+        Of those another may use the axis.
+        """
+        if self.num_trainers == 1:
+            raise error
+        self.log_info(f"! {error}")
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write metrics to `workdir/metrics.jsonl` and all trackers, from process 0; see `mw.metrics.Values`.

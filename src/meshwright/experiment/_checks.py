@@ -32,6 +32,7 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
     layout, target = parts.layout, parts.target
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     yield f"{num_arrays} arrays of {num_all:,} parameters fit the mesh"
+    yield from layout.left_whole({"params": target.params})
     yield f"one batch read: {_shapes(parts.batch)}"
     if wider := wider_than(experiment.train_dtype, parts.batch):
         yield f"train_dtype: {wider}"

@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright import tree
 from meshwright.adapters import Functional
-from meshwright.errors import LayoutError, MeshwrightError, nearest
+from meshwright.errors import LayoutError, MeshwrightError
 from meshwright.experiment._experiment import Experiment
 from meshwright.input import Batches, batches
-from meshwright.sharding import AXES, Layout, apply_mesh_rules, hardware, idle_axis, in_mesh, make_mesh
+from meshwright.sharding import Layout, apply_mesh_rules, hardware, in_mesh, make_mesh
 from meshwright.train import (
     Init,
     Loss,
@@ -86,7 +86,7 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
       rows: some examples of a batch, arrays.
 
     Raises:
-      LayoutError: an axis of the mesh is of no use.
+      LayoutError: the parameters do not fit the mesh.
       UsageError: as the parts do.
     """
     init, loss = init_of(experiment), loss_of(experiment)
@@ -94,7 +94,6 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
     layout = Layout(mesh, _rules(experiment, mesh, loss, batch), experiment.batch_axis_names)
     with naming("rules", LayoutError):
         target = abstract_state(init, experiment.optimizer, layout)
-    _check_axes(layout, target)
     with naming("train_dtype"):
         narrowing(experiment.train_dtype)
     step = make_step(
@@ -144,17 +143,6 @@ def naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> Iterato
             raise
         parameter = field.rpartition(".")[2]  # which some messages begin with
         raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None
-
-
-def _check_axes(layout: Layout, target: TrainState) -> None:
-    axis = idle_axis(layout, jax.tree.map(lambda x: x.sharding, target.params))
-    if axis is not None:
-        close = nearest(axis, AXES)
-        raise LayoutError(
-            f"mesh axis {axis!r} splits neither the batch nor any parameter, so its devices would all "
-            f"compute the same.{f' Did you mean {close!r}?' if close else ''}\n"
-            f"  Standard axes are {', '.join(AXES)}; for another, give a rule that uses it."
-        )
 
 
 def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tuple[Any, ...]:

@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax
 import numpy as np
 
 from meshwright import process, tree
-from meshwright.errors import UsageError
-from meshwright.sharding import Layout, adding_right
+from meshwright.errors import LayoutError, UsageError
+from meshwright.sharding import Layout, adding_right, check_axes
 from meshwright.train import RUN_AHEAD, key_of
 from meshwright.tree import PyTree
 
@@ -30,9 +31,16 @@ class OverBatches:
     However often that is called, it compiles once for each shape of a batch. Each device computes its share
     of a batch; all devices, and so all processes, get the whole. What was computed of fillers is cut away.
     A batch's randomness depends on `seed` and the number of its first example.
+    `idle` is given the error about a mesh axis that only repeats work, where there is one.
     """
 
-    def __init__(self, predict: Predict, layout: Layout, seed: int):
+    def __init__(
+        self,
+        predict: Predict,
+        layout: Layout,
+        seed: int,
+        idle: Callable[[LayoutError], None] = lambda error: None,
+    ):
         def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: np.uint32) -> PyTree:
             key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
             prediction = predict(params, model_state, batch, key)
@@ -46,7 +54,7 @@ class OverBatches:
             out_shardings=layout.replicated,
         )
         self._compute = process.Compared("the program of the predictions", compute, layout.mesh)
-        self._mesh = layout.mesh
+        self._layout, self._trace, self._idle = layout, compute.trace, idle
 
     def __call__(self, params: PyTree, model_state: PyTree, batches: Batches) -> Predictions:
         """Yield the predictions of each batch.
@@ -55,9 +63,12 @@ class OverBatches:
           UsageError: when a batch is computed first, if the predictions have no row for each example.
         """
         in_flight: deque[tuple[range, PyTree]] = deque()
-        for batch, ids in batches:
-            with jax.set_mesh(self._mesh):  # so that models may constrain by bare PartitionSpecs
-                out = self._compute(params, model_state, batch, np.uint32(ids.start % 2**32))
+        for number, (batch, ids) in enumerate(batches):
+            arguments = params, model_state, batch, np.uint32(ids.start % 2**32)
+            with jax.set_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
+                if number == 0:
+                    check_axes(self._layout, arguments[:2], partial(self._trace, *arguments), self._idle)
+                out = self._compute(*arguments)
             in_flight.append((ids, out))
             if len(in_flight) > RUN_AHEAD:
                 yield _fetched(*in_flight.popleft())
@@ -70,7 +81,7 @@ class OverBatches:
         Raises:
           UsageError: it is another on another process.
         """
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self._layout.mesh):
             self._compute.compare(params, model_state, batch, np.uint32(0))
 
 

@@ -1,6 +1,7 @@
 """`Predictor`: one function over any number of examples. Each method is a few lines over a room."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class Predictor:
     ):
         self._deployer, self._collate, self._rules = deployer, collate, tuple(rules)
         called = prediction_of(predict, None if model is None else functional(model))
-        self._predictions = OverBatches(called, deployer.layout(), deployer.seed)
+        tell = cache(deployer.log_info)  # once
+        idle = lambda error: tell(f"! predictions: {error}")  # noqa: E731
+        self._predictions = OverBatches(called, deployer.layout(), deployer.seed, idle)
         self._output = output or _rows
         self._given = {"predict": predict, "collate": collate, "output": output, "rules": self._rules}
 

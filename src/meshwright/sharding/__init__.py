@@ -4,7 +4,8 @@ from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._convolutions import adding_right, as_function, mended
 from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
-from meshwright.sharding._layout import AXES, Layout, idle_axis, look_up, place, split_by_example
+from meshwright.sharding._idle import check_axes, refused
+from meshwright.sharding._layout import AXES, Layout, look_up, place, split_by_example
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
 from meshwright.sharding._mesh_rules import Edit, MeshRule, apply_mesh_rules, edit, hardware, mesh_rule
@@ -24,6 +25,7 @@ __all__ = [
     "as_function",
     "auto",
     "beside_params",
+    "check_axes",
     "copy_to",
     "device_bytes",
     "edit",
@@ -33,7 +35,6 @@ __all__ = [
     "grouped_mesh",
     "hardware",
     "human_bytes",
-    "idle_axis",
     "in_mesh",
     "logical",
     "look_up",
@@ -45,5 +46,6 @@ __all__ = [
     "move_to",
     "parameter_of",
     "place",
+    "refused",
     "split_by_example",
 ]

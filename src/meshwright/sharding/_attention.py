@@ -1,7 +1,7 @@
 """Which dimensions are heads, from names and shapes: `q_proj` [width, heads × head size] and its kin.
 
 The size of a head is mostly not in the shapes: 256 features of keys may be 4 heads of 64 or one of 256.
-What is assumed then errs towards large heads, so that none is cut in two.
+What is assumed then errs towards large heads, so that few are cut in two.
 """
 
 import math
@@ -120,7 +120,14 @@ def _projection(leaf: Leaf, *, makes: bool, rows_out: bool) -> Projection:
 
 
 def _assumed_head_size(makers: list[Projection], queries: int) -> int:
-    """Return what is common: 64 in small models and 128 in large ones; where keys are fewer, at most 256."""
-    if any(maker.made < queries * len(maker.leaf.letters) for maker in makers):
-        return 256
+    """Return what is common: 64 in small models, 128 in large ones and with fewer keys, or one of 256."""
+    keys = min(_features_of_one(maker, queries) for maker in makers)
+    if keys < queries:
+        return 256 if keys <= 256 else 128
     return 64 if queries < 2048 else 128
+
+
+def _features_of_one(maker: Projection, queries: int) -> int:
+    """Return heads × head size of the keys, the values or, if it makes them alone, the queries."""
+    letters = len(maker.leaf.letters)
+    return (maker.made - queries) // 2 if letters == 3 else maker.made // letters

@@ -67,7 +67,7 @@ def explain(arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str] = Mapp
         "  ".join(_aligned(cell, width, i) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
         for line in cells
     ]
-    warnings = _warnings(found, total) if _splits_parameters(shardings) else []
+    warnings = (f"  {line}" for line in left_whole(arrays, shardings, reasons))
     return "\n".join([*(line.rstrip() for line in lines), *warnings])
 
 
@@ -77,14 +77,22 @@ def _splits_parameters(shardings: PyTree) -> bool:
     return any(shape.get(axis, 1) > 1 for shape in shapes for axis in ("fsdp", "expert", "tensor"))
 
 
-def _warnings(found: list[Row], total: Row) -> list[str]:
-    large = [
-        row for row in found if row.is_whole and row.device_bytes >= max(LARGE_BYTES, total.device_bytes / 20)
-    ]
+def left_whole(
+    arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return a line for each large array that every device has whole, if the mesh can split parameters.
+
+    Args: as of `explain`.
+    """
+    if not _splits_parameters(shardings):
+        return []
+    found = rows(arrays, shardings, reasons)
+    large = max(LARGE_BYTES, sum(row.device_bytes for row in found) / 20)
     return [
-        f"  whole on every device: {printable(row.name, keep='')}, {human_bytes(row.device_bytes)}"
-        + (f" ({row.reason})" if row.reason else "")
-        for row in large
+        f"{printable(row.name, keep='')} {_shape(row)} ({human_bytes(row.device_bytes)}) "
+        f"stays whole on every device{f': {row.reason}' if row.reason else ''}"
+        for row in found
+        if row.is_whole and row.device_bytes >= large
     ]
 
 
@@ -135,16 +143,19 @@ def _fold(pattern: str, alike: list[Row]) -> Row:
 
 
 def _cells(row: Row, reasons: Mapping[str, str]) -> tuple[str, ...]:
-    shape = " × ".join(map(str, row.shape)) or ("" if row.name == "total" else "scalar")
     cells = (
         printable(row.name, keep=""),
-        shape,
+        "" if row.name == "total" else _shape(row),
         row.dtype,
         row.spec,
         f"{row.num_params:,}",
         human_bytes(row.device_bytes),
     )
     return (*cells, row.reason) if reasons else cells
+
+
+def _shape(row: Row) -> str:
+    return " × ".join(map(str, row.shape)) or "scalar"
 
 
 def _aligned(cell: str, width: int, column: int) -> str:

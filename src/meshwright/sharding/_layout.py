@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
-from meshwright.sharding._explain import explain
+from meshwright.sharding._explain import explain, left_whole
 from meshwright.sharding._rules import Reasoned, Rule, fsdp
 
 PyTree = Any
@@ -131,8 +131,15 @@ class Layout:
 
     def explain(self, arrays: PyTree) -> str:
         """Return the table of what lies where, as text: shape, dtype, spec, bytes per device, and why."""
+        return explain(arrays, self.shardings(arrays), self._reasons(arrays))
+
+    def left_whole(self, arrays: PyTree) -> list[str]:
+        """Return a line for each large array that every device has whole, if the mesh can split any."""
+        return left_whole(arrays, self.shardings(arrays), self._reasons(arrays))
+
+    def _reasons(self, arrays: PyTree) -> dict[str, str]:
         reasons = {name: self._reason(name, x) for name, x in tree.named_leaves(arrays).items()}
-        return explain(arrays, self.shardings(arrays), reasons if any(reasons.values()) else {})
+        return reasons if any(reasons.values()) else {}
 
     def _reason(self, name: str, x: Any) -> str:
         """Return the reason of the rule that decides, or of one that leaves the array whole, if they tell."""
@@ -146,14 +153,6 @@ class Layout:
 def place(arrays: PyTree, shardings: PyTree) -> PyTree:
     """Return `arrays` (arrays or structs) as `ShapeDtypeStruct`s with `shardings`."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arrays, shardings)
-
-
-def idle_axis(layout: Layout, shardings: PyTree) -> str | None:
-    """Return a mesh axis of no standard name that splits neither the batch nor any array, or None."""
-    specs = [layout.batch_sharding.spec, *(sharding.spec for sharding in jax.tree.leaves(shardings))]
-    used = {axis for spec in specs for entry in spec for axis in axes_of(entry)}
-    idle = (axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used)
-    return next((axis for axis in idle if axis not in AXES), None)
 
 
 def canonical(spec: P) -> P:

@@ -10,6 +10,7 @@ vocabulary are split, and the residual stream, which all of them touch, is left 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 Group = Hashable
 
@@ -43,6 +44,12 @@ class Structure:
     """Groups that weights only read, or only write: vocabularies, labels."""
     never: Mapping[Group, str] = field(default_factory=dict)
     """Groups not worth splitting, with the reason."""
+
+    @cached_property
+    def vocabularies(self) -> frozenset[Group]:
+        """The groups by which tables are looked up, and the ends."""
+        rows = {dim.group for dims in self.dims.values() for dim in dims if dim.kind == "rows"}
+        return self.ends | rows
 
 
 def split_groups(structure: Structure) -> frozenset[Group]:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from meshwright import process, tree
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
-from meshwright.sharding import Layout, as_function, in_mesh, mended
+from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
 from meshwright.train._keys import step_key
@@ -57,10 +57,19 @@ class Step:
         far ahead.
       layout: where batches are split; the state stays where it is.
       microbatches: by how much, besides, the size of a batch must divide.
+      idle: given the error about a mesh axis that only repeats work, where there is one; it may raise it.
     """
 
-    def __init__(self, function: StepFunction, layout: Layout, *, microbatches: int = 1):
+    def __init__(
+        self,
+        function: StepFunction,
+        layout: Layout,
+        *,
+        microbatches: int = 1,
+        idle: Callable[[LayoutError], None] = refused,
+    ):
         self._function, self._layout, self._microbatches = function, layout, microbatches
+        self._idle = idle
         self._compiled: jax.stages.Compiled | None = None
         self._batch: PyTree = None
         self.compile_seconds = 0.0
@@ -89,8 +98,8 @@ class Step:
         Raises:
           UsageError: the loss is not a scalar, or the function returns not what it should; or another program
             comes out on another process. Found before anything compiles.
-          LayoutError: the batch does not divide over the devices and microbatches, or the state is
-            not on the mesh.
+          LayoutError: the batch does not divide over the devices and microbatches, the state is not on the
+            mesh, or an axis of the mesh only repeats work.
         """
         started = time.perf_counter()
         with process.telling(), in_mesh(self._layout.mesh):
@@ -112,6 +121,7 @@ class Step:
         jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         with in_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
             traced = jit(self._checked).trace(state, batch)
+            check_axes(self._layout, state, lambda: traced, self._idle)
             jaxpr = mended(traced.jaxpr, self._layout)
             if jaxpr is not traced.jaxpr:
                 traced = jit(as_function(jaxpr, traced.out_info)).trace(state, batch)
@@ -173,6 +183,7 @@ def make_step(
     microbatches: int = 1,
     compute_dtype: ComputeDtype = None,
     norms: str | None = None,
+    idle: Callable[[LayoutError], None] = refused,
 ) -> Step:
     """Return the step that minimises `loss` with `tx`.
 
@@ -189,6 +200,7 @@ def make_step(
         updates and the optimizer's state.
       norms: a pattern for those of the trained parameters whose norms, and those of their gradients, are
         among the metrics: `param_norm/layers/0/q`, `grad_norm/layers/0/q`. ".*" is all of them.
+      idle: as of `Step`.
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
@@ -223,7 +235,7 @@ def make_step(
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, with_skipped(metrics, updates, before, opt_state)
 
-    return Step(step, layout, microbatches=microbatches)
+    return Step(step, layout, microbatches=microbatches, idle=idle)
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:

@@ -94,6 +94,7 @@ class Trainer:
         check_step(loss, train_step, accumulate_grad_batches)
         narrowing(compute_dtype)  # raises if it is no dtype
         self.deployer, self._collate = deployer, collate
+        deployer.num_trainers += 1
         self.model = None if model is None else functional(model)
         self._start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._tx = optimizer if trainable is None else Only(trainable, optimizer)
@@ -243,9 +244,9 @@ class Trainer:
 
     def _step(self) -> Step:
         if self._train_step is not None:
-            return Step(self._train_step, self.layout)
+            return Step(self._train_step, self.layout, idle=self.deployer.tell_idle)
         options = {"microbatches": self._accumulate, "compute_dtype": self._dtype}
-        return make_step(self._losses[True], self._tx, self.layout, **options)
+        return make_step(self._losses[True], self._tx, self.layout, idle=self.deployer.tell_idle, **options)
 
     def _data(
         self, examples: Any, size: int, n_epochs: int | None, shuffle: bool

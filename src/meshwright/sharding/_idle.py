@@ -1,0 +1,89 @@
+"""Mesh axes that nothing of a traced program names: all devices along one compute the same."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import LayoutError, nearest
+from meshwright.sharding._layout import AXES, BATCH_AXES, Layout, axes_of
+
+PyTree = Any
+_COLLECTIVE = ("axes", "axis_name")
+"""What JAX calls the parameters of a collective that name axes."""
+
+
+def refused(error: LayoutError) -> None:
+    """Raise `error`."""
+    raise error
+
+
+def check_axes(
+    layout: Layout,
+    arrays: PyTree,
+    trace: Callable[[], jax.stages.Traced],
+    idle: Callable[[LayoutError], None] = refused,
+) -> None:
+    """Give `idle` the error about an axis of the mesh that only repeats work, if there is one.
+
+    Used is an axis that splits the batch or one of the arrays, or that an equation names: a constraint, a
+    `shard_map`, a collective.
+
+    Args:
+      arrays: what goes in besides the batch, as structs or arrays with shardings.
+      trace: traces the program; called where the shardings leave it open.
+    """
+    shardings = {layout.batch_sharding, *(x.sharding for x in jax.tree.leaves(arrays))}
+    used = {axis for sharding in shardings for axis in _axes_in(sharding)}
+    unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
+    if unused:
+        named = {axis for eqn in _equations(trace().jaxpr) for axis in _named_by(eqn)}
+        unused = [axis for axis in unused if axis not in named]
+    if unused:
+        idle(LayoutError(_told(layout, unused[0])))
+
+
+def _told(layout: Layout, axis: str) -> str:
+    size, close = layout.mesh.shape[axis], None if axis in AXES else nearest(axis, AXES)
+    return (
+        f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
+        "that is kept, and nothing that is computed names it."
+        f"{f' Did you mean {close!r}?' if close else ''}\n"
+        f"  Give its devices to an axis that splits the batch ({' or '.join(BATCH_AXES)}), or use it: in a "
+        "rule for parameters, to split batches, or in a constraint or `shard_map` of the model."
+    )
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield all equations, those within others too."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in core.jaxprs_in_params(eqn.params):
+            yield from _equations(inner)
+
+
+def _named_by(eqn: Any) -> Iterator[str]:
+    """Yield the axes in an equation's constraints, and those that a collective is over."""
+    for name, value in eqn.params.items():
+        yield from (x for x in _flat(value) if isinstance(x, str)) if name in _COLLECTIVE else _axes_in(value)
+    for var in eqn.outvars:  # where axes are explicit, types tell
+        yield from _axes_in(getattr(var.aval, "sharding", None))
+
+
+def _axes_in(value: Any) -> Iterator[str]:
+    """Yield the axes in a sharding or a spec, or in a tuple of such."""
+    for each in _flat(value):
+        spec = each.spec if isinstance(each, NamedSharding) else each
+        if isinstance(spec, P):
+            yield from (axis for entry in spec if entry is not P.UNCONSTRAINED for axis in axes_of(entry))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple) and not isinstance(value, P):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
