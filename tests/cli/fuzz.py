@@ -232,6 +232,5 @@ def all_cases(kinds: list[str], count: int, seed: int, first: int = 0) -> None:
 
 if __name__ == "__main__":
     faulthandler.register(signal.SIGALRM, chain=True)
-    all_cases(
-        sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) if sys.argv[4:] else 0
-    )
+    kinds, *numbers = sys.argv[1:]
+    all_cases(kinds.split(","), *map(int, numbers))
