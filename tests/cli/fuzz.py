@@ -1,6 +1,6 @@
 """Runs with crafted manifests and damaged files, through every command, each in a fork of this program.
 
-    python -m cli.fuzz manifests 2000 seed        # or: runs 2000 seed
+    python -m cli.fuzz manifests,runs 2000 seed        # a fourth number: the case to begin with
 
 It imports everything and makes no device, trains one small run in a fork, and then, case by case, copies
 that, changes it, and lets a fork with a limit to its memory go through the commands. It prints a line of JSON
@@ -11,6 +11,7 @@ neither the one that was saved nor told to be damaged, or a file written outside
 import contextlib
 import faulthandler
 import io
+import itertools
 import json
 import os
 import random
@@ -213,22 +214,23 @@ def one_case(kind: str, number: int, seed: int, base: Path, good: Path) -> list:
     return [{"kind": kind, "case": number, "seed": seed, "change": told, **problem} for problem in problems]
 
 
-def all_cases(kind: str, count: int, seed: int, first: int = 0) -> None:
-    """Play the cases and print what went wrong."""
+def all_cases(kinds: list[str], count: int, seed: int, first: int = 0) -> None:
+    """Play the cases of each kind and print what went wrong."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     found = 0
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         base = Path(temporary).resolve()
         good = prepare(base)
-        for number in range(first, first + count):
+        for kind, number in itertools.product(kinds, range(first, first + count)):
             for problem in one_case(kind, number, seed, base, good):
                 found += 1
                 print(json.dumps(problem), flush=True)
             if number % 100 == 99:
-                print(f"{number + 1} cases", file=sys.stderr, flush=True)
-    print(json.dumps({"cases": count, "problems": found}))
+                print(f"{number + 1} {kind}", file=sys.stderr, flush=True)
+    print(json.dumps({"cases": count * len(kinds), "problems": found}))
 
 
 if __name__ == "__main__":
     faulthandler.register(signal.SIGALRM, chain=True)
-    all_cases(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) if sys.argv[4:] else 0)
+    kinds, *numbers = sys.argv[1:]
+    all_cases(kinds.split(","), *map(int, numbers))

@@ -69,7 +69,9 @@ def test_each_of_two_processes_has_its_own_half(path, said):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_of_two_processes_reads_half_of_the_bytes(name, said):
-    assert all(LARGE.nbytes * 0.4 < each[name] <= LARGE.nbytes / 2 + SLACK for each in said)
+    whole = LARGE.nbytes if name == "npz" else 0  # which is compared with its CRC-32, once
+    largest = whole + LARGE.nbytes / 2
+    assert all(LARGE.nbytes * 0.4 < each[name] <= largest + SLACK for each in said)
 
 
 @needs_fixtures

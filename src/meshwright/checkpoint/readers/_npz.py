@@ -8,7 +8,6 @@ that, as nobody can tell. Members that are no `.npy` are left out.
 Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
 
-import functools
 import math
 import struct
 import zipfile
@@ -83,7 +82,7 @@ def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Laz
         found = f"has {member.file_size - start} bytes of {dtype}{list(shape)}, which takes {nbytes}"
         raise file.damaged(f"{member.filename} {found}")
     is_stored = member.compress_type == zipfile.ZIP_STORED
-    content: Bytes = _Stored(file, member, start) if is_stored else _Compressed(file, archive, member, start)
+    content: Bytes = _Stored(file, member) if is_stored else _Compressed(file, archive, member)
     array = raw_array(content, start, shape[::-1] if is_fortran else shape, dtype)
     array = array.astype(dtype.newbyteorder("="))
     return array.transpose() if is_fortran else array
@@ -109,44 +108,39 @@ def _data_offset(file: File, member: zipfile.ZipInfo) -> int:
 class _Stored:
     """What a member holds that is stored as it is, sliced."""
 
-    def __init__(self, file: File, member: zipfile.ZipInfo, start: int):
-        """Take a member whose values begin at byte `start`."""
-        self._file, self._member, self._start = file, member, start
+    def __init__(self, file: File, member: zipfile.ZipInfo):
+        self._file, self._member = file, member
         self._offset = _data_offset(file, member)
         self._is_checked = False
         self._lock = Lock()
 
     def __getitem__(self, part: slice) -> np.ndarray:
         with self._lock:
-            if not self._is_checked and _is_all(part, self._start, self._member):
-                return self._whole()[part]
-            if not self._is_checked:
-                size = self._member.file_size
-                blocks = (slice(at, min(at + _BLOCK, size)) for at in range(0, size, _BLOCK))
-                self._check(functools.reduce(lambda crc, block: crc32(self._read(block), crc), blocks, 0))
-        return self._read(part)
+            return self._read(part) if self._is_checked else self._checked(part)
 
-    def _whole(self) -> np.ndarray:
-        content = self._read(slice(0, self._member.file_size))
-        self._check(crc32(content))
-        return content
-
-    def _read(self, part: slice) -> np.ndarray:
-        return self._file[self._offset + part.start : self._offset + part.stop]
-
-    def _check(self, crc: int) -> None:
+    def _checked(self, part: slice) -> np.ndarray:
+        """Return a part, having gone through all of the member."""
+        starts, crc = range(0, self._member.file_size, _BLOCK), 0
+        found = _Found(part)
+        for start in starts:
+            block = self._read(slice(start, min(start + _BLOCK, self._member.file_size)))
+            found.take(start, block)
+            crc = crc32(block, crc)
         if crc != self._member.CRC:
             wrong = f"the CRC-32 is {crc:08x} instead of {self._member.CRC:08x}"
             raise self._file.damaged(f"{self._member.filename}: {wrong}")
         self._is_checked = True
+        return found.room
+
+    def _read(self, part: slice) -> np.ndarray:
+        return self._file[self._offset + part.start : self._offset + part.stop]
 
 
 class _Compressed:
     """What a compressed member holds, sliced. Going on from the last slice costs nothing, going back does."""
 
-    def __init__(self, file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo, start: int):
-        """Take a member whose values begin at byte `start`."""
-        self._file, self._archive, self._member, self._start = file, archive, member, start
+    def __init__(self, file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo):
+        self._file, self._archive, self._member = file, archive, member
         self._opened: IO[bytes] | None = None
         self._is_checked = False
         self._lock = Lock()
@@ -154,18 +148,21 @@ class _Compressed:
     def __getitem__(self, part: slice) -> np.ndarray:
         try:
             with self._lock:
-                if not self._is_checked and not _is_all(part, self._start, self._member):
-                    self._check()
-                return self._read(part)
+                return self._read(part) if self._is_checked else self._checked(part)
         except _DAMAGE as error:
             raise self._file.damaged(f"{self._member.filename}: {error}") from None
 
-    def _check(self) -> None:
-        """Go through all of it: at its end the CRC-32 is compared."""
+    def _checked(self, part: slice) -> np.ndarray:
+        """Return a part, having gone through all of the member, at whose end its CRC-32 is compared."""
+        found, at = _Found(part), 0
         with self._archive.open(self._member) as whole:
-            while whole.read(_BLOCK):
-                pass
+            while block := whole.read(_BLOCK):
+                found.take(at, np.frombuffer(block, np.uint8))
+                at += len(block)
+        if at < self._member.file_size:
+            raise EOFError(f"it ends after {at} bytes of {self._member.file_size}")
         self._is_checked = True
+        return found.room
 
     def _read(self, part: slice) -> np.ndarray:
         self._opened = self._opened or self._archive.open(self._member)
@@ -176,9 +173,18 @@ class _Compressed:
         return np.frombuffer(bytearray(content), np.uint8)
 
 
-def _is_all(part: slice, start: int, member: zipfile.ZipInfo) -> bool:
-    """Return whether a part is all values of a member, of which no more need be read than once."""
-    return part.start <= start and part.stop == member.file_size
+class _Found:
+    """A part of what is gone through block by block."""
+
+    def __init__(self, part: slice):
+        self._part = part
+        self.room = np.empty(part.stop - part.start, np.uint8)
+
+    def take(self, at: int, block: np.ndarray) -> None:
+        """Keep what the block, which begins at byte `at`, has of the part."""
+        first, last = max(at, self._part.start), min(at + len(block), self._part.stop)
+        if first < last:
+            self.room[first - self._part.start : last - self._part.start] = block[first - at : last - at]
 
 
 READER = Reader("npz", _recognises, _open)
