@@ -42,9 +42,8 @@ def _text_of_foreign(report: Report, size: str) -> str:
     """Say no more than is known: most of other formats keep no checksums."""
     what = f"{report.checkpoint} ({report.format})"
     if report.damage:
-        return "\n".join(
-            [f"✗ {what} is damaged", *(f"  {one.piece or what}: {one.found}" for one in report.damage)]
-        )
+        told = (f"  {one.piece or one.file}: {one.found}" for one in report.damage)
+        return "\n".join([f"✗ {what} is damaged", *told])
     return (
         f"✓ {what} can be read: {report.num_arrays} arrays, {size}, all of it read. Whether bytes changed is "
         f"found only as far as the format has checksums; `meshwright convert` makes a checkpoint that has."
