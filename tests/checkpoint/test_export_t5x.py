@@ -15,7 +15,7 @@ import meshwright as mw
 from checkpoint.readers import t5x
 from checkpoint.readers.real import assert_same, restored
 from meshwright import tree
-from meshwright.checkpoint import export_t5x
+from meshwright.checkpoint import export_safetensors, export_t5x
 from meshwright.checkpoint._export_t5x import chunk_shape
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError, UsageError
@@ -153,6 +153,17 @@ def test_what_t5x_has_no_dtype_for_is_refused_by_name(leaf, tmp_path):
     with pytest.raises(UsageError, match=r"T5X has no such dtypes: opt_state/x \("):
         export_t5x({"params": {"w": np.ones(2)}, "opt_state": {"x": leaf}}, tmp_path, step=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_are_told_apart_from_what_can_be_cast(tmp_path):
+    held = {"params": {"a": jax.random.key(0), "b": np.ones(2, np.uint16)}}
+    with pytest.raises(UsageError) as raised:
+        export_t5x(held, tmp_path, step=1)
+    said = str(raised.value)
+    assert "params/a (key<threefry2x32>), params/b (uint16). Cast them" in said
+    assert "Keys cannot be cast: export their `jax.random.key_data`" in said
+    with pytest.raises(UsageError, match="a is of type key<threefry2x32>, which safetensors has not"):
+        export_safetensors({"a": jax.random.key(0)}, tmp_path)
 
 
 def test_a_number_that_does_not_fit_is_refused_and_leaves_no_trace(tmp_path):

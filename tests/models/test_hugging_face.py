@@ -12,7 +12,7 @@ import pytest
 import meshwright as mw
 from meshwright import tree
 from meshwright.checkpoint import as_source, cast, export_safetensors, open_source
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, UsageError
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.models.decoder import Rope
 
@@ -63,6 +63,24 @@ def test_what_is_exported_is_what_was_read(name, tmp_path):
     names = hugging_face.parameter_map(hugging_face.config(GOLDEN / name))
     export_safetensors(names.to_theirs(names.to_ours(theirs)), tmp_path)
     assert bits(open_source(tmp_path).arrays()) == bits(theirs.arrays())
+
+
+def test_a_tree_is_exported_as_a_checkpoint_of_it_is(mesh, tmp_path):
+    cfg, layout = hugging_face.config(GOLDEN / "llama"), mw.Layout(mesh, decoder.RULES)
+    target = mw.abstract_state(functools.partial(decoder.init, cfg), optax.sgd(1), layout).params
+    source = cast(hugging_face.open_model(GOLDEN / "llama"), [(".*", "float32")])
+    for number, params in enumerate((mw.restore(source, target), mw.checkpoint.load(source))):
+        place = tmp_path / str(number)
+        hugging_face.export_model(params, place, GOLDEN / "llama", dtype="bfloat16")
+        assert bits(open_source(place).arrays()) == bits(open_source(GOLDEN / "llama").arrays())
+
+
+def test_a_tree_that_is_not_the_models_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(CheckpointError, match=r"params does not fit the target:(?s:.*)embedding: wanted"):
+        hugging_face.export_model({"w": np.ones(2)}, tmp_path / "out", GOLDEN / "llama")
+    with pytest.raises(UsageError, match="keys are no numbers: rng"):
+        hugging_face.export_model({"rng": jax.random.key(0)}, tmp_path / "out", GOLDEN / "llama")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_starts_from_it_on_a_mesh(mesh):

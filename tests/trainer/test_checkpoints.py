@@ -1,9 +1,11 @@
 """Which checkpoints `fit` leaves, and the best of them."""
 
+import jax
 import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.checkpoint import open_best
 from meshwright.errors import CheckpointError
 from trainer.runs import EXAMPLES, X, exact_loss, fit, reports, saved, trainer
 
@@ -39,6 +41,13 @@ def test_the_best_parameters_are_those_of_their_step(waves):
     for (score, mode), epoch in {("low", "min"): 4, ("high", "max"): 2}.items():
         loss = dict(reports(folder, "eval_loss"))[3 * epoch]
         assert exact_loss(made.best(score, mode).params) == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_deployer_loads_the_best_by_its_path(waves):
+    made, folder = waves
+    path = open_best(folder / "checkpoints", "eval_low", "min").path
+    params = made.deployer.load_ckpt(path)[0]["params"]
+    jax.tree.map(np.testing.assert_array_equal, params, made.best("low", "min").params)
 
 
 def test_a_score_that_no_checkpoint_has_is_told(waves):

@@ -12,6 +12,7 @@ from meshwright.checkpoint._export_npz import export_npz
 from meshwright.checkpoint._export_safetensors import export_safetensors
 from meshwright.checkpoint._export_seqax import export_seqax
 from meshwright.checkpoint._export_t5x import export_t5x, t5x_names
+from meshwright.checkpoint._exported import source_of
 from meshwright.checkpoint._format import HOST_NBYTES
 from meshwright.checkpoint._lazy import LazyArray, concatenate, stack
 from meshwright.checkpoint._load import load, load_lazily
@@ -86,6 +87,7 @@ __all__ = [
     "restore",
     "restore_lazily",
     "rewritten",
+    "source_of",
     "spaced",
     "stack",
     "step_name",

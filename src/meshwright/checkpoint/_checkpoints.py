@@ -82,6 +82,9 @@ class Checkpoints:
         Of a save, each process holds at most `host_nbytes` in copies on the host that are not written
         yet (or one shard, where that is larger): of a larger state, `save` waits for writing. On CPU
         nothing is copied but NumPy arrays.
+
+        Raises:
+          UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
         """
         self.directory = location(directory)
         self.keep = keep

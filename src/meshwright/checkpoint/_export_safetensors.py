@@ -23,6 +23,7 @@ from meshwright.checkpoint import _safetensors
 from meshwright.checkpoint._cast import converted, floating
 from meshwright.checkpoint._exported import Names, TreeSource, local, readable
 from meshwright.checkpoint._format._durable import fsync_directory, write_whole
+from meshwright.checkpoint._keys import type_name
 from meshwright.checkpoint._source import Source
 from meshwright.checkpoint._staging import staged
 from meshwright.errors import UsageError, listed
@@ -111,7 +112,7 @@ def _check(wanted: Mapping[str, str], arrays: _safetensors.Arrays) -> None:
         f"{name} cannot be called {new}" for name, new in wanted.items() if new == _safetensors.METADATA
     ]
     problems += [
-        f"{name} is of type {array.dtype.name}, which safetensors has not"
+        f"{name} is of type {type_name(array)}, which safetensors has not"
         for name, array in arrays.items()
         if array.dtype.name not in _safetensors.DTYPES
     ]

@@ -1,6 +1,7 @@
 """What is exported: a checkpoint, or a tree read like one, and which of its arrays, under which names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,10 @@ import numpy as np
 
 from meshwright import tree
 from meshwright.addresses import local_path
+from meshwright.checkpoint._keys import is_key, type_name
+from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._transforms import as_source
 from meshwright.errors import UsageError, listed
 
 Names = Callable[[str], str | None]
@@ -46,6 +50,28 @@ def readable(tree_or_source: tree.PyTree | Source) -> Source | TreeSource:
     """
     has = (callable(getattr(tree_or_source, method, None)) for method in ("arrays", "read"))
     return tree_or_source if all(has) else TreeSource(tree_or_source)
+
+
+def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> Source:
+    """Return an opened checkpoint as it is, and a tree as a source, which errors will call `name`.
+
+    Of the tree an array is copied when it is read, whole.
+
+    Raises:
+      UsageError: An array of the tree lies on other processes too, or holds keys.
+    """
+    source = readable(tree_or_source)
+    if source is tree_or_source:
+        return source
+    arrays = source.arrays()
+    if keys := [name for name, x in arrays.items() if is_key(x)]:
+        raise UsageError(f"keys are no numbers: {listed(keys)}. Give their `jax.random.key_data`.")
+    lazy = {each: _lazily(source, each, x) for each, x in arrays.items()}
+    return as_source(lazy, name)
+
+
+def _lazily(source: Source | TreeSource, name: str, array: Any) -> LazyArray:
+    return LazyArray(array.shape, np.dtype(array.dtype), partial(source.read, name))
 
 
 def local(place: str | Path) -> Path:
@@ -114,10 +140,15 @@ def refuse_dtypes(
     Raises:
       UsageError: It has not. The first of them are listed.
     """
-    dtypes = {each.name: each.array.dtype for each in arrays.values()}
-    unfit = [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if not accepts(dtype)]
+    unfit = [each for each in arrays.values() if not accepts(each.array.dtype)]
     if unfit:
-        raise UsageError(
-            f"{where} has no such dtypes: {listed(unfit)}. "
-            "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
-        )
+        named = listed(f"{each.name} ({type_name(each.array)})" for each in unfit)
+        raise UsageError(f"{where} has no such dtypes: {named}. {_instead(unfit)}")
+
+
+def _instead(unfit: Sequence[Chosen]) -> str:
+    """Say what to do with arrays whose dtype a format does not have."""
+    num_keys = sum(is_key(each.array) for each in unfit)
+    cast = "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
+    data = "Keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds that."
+    return " ".join([*([cast] if num_keys < len(unfit) else []), *([data] if num_keys else [])])

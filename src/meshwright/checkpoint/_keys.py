@@ -24,6 +24,11 @@ def key_type(leaf: Any) -> tuple[str, tuple[int, ...]]:
     return impls[0], shape
 
 
+def type_name(leaf: Any) -> str:
+    """Return what people call the dtype of an array; JAX calls that of keys `key<fry>`."""
+    return f"key<{key_type(leaf)[0]}>" if is_key(leaf) else leaf.dtype.name
+
+
 def keys_as_data(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the leaves with typed PRNG keys replaced by their data, and the implementation of each.
 

@@ -55,7 +55,7 @@ def first_matches(
         matches = [
             (number, match)
             for number, rule in enumerate(rules)
-            if (match := rule.fullmatch(name) or rule.fullmatch(other))
+            if (match := rule.fullmatch(name) or (other != name and rule.fullmatch(other)))
         ]
         if matches:
             decided[name] = matches[0]

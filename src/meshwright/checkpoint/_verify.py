@@ -98,7 +98,7 @@ def _read_whole(directory: Directory, reader: Reader) -> Report:
             for index in _parts(array):
                 array.read(index)
         except DamagedError as error:
-            damage.append(Damage(directory.name, name, 0, array.nbytes, str(error)))
+            damage.append(Damage(directory.name, name, 0, array.nbytes, str(error).removeprefix(f"{name}: ")))
     nbytes = sum(array.nbytes for array in arrays.values())
     return Report(str(directory), 0, len(arrays), nbytes, tuple(damage), source.format)
 

@@ -23,7 +23,8 @@ def verify(options: argparse.Namespace) -> Result:
         "intact": not num_damaged,
         "checkpoints": [{"intact": not each.damage, **dataclasses.asdict(each)} for each in reports],
     }
-    text = f"{len(reports) - num_damaged} intact, {num_damaged} damaged"
+    whole = "can be read" if any(report.format for report in reports) else "intact"
+    text = f"{len(reports) - num_damaged} {whole}, {num_damaged} damaged"
     return text, found, EXIT_INPUT if num_damaged else EXIT_DONE
 
 
@@ -41,7 +42,8 @@ def _text_of_foreign(report: Report, size: str) -> str:
     """Say no more than is known: most of other formats keep no checksums."""
     what = f"{report.checkpoint} ({report.format})"
     if report.damage:
-        return "\n".join([f"✗ {what} is damaged", *_damage(report)])
+        told = (printable(f"  {one.piece or one.file}: {one.found}", keep="") for one in report.damage)
+        return "\n".join([f"✗ {what} is damaged", *told])
     return (
         f"✓ {what} can be read: {report.num_arrays} arrays, {size}, all of it read. Whether bytes changed is "
         f"found only as far as the format has checksums; `meshwright convert` makes a checkpoint that has."

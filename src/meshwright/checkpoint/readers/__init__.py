@@ -1,8 +1,8 @@
 """Checkpoints of other systems, opened as sources.
 
-A reader is three things: what the format is called, whether a place holds such a checkpoint, which is
-seen from a few names or bytes, and how it is opened, which reads no array. A new one is a file here
-and a word in the tuple below.
+A reader is what the format is called, whether a place holds such a checkpoint, which is seen from a few
+names or bytes, how it is opened, which reads no array, and which steps there are in a directory. A new one
+is a file here and a word in the tuple below.
 """
 
 from meshwright.checkpoint.readers import _flax, _npz, _orbax, _redco, _safetensors, _seqax, _t5, _t5x

@@ -2,7 +2,7 @@
 
 cfg = hugging_face.config("Llama-3.2-1B")
 params = mw.restore(hugging_face.open_model("Llama-3.2-1B"), target)
-hugging_face.export_model(source, "tuned", "Llama-3.2-1B")
+hugging_face.export_model(params, "tuned", "Llama-3.2-1B")
 """
 
 import json
@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from meshwright import tree
 from meshwright.addresses import local_path
-from meshwright.checkpoint import Source, export_safetensors, open_source, restore_lazily
+from meshwright.checkpoint import Source, export_safetensors, open_source, restore_lazily, source_of
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.models import decoder, gpt2, t5
 from meshwright.models._map import Map
@@ -125,12 +125,17 @@ def _check_tied(source: Source, ours: Source) -> None:
 
 
 def export_model(
-    params: Source, directory: str | Path, described: str | Path, *, dtype: DTypeLike | None = None
+    params: tree.PyTree | Source,
+    directory: str | Path,
+    described: str | Path,
+    *,
+    dtype: DTypeLike | None = None,
 ) -> list[Path]:
     """Write parameters, which have our names, so that `from_pretrained` loads them; return the paths.
 
     Args:
-      params: All parameters of the model, and nothing else: `subtree(open_source(run), "params")`.
+      params: All parameters of the model, and nothing else: a tree, `state.params`, whose arrays this process
+        holds whole; or those of a checkpoint, `subtree(open_source(run), "params")`.
       directory: For `export_safetensors`, whose arguments and errors these are, too.
       described: The `config.json` of the model, or a directory with it. It is copied beside them as it is.
       dtype: What floating-point arrays are converted to.
@@ -140,11 +145,12 @@ def export_model(
       UsageError: Another `config.json` is there already.
     """
     cfg, said = config(described), _file(local_path(described))
-    _check_whole(params, cfg)
+    source = source_of(params, "params")
+    _check_whole(source, cfg)
     copied = local_path(directory, "Export to a disk, and copy the files.") / "config.json"
     if copied.exists() and copied.read_bytes() != said.read_bytes():
         raise UsageError(f"{copied} is there already, and not the same as {said}: choose another directory.")
-    written = export_safetensors(parameter_map(cfg).to_theirs(params), directory, dtype=dtype)
+    written = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
     if not copied.exists():
         shutil.copyfile(said, copied)
     return [*written, copied]
