@@ -57,11 +57,11 @@ class Trainer:
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
       model: a Flax or Equinox model, a pair `(init, apply)`, or `mw.functional(...)` of one, which is also
         how a Linen module is given its example inputs.
-      params: parameters to start from, arrays of any sort, instead of the model's own. They are copied.
+      params: parameters to start from, arrays of JAX or NumPy, instead of the model's own. They are copied.
       model_state, opt_state: to start from, beside `params`.
       last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
         epoch after its `epoch_idx`, where there is one.
-      rules: how parameters are split over the mesh, before what is found by itself.
+      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
@@ -86,7 +86,7 @@ class Trainer:
         model_state: PyTree = None,
         opt_state: PyTree = None,
         last_ckpt_info: Mapping[str, Any] | None = None,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[Rule] | None = None,
         trainable: Trainable | None = None,
         compute_dtype: ComputeDtype = None,
         accumulate_grad_batches: int = 1,
@@ -99,7 +99,7 @@ class Trainer:
         self.model = None if model is None else functional(model)
         self._start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._tx = optimizer if trainable is None else Only(trainable, optimizer)
-        self._rules, self._dtype = tuple(rules), compute_dtype
+        self._rules, self._dtype = tuple(rules or ()), compute_dtype
         self._accumulate, self._lr_schedule = accumulate_grad_batches, lr_schedule
         self._losses = {} if loss is None else {train: self._called(loss, train) for train in (True, False)}
         self._train_step = None if train_step is None else step_of(train_step)
