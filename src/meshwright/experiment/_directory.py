@@ -65,7 +65,7 @@ def open_directory(
         else:
             directory = local_path(run)
             process.together(lambda: _prepare(directory))
-            process.on_lead(lambda: _hold(directory, opened))
+            process.hold_run(directory, opened)
             if experiment.checkpoints.directory is None:
                 _check_shared(directory)
             yield directory, nothing
@@ -92,15 +92,6 @@ def _prepare(directory: Path) -> None:
             f"the run directory {directory} cannot be written to: {error.strerror} ({error.filename}).\n"
             "  Give another with run=PATH, or mend its permissions or the disk's space."
         ) from None
-
-
-def _hold(directory: Path, opened: contextlib.ExitStack) -> None:
-    """Hold the run directory as long as `opened` is open: checkpoints, held by themselves, may be elsewhere.
-
-    Raises:
-      UsageError: another run has it.
-    """
-    opened.callback(process.hold(directory / ".run.lock").close)
 
 
 def _check_shared(directory: Path) -> None:

@@ -12,7 +12,7 @@ from meshwright.process._agree import agree, barrier, gather, is_lead
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
-from meshwright.process._hold import Hold, hold, is_held
+from meshwright.process._hold import Hold, hold, hold_run, is_held
 from meshwright.process._leave import abandon
 from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
@@ -31,6 +31,7 @@ __all__ = [
     "expand_nodes",
     "gather",
     "hold",
+    "hold_run",
     "is_held",
     "is_lead",
     "is_shared",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import optax
 
+from meshwright import process
 from meshwright.adapters import functional
 from meshwright.checkpoint import Checkpoints, Keep, open_best, restore
 from meshwright.deployer import Deployer
@@ -188,8 +189,8 @@ class Trainer:
           shuffle: read each epoch in an order of its own.
 
         Raises:
-          UsageError, InputError, LayoutError: before the first step, if something does not fit: it reads a
-            batch, compiles the step, evaluates, predicts and scores a few examples, and saves.
+          UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
+            something does not fit: it reads a batch, compiles, evaluates, predicts, scores a few, and saves.
           DivergedError: a reported loss is not finite; nothing was saved since.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
@@ -275,8 +276,8 @@ class Trainer:
     def _checkpoints(self, opened: contextlib.ExitStack, schedule: Schedule) -> Checkpoints | None:
         if self.deployer.workdir is None and not schedule.needs_workdir:
             return None
-        directory = self.deployer.shared_workdir("saving checkpoints") / CHECKPOINTS
-        return opened.enter_context(Checkpoints(directory, keep=schedule.keeps()))
+        process.hold_run(workdir := self.deployer.shared_workdir("saving checkpoints"), opened)
+        return opened.enter_context(Checkpoints(workdir / CHECKPOINTS, keep=schedule.keeps()))
 
     def _first_state(self, target: TrainState, data: Epochs, checkpoints: Checkpoints | None) -> TrainState:
         """Return the state to go on from: the newest checkpoint's, the last `fit`'s, or the first."""
