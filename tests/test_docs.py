@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from experiment import runs
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, parser
 
@@ -117,3 +118,16 @@ def test_the_experiment_for_those_who_come_from_axlearn_is_one():
 def test_every_field_of_an_experiment_is_in_the_table_for_those_who_come_from_axlearn():
     told = re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", AXLEARN)))
     assert {field.name for field in dataclasses.fields(mw.Experiment)} <= {*told}
+
+
+def test_the_example_of_mesh_rules_applies_as_it_stands(tmp_path):
+    example = textwrap.dedent(mw.sharding.apply_mesh_rules.__globals__["__doc__"].split("\n\n")[1])
+    names = {"mw": mw, "experiment": runs.experiment(tmp_path)}
+    exec(example, names)
+    assert names["experiment"].microbatches == 2
+
+
+def test_planning_is_where_its_page_says():
+    page = (ROOT / "docs/plan.md").read_text()
+    assert "`meshwright.plan.plan(experiment" in page
+    assert callable(mw.plan.plan)

@@ -66,6 +66,15 @@ def test_rules_that_are_found_can_be_printed_changed_and_given_back(make_deploye
     assert make_deployer().get_sharding_rules(params) is None
 
 
+def test_where_no_rule_is_found_that_is_what_a_trainer_and_a_predictor_take(make_deployer):
+    deployer, params = make_deployer(), {"w": np.ones(4, np.float32)}
+    rules = deployer.get_sharding_rules(params)
+    predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] * params["w"], rules=rules)
+    assert [*map(list, predictor.predict([{"x": np.ones(4)}] * 8, params, 1))] == [[1.0] * 4] * 8
+    loss = lambda params, batch: (params["w"] * batch["x"]).sum()
+    mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.sgd(0.1), rules=rules)
+
+
 W, B = ("fsdp", "tensor"), ()
 OPTIMIZERS = {
     "adamw": (optax.adamw(1e-3), {"0/mu/hidden/w": W, "0/nu/hidden/w": W, "0/mu/hidden/b": B, "0/count": B}),

@@ -5,7 +5,9 @@ import os
 import re
 import signal
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import meshwright as mw
 from addresses.stores import files
@@ -197,3 +199,24 @@ def test_a_page_needs_a_bucket(at, capsys):
     mw.run(experiment(at))
     assert main(["report", at, "--to", "s3://page.html"]) == 2
     assert "s3:// names no bucket" in capsys.readouterr().err
+
+
+class Elsewhere(MemoryFileSystem):
+    """A store that fsspec knows, and TensorStore does not."""
+
+    protocol = "elsewhere"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("elsewhere://", "memory://"))
+
+
+def test_at_an_address_where_no_checkpoints_can_be_all_else_is(memory, tmp_path):
+    fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
+    with pytest.raises(
+        UsageError, match=r"elsewhere://a/run/checkpoints .*expected s3://.*\n.*checkpoints.directory"
+    ):
+        mw.run(experiment("elsewhere://a/run"))
+    mw.run(experiment("elsewhere://a/run", checkpoints=mw.Save(directory=str(tmp_path / "checkpoints"))))
+    assert mw.open_source(tmp_path / "checkpoints").step == 10
+    assert "metrics.jsonl" in files(memory, "memory://a/run")

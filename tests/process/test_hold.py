@@ -122,9 +122,17 @@ def test_without_locks_a_name_that_was_never_written_holds_and_with_them_it_does
     process.hold(tmp_path / ".lock").close()
 
 
-@pytest.mark.parametrize("said", ['{"pid": -1}', "[" * 100_000, '{"token": "../../x"}', "\0"])
-def test_what_is_no_name_is_taken_for_none(said, tmp_path):
-    (tmp_path / ".lock.holder").write_text(said)
+@pytest.mark.parametrize(
+    "said", [{"pid": -1}, {"token": "../../x"}, {"host": "\x1b[2J"}, {"of": "another version"}]
+)
+def test_what_is_no_name_is_taken_for_none(said, tmp_path, monkeypatch):
+    left_by(tmp_path / ".lock", **said)
+    with monkeypatch.context() as patched:
+        no_locks(patched)
+        with pytest.raises(UsageError, match="in use by another process"):
+            process.hold(tmp_path / ".lock")
+    process.hold(tmp_path / ".lock").close()
+    (tmp_path / ".lock.holder").write_text("[" * 100_000)
     process.hold(tmp_path / ".lock").close()
 
 

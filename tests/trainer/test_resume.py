@@ -1,5 +1,6 @@
 """A run that was stopped, in any way, ends with the bits of one that was not."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import jax
 import pytest
 
 import meshwright as mw
-from meshwright.errors import DivergedError, InputError, Interrupted
+from meshwright.errors import DivergedError, InputError, Interrupted, UsageError
 from trainer.runs import EXAMPLES, arrays, deployer, fit, reports, saved, trainer
 
 RUN = {"n_epochs": 4, "log_every": 1, "eval_examples": EXAMPLES}
@@ -62,6 +63,23 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, undisturbed):
     second = trainer(tmp_path)
     fit(second, **SAVED)
     assert everything(second, tmp_path) == undisturbed
+
+
+def test_two_runs_cannot_share_a_workdir_nor_an_experiment_s_directory(tmp_path):
+    def start_another():
+        (before,) = reports(tmp_path)[-1:]
+        with pytest.raises(UsageError, match=f"{tmp_path} is already in use by process {os.getpid()} on "):
+            fit(trainer(tmp_path), **SAVED)
+        assert reports(tmp_path)[-1] == before
+        refused.append(before)
+
+    refused = []
+    fit(trainer(given=deployer(tmp_path, trackers=[at(5, start_another)])), **SAVED)
+    assert refused
+    with contextlib.ExitStack() as opened:
+        mw.process.hold_run(tmp_path, opened)  # as `mw.run` does, wherever its checkpoints are
+        with pytest.raises(UsageError, match="is already in use"):
+            fit(trainer(tmp_path), **SAVED)
 
 
 def test_crashed_between_two_saves(tmp_path, undisturbed):

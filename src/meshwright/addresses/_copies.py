@@ -78,8 +78,8 @@ def put_file_at(place: str | Path) -> Iterator[Path]:
     if not is_address(place):
         yield local_path(place)
         return
-    folder, _, name = str(place).rpartition("/")
-    with put_at(folder) as directory:
+    name = str(place).rpartition("/")[2]
+    with put_at(str(place).removesuffix(name)) as directory:
         yield directory / name
 
 

@@ -37,7 +37,8 @@ class ObjectPath:
         if scheme not in SCHEMES or not bucket:
             raise UsageError(
                 f"{address} is neither a directory nor the address of an object store: "
-                "expected s3://bucket/path, gs://bucket/path, or memory://name/path for tests."
+                "expected s3://bucket/path, gs://bucket/path, or memory://name/path for tests.\n"
+                "  Checkpoints may be elsewhere than the rest of a run: checkpoints.directory."
             )
         return cls(scheme, bucket, PurePosixPath(key.strip("/")), connect(scheme, bucket))
 

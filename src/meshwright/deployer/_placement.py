@@ -75,7 +75,7 @@ def shard_params(deployer: "Deployer", params: PyTree, params_spec: PyTree, desc
     """Return copies of `params` on the mesh, split as `params_spec` says; the originals stay. Collective.
 
     Args:
-      params: arrays of any sort, parameters or other ones.
+      params: arrays of JAX or NumPy, parameters or other ones.
       desc: what they are, for the log.
     """
     num_bytes = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(params))

@@ -79,7 +79,7 @@ def open_directory(
         else:
             directory, put = local_path(run), nothing
             process.together(lambda: _prepare(directory))
-            process.on_lead(lambda: _hold(directory, opened))
+            process.hold_run(directory, opened)
             if experiment.checkpoints.directory is None:
                 _check_shared(directory)
         with _telling_of_full_disks(directory):
@@ -133,15 +133,6 @@ def _prepare(directory: Path) -> None:
             f"the run directory {directory} cannot be written to: {error.strerror} ({where}).\n"
             "  Give another with run=PATH, or mend its permissions or the disk's space."
         ) from None
-
-
-def _hold(directory: Path, opened: contextlib.ExitStack) -> None:
-    """Hold the run directory as long as `opened` is open: checkpoints, held by themselves, may be elsewhere.
-
-    Raises:
-      UsageError: another run has it.
-    """
-    opened.callback(process.hold(directory / ".run.lock").close)
 
 
 def _can_be_file(path: Path) -> bool:

@@ -11,7 +11,7 @@ from meshwright.errors import Interrupted, UsageError
 from meshwright.when import Tick
 
 History = Mapping[int, Mapping[str, float]]
-"""The scores of a run by step, those before a restart included."""
+"""The scores of a run by step, those before a restart included; beside those, what training reported then."""
 
 StopEarly = Callable[[History], bool]
 """Whether to end the run, a pure function of its scores; asked after each evaluation. One that says in an

@@ -35,7 +35,8 @@ class Predictor:
       model: a Flax or Equinox model, or a pair `(init, apply)`; see `mw.functional`.
       output: makes a list of outputs, one for each example, of predictions as NumPy arrays. It sees real
         examples only. Without it the output is the example's row of each array.
-      rules: how parameters that are not on the mesh yet are split over it, before what is found by itself.
+      rules: how parameters that are not on the mesh yet are split over it, before what is found by itself;
+        None for no such rules.
 
     Raises:
       UsageError: a function asks for what there is not.
@@ -49,9 +50,9 @@ class Predictor:
         collate: Collate | None = None,
         model: Any = None,
         output: Callable[[PyTree], Iterable[Any]] | None = None,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[Rule] | None = None,
     ):
-        self._deployer, self._collate, self._rules = deployer, collate, tuple(rules)
+        self._deployer, self._collate, self._rules = deployer, collate, tuple(rules or ())
         called = prediction_of(predict, None if model is None else functional(model))
         tell = cache(deployer.log_info)  # once
         idle = lambda error: tell(f"! predictions: {error}")  # noqa: E731
@@ -75,7 +76,7 @@ class Predictor:
         Args:
           examples: as `mw.batches` takes, or any iterable; none at all are fine. With several processes all
             read the same.
-          params: arrays of any sort; those that are on the mesh are used as they are.
+          params: arrays of JAX or NumPy; those that are on the mesh are used as they are.
           per_device_batch_size: examples at a time, for each part that the mesh splits a batch into.
           model_state: of a model that has one: `trainer.model_state`.
           to: write a line of JSON for each example to this file, on a disk, instead of holding all in memory.

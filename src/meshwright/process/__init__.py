@@ -21,7 +21,7 @@ from meshwright.process._alike import (
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
-from meshwright.process._hold import Hold, hold, is_held
+from meshwright.process._hold import Hold, hold, hold_run, is_held
 from meshwright.process._leave import abandon, shared_work
 from meshwright.process._peers import finishing, hearing, say_left, say_to_all
 from meshwright.process._program import program_text
@@ -49,6 +49,7 @@ __all__ = [
     "gather",
     "hearing",
     "hold",
+    "hold_run",
     "is_held",
     "is_lead",
     "is_of_all",

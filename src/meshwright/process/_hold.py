@@ -18,16 +18,15 @@ import fcntl
 import json
 import logging
 import os
-import secrets
-import socket
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 from weakref import WeakSet
 
 from meshwright.errors import UsageError
+from meshwright.process._holder import Holder, is_alive, read_holder, this_machine, this_process
+from meshwright.process._together import on_lead
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -65,25 +64,6 @@ class Hold:
 _holds: WeakSet[Hold] = WeakSet()
 
 
-@dataclass(frozen=True)
-class _Holder:
-    """What the second file says."""
-
-    pid: int
-    host: str
-    machine: str
-    """Names the running system, and in it the namespace that `pid` is of."""
-    began: str
-    """When the process began, in the kernel's ticks; empty where that is not known. Numbers come again."""
-    since: str
-    locked: bool
-    """Whether its maker had the lock of the first file."""
-    token: str = field(default_factory=lambda: secrets.token_hex(4))
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} (since {self.since})"
-
-
 def hold(file: Path) -> Hold:
     """Hold the directory of `file`, which is made where it is not, against all who hold it by this file.
 
@@ -102,6 +82,21 @@ def hold(file: Path) -> Hold:
                 written = _write_name(file, is_locked)
                 on_failure.pop_all()
                 return Hold(file, lock, written)
+
+
+def hold_run(directory: Path, opened: ExitStack) -> None:
+    """Hold the directory of a run until `opened` is closed: process 0 does, for all of them. Collective.
+
+    Its checkpoints, which may be elsewhere, are held by themselves.
+
+    Raises:
+      UsageError: on every process, if another run has it.
+    """
+
+    def take() -> None:
+        opened.callback(hold(directory / ".run.lock").close)
+
+    on_lead(take)
 
 
 def is_held(file: Path) -> bool:
@@ -155,7 +150,7 @@ def _write_name(file: Path, is_locked: bool) -> str:
     Raises:
       UsageError: that of another process is there.
     """
-    name, me = _name_of(file), json.dumps(asdict(_this_process(is_locked)))
+    name, me = _name_of(file), json.dumps(asdict(this_process(is_locked)))
     while True:
         try:
             with name.open("x") as made, suppress(OSError):  # a full disk holds no word of it
@@ -176,7 +171,7 @@ def _remove_left(file: Path, left: str) -> None:
     Of all who found the dead one's name only who makes a file called after it may remove it, and looks again
     before that.
     """
-    holder, name = _holder(left), _name_of(file)
+    holder, name = read_holder(left), _name_of(file)
     mine = name.with_name(f"{name.name}.{holder.token if holder else 'unnamed'}")
     try:
         mine.touch(exist_ok=False)
@@ -190,8 +185,8 @@ def _remove_left(file: Path, left: str) -> None:
         mine.unlink()
 
 
-def _tell(file: Path, left: _Holder | None) -> None:
-    if left is not None and left.machine != _machine():
+def _tell(file: Path, left: Holder | None) -> None:
+    if left is not None and left.machine != this_machine():
         log.warning(
             "%s was held by %s, which did not give it back. It was killed; or it still runs, and the locks "
             "of this file system hold on one machine only: then stop one of the two.",
@@ -207,45 +202,12 @@ def _is_gone(left: str, is_locked: bool) -> bool:
       left: what the file with the name says.
       is_locked: whether this process has the lock.
     """
-    holder = _holder(left)
+    holder = read_holder(left)
     if holder is None:  # a full disk, or it was killed before it wrote
         return is_locked
     if holder.locked and is_locked:
         return True
-    return holder.machine == _machine() and not _is_alive(holder)
-
-
-def _is_alive(holder: _Holder) -> bool:
-    try:
-        os.kill(holder.pid, 0)
-    except PermissionError:  # another user's
-        pass
-    except (ProcessLookupError, OverflowError):
-        return False
-    return _began(holder.pid) in (holder.began, "")
-
-
-def _began(pid: int) -> str:
-    """Return when a process began; "ended" where only its exit code is left, "" where it is not known."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = stat.rpartition(")")[2].split()  # proc(5): what comes after the name of the program
-    return "ended" if fields[0] in "ZX" else fields[19]
-
-
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _this_process(is_locked: bool) -> _Holder:
-    pid, now = os.getpid(), datetime.now().isoformat(timespec="seconds")
-    return _Holder(pid, socket.gethostname(), _machine(), _began(pid), now, is_locked)
+    return holder.machine == this_machine() and not is_alive(holder)
 
 
 def _name_of(file: Path) -> Path:
@@ -259,16 +221,8 @@ def _read(name: Path) -> str | None:
         return None
 
 
-def _holder(said: str) -> _Holder | None:
-    try:
-        found = _Holder(**json.loads(said))
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found.pid, int) and found.pid > 0 and str(found.token).isalnum() else None
-
-
 def _in_use(file: Path, left: str, *, is_locked: bool = True) -> UsageError:
-    holder, name = _holder(left), _name_of(file)
+    holder, name = read_holder(left), _name_of(file)
     who = holder or "another process"
     said = (
         f"{file.parent} is already in use by {who}: one run at a time may write there. Wait for it, stop it, "

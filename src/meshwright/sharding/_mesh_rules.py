@@ -2,11 +2,12 @@
 
     mesh_rules = (
         ("NVIDIA H100.*:.*x8", mw.edit(mesh="data=-1; fsdp=8", microbatches=1)),
-        ("cpu.*", mw.edit(microbatches=2, compute_dtype=None)),
+        ("cpu.*", mw.edit(microbatches=2, train_dtype=None)),
         (".*", mw.edit()),  # known, and nothing to change
     )
-    experiment = apply_mesh_rules(experiment, mesh_rules)
+    experiment = mw.sharding.apply_mesh_rules(experiment, mesh_rules, mw.hardware())
 
+`mw.run` does so with the rules of `Experiment.mesh_rules`.
 The first rule whose regular expression matches the whole hardware string stands, and no other.
 """
 

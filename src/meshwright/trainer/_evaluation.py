@@ -31,7 +31,7 @@ class LossOver:
 
     Of the averages of the parameters, if the optimizer keeps any. A scalar weighs as many examples as its
     batch has; a `Mean` weighs what it says. Nothing is left out, and no filler counts. What the loss draws
-    depends on the seed and the examples' numbers only.
+    depends on the seed, the examples' numbers and how many are computed at a time, which may go by the mesh.
 
     Args:
       loss: a `Loss` or `StatefulLoss` in evaluation mode.

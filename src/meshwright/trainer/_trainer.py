@@ -55,10 +55,10 @@ class Trainer:
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
       model: a Flax or Equinox model, a pair `(init, apply)`, or `mw.functional(...)` of one, which is also
         how a Linen module is given its example inputs.
-      params, model_state, opt_state: to start from, arrays of any sort, instead of the model's own. Copied.
+      params, model_state, opt_state: to start from, of JAX or NumPy, instead of the model's own. Copied.
       last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
         epoch after its `epoch_idx`, where there is one.
-      rules: how parameters are split over the mesh, before what is found by itself.
+      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
@@ -83,7 +83,7 @@ class Trainer:
         model_state: PyTree = None,
         opt_state: PyTree = None,
         last_ckpt_info: Mapping[str, Any] | None = None,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[Rule] | None = None,
         trainable: Trainable | None = None,
         compute_dtype: ComputeDtype = None,
         accumulate_grad_batches: int = 1,
@@ -98,7 +98,7 @@ class Trainer:
         self.model = None if model is None else functional(model)
         self._start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._tx = optimizer if trainable is None else Only(trainable, optimizer)
-        self._rules, self._dtype = tuple(rules), compute_dtype
+        self._rules, self._dtype = tuple(rules or ()), compute_dtype
         self._accumulate, self._lr_schedule = accumulate_grad_batches, lr_schedule
         self._losses = {} if loss is None else {train: self._called(loss, train) for train in (True, False)}
         self._train_step = None if train_step is None else step_of(train_step)
@@ -186,8 +186,8 @@ class Trainer:
           shuffle: read each epoch in an order of its own.
 
         Raises:
-          UsageError, InputError, LayoutError: before the first step, if something does not fit or is not the
-            same on all processes: it compiles the step, evaluates and scores a few examples, and saves.
+          UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
+            something does not fit or is not the same on all processes: all is tried, and a state saved.
           DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
@@ -273,8 +273,8 @@ class Trainer:
     def _checkpoints(self, opened: contextlib.ExitStack, schedule: Schedule) -> Checkpoints | None:
         if self.deployer.workdir is None and not schedule.needs_workdir:
             return None
-        directory = self.deployer.shared_workdir("saving checkpoints") / CHECKPOINTS
-        return opened.enter_context(checkpoints_in(directory, schedule.keeps(), self._tx))
+        process.hold_run(workdir := self.deployer.shared_workdir("saving checkpoints"), opened)
+        return opened.enter_context(checkpoints_in(workdir / CHECKPOINTS, schedule.keeps(), self._tx))
 
     def _first_state(self, target: TrainState, data: Epochs, checkpoints: Checkpoints | None) -> TrainState:
         """Return the state to go on from: the newest checkpoint's, the last `fit`'s, or the first."""
