@@ -25,7 +25,7 @@ from meshwright.train._loss import (
     mean_gradients,
     objective,
 )
-from meshwright.train._norms import norms_of
+from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.train._state import TrainState
@@ -202,7 +202,7 @@ def make_step(
         before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
         updates, opt_state = only.tx.update(grads, before, trained)
         params = joined(optax.apply_updates(trained, updates), frozen)
-        norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
+        norm = Mean(global_norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, with_skipped(metrics, before, opt_state)
