@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from meshwright import tree
 from meshwright.errors import UsageError, nearest
@@ -47,7 +46,7 @@ def fill_state(target: TrainState, given: Given, init: Init, tx: Tx, seed: int) 
     check_given(given, target)
     wanted = tree.named_leaves(target)
     arrays = {name: x for name, x in given.items() if not callable(x)}
-    here, sharding = _moved(arrays, wanted), cast(NamedSharding, target.step.sharding)
+    here, mesh = _moved(arrays, wanted), cast(Any, target.step.sharding).mesh
 
     def put(fresh: Mapping[str, Any]) -> None:
         """Take what is initialised, or what a function that is given makes of it."""
@@ -66,7 +65,7 @@ def fill_state(target: TrainState, given: Given, init: Init, tx: Tx, seed: int) 
             named = tree.named_leaves(make(argument))
             return {name: named[name] for name in missing}
 
-        with jax.set_mesh(sharding.mesh):
+        with jax.set_mesh(mesh):
             put(jax.jit(made, out_shardings=shardings)(argument))
 
     plain = {"step": np.int32(0), "seed": np.uint32(seed)}
