@@ -117,7 +117,8 @@ def abstract(tree: PyTree) -> PyTree:
 
     def one(leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+        sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree.map(one, tree)
 

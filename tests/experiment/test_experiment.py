@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from experiment.runs import EXAMPLES, loss, losses, measure
+from experiment.runs import EXAMPLES, init, loss, losses, measure
 from experiment.runs import experiment as described
 from meshwright.errors import InputError, Interrupted, UsageError
 from meshwright.experiment import checkpoints_of
@@ -323,3 +323,10 @@ def test_a_run_computes_in_another_dtype_and_keeps_its_own(tmp_path):
     outcome = mw.run(experiment(tmp_path, loss=recording, train_dtype="bfloat16"))
     assert {str(dtype) for dtype in seen} == {"bfloat16"}
     assert outcome.state.params["w"].dtype == jnp.float32
+
+
+def test_a_model_is_traced_for_its_outline_and_for_its_arrays_and_no_more(tmp_path):
+    traced = []
+    model = lambda key: traced.append(key) or init(key)
+    mw.run(experiment(tmp_path, model=model, max_step=1))
+    assert len(traced) == 2

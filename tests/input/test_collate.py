@@ -1,12 +1,16 @@
+import sys
 import threading
 from collections import UserDict
+from typing import NamedTuple
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright.errors import ExamplesError
+from meshwright.input import read_rows
 
 SHARDING = mw.Layout(mw.make_mesh("data=2,tensor=4")).batch_sharding
 
@@ -103,3 +107,43 @@ def test_examples_that_do_not_stack_are_told_apart(second, says):
 def test_the_narrow_dtypes_of_ml_are_numbers():
     examples = {"x": np.ones((2, 3), ml_dtypes.bfloat16), "flag": np.ones(2, bool)}
     assert next(mw.batches(examples, 2, SHARDING))["x"].dtype == ml_dtypes.bfloat16
+
+
+class Pair(NamedTuple):
+    a: int
+    b: np.ndarray
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        lambda i: {"x": np.full(3, i, np.float32), "n": {"id": i, "flag": i > 1, "by": 0.5 * i}},
+        lambda i: (np.float32(i), [i, i + 1], {"nothing": None}),
+        lambda i: Pair(i, np.full((2, 2), i)),
+        lambda i: {"mixed": i if i else 0.5, "np": np.int16(i)},
+    ],
+    ids=["dictionaries", "tuples", "other trees", "numbers of two types"],
+)
+def test_a_batch_is_what_the_leaves_of_its_examples_make_stacked(example):
+    examples = [example(i) for i in range(4)]
+    batch = read_rows(examples, np.arange(4))
+    leaves = zip(*(jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, list)) for x in examples), strict=True)
+    for found, column in zip(jax.tree.leaves(batch), leaves, strict=True):
+        assert found.dtype == np.stack(column).dtype
+        np.testing.assert_array_equal(found, np.stack(column))
+
+
+def test_plain_examples_are_stacked_without_taking_each_apart_as_a_pytree():
+    examples = [{"x": np.ones(3), "label": i} for i in range(64)]
+    called = []
+
+    def count(frame, event, argument):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("jax"):
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(count)
+    try:
+        read_rows(examples, np.arange(64))
+    finally:
+        sys.setprofile(None)
+    assert len(called) < 64

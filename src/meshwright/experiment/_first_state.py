@@ -8,7 +8,7 @@ from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts, init_of
 from meshwright.input import Batches
-from meshwright.train import Given, TrainState, check_given, state_around
+from meshwright.train import Given, TrainState, check_given, fill_state
 
 Say = Callable[[str], None]
 
@@ -37,7 +37,7 @@ def first_state(
 
     def fresh() -> TrainState:
         tx, seed = experiment.optimizer, experiment.seed
-        return state_around(given, init_of(experiment), tx, seed, parts.layout)
+        return fill_state(parts.target, given, init_of(experiment), tx, seed)
 
     kept = data if experiment.save_input_iterator else None
     state = checkpoints.resume(parts.target, kept, otherwise=fresh)

@@ -16,6 +16,10 @@ Collate = Callable[[list[Any]], PyTree]
 the list. It is called in the threads that read, with this process's examples only."""
 
 
+_ARRAYS = (np.ndarray, list)
+_NUMBERS = (np.generic, int, float, complex)
+
+
 def collated(collate: Collate, examples: list[Any]) -> PyTree:
     """Return `collate(examples)` as a pytree of NumPy arrays; lists in it are taken as arrays.
 
@@ -40,13 +44,32 @@ def stack(examples: Sequence[PyTree], ids: np.ndarray) -> PyTree:
     Raises:
       ExamplesError: the examples differ in structure or shape.
     """
-    leaves, structures = zip(*(jax.tree.flatten(x, is_leaf=_is_list) for x in examples), strict=True)
     try:
-        if any(structure != structures[0] for structure in structures):
-            raise ValueError("structures differ")
-        return structures[0].unflatten([np.stack(column) for column in zip(*leaves, strict=True)])
+        return _stacked(examples)
     except ValueError as error:
         raise _unlike(examples, ids) or error from None
+
+
+def _stacked(examples: Sequence[PyTree]) -> PyTree:
+    """Stack `examples`: what most are made of, dictionaries, tuples and arrays, column by column.
+
+    To take each of them apart as any pytree, and compare its structure, takes as long as reading them.
+    """
+    first = examples[0]
+    kind = type(first)
+    if all(type(x) is kind for x in examples):
+        if kind is dict and all(x.keys() == first.keys() for x in examples):
+            return {key: _stacked([x[key] for x in examples]) for key in first}
+        if kind is tuple and all(len(x) == len(first) for x in examples):
+            return tuple(_stacked(column) for column in zip(*examples, strict=True))
+        if issubclass(kind, _NUMBERS):
+            return np.array(examples)
+        if issubclass(kind, _ARRAYS):
+            return np.stack(examples)
+    leaves, structures = zip(*(jax.tree.flatten(x, is_leaf=_is_list) for x in examples), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError("structures differ")
+    return structures[0].unflatten([np.stack(column) for column in zip(*leaves, strict=True)])
 
 
 def check_numbers(batch: PyTree) -> None:

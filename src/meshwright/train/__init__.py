@@ -5,7 +5,7 @@ from meshwright.train._compile_cache import compile_cache
 from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, evaluating
-from meshwright.train._given import Builder, Given, check_given, state_around
+from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._inferred import inferred_rules
 from meshwright.train._keys import key_of, step_key
@@ -63,6 +63,7 @@ __all__ = [
     "ema_params",
     "eval_params",
     "evaluating",
+    "fill_state",
     "fit",
     "halt_on_divergence",
     "has_multi_steps",

@@ -1,7 +1,7 @@
 """A state of which some arrays are there already, by name, and the rest is initialised."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -34,34 +34,45 @@ def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) ->
       UsageError: listing all names that the state does not have, and arrays of other shapes or dtypes.
       LayoutError: as `init_state`.
     """
-    target = abstract_state(init, tx, layout)
-    wanted = tree.named_leaves(target)
+    return fill_state(abstract_state(init, tx, layout), given, init, tx, seed)
+
+
+def fill_state(target: TrainState, given: Given, init: Init, tx: Tx, seed: int) -> TrainState:
+    """Return what `state_around` does, for a state that is outlined already.
+
+    Args:
+      target: what `abstract_state` returns. A large model takes long to trace, so it is not traced again.
+    """
     check_given(given, target)
+    wanted = tree.named_leaves(target)
     arrays = {name: x for name, x in given.items() if not callable(x)}
-    here = _moved(arrays, wanted)
+    here, mesh = _moved(arrays, wanted), cast(Any, target.step.sharding).mesh
 
     def put(fresh: Mapping[str, Any]) -> None:
         """Take what is initialised, or what a function that is given makes of it."""
         made = {name: given[name](x) if name in given else x for name, x in fresh.items()}
         here.update({name: move_to(x, wanted[name].sharding) for name, x in made.items()})
 
-    def fill(make: Callable[[Any], dict[str, Any]], argument: Any) -> None:
-        """Make what is missing of a part of the state, and nothing else."""
-        missing = [name for name in tree.named_leaves(jax.eval_shape(make, argument)) if name not in here]
+    def fill(parts: tuple[str, ...], make: Callable[[Any], dict[str, Any]], argument: Any) -> None:
+        """Make what is missing of these parts of the state, and nothing else."""
+        whole = tree.named_leaves({part: getattr(target, part) for part in parts})
+        missing = [name for name in whole if name not in here]
+        if not missing:
+            return
         shardings = {name: wanted[name].sharding for name in missing}
 
         def made(argument: Any) -> dict[str, jax.Array]:
             named = tree.named_leaves(make(argument))
             return {name: named[name] for name in missing}
 
-        with jax.set_mesh(layout.mesh):
+        with jax.set_mesh(mesh):
             put(jax.jit(made, out_shardings=shardings)(argument))
 
     plain = {"step": np.int32(0), "seed": np.uint32(seed)}
     put({name: x for name, x in plain.items() if name not in arrays})
-    fill(lambda seed: vars(fresh_variables(init, seed)), here["seed"])
+    fill(("params", "model_state"), lambda seed: vars(fresh_variables(init, seed)), here["seed"])
     params = tree.map_named(lambda name, _: here[f"params/{name}"], target.params)
-    fill(lambda params: {"opt_state": fresh_opt_state(tx, params)}, params)
+    fill(("opt_state",), lambda params: {"opt_state": fresh_opt_state(tx, params)}, params)
     return tree.map_named(lambda name, _: here[name], target)
 
 

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from meshwright.errors import UsageError
 from meshwright.metrics import Histogram, Mean
 from meshwright.train._loss import Metrics
+from meshwright.train._norms import global_norm
 from meshwright.tree import PyTree
 
 
@@ -81,7 +82,7 @@ def skip_exploding(
         return SkipState(none, Norms(none, zero, zero, zero), inner.init(params))
 
     def update(updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> tuple[PyTree, SkipState]:
-        norm = optax.tree.norm(updates)
+        norm = global_norm(updates)
         limit = threshold(state.norms) if callable(threshold) else threshold
         fits = norm < limit  # false of NaN and infinity
         updates, inner_state = inner.update(updates, state.inner_state, params, **extra)

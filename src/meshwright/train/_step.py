@@ -28,7 +28,7 @@ from meshwright.train._loss import (
     objective,
 )
 from meshwright.train._multi_steps import check_accumulated_once
-from meshwright.train._norms import norms_of
+from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, narrowing
 from meshwright.train._state import TrainState
@@ -230,7 +230,7 @@ def make_step(
         with kept_complex():
             updates, opt_state = only.tx.update(grads, before, trained)
         params = joined(optax.apply_updates(trained, updates), frozen)
-        norm = Mean(optax.tree.norm(grads), jnp.ones((), jnp.float32))
+        norm = Mean(global_norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, with_skipped(metrics, updates, before, opt_state)
