@@ -79,6 +79,23 @@ def test_a_functional_model_splits_by_its_own_names(tmp_path):
     assert kernel.sharding.spec == P("tensor")  # what the loss does alone would split the other dimension
 
 
+def test_a_large_array_that_stays_whole_is_told_with_its_bytes_and_what_to_do(tmp_path, capsys):
+    def tied(key):
+        return {"embedding": jnp.ones((32001, 16)), "up": jnp.ones((16, 64)), "down": jnp.ones((64, 16))}
+
+    def of_tied(params, batch, key):
+        x = params["embedding"][batch["x"].astype(int) % 32001]
+        x = x + jax.nn.relu(x @ params["up"]) @ params["down"]
+        return jax.nn.logsumexp(x @ params["embedding"].T, axis=-1).mean()
+
+    mw.run(experiment(tmp_path, model=tied, loss=of_tied, mesh="data=4,tensor=2", max_step=1))
+    assert re.search(
+        r"params/embedding 32001 × 16 \(1.95 MiB\) stays whole on every device: "
+        r"32001 rows do not divide by 2 \(tensor\); pad them to 32002",
+        capsys.readouterr().err,
+    )
+
+
 def test_without_rules_all_is_replicated(tmp_path):
     outcome = mw.run(experiment(tmp_path, rules=(), mesh="fsdp=8", max_step=2))
     assert outcome.state.params["w"].sharding.spec == P()
@@ -92,7 +109,8 @@ def test_the_batch_is_split_over_its_axes(tmp_path, names):
         jax.debug.inspect_array_sharding(batch["x"], callback=seen.append)
         return loss(params, batch, key)
 
-    mw.run(experiment(tmp_path, loss=looking, mesh="data=4,fsdp=2", batch_axis_names=names, max_step=1))
+    described = {"mesh": "data=4,fsdp=2", "rules": (mw.match("w", "fsdp"),), "batch_axis_names": names}
+    mw.run(experiment(tmp_path, loss=looking, max_step=1, **described))
     ways = 4 if names == ("data",) else 8
     assert {sharding.shard_shape((16, 4)) for sharding in seen} == {(16 // ways, 4)}
 

@@ -106,7 +106,7 @@ def test_a_checkpoint_costs_what_its_dtypes_take():
 
 def test_an_axis_that_splits_nothing_is_refused_as_a_run_refuses_it():
     for planning in (planned, lambda **more: experiment(**more).compile()):
-        with pytest.raises(LayoutError, match=r"'tensr' splits neither.*Did you mean 'tensor'"):
+        with pytest.raises(LayoutError, match=r"'tensr' of size 2 only repeats.*Did you mean 'tensor'"):
             planning(mesh="data=4,tensr=2")
 
 

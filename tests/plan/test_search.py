@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+import meshwright as mw
 from meshwright import plan
 from meshwright.demo import text
 from meshwright.errors import LayoutError
@@ -46,7 +47,8 @@ def test_a_search_in_which_no_mesh_can_be_says_why():
 
 
 def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
-    found = plan.search(site("h100:16x1", mesh="data=8,sequence=2"))
+    rules = (mw.match("embedding", None, "sequence"),)
+    found = plan.search(site("h100:16x1", mesh="data=8,sequence=2", rules=rules))
     assert {str(change.plan.mesh) for change in found} == {"{'data': 8, 'sequence': 2}"}
     assert "as it is" in plan.described_search(found)
 

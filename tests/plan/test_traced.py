@@ -101,7 +101,7 @@ def test_what_it_exchanges_itself_is_no_operation_that_is_not_known():
         manual = jax.shard_map(
             whole, mesh=layout.mesh, in_specs=P("fsdp"), out_specs=P(), axis_names=axes, check_vma=False
         )
-        weights = {"w": ((32, 64), P("fsdp"))}
+        weights = {"w": ((32, 64), P("fsdp")), "other": ((64,), P("tensor"))}
         return costs(lambda s, x: (x @ manual(s["w"])).sum(), weights, (64, 32), {"fsdp": 4, "tensor": 2})
 
     assert gathered({"fsdp", "tensor"}).not_understood == ()

@@ -15,7 +15,8 @@ def test_each_device_computes_its_share_of_the_loss():
         return (batch["x"] @ params["w"]).mean()
 
     deployer = mw.Deployer(jax_seed=0, mesh="data=4,tensor=2", verbose=False)
-    trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params={"w": np.ones(3, np.float32)})
-    examples = {"x": np.ones((16, 3), np.float32)}
+    params, rules = {"w": np.ones(4, np.float32)}, (mw.match("w", "tensor"),)
+    trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params=params, rules=rules)
+    examples = {"x": np.ones((16, 4), np.float32)}
     trainer.fit(examples, 4, 1, examples)
-    assert set(seen) == {(4, 3)}
+    assert set(seen) == {(4, 4)}
