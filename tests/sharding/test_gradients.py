@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import LayoutError
-from meshwright.predict import over_batches
+from meshwright.predict import OverBatches
 from meshwright.sharding import adding_right
 from soak import SOAKING, cases, rng
 
@@ -169,7 +169,7 @@ def test_gradients_taken_in_evaluation_and_prediction_are_right_too():
         data = [({"x": images}, np.ones(B, np.float32))]
         measure = lambda w, batch: {"score": adapted(batch["x"], w)}
         scores = mw.Evaluator(measure, lambda: data, layout, mw.every(1), params=lambda state: state)
-        predict = over_batches(lambda w, _, batch, key: adapted(batch["x"], w), layout, 0)
+        predict = OverBatches(lambda w, _, batch, key: adapted(batch["x"], w), layout, 0)
         ((_, prediction),) = predict(kernels, None, iter([({"x": images}, range(B))]))
         return scores(mw.Tick(1), jax.device_put(kernels, layout.replicated))["score"], prediction
 

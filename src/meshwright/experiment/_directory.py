@@ -17,7 +17,6 @@ report.html               all of this as a page, made when it ends
 """
 
 import contextlib
-import errno
 import importlib.metadata
 import json
 import logging
@@ -39,6 +38,7 @@ from meshwright.documents import parse_object
 from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.experiment._describe import describe
 from meshwright.experiment._experiment import Experiment
+from meshwright.experiment._full_disks import telling_of_full_disks
 from meshwright.experiment._parts import Parts
 from meshwright.train import compile_cache, describe_state, nothing
 
@@ -82,27 +82,8 @@ def open_directory(
             process.hold_run(directory, opened)
             if experiment.checkpoints.directory is None:
                 _check_shared(directory)
-        with _telling_of_full_disks(directory):
+        with telling_of_full_disks(directory):
             yield directory, put
-
-
-@contextlib.contextmanager
-def _telling_of_full_disks(directory: Path) -> Iterator[None]:
-    """Say what no code is at fault for.
-
-    Raises:
-      MeshwrightError: a disk is full.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise MeshwrightError(
-            f"the run ended, as a disk is full: {error}. Its files are written to {directory}.\n"
-            "  Make room there (or, of a run at an address, set TMPDIR to a directory with more), and run "
-            "the same command again: it goes on from the newest checkpoint."
-        ) from error
 
 
 def _continued() -> list[str]:
