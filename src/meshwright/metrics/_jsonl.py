@@ -17,7 +17,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,19 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
     return [report for _, report in _reports(Path(path))]
 
 
-def salvage_jsonl(path: str | Path) -> tuple[list[dict[str, float]], list[str]]:
-    """Return the reports in the file at `path` as `read_jsonl` does, and what is wrong with the other lines.
+def salvage_jsonl(path: str | Path, hear: Callable[[str], None]) -> Iterator[dict[str, float]]:
+    """Yield the reports in the file at `path` one by one, and tell `hear` what is wrong with the other lines.
 
     Raises:
       FileNotFoundError: there is no such file.
     """
-    found: list[dict[str, float]] = []
-    damage: list[str] = []
     for number, line in enumerate(_whole_lines(Path(path)), start=1):
         try:
-            found.append(_report(line, f"{path}, line {number}"))
+            report = _report(line, f"{path}, line {number}")
         except InputError as error:
-            damage.append(str(error).partition("\n")[0])
-    return found, damage
+            hear(str(error).partition("\n")[0])
+        else:
+            yield report
 
 
 def _line(step: int, now: float, values: Values) -> bytes:
@@ -130,18 +129,22 @@ def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
         yield line, _report(line, f"{path}, line {number}")
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    # What follows the last newline is nothing, or a line whose writer was killed.
-    return path.read_bytes().split(b"\n")[:-1]
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):  # or its writer was killed
+                yield line[:-1]
 
 
 def _report(line: bytes, where: str) -> dict[str, float]:
     try:
         report = json.loads(line)
         step = int(report["step"])
+        if abs(step) >= 2**63:
+            raise ValueError("no run makes so many steps")
         numbers = {k: v for k, v in report.items() if not isinstance(v, dict)}
         return {"step": step} | {k: float(v) for k, v in numbers.items() if k != "step"}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(
             f'{where}: expected a report such as {{"step": 50, "loss": 1.5}}, found {line[:60]!r}.\n'
             f"  Remove the line, or give the run another file."
