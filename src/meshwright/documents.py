@@ -9,7 +9,7 @@ import json
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 DEEPEST = 100
 """How deeply values may be nested: far more than programs write, and less than recursive functions take."""
@@ -18,12 +18,21 @@ DEEPEST = 100
 def read_file(path: Path) -> bytes:
     """Return what is in a file.
 
+    Raises: as `open_file`.
+    """
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
     Raises:
       OSError: there is none, or it is no ordinary one: a pipe or a device may have no end.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "is no ordinary file", str(path))
-    return path.read_bytes()
+    return path.open("rb")
 
 
 def parse_json(content: str | bytes) -> Any:

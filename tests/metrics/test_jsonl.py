@@ -112,15 +112,19 @@ def test_a_value_cannot_take_a_name_of_the_report_itself(path, name):
 
 def test_the_lines_around_damage_can_be_salvaged(path):
     write_steps(path, 1, 2)
-    path.write_bytes(b"{}\n" + path.read_bytes() + b'\xff\n{"step": 3, "loss": 1}\n{"step": 4')
-    found, damage = salvage_jsonl(path)
-    assert [report["step"] for report in found] == [1, 2, 3]
-    assert [line.partition(": ")[0] for line in damage] == [f"{path}, line {i}" for i in (1, 4)]
+    path.write_bytes(
+        b"{}\n" + path.read_bytes() + b'\xff\n{"step": 3, "loss": 1}\n{"step": 1e999}\n{"step": 4'
+    )
+    damage = []
+    assert [report["step"] for report in salvage_jsonl(path, damage.append)] == [1, 2, 3]
+    assert [line.partition(": ")[0] for line in damage] == [f"{path}, line {i}" for i in (1, 4, 6)]
 
 
 def test_of_a_file_without_damage_all_is_salvaged(path):
     write_steps(path, 1, 2)
-    assert salvage_jsonl(path) == (read_jsonl(path), [])
+    damage = []
+    assert list(salvage_jsonl(path, damage.append)) == read_jsonl(path)
+    assert not damage
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,8 @@ def test_a_line_that_no_program_wrote_is_damage_and_hides_no_other(path, line):
     path.write_bytes(line + b"\n" + path.read_bytes())
     with pytest.raises(InputError, match="line 1: expected a report"):
         read_jsonl(path)
-    reports, damage = salvage_jsonl(path)
+    damage = []
+    reports = list(salvage_jsonl(path, damage.append))
     assert ([report["step"] for report in reports], len(damage)) == ([1], 1)
 
 

@@ -1,5 +1,6 @@
 import json
 import math
+import tracemalloc
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_a_finished_run_is_read_whole(finished):
     assert (run.ending.state, run.step, run.max_step) == ("finished", 10, 10)
     assert (run.missing, run.damage) == ([], [])
     assert (run.evaluators, list(run.scores)) == (["all"], ["all/loss"])
-    assert run.series["loss"].steps == list(range(1, 11))
+    assert list(run.series["loss"].steps) == list(range(1, 11))
     assert run.best["all/loss"].value == min(run.series["all/loss"].values)
     assert run.sizes["num_params"] == 8
     assert run.outputs["all"][-1] == "step_00000010.jsonl"
@@ -99,3 +100,25 @@ def test_warnings_and_errors_of_all_logs_are_found_with_what_follows_them(tmp_pa
     slow, broke = read_run(tmp_path).incidents
     assert (slow.process, slow.level, slow.message, slow.details) == ("process-00001", "WARNING", "slow", "")
     assert (broke.message, broke.details) == ("it broke", "Traceback …\n  line 1")
+
+
+def test_a_long_run_is_held_as_a_few_bytes_a_number(tmp_path):
+    numbers = {f"loss_{i}": 1 / 3 for i in range(10)}
+    lines = [json.dumps({"step": step, "time": 1.0 + step, **numbers}) for step in range(2000)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    tracemalloc.start()
+    try:
+        run = read_run(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (run.step, len(run.series["loss_9"].steps)) == (1999, 2000)
+    assert peak < 2000 * 10 * 32  # of which 16 are a step and a value
+
+
+def test_steps_that_are_told_of_again_out_of_order_have_their_newest_values(tmp_path):
+    told = [(1, 5.0), (3, 4.0), (2, 3.0), (3, 2.0)]
+    lines = [json.dumps({"step": step, "time": 1.0, "loss": loss}) for step, loss in told]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    loss = read_run(tmp_path).series["loss"]
+    assert list(zip(loss.steps, loss.values, strict=True)) == [(1, 5.0), (2, 3.0), (3, 2.0)]

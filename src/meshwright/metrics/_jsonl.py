@@ -13,18 +13,19 @@ number is an object, and images are left out:
 `edges` are to four digits; see `Histogram.bins`.
 """
 
+import collections
 import json
 import math
 import operator
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from meshwright.addresses import local_path
-from meshwright.documents import parse_json, read_file
+from meshwright.documents import open_file, parse_json
 from meshwright.errors import InputError, UsageError
 from meshwright.metrics._histogram import EDGES, Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
@@ -82,8 +83,9 @@ def newest_step(path: str | Path) -> int | None:
     Raises:
       InputError: that line is not a report.
     """
-    lines = _whole_lines(Path(path)) if Path(path).exists() else []
-    return int(_report(lines[-1], f"{path}, line {len(lines)}")["step"]) if lines else None
+    lines = enumerate(_whole_lines(Path(path)), start=1) if Path(path).exists() else ()
+    last = collections.deque(lines, maxlen=1)
+    return int(_report(last[0][1], f"{path}, line {last[0][0]}")["step"]) if last else None
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, float]]:
@@ -98,20 +100,19 @@ def read_jsonl(path: str | Path) -> list[dict[str, float]]:
     return [report for _, report in _reports(local_path(path))]
 
 
-def salvage_jsonl(path: str | Path) -> tuple[list[dict[str, float]], list[str]]:
-    """Return the reports in the file at `path` as `read_jsonl` does, and what is wrong with the other lines.
+def salvage_jsonl(path: str | Path, hear: Callable[[str], None]) -> Iterator[dict[str, float]]:
+    """Yield the reports in the file at `path` one by one, and tell `hear` what is wrong with the other lines.
 
     Raises:
       FileNotFoundError: there is no such file.
     """
-    found: list[dict[str, float]] = []
-    damage: list[str] = []
     for number, line in enumerate(_whole_lines(local_path(path)), start=1):
         try:
-            found.append(_report(line, f"{path}, line {number}"))
+            report = _report(line, f"{path}, line {number}")
         except InputError as error:
-            damage.append(str(error).partition("\n")[0])
-    return found, damage
+            hear(str(error).partition("\n")[0])
+        else:
+            yield report
 
 
 def _line(step: int, now: float, values: Values) -> bytes:
@@ -158,9 +159,11 @@ def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
         yield line, _report(line, f"{path}, line {number}")
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    # What follows the last newline is nothing, or a line whose writer was killed.
-    return read_file(path).split(b"\n")[:-1]
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with open_file(path) as file:
+        for line in file:
+            if line.endswith(b"\n"):  # or its writer was killed
+                yield line[:-1]
 
 
 def _report(line: bytes, where: str) -> dict[str, float]:

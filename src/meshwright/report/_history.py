@@ -3,7 +3,8 @@
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +27,8 @@ _LARGEST = 1e100
 class Series:
     """The values of one number, in the order of their steps."""
 
-    steps: Sequence[int]
-    values: Sequence[float]
+    steps: MutableSequence[int]
+    values: MutableSequence[float]
 
     @property
     def last(self) -> float:
@@ -57,30 +58,52 @@ class Best:
     mode: Mode
 
 
-def series_of(reports: Sequence[Report]) -> dict[str, Series]:
-    """Return each number over the steps, without what is told once at the start of an attempt."""
-    found: dict[str, dict[int, float]] = {}
+@dataclass(frozen=True)
+class History:
+    """What a run reported, taken apart while it is read: a hundred thousand reports are not held."""
+
+    series: Mapping[str, Series]
+    """Each number over the steps, without what is told once at the start of an attempt."""
+    sizes: Mapping[str, float]
+    """What the newest attempt told at its start: sizes of the state, FLOPs of a step."""
+    attempts: Sequence[Attempt]
+    """The processes that reported, one after the other."""
+    step: int
+    """The last step that was reported."""
+    last: Report | None
+    """The last report; None where there is none."""
+
+
+def history_of(reports: Iterable[Report]) -> History:
+    """Return the history that these reports, in the order in which they were made, tell."""
+    series: dict[str, Series] = {}
+    ends: list[tuple[Report, Report]] = []
+    seconds: list[float] = []
+    sizes, step = {}, 0
     for report in reports:
-        if _AT_START not in report:
+        step = max(step, int(report["step"]))
+        if _AT_START in report:
+            sizes = {name: value for name, value in report.items() if name not in ("step", "time")}
+        else:
             for name in report.keys() - {"step", "time"}:
-                found.setdefault(name, {})[int(report["step"])] = report[name]
-    ordered = {name: sorted(points.items()) for name, points in sorted(found.items())}
-    return {
-        name: Series([step for step, _ in points], [value for _, value in points])
-        for name, points in ordered.items()
-    }
+                points = series.setdefault(name, Series(array("q"), array("d")))
+                points.steps.append(int(report["step"]))
+                points.values.append(report[name])
+        if _AT_START in report or not ends:
+            ends.append((report, report))
+            seconds.append(0.0)
+        seconds[-1] += _seconds_between(ends[-1][1], report)
+        ends[-1] = ends[-1][0], report
+    ordered = {name: _ordered(points) for name, points in sorted(series.items())}
+    return History(ordered, sizes, list(map(_attempt, ends, seconds)), step, ends[-1][1] if ends else None)
 
 
-def sizes_of(reports: Sequence[Report]) -> dict[str, float]:
-    """Return what the newest attempt told at its start: sizes of the state, FLOPs of a step."""
-    found = next((report for report in reversed(reports) if _AT_START in report), {})
-    return {name: value for name, value in found.items() if name not in ("step", "time")}
-
-
-def attempts_of(reports: Sequence[Report]) -> list[Attempt]:
-    """Return the processes that reported, one after the other."""
-    starts = [i for i, report in enumerate(reports) if i == 0 or _AT_START in report]
-    return [_attempt(reports[i:end]) for i, end in itertools.pairwise([*starts, len(reports)])]
+def _ordered(points: Series) -> Series:
+    """Return the points in the order of their steps, of those of one step the newest."""
+    if all(a < b for a, b in itertools.pairwise(points.steps)):
+        return points
+    ordered = sorted(dict(zip(points.steps, points.values, strict=True)).items())
+    return Series(array("q", [step for step, _ in ordered]), array("d", [value for _, value in ordered]))
 
 
 def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> list[str]:
@@ -124,23 +147,24 @@ def is_finite(value: float) -> bool:
 
 def best_of(points: Series, mode: Mode | None) -> Best | None:
     """Return the best finite value, the newest of equals; None where nothing says what is better."""
-    finite = [(value, step) for step, value in zip(points.steps, points.values, strict=True)]
-    finite = [(value, step) for value, step in finite if is_finite(value)]
-    if mode is None or not finite:
-        return None
+    pairs = zip(points.values, points.steps, strict=True)
+    finite = ((value, step) for value, step in pairs if is_finite(value))
     sign = 1 if mode == "max" else -1
-    value, step = max(finite, key=lambda pair: (sign * pair[0], pair[1]))
-    return Best(step, value, mode)
+    found = max(finite, key=lambda pair: (sign * pair[0], pair[1]), default=None)
+    return None if mode is None or found is None else Best(found[1], found[0], mode)
 
 
-def _attempt(reports: Sequence[Report]) -> Attempt:
-    first, last = reports[0], reports[-1]
-    times = [report["time"] for report in reports if math.isfinite(report.get("time", math.nan))]
-    # Where the clock was set back, the time that it had gained does not count.
-    seconds = sum(max(0.0, after - before) for before, after in itertools.pairwise(times))
+def _seconds_between(before: Report, after: Report) -> float:
+    """Return how long it took from one report to another: of a clock that was set back, nothing."""
+    seconds = after.get("time", math.nan) - before.get("time", math.nan)
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def _attempt(ends: tuple[Report, Report], seconds: float) -> Attempt:
+    first, last = ends
     return Attempt(
         first.get("time", math.nan),
-        seconds if math.isfinite(seconds) else 0.0,
+        seconds,
         int(first["step"]),
         int(last["step"]),
         first.get(_AT_START),

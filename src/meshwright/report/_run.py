@@ -17,15 +17,13 @@ from meshwright.report._ending import Ending, ending_of
 from meshwright.report._history import (
     Attempt,
     Best,
-    Report,
+    History,
     Series,
-    attempts_of,
     best_of,
     evaluators_of,
+    history_of,
     mode_of,
     scores_of,
-    series_of,
-    sizes_of,
 )
 from meshwright.report._incidents import Incident, incidents_of
 
@@ -49,7 +47,8 @@ class Run:
     environment: Mapping[str, Any]
     parameters: str
     """The table of them, as in `state.txt`."""
-    reports: Sequence[Report]
+    history: History
+    """What it reported."""
     checkpoints: Contents | None
     """None where they are in no directory that can be looked into."""
     checkpoints_path: str | None
@@ -66,20 +65,20 @@ class Run:
         """The description by dotted path."""
         return description.values(self.description)
 
-    @cached_property
-    def series(self) -> dict[str, Series]:
+    @property
+    def series(self) -> Mapping[str, Series]:
         """Each reported number over the steps."""
-        return series_of(self.reports)
+        return self.history.series
 
-    @cached_property
-    def sizes(self) -> dict[str, float]:
+    @property
+    def sizes(self) -> Mapping[str, float]:
         """What was reported once, such as `num_params`."""
-        return sizes_of(self.reports)
+        return self.history.sizes
 
-    @cached_property
-    def attempts(self) -> list[Attempt]:
+    @property
+    def attempts(self) -> Sequence[Attempt]:
         """Its processes, one after the other."""
-        return attempts_of(self.reports)
+        return self.history.attempts
 
     @cached_property
     def evaluators(self) -> list[str]:
@@ -106,7 +105,7 @@ class Run:
     @property
     def step(self) -> int:
         """The last step that was reported."""
-        return int(max((report["step"] for report in self.reports), default=0))
+        return self.history.step
 
     @property
     def max_step(self) -> int | None:
@@ -151,17 +150,19 @@ def _run_in(directory: Path, place: str | None) -> Run:
     files = _Files(directory)
     told = files.read("experiment.txt", _text) or ""
     environment = files.read("environment.json", _json_object) or {}
-    reports, damage = files.read("metrics.jsonl", salvage_jsonl) or ([], [])
+    damage: list[str] = []
+    read_history = lambda path: history_of(salvage_jsonl(path, damage.append))  # noqa: E731
+    history = files.read("metrics.jsonl", read_history) or history_of(())
     files.damage += damage[:_MOST_DAMAGE]
     path = str(environment.get("checkpoints") or directory / "checkpoints") if told else None
     return Run(
         directory=directory,
         place=place or str(directory),
-        ending=_ending(files, path, reports),
+        ending=_ending(files, path, history),
         description=told,
         environment=environment,
         parameters=files.read("state.txt", _text) or "",
-        reports=reports,
+        history=history,
         checkpoints=contents(path) if path and Path(path).is_dir() else None,
         checkpoints_path=path,
         incidents=files.read("logs", incidents_of) or [],
@@ -195,11 +196,11 @@ class _Files:
             return None
 
 
-def _ending(files: _Files, checkpoints: str | None, reports: Sequence[Report]) -> Ending:
+def _ending(files: _Files, checkpoints: str | None, history: History) -> Ending:
     if "outcome.json" in files:
         outcome = files.read("outcome.json", _json_object)
         return Ending("unknown") if outcome is None else ending_of(outcome, checkpoints, None)
-    silent = time.time() - reports[-1].get("time", 0.0) if reports else None
+    silent = None if history.last is None else time.time() - history.last.get("time", 0.0)
     return ending_of(None, checkpoints, silent)
 
 

@@ -18,7 +18,7 @@ _HEADS = ("run", "state", "step", "loss", "best", "last report", "trained")
 
 def document(run: Run) -> Document:
     """Return how a run fares, as strict JSON can hold it."""
-    last = run.reports[-1].get("time") if run.reports else None
+    last = None if run.history.last is None else run.history.last.get("time")
     return {
         "run": run.place,
         "state": run.ending.state,
