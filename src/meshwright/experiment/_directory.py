@@ -17,32 +17,22 @@ report.html               all of this as a page, made when it ends
 """
 
 import contextlib
-import importlib.metadata
-import json
 import logging
 import os
-import platform
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from meshwright import process
 from meshwright.addresses import is_address, join, local_path, mirrored, read_text
-from meshwright.checkpoint import Checkpoints
 from meshwright.documents import parse_object
 from meshwright.errors import InputError, MeshwrightError, UsageError
-from meshwright.experiment._describe import describe
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._full_disks import telling_of_full_disks
-from meshwright.experiment._parts import Parts
-from meshwright.train import compile_cache, describe_state, nothing
+from meshwright.train import compile_cache, nothing
 
-PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 _FILES = (
     "experiment.txt",
     "experiment.json",
@@ -52,9 +42,6 @@ _FILES = (
     "outcome.json",
 )
 """What process 0 writes where it will be; a page takes the place of what is there."""
-_SECRET = "**********"
-"""What stands for a secret, as in pydantic."""
-
 log = logging.getLogger("meshwright")
 
 
@@ -155,45 +142,6 @@ def compiled_programs(experiment: Experiment) -> Iterator[None]:
         compile_cache(None)
 
 
-def write_description(
-    directory: Path,
-    experiment: Experiment,
-    checkpoints: Checkpoints,
-    parts: Parts,
-    origin: Mapping[str, Any] | None,
-) -> None:
-    """Write down what runs, how it was started and where, without secrets. For one process to call."""
-    secrets = secrets_in(origin)
-    (directory / "experiment.txt").write_text(hidden(describe(experiment), secrets))
-    (directory / "state.txt").write_text(describe_state(parts.target) + "\n")
-    if origin is not None:
-        _write_json(directory / "experiment.json", origin)
-    is_elsewhere = experiment.checkpoints.directory or is_address(experiment.run)
-    elsewhere = str(checkpoints.directory) if is_elsewhere else None
-    where = environment(parts.layout.mesh, secrets) | {"checkpoints": elsewhere}
-    _write_json(directory / "environment.json", where)
-
-
-def secrets_in(origin: Mapping[str, Any] | None) -> list[str]:
-    """Return the settings that may not be written down."""
-    settings = (origin or {}).get("settings", {}).values()
-    return [setting.get_secret_value() for setting in settings if hasattr(setting, "get_secret_value")]
-
-
-def hidden(text: str, secrets: Sequence[str]) -> str:
-    """Return a text without secrets, which functions may close over as well."""
-    for secret in filter(None, secrets):
-        text = text.replace(secret, _SECRET)
-    return text
-
-
-def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
-    """Write down how the run ended; None takes back what was written before. For one process to call."""
-    (directory / "outcome.json").unlink(missing_ok=True)
-    if outcome is not None:
-        _write_json(directory / "outcome.json", outcome)
-
-
 def checkpoints_of(path: str) -> str:
     """Return where the checkpoints of the run at `path` are; `path` itself, where there is no run to be read.
 
@@ -225,21 +173,6 @@ def _read(place: str) -> str | None:
         return None
 
 
-def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the versions, devices and command line of this run."""
-    return {
-        "command": [hidden(word, secrets) for word in sys.argv],
-        "commit": _commit(),
-        "host": platform.node(),
-        "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
-        "processes": jax.process_count(),
-        "mesh": dict(mesh.shape),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-    }
-
-
 @contextlib.contextmanager
 def log_file(directory: Path) -> Iterator[None]:
     """Send the log of this process to `logs/process-00000.log`, and with it the error that ends the run."""
@@ -266,25 +199,3 @@ def _log_name() -> str:
 def _user_cache() -> Path:
     """Return where programs keep what they can make again (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
-
-
-def _commit() -> str | None:
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5)
-        return found.stdout.strip() or None
-    return None
-
-
-def _secret(value: Any) -> str:
-    """Return what JSON says of a secret.
-
-    Raises:
-      TypeError: it is something else that JSON has no word for.
-    """
-    if secrets_in({"settings": {"": value}}):
-        return _SECRET
-    raise TypeError(f"JSON cannot hold {value!r}")
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False, default=_secret) + "\n")

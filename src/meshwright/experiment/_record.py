@@ -9,9 +9,9 @@ from typing import Any, Self
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError
-from meshwright.experiment._directory import write_description, write_outcome
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
+from meshwright.experiment._written import write_description, write_outcome
 from meshwright.report import read_run, write_page
 
 log = logging.getLogger("meshwright")
