@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.errors import UsageError
 
-LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("w", "fsdp"),))
+LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=4"), (mw.match("w", "fsdp"),))
 START = {"w": np.float32([1, 1, 1, 1]), "b": np.float32([2])}
 SLOPE = {"w": np.float32([2, 2, 2, 2]), "b": np.float32([3])}
 """The gradient, whatever the parameters: its norm is 5."""

@@ -74,7 +74,7 @@ def with_model_state(model_state, new, params=1.0):
         floats = [x for x in jax.tree.leaves(model_state) if x.dtype == jnp.float32]
         return batch["x"].mean() * params["w"] * (1 + sum(map(jnp.sum, floats))), {}, new(model_state)
 
-    tx, layout = optax.sgd(0.1), mw.Layout(LAYOUT.mesh)
+    tx, layout = optax.sgd(0.1), mw.Layout(mw.make_mesh("data=4", jax.devices()[:4]))
     state = mw.state_from(mw.Variables({"w": jnp.float32(params)}, model_state), tx, 0, layout)
     step = mw.make_step(loss, tx, layout, microbatches=2)
     for _ in range(2):

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.errors import UsageError
 
-LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.match("weight|lora_a", "fsdp"),))
+LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=4"), (mw.match("weight|lora_a", "fsdp"),))
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.integers(-100, 100, (8, 4), np.int8)
 BATCH = {"x": RNG.normal(size=(16, 8)).astype(np.float32), "y": RNG.normal(size=(16, 4)).astype(np.float32)}

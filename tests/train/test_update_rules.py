@@ -5,7 +5,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import UsageError
 
-LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("params/w", "fsdp"),))
+LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=4"), (mw.match("params/w", "fsdp"),))
 BATCH = {"x": np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)}
 START = {name: np.ones((8, 4), np.float32) for name in ("w", "bias")}
 COUNTS = {"w": np.zeros(3, np.float32), "bias": np.zeros(3, np.float32)}

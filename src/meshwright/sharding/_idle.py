@@ -33,10 +33,10 @@ def check_axes(
     `shard_map`, a collective.
 
     Args:
-      arrays: what goes in besides the batch, as structs or arrays with shardings.
+      arrays: what goes in besides the batch, as structs or arrays.
       trace: traces the program; called where the shardings leave it open.
     """
-    shardings = {layout.batch_sharding, *(x.sharding for x in jax.tree.leaves(arrays))}
+    shardings = {layout.batch_sharding, *(getattr(x, "sharding", None) for x in jax.tree.leaves(arrays))}
     used = {axis for sharding in shardings for axis in _axes_in(sharding)}
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
