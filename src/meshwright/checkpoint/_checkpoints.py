@@ -30,7 +30,7 @@ from meshwright.checkpoint._format import (
 )
 from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._object_path import Directory, location
-from meshwright.checkpoint._restore import restore
+from meshwright.checkpoint._restore import read_for
 from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, last
 from meshwright.checkpoint._saving import Saving, start_saving, writer_of
@@ -222,7 +222,8 @@ class Checkpoints:
         steps = on_lead(lambda: _directory.complete_steps(self.directory))
         if not steps:
             return otherwise()
-        (source, state), damaged = newest_intact(steps, lambda step: self._restored(step, target))
+        (source, finish), damaged = newest_intact(steps, lambda step: self._read(step, target))
+        state = finish()
         rewind(data, source.extra, source)
         self.resumed = source.step
         self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
@@ -231,9 +232,9 @@ class Checkpoints:
     def _take(self) -> None:
         self._lock = _directory.lock(self.directory)
 
-    def _restored(self, step: int, target: tree.PyTree) -> tuple[NativeSource, tree.PyTree]:
+    def _read(self, step: int, target: tree.PyTree) -> tuple[NativeSource, Callable[[], tree.PyTree]]:
         source = self.source(step)
-        return source, restore(cast_back(source, self._cast, target), target)
+        return source, read_for(cast_back(source, self._cast, target), target)
 
     def _pass_over(self, step: int, what: str) -> str:
         """Set aside a damaged checkpoint, if we may, and return the message about it."""
