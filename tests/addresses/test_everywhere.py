@@ -31,7 +31,9 @@ def deployer():
 REFUSE = {
     "metrics.jsonl": lambda place: metrics.jsonl(place),
     "metrics.read_jsonl": lambda place: metrics.read_jsonl(place),
-    "metrics.salvage_jsonl": lambda place: metrics.salvage_jsonl(place),
+    "metrics.newest_step": lambda place: metrics.newest_step(place),
+    "metrics.salvage_jsonl": lambda place: list(metrics.salvage_jsonl(place, print)),
+    "metrics.sync_jsonl": lambda place: metrics.sync_jsonl(place),
     "metrics.tensorboard": lambda place: metrics.tensorboard(place).__enter__(),
     "metrics.TensorBoard": lambda place: metrics.TensorBoard(place),
     "events.read_scalars": lambda place: events.read_scalars(place, "loss"),

@@ -103,7 +103,7 @@ def train(tmp_path, monkeypatch):
         (["unreduced=true"], 2, r"loss must be a scalar or a Mean of scalars; it has shape (8,)"),
         (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),
         (["seed=-1"], 2, "Experiment.seed is -1"),
-        (["mesh=data=4,tensr=2"], 2, "mesh axis 'tensr' splits neither the batch nor any parameter"),
+        (["mesh=data=4,tensr=2"], 2, "mesh axis 'tensr' of size 2 only repeats work"),
         (["checkpoints.cast=bfloat61"], 2, "error: checkpoints.cast: there is no dtype 'bfloat61'"),
         (["checkpoints.directory=az://b/run"], 2, "error: checkpoints.directory: az://b/run is neither"),
         (["checkpoints.host_nbytes=0"], 2, "Save.host_nbytes is 0; it must be at least 1"),

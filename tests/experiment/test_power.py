@@ -80,11 +80,11 @@ def test_a_whole_history_is_told_of_by_nothing(tmp_path, capsys, caplog):
 
 
 def test_a_disk_that_is_full_is_told_without_a_traceback(tmp_path, caplog):
-    def full(step, values):
+    def full(step):
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
 
     with pytest.raises(MeshwrightError, match=r"a disk is full: .*No space left on device: '/tmp/x'"):
-        mw.run(experiment(tmp_path, trackers=(full,)))
+        mw.run(experiment(tmp_path, checkpoints=mw.Save(when=full)))
 
 
 def test_a_page_that_a_disk_has_no_room_for_is_no_traceback(tmp_path, caplog):

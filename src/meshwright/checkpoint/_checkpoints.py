@@ -26,7 +26,7 @@ from meshwright.checkpoint._format import (
 from meshwright.checkpoint._keys import keys_as_data
 from meshwright.checkpoint._naming import left_out, named_back, renamed
 from meshwright.checkpoint._object_path import Directory, location
-from meshwright.checkpoint._restore import restore
+from meshwright.checkpoint._restore import read_for
 from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, as_policy
 from meshwright.checkpoint._saving import Saving, start_saving, writer_of
@@ -255,7 +255,8 @@ class Checkpoints:
         if not steps:
             return otherwise()
         fresh = self._fresh(target, otherwise)
-        (source, state), damaged = newest_intact(steps, lambda step: self._restored(step, target, fresh))
+        (source, finish), damaged = newest_intact(steps, lambda step: self._read(step, target, fresh))
+        state = finish()
         self.check_state(source.step, state)
         rewind(data, source.extra, source)
         self.resumed = source.step
@@ -271,12 +272,12 @@ class Checkpoints:
         made = tree.named_leaves(otherwise()) if lacking else {}
         return tree.nested({name: made[name] for name in lacking if name in made})
 
-    def _restored(
+    def _read(
         self, step: int, target: tree.PyTree, fresh: tree.PyTree
-    ) -> tuple[NativeSource, tree.PyTree]:
+    ) -> tuple[NativeSource, Callable[[], tree.PyTree]]:
         source = self.source(step)
         named = cast_back(named_back(source, self._names, target), self._cast, target)
-        return source, restore(named, target, fallback=fresh or None)
+        return source, read_for(named, target, fallback=fresh or None)
 
     def _pass_over(self, step: int, what: str) -> str:
         """Set aside a damaged checkpoint, if we may, and return the message about it."""

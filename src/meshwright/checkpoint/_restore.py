@@ -1,7 +1,9 @@
 """Source + target -> arrays on the mesh."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ from meshwright.checkpoint._keys import is_key
 from meshwright.checkpoint._lazy import LazyArray
 from meshwright.checkpoint._match import Assign, Fallback, matched
 from meshwright.checkpoint._source import Source
+from meshwright.checkpoint._turned import read_as
+from meshwright.process import together
 
 _NUM_THREADS = 2  # while one copies, the other puts on devices
 _LARGE = 1 << 20  # bytes
@@ -29,7 +33,9 @@ def restore(
 
     Leaves of `target` are arrays or `ShapeDtypeStruct`s; those with a sharding become global arrays
     with it, those without become NumPy arrays, and Python numbers become Python numbers. Mesh and
-    number of processes of the writer do not matter: each process reads what its own devices need.
+    number of processes of the writer do not matter: each process reads what its own devices need, or where
+    that is a little of every chunk, its share of the chunks, and the devices exchange what they need.
+    Collective, where an array of `target` is of several processes.
 
     Args:
       assign: Other names for what is wanted: pairs of a pattern for whole names in `target` and the
@@ -46,12 +52,32 @@ def restore(
         piece is damaged.
       UsageError: A pattern is none, or one of `assign` decides nothing.
     """
+    read = partial(read_for, source, target, assign=assign, fallback=fallback, ignore=ignore)
+    return (together(read) if _is_of_several_processes(target) else read())()
+
+
+def read_for(
+    source: Source,
+    target: tree.PyTree,
+    *,
+    assign: Assign = (),
+    fallback: Fallback | None = None,
+    ignore: str | None = None,
+) -> Callable[[], tree.PyTree]:
+    """Do all of `restore` that one process may fail in alone, and return a function that does the rest.
+
+    That is collective, where an array of `target` is of several processes.
+
+    Arguments and errors: as those of `restore`.
+    """
     # What a function makes as a fallback is let go of before anything is read, but for what is used.
     found = restore_lazily(source, target, assign=assign, fallback=fallback, ignore=ignore)
     wanted, structure = jax.tree.flatten(target)
     values = structure.flatten_up_to(found)
-    read = _read_all(wanted, values)
-    return structure.unflatten(map(_finished, wanted, values, read))
+    read = deque(_read_all(wanted, values))  # each is let go of when it is where it is wanted
+    return lambda: structure.unflatten(
+        [_finished(*pair, read.popleft()) for pair in zip(wanted, values, strict=True)]
+    )
 
 
 def restore_lazily(
@@ -91,7 +117,9 @@ def _read(wanted: Any, found: Any) -> Any:
     if not isinstance(found, LazyArray):
         return found
     sharding = getattr(wanted, "sharding", None)
-    return np.asarray(found) if sharding is None else _on_devices(found, sharding)
+    if sharding is None:
+        return np.asarray(found)
+    return _on_devices(found, sharding if is_key(wanted) else read_as(found, sharding))
 
 
 def _on_devices(found: LazyArray, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -116,6 +144,8 @@ def _finished(wanted: Any, found: Any, read: Any) -> Any:
         return jax.random.wrap_key_data(read, impl=found.key_impl)
     if not hasattr(wanted, "dtype"):
         return read.item()
+    if isinstance(read, jax.Array) and read.sharding != wanted.sharding:
+        return jax.device_put(read, wanted.sharding)
     return _as_scalar(wanted, read)
 
 
@@ -126,6 +156,11 @@ def _placed(wanted: Any, value: Any) -> Any:
     if is_key(wanted):
         return value
     return _as_scalar(wanted, np.asarray(value)) if hasattr(wanted, "dtype") else np.asarray(value).item()
+
+
+def _is_of_several_processes(target: tree.PyTree) -> bool:
+    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(target))
+    return any(sharding is not None and not sharding.is_fully_addressable for sharding in shardings)
 
 
 def _as_scalar(wanted: Any, array: np.ndarray) -> Any:

@@ -67,7 +67,7 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
 
 def sync_jsonl(path: str | Path) -> None:
     """Put on disk what was reported so far. For before a checkpoint counts: none may outlive its reports."""
-    path = Path(path)
+    path = local_path(path)
     for place in (path, path.parent):
         with suppress(FileNotFoundError):
             descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
@@ -83,7 +83,8 @@ def newest_step(path: str | Path) -> int | None:
     Raises:
       InputError: that line is not a report.
     """
-    lines = enumerate(_whole_lines(Path(path)), start=1) if Path(path).exists() else ()
+    file = local_path(path)
+    lines = enumerate(_whole_lines(file), start=1) if file.exists() else ()
     last = collections.deque(lines, maxlen=1)
     return int(_report(last[0][1], f"{path}, line {last[0][0]}")["step"]) if last else None
 

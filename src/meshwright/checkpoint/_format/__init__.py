@@ -17,6 +17,7 @@ from meshwright.checkpoint._format._durable import fsync_directory
 from meshwright.checkpoint._format._layout import ArrayLayout, Index, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._part import data_file_name, part_file_name, write_part
+from meshwright.checkpoint._format._parts import Bounds, bounds_of, overlapping
 from meshwright.checkpoint._format._pieces import Piece, layouts_of, pieces
 from meshwright.checkpoint._format._read import NativeSource
 from meshwright.checkpoint._format._slabs import slabs
@@ -28,17 +29,20 @@ __all__ = [
     "HOST_NBYTES",
     "MANIFEST",
     "ArrayLayout",
+    "Bounds",
     "Index",
     "Manifest",
     "NativeSource",
     "Piece",
     "Snapshot",
+    "bounds_of",
     "commit",
     "crc32",
     "data_file_name",
     "fsync_directory",
     "layouts",
     "layouts_of",
+    "overlapping",
     "part_file_name",
     "pieces",
     "read_manifest",

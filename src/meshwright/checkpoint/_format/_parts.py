@@ -49,7 +49,7 @@ def chunks_of(
     """Return the number of each chunk that holds something of the parts, with what of which."""
     shares: dict[int, list[Share]] = {}
     for part, bounds in enumerate(parts):
-        for position in _overlapping(bounds, chunk_shape):
+        for position in overlapping(bounds, chunk_shape):
             number = row_major(position, grid(shape, chunk_shape))
             shares.setdefault(number, []).append(Share(part, *_overlap(bounds, position, chunk_shape)))
     return sorted(shares.items())
@@ -62,7 +62,7 @@ def _bounds(part: slice, size: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
-def _overlapping(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def overlapping(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Return the grid positions of the chunks that lie within the bounds, wholly or in part."""
     dims = zip(bounds, chunk_shape, strict=True)
     return itertools.product(*(range(start // chunk, -(-stop // chunk)) for (start, stop), chunk in dims))
