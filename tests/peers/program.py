@@ -89,7 +89,7 @@ def experiment(run: str, what: str, where: str) -> mw.Experiment:
             act()
         return step % 2 == 0
 
-    rows = Rows(here("first batch"), compared=0) if where == "first batch" else Rows(here("data"), after=14)
+    rows = Rows(here("first batch"), compared=0) if where == "first batch" else Rows(here("data"), after=20)
     if act := here("save"):
         checkpoints = Path(run, "checkpoints")
         writing = lambda event: act() if event == "fsync" else None

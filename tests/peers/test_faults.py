@@ -34,7 +34,7 @@ PHASES = {
     "evaluation": "evaluation",
 }
 """The places for faults, and the phase that they are in."""
-TOLD = ("first batch", "tracing", "evaluation", "save")
+TOLD = ("before the first collective", "first batch", "tracing", "evaluation", "save")
 """Of an error here all hear while they wait, and raise it too."""
 CANNOT_BE = {
     ("sleep", "before the first collective"),  # nor is there a watchdog yet

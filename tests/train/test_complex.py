@@ -14,7 +14,7 @@ X = (RNG.normal(size=(16, 3)) + 1j * RNG.normal(size=(16, 3))).astype(np.complex
 Y = X @ np.array([1 + 2j, -3j, 0.5])
 BATCH = {"x": X, "y": Y.astype(np.complex64)}
 START = np.array([1j, 1, -1 - 1j], np.complex64)
-LAYOUT = mw.Layout(mw.make_mesh("data=4,tensor=2"))
+LAYOUT = mw.Layout(mw.make_mesh("data=4", jax.devices()[:4]))
 STEPS = 5
 
 

@@ -196,7 +196,7 @@ def _first_by_cause(ended: Sequence[Child]) -> Child:
     """
     failed = [child for child in ended if _has_failed(child)]
     causes = [child for child in failed if not child.fails_for_another()]
-    left = [child for child in ended[: ended.index(failed[0])] if child.returncode == EXIT_DONE]
+    left = [child for child in ended if child.returncode == EXIT_DONE]
     return (causes or left or failed)[0]
 
 
