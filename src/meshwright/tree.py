@@ -5,6 +5,7 @@ errors alike. `%` and `/` inside a key are written `%25` and `%2F`, so that two 
 a name and a name can always be taken apart again.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -85,6 +86,7 @@ def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTr
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(_name(path), *leaves), tree, *rest)
 
 
+@functools.cache  # Python itself keeps 512 patterns, and there may be a rule for each of thousands of arrays
 def ends_in(pattern: str) -> Callable[[str], bool]:
     """Return whether a name is matched, whole or in its last components, by a regular expression.
 
