@@ -5,6 +5,7 @@ errors alike. `%` and `/` inside a key are written `%25` and `%2F`, so that two 
 a name and a name can always be taken apart again.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,6 +101,7 @@ def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTr
     return structure.unflatten(map(function, names, (leaf for _, leaf in leaves), *others))
 
 
+@functools.cache  # Python itself keeps 512 patterns, and there may be a rule for each of thousands of arrays
 def ends_in(pattern: str) -> Callable[[str], bool]:
     """Return whether a name is matched, whole or in its last components, by a regular expression.
 

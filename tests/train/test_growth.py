@@ -74,3 +74,19 @@ def test_gradients_that_are_split_in_different_ways_are_not_exchanged_for_their_
     of_sums = lambda params, batch, key: sum((x**2).sum() for x in jax.tree.leaves(params))
     compiled = mw.make_step(of_sums, tx, layout).compile(mw.abstract_state(init, tx, layout), BATCH)
     assert not re.findall("all-to-all|all-gather|collective-permute", compiled.as_text())
+
+
+def test_the_patterns_of_a_thousand_rules_are_compiled_once_each():
+    layout = mw.Layout(mw.make_mesh("data=8"), tuple(mw.match(f"unknown{i}", "data") for i in range(1000)))
+    compiled = []
+
+    def count(frame, event, argument):
+        if event == "call" and frame.f_globals.get("__name__") == "re._compiler":
+            compiled.extend([frame.f_code.co_name] if frame.f_code.co_name == "compile" else [])
+
+    sys.setprofile(count)
+    try:
+        layout.shardings(jax.eval_shape(init(3), jax.random.key(0)))
+    finally:
+        sys.setprofile(None)
+    assert len(compiled) <= 1000

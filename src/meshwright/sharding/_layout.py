@@ -5,6 +5,7 @@ a state that enters as one and leaves as the other would compile twice.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,15 +139,17 @@ class Layout:
         return left_whole(arrays, self.shardings(arrays), self._reasons(arrays))
 
     def _reasons(self, arrays: PyTree) -> dict[str, str]:
-        reasons = {name: self._reason(name, x) for name, x in tree.named_leaves(arrays).items()}
+        telling = [rule for rule in self.rules if isinstance(rule, Reasoned)]
+        reasons = {name: self._reason(name, x, telling) for name, x in tree.named_leaves(arrays).items()}
         return reasons if any(reasons.values()) else {}
 
-    def _reason(self, name: str, x: Any) -> str:
+    def _reason(self, name: str, x: Any, telling: Sequence[Reasoned]) -> str:
         """Return the reason of the rule that decides, or of one that leaves the array whole, if they tell."""
+        if not telling:
+            return ""
         x = jax.ShapeDtypeStruct(x.shape, x.dtype)
         deciding = next((rule for rule in self.rules if rule(name, x, self.mesh) is not None), None)
-        asked = self.rules if deciding is None else (deciding,)
-        told = (rule.why(name, x, self.mesh) for rule in asked if isinstance(rule, Reasoned))
+        told = (rule.why(name, x, self.mesh) for rule in telling if deciding is None or rule is deciding)
         return next(filter(None, told), "")
 
 

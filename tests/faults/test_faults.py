@@ -66,7 +66,7 @@ def nursery(tmp_path_factory):
     package = Path(meshwright.__file__).parent.parent
     environ = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{package}", "JAX_PLATFORMS": "cpu"}
     environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-    command = [sys.executable, "-m", "peers.nursery", str(address)]
+    command = [sys.executable, "-m", "faults.nursery", str(address)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environ, **pipes) as process:
         assert process.stdout.readline() == "open\n"

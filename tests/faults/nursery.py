@@ -15,7 +15,7 @@ import socket
 import sys
 import traceback
 
-from peers import program  # imports all that is needed, before the first fork
+from faults import program  # imports all that is needed, before the first fork
 
 
 class Child:
