@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from models.cases import CASES, Case
 
 import meshwright as mw
-from meshwright.profiling import collectives
+from meshwright.hlo import collectives
 from meshwright.sharding import Rule, device_bytes, place
 
 Tree = Any

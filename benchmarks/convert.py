@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.checkpoint import LazyArray, as_source, export_seqax
+from meshwright.arrays import LazyArray, as_source
+from meshwright.formats import export_seqax
 
 MAX_MB = 400
 FORMATS = ("seqax", "native", "npz", "safetensors", "t5x")

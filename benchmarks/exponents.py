@@ -33,9 +33,11 @@ import optax
 
 import meshwright as mw
 from meshwright import tree
-from meshwright.checkpoint import Checkpoints, open_source, restore, verify
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints
 from meshwright.description import values
 from meshwright.experiment import describe
+from meshwright.formats import open_source, verify
 from meshwright.metrics import jsonl, read_jsonl
 from meshwright.report import list_runs, read_run, summary, write_page
 from meshwright.train import describe_state, state_sizes

@@ -15,20 +15,25 @@ VERSION = {"_version", "__version__"}
 GROUND = {
     "addresses",
     "arguments",
+    "crc32",
     "crc32c",
     "description",
     "documents",
+    "durable",
     "errors",
     "events",
+    "storage",
     "tree",
     "process",
     "when",
 } | VERSION
 FLOORS = [
     GROUND,
-    {"sharding", "input", "metrics", "checkpoint"},
-    {"train", "profiling"},
-    {"adapters", "models", "predict", "report"},
+    {"program", "hlo"},
+    {"sharding", "input", "metrics", "arrays", "profile"},
+    {"train", "checkpoint"},
+    {"formats", "adapters", "predict"},
+    {"models", "report"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},
@@ -39,7 +44,10 @@ FLOORS = [
 MAY_IMPORT = {
     # train is handed its save and its data; it knows neither checkpoints nor sources.
     "train": {"sharding", "metrics"},
-    "profiling": set(),
+    "hlo": set(),
+    "profile": {"hlo"},
+    "program": set(),
+    "checkpoint": {"arrays"},
 }
 LIBRARIES = {"tensorflow", "torch", "flax", "equinox", "orbax", "grain", "tensorstore", "zarr", "PIL"}
 TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}

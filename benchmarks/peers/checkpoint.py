@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.checkpoint import Checkpoints, open_source, restore
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints
+from meshwright.formats import open_source
 
 Tree = Any
 

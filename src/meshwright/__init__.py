@@ -14,16 +14,20 @@ if TYPE_CHECKING:
         adapters,
         addresses,
         arguments,
+        arrays,
         checkpoint,
         errors,
         events,
         experiment,
+        formats,
+        hlo,
         input,
         metrics,
         models,
         plan,
         process,
-        profiling,
+        profile,
+        program,
         report,
         sharding,
         train,
@@ -31,7 +35,8 @@ if TYPE_CHECKING:
         when,
     )
     from meshwright.adapters import functional
-    from meshwright.checkpoint import Checkpoints, open_source, restore
+    from meshwright.arrays import restore
+    from meshwright.checkpoint import Checkpoints
     from meshwright.deployer import Deployer
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import (
@@ -44,10 +49,11 @@ if TYPE_CHECKING:
         open_averages,
         run,
     )
+    from meshwright.formats import open_source
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
-    from meshwright.profiling import tracer
+    from meshwright.profile import tracer
     from meshwright.sharding import (
         Layout,
         auto,
@@ -98,16 +104,20 @@ _ROOMS = (
     "adapters",
     "addresses",
     "arguments",
+    "arrays",
     "checkpoint",
     "errors",
     "events",
     "experiment",
+    "formats",
+    "hlo",
     "input",
     "metrics",
     "models",
     "plan",
     "process",
-    "profiling",
+    "profile",
+    "program",
     "report",
     "sharding",
     "train",
@@ -117,7 +127,8 @@ _ROOMS = (
 
 _NAMES = {
     "adapters": ("functional",),
-    "checkpoint": ("Checkpoints", "open_source", "restore"),
+    "arrays": ("restore",),
+    "checkpoint": ("Checkpoints",),
     "errors": ("MeshwrightError",),
     "experiment": (
         "Evaler",
@@ -129,6 +140,7 @@ _NAMES = {
         "open_averages",
         "run",
     ),
+    "formats": ("open_source",),
     "input": ("Arrays", "batches", "padded_batches"),
     "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": (
@@ -176,7 +188,7 @@ _NAMES = {
     ),
     "deployer": ("Deployer",),
     "predictor": ("Predictor",),
-    "profiling": ("tracer",),
+    "profile": ("tracer",),
     "trainer": ("Trainer",),
     "when": ("Tick", "at", "either", "every", "every_minutes", "never"),
 }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright import checkpoint, events, metrics, profiling, report, train
+from meshwright import checkpoint, events, formats, metrics, profile, report, train
 from meshwright.cli._settings import read_settings
 from meshwright.errors import UsageError
 from meshwright.models import hugging_face
@@ -38,12 +38,12 @@ REFUSE = {
     "metrics.TensorBoard": lambda place: metrics.TensorBoard(place),
     "events.read_scalars": lambda place: events.read_scalars(place, "loss"),
     "checkpoint.best": lambda place: checkpoint.best("loss", "min", events=place),
-    "checkpoint.export_npz": lambda place: checkpoint.export_npz(TREE, place),
-    "checkpoint.export_safetensors": lambda place: checkpoint.export_safetensors(TREE, place),
-    "checkpoint.export_t5x": lambda place: checkpoint.export_t5x(TREE, place, step=0),
+    "formats.export_npz": lambda place: formats.export_npz(TREE, place),
+    "formats.export_safetensors": lambda place: formats.export_safetensors(TREE, place),
+    "formats.export_t5x": lambda place: formats.export_t5x(TREE, place, step=0),
     "models.hugging_face.config": lambda place: hugging_face.config(place),
-    "profiling.find_profiles": lambda place: profiling.find_profiles(place),
-    "profiling.summarize": lambda place: profiling.summarize(place),
+    "profile.find_profiles": lambda place: profile.find_profiles(place),
+    "profile.summarize": lambda place: profile.summarize(place),
     "report.list_runs": lambda place: report.list_runs(place),
     "report.read_run": lambda place: report.read_run(place),
     "train.compile_cache": lambda place: train.compile_cache(place),
@@ -63,8 +63,8 @@ TAKE = {  # what takes addresses, as tests elsewhere show
     "models.hugging_face.export_model",
     "models.hugging_face.open_model",
     "predictor.predict",
-    "profiling.save_hlo",
-    "profiling.tracer",
+    "hlo.save_hlo",
+    "profile.tracer",
     "report.write_comparison",
     "report.write_page",
 }
@@ -91,7 +91,7 @@ def test_predictions_are_refused_before_they_are_made(deployer, tmp_path, monkey
 
 def test_a_profile_whose_address_was_made_a_path_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"as text, gs://…"), profiling.tracer(Path(GS), (1,)):
+    with pytest.raises(UsageError, match=r"as text, gs://…"), profile.tracer(Path(GS), (1,)):
         pass
     assert not list(tmp_path.iterdir())
 

@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints, any_of, best, last, multiples, open_source
+from meshwright.checkpoint import Checkpoints, any_of, best, last, multiples
 from meshwright.cli._launch import launch_local
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.formats import open_source
 from meshwright.when import Tick, every
 
 
@@ -118,7 +119,8 @@ from meshwright import process
 
 cluster = process.start(timeout_seconds=60)
 me = cluster.process_id
-from meshwright.checkpoint import Checkpoints, open_source
+from meshwright.checkpoint import Checkpoints
+from meshwright.formats import open_source
 from meshwright.when import Tick, every
 
 class Share:

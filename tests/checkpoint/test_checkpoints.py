@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from disk import no_room_for_more_than
-from meshwright.checkpoint import Checkpoints, any_of, is_held, last, open_source, restore
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints, any_of, is_held, last
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.formats import open_source
 from meshwright.when import Tick, every
 
 

@@ -10,9 +10,14 @@ import pytest
 import zarr
 
 from meshwright import tree
-from meshwright.checkpoint import open_source, restore
-from meshwright.checkpoint._format import Manifest, Snapshot, commit, layouts, write_part
+from meshwright.arrays import restore
+from meshwright.checkpoint._format._commit import commit
+from meshwright.checkpoint._format._layout import layouts
+from meshwright.checkpoint._format._manifest import Manifest
+from meshwright.checkpoint._format._part import write_part
+from meshwright.checkpoint._format._snapshot import Snapshot
 from meshwright.errors import MeshwrightError
+from meshwright.formats import open_source
 
 
 class Attempt:

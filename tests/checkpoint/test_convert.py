@@ -5,19 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoint.readers import written
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
-from meshwright.checkpoint import (
-    Checkpoints,
-    as_source,
-    convert,
-    diff,
-    open_source,
-    restore,
-    rewritten,
-    verify,
-)
+from formats.readers import written
+from meshwright.arrays import as_source, diff, restore
+from meshwright.checkpoint import Checkpoints, convert, rewritten
 from meshwright.errors import DamagedError, UsageError
+from meshwright.formats import open_source, verify
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import contents, open_source, verify
 from meshwright.errors import CheckpointError, DamagedError
+from meshwright.formats import contents, open_source, verify
 
 
 def seal(fields):

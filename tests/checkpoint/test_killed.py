@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, open_source, restore
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints
+from meshwright.formats import open_source
 
 RUN = """
 import os, signal, sys

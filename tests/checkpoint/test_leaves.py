@@ -13,8 +13,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
-from meshwright.checkpoint import Checkpoints, open_source, restore, restore_lazily
+from meshwright.arrays import restore, restore_lazily
+from meshwright.checkpoint import Checkpoints
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.formats import open_source
 
 
 def draws(keys):

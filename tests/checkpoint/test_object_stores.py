@@ -17,25 +17,20 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from checkpoint.stores import objects
 from meshwright import tree
-from meshwright.checkpoint import (
-    Checkpoints,
-    _kvstore,
-    contents,
-    convert,
-    export_safetensors,
-    last,
-    open_source,
-    pin,
-    restore,
-    verify,
-)
-from meshwright.checkpoint._format import Manifest, Snapshot, commit, layouts, upload_part
-from meshwright.checkpoint._format._manifest import manifest_text
-from meshwright.checkpoint._object_path import ObjectPath, location
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints, convert, last
+from meshwright.checkpoint._format._commit import commit
+from meshwright.checkpoint._format._layout import layouts
+from meshwright.checkpoint._format._manifest import Manifest, manifest_text
+from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.checkpoint._format._upload import upload_part
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.formats import contents, export_safetensors, open_source, pin, verify
+from meshwright.storage import _kvstore
+from meshwright.storage._object_path import ObjectPath, location
 from meshwright.when import Tick, every
+from storage.stores import objects
 
 
 def taken(leaves, arrays, process):
@@ -148,7 +143,7 @@ def test_a_file_longer_than_an_object_may_be_is_cut_and_read_in_blocks(run, monk
         ("_object_bytes", "BLOCK_BYTES", 512),
         ("_object_bytes", "_KEPT", 10),
     ):
-        monkeypatch.setattr(f"meshwright.checkpoint.{module}.{name}", nbytes)
+        monkeypatch.setattr(f"meshwright.storage.{module}.{name}", nbytes)
     state = {"x": np.arange(5000), "y": np.arange(7, dtype=np.int8)}
     with Checkpoints(run) as checkpoints:
         checkpoints.save(1, state)

@@ -7,8 +7,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.checkpoint import Checkpoints, last, open_source, restore
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import CheckpointError, DamagedError
+from meshwright.formats import open_source
 
 DATA_FILE = "data-00000-of-00001.zarr.zip"
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from checkpoint.test_read import DATA_FILE, chunks_of, flip_a_bit
-from meshwright.checkpoint import Checkpoints, last, open_source, verify
+from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import CheckpointError, DamagedError
+from meshwright.formats import open_source, verify
 
 TARGET = {"x": np.zeros(100, int)}
 

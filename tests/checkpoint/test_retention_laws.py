@@ -9,18 +9,8 @@ import math
 
 import pytest
 
-from meshwright.checkpoint import (
-    Checkpoints,
-    always,
-    any_of,
-    best,
-    everything,
-    last,
-    multiples,
-    pin,
-    spaced,
-    unpin,
-)
+from meshwright.checkpoint import Checkpoints, always, any_of, best, everything, last, multiples, spaced
+from meshwright.formats import pin, unpin
 from meshwright.metrics import tensorboard
 
 METRIC = "train/accuracy"

@@ -16,10 +16,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from crash.faults import before_line, refused
-from meshwright.checkpoint import Checkpoints, open_source, restore
-from meshwright.checkpoint._format import Snapshot, layouts, write_part
-from meshwright.checkpoint._format._crc32 import crc32, joined
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoint._format._layout import layouts
+from meshwright.checkpoint._format._part import write_part
+from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.crc32 import crc32, joined
 from meshwright.errors import MeshwrightError
+from meshwright.formats import open_source
 
 NBYTES = 800
 

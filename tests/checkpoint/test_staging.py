@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 
 from disk import no_room_for_more_than
-from meshwright.checkpoint import (
-    LazyArray,
-    as_source,
-    convert,
-    export_npz,
-    export_safetensors,
-    export_seqax,
-    export_t5x,
-    open_source,
-)
+from meshwright.arrays import LazyArray, as_source
+from meshwright.checkpoint import convert
 from meshwright.errors import MeshwrightError, UsageError
+from meshwright.formats import export_npz, export_safetensors, export_seqax, export_t5x, open_source
 
 W = np.random.default_rng(0).random(1 << 20, np.float32)
 EXPORTS = {

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
-from checkpoint.stores import objects
-from meshwright.checkpoint import Checkpoints, last, open_source, restore, verify, verify_all
-from meshwright.checkpoint._object_path import location
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import CheckpointError, DamagedError
+from meshwright.formats import open_source, verify, verify_all
+from meshwright.storage._object_path import location
+from storage.stores import objects
 
 TARGET = {"x": np.zeros(1000, int)}
 

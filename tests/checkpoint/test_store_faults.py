@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from checkpoint.stores import objects
-from meshwright.checkpoint import Checkpoints, _kvstore, last, open_source, restore, verify
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import DamagedError, MeshwrightError
+from meshwright.formats import open_source, verify
+from meshwright.storage import _kvstore
+from storage.stores import objects
 
 STATE = {"x": np.arange(10_000), "y": np.float32([1, np.nan, -0.0])}
 

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.checkpoint._format import Snapshot, layouts, upload_part, write_part
-from meshwright.checkpoint._object_path import location
+from meshwright.checkpoint._format._layout import layouts
+from meshwright.checkpoint._format._part import write_part
+from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.checkpoint._format._upload import upload_part
+from meshwright.storage._object_path import location
 
 STATE = {"a": np.arange(700), "b": np.int8(3), "c": np.arange(9, dtype=np.float32), "none": np.zeros((0, 2))}
 ARRAYS = layouts(STATE, num_processes=1)
@@ -34,7 +37,7 @@ def uploaded(object_bytes, monkeypatch):
     """Return what is there after an upload in objects of so many bytes: data file, and part file."""
     attempt = location(f"memory://upload/{next(numbers)}/0123abcd")
     with monkeypatch.context() as patched:
-        patched.setattr("meshwright.checkpoint._object_file.OBJECT_BYTES", object_bytes)
+        patched.setattr("meshwright.storage._object_file.OBJECT_BYTES", object_bytes)
         upload_part(attempt, ARRAYS, chunks(STATE, ARRAYS), 0, 1)
     data = sorted(path.name for path in attempt.glob(f"{DATA}*"))
     contents = [(attempt / name).read_bytes() for name in data]

@@ -1,7 +1,7 @@
 import zipfile
 
-from meshwright.checkpoint._format._crc32 import crc32
 from meshwright.checkpoint._format._zip import directory, local_header, plan
+from meshwright.crc32 import crc32
 
 
 def test_entries_may_lie_beyond_four_gigabytes(tmp_path):

@@ -28,9 +28,9 @@ import numpy as np
 
 import meshwright as mw
 from cli.damages import change_manifest, damage_run
-from meshwright.checkpoint import verify
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
+from meshwright.formats import verify
 
 MEMORY_BYTES, SECONDS = 500 << 20, 60
 RESUMED = 10

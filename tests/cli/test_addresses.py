@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, open_source
+from meshwright.checkpoint import Checkpoints
 from meshwright.cli import main
+from meshwright.formats import open_source
 
 
 @pytest.fixture

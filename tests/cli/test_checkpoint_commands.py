@@ -8,8 +8,9 @@ import pytest
 from flax import serialization
 
 from checkpoint.test_read import DATA_FILE, flip_a_bit
-from meshwright.checkpoint import Checkpoints, open_source
+from meshwright.checkpoint import Checkpoints
 from meshwright.cli import main
+from meshwright.formats import open_source
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, export_safetensors, open_source
+from meshwright.checkpoint import Checkpoints
 from meshwright.cli import main
+from meshwright.formats import export_safetensors, open_source
 
 STATE = {"params": {"a": {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}}, "step": np.int32(7)}
 

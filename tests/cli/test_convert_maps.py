@@ -12,8 +12,10 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.checkpoint import Checkpoints, as_source, export_safetensors, open_source
+from meshwright.arrays import as_source
+from meshwright.checkpoint import Checkpoints
 from meshwright.cli import main
+from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, hugging_face, t5
 
 GOLDEN = Path(__file__).parents[1] / "models/golden"
@@ -45,14 +47,14 @@ def test_a_run_starts_from_what_was_converted(name, tmp_path):
     target = mw.abstract_state(init, optax.sgd(1), mw.Layout(jax.make_mesh((1,), ("data",))))
     found = mw.from_checkpoint(str(tmp_path), only="params/.*")(target)
     wanted = mw.restore(
-        mw.checkpoint.cast(hugging_face.open_model(GOLDEN / name), [(".*", "float32")]), target.params
+        mw.arrays.cast(hugging_face.open_model(GOLDEN / name), [(".*", "float32")]), target.params
     )
     for leaf, array in mw.tree.named_leaves(wanted).items():
         np.testing.assert_array_equal(found[f"params/{leaf}"], array)
 
 
 def test_of_a_runs_state_only_the_parameters_go_back(tmp_path):
-    ours = mw.checkpoint.load(hugging_face.open_model(GOLDEN / "llama"))
+    ours = mw.arrays.load(hugging_face.open_model(GOLDEN / "llama"))
     with Checkpoints(tmp_path / "run") as checkpoints:
         checkpoints.save(8, {"params": ours, "opt_state": {"mu": np.zeros(3)}, "step": 8})
     config = GOLDEN / "llama/config.json"

@@ -11,8 +11,10 @@ import numpy as np
 from crash.faults import before_line
 from crash.nursery import Child
 from crash.scenarios import check
-from meshwright.checkpoint import Checkpoints, last, open_source, restore
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import UsageError
+from meshwright.formats import open_source
 
 
 def state(step):

@@ -6,9 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from checkpoint.gcs import FakeGcs
-from meshwright.checkpoint import Checkpoints, _kvstore, last, open_source, restore
+from meshwright.arrays import restore
+from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import MeshwrightError
+from meshwright.formats import open_source
+from meshwright.storage import _kvstore
+from storage.gcs import FakeGcs
 
 STEPS = int(os.environ.get("KILLS", "100")) // 5
 RUN = "gs://bucket/run"

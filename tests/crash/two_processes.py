@@ -16,7 +16,8 @@ from crash.faults import before_each_file_operation
 from crash.nursery import Child, report
 from crash.scenarios import check
 from meshwright import process
-from meshwright.checkpoint import Checkpoints, _saving, last, open_source
+from meshwright.checkpoint import Checkpoints, _saving, last
+from meshwright.formats import open_source
 
 
 def values(step):

@@ -93,7 +93,7 @@ def test_reports_are_there_before_the_checkpoint_that_follows_them_is(memory, at
     seen = []
 
     def look(step, values):
-        found = mw.checkpoint.contents(f"{at}/checkpoints").checkpoints
+        found = mw.formats.contents(f"{at}/checkpoints").checkpoints
         there = files(memory, at).get("metrics.jsonl", b"")
         seen.extend((each.step, b'"step": %d, ' % each.step in there) for each in found)
 

@@ -155,7 +155,7 @@ def test_a_pattern_that_is_none_or_matches_nothing_is_an_error():
 
 
 def test_any_source_will_do():
-    source = mw.checkpoint.as_source({"params/body": BODY + 1}, "made by hand")
+    source = mw.arrays.as_source({"params/body": BODY + 1}, "made by hand")
     taken = parts_taken("nowhere", {"body": BODY}, open_with=lambda path: source)
     assert (np.asarray(taken["params/body"]) == 1).all()
 

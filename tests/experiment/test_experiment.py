@@ -189,7 +189,7 @@ def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypat
     mw.run(experiment("run", max_step=2, checkpoints=mw.Save(directory="elsewhere/run")))
     assert mw.run(experiment("run", max_step=4, checkpoints=mw.Save(directory="elsewhere/run"))).step == 4
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert mw.checkpoint.open_source(checkpoints_of("run")).step == 4
+    assert mw.formats.open_source(checkpoints_of("run")).step == 4
     assert checkpoints_of("run") == str(tmp_path / "elsewhere" / "run")
 
 

@@ -157,7 +157,7 @@ def test_reports_have_the_time_of_one_step(tmp_path):
 def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(
     tmp_path, monkeypatch, capsys, peak
 ):
-    monkeypatch.setattr("meshwright.profiling._utilisation.peak_flops", lambda kind, dtype: peak)
+    monkeypatch.setattr("meshwright.program._utilisation.peak_flops", lambda kind, dtype: peak)
     mw.run(experiment(tmp_path))
     first, *reports = mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")
     assert first["model_flops"] == 2 * 2 * 16 * 4 * 2

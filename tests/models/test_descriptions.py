@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import as_source, export_safetensors, open_source
+from meshwright.arrays import as_source
 from meshwright.errors import CheckpointError
+from meshwright.formats import export_safetensors, open_source
 from meshwright.models import hugging_face
 
 GOLDEN = Path(__file__).parent / "golden"

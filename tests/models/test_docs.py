@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import meshwright as mw
-from meshwright.checkpoint import open_source
+from meshwright.formats import open_source
 from meshwright.models import Map, Reshape, Row, Transpose, decoder, hugging_face
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

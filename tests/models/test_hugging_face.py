@@ -11,8 +11,9 @@ import pytest
 
 import meshwright as mw
 from meshwright import tree
-from meshwright.checkpoint import as_source, cast, export_safetensors, open_source
+from meshwright.arrays import as_source, cast
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.models.decoder import Rope
 
@@ -69,7 +70,7 @@ def test_a_tree_is_exported_as_a_checkpoint_of_it_is(mesh, tmp_path):
     cfg, layout = hugging_face.config(GOLDEN / "llama"), mw.Layout(mesh, decoder.RULES)
     target = mw.abstract_state(functools.partial(decoder.init, cfg), optax.sgd(1), layout).params
     source = cast(hugging_face.open_model(GOLDEN / "llama"), [(".*", "float32")])
-    for number, params in enumerate((mw.restore(source, target), mw.checkpoint.load(source))):
+    for number, params in enumerate((mw.restore(source, target), mw.arrays.load(source))):
         place = tmp_path / str(number)
         hugging_face.export_model(params, place, GOLDEN / "llama", dtype="bfloat16")
         assert bits(open_source(place).arrays()) == bits(open_source(GOLDEN / "llama").arrays())

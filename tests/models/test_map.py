@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.checkpoint import LazyArray, as_source
+from meshwright.arrays import LazyArray, as_source
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.models import Map, Reshape, Row, Transpose
 

@@ -11,7 +11,7 @@ import meshwright as mw
 from experiment.runs import EXAMPLES
 from meshwright import plan
 from meshwright.errors import LayoutError, UsageError
-from meshwright.profiling import collectives
+from meshwright.hlo import collectives
 
 RULES = (mw.match("up", "fsdp", "tensor"), mw.match("down", "tensor", "fsdp"))
 ROUND = plan.Rates({"float32": 1e9}, memory=1e9, link=1e9, network=1e8, source="round")

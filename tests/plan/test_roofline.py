@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from meshwright.hlo import Collective
 from meshwright.plan import Rates, Work
 from meshwright.plan._roofline import step_time
-from meshwright.profiling import Collective
 
 RATES = Rates({"bfloat16": 1000.0, "float32": 500.0}, memory=100.0, link=10.0, network=1.0, source="round")
 

@@ -9,8 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from meshwright.hlo import collectives
 from meshwright.plan import traced_costs
-from meshwright.profiling import collectives, count_flops
+from meshwright.program import count_flops
 from meshwright.train import Step
 from plan.steps import F32, GIB, abstract, costs, decoder_costs, descent, layers, layout_of, sent, traced
 

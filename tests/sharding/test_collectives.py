@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import optax
 
 import meshwright as mw
-from meshwright.profiling import collectives
+from meshwright.hlo import collectives
 
 
 def test_the_norm_of_gradients_gathers_nothing(mesh):

@@ -111,7 +111,7 @@ def test_activations_stay_split_by_example_where_the_weights_are_split_by_featur
 
     with jax.set_mesh(layout.mesh):
         text = jax.jit(model).lower(params, ids).compile().as_text()
-    found = mw.profiling.collectives(text, layout.mesh)
+    found = mw.hlo.collectives(text, layout.mesh)
     assert {each.kind for each in found} == {"all-gather"}
     assert sum(each.nbytes for each in found) == 4 * (32 * 64 + 64 * 64)
 
@@ -122,7 +122,7 @@ def test_looking_up_rows_exchanges_the_table_and_no_activations():
     ids = jax.ShapeDtypeStruct((512, 16), jnp.int32, sharding=layout.batch_sharding)
     with jax.set_mesh(layout.mesh):
         found = jax.jit(mw.look_up).lower(table, ids).compile()
-    exchanged = mw.profiling.collectives(found.as_text(), layout.mesh)
+    exchanged = mw.hlo.collectives(found.as_text(), layout.mesh)
     assert {(each.kind, each.axes) for each in exchanged} == {
         ("all-gather", ("fsdp",)),
         ("all-reduce", ("tensor",)),  # each device has half of the rows

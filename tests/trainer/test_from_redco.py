@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from checkpoint.readers import redco
+from formats.readers import redco
 
 NUM_EXAMPLES, BATCH, EPOCHS = 40, 8, 2
 STEPS = NUM_EXAMPLES // BATCH

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from checkpoint.readers.real import FIXTURES, needs_fixtures
+from formats.readers.real import FIXTURES, needs_fixtures
 from meshwright import tree
 
 WORKDIR = "redco/ckpt_dp_adamw_orbax0.12"

@@ -130,7 +130,7 @@ def test_the_learning_rate_is_reported_by_the_step_of_the_optimizer(tmp_path):
 
 @pytest.mark.parametrize("peak", [None, 1e12])
 def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(tmp_path, monkeypatch, peak):
-    monkeypatch.setattr("meshwright.profiling._utilisation.peak_flops", lambda kind, dtype: peak)
+    monkeypatch.setattr("meshwright.program._utilisation.peak_flops", lambda kind, dtype: peak)
     fit(trainer(tmp_path))
     step_flops = 2 * 2 * 16 * 4  # a product and the gradient of its parameters
     rates = [rate for _, rate in reports(tmp_path, "steps_per_second")]

@@ -10,9 +10,9 @@ from typing import Any
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._damage import incomplete
 from meshwright.checkpoint._format import MANIFEST
-from meshwright.checkpoint._object_path import Directory
 from meshwright.documents import check_depth
 from meshwright.errors import UsageError
+from meshwright.storage import Directory
 
 log = logging.getLogger("meshwright")
 

@@ -5,10 +5,10 @@ from typing import Literal
 
 from meshwright.checkpoint._directory import step_path
 from meshwright.checkpoint._format import NativeSource
-from meshwright.checkpoint._object_path import Directory, location
 from meshwright.checkpoint._scores import saved_scores
 from meshwright.errors import CheckpointError
 from meshwright.process import on_lead
+from meshwright.storage import Directory, location
 
 
 def open_best(directory: str | Directory, score: str, mode: Literal["min", "max"]) -> NativeSource:

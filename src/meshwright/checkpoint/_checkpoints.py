@@ -12,28 +12,29 @@ from typing import Any, Self
 import jax
 
 from meshwright import process, tree
+from meshwright.arrays import (
+    Casts,
+    Names,
+    cast_back,
+    cast_dtypes,
+    cast_leaves,
+    keys_as_data,
+    left_out,
+    named_back,
+    read_for,
+    renamed,
+)
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._attempt import begin_attempt
 from meshwright.checkpoint._bookmark import bookmark, rewind
-from meshwright.checkpoint._cast import Casts, cast_dtypes, cast_leaves
-from meshwright.checkpoint._exported import Names
-from meshwright.checkpoint._format import (
-    HOST_NBYTES,
-    Manifest,
-    NativeSource,
-    layouts,
-)
-from meshwright.checkpoint._keys import keys_as_data
-from meshwright.checkpoint._naming import left_out, named_back, renamed
-from meshwright.checkpoint._object_path import Directory, location
-from meshwright.checkpoint._restore import read_for
+from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, layouts
 from meshwright.checkpoint._resume import newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, as_policy
 from meshwright.checkpoint._saving import Saving, start_saving, writer_of
 from meshwright.checkpoint._scores import numbers, remove_old, saved_scores
-from meshwright.checkpoint._transforms import cast_back
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.process import on_lead, together
+from meshwright.storage import Directory, location
 from meshwright.when import Due, Tick, When
 
 log = logging.getLogger("meshwright")

@@ -11,8 +11,18 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import __version__
+from meshwright.arrays import (
+    Arrays,
+    LazyArray,
+    Opened,
+    Source,
+    cast_leaf,
+    compiled,
+    empty_of,
+    floating,
+    spelling_of,
+)
 from meshwright.checkpoint import _directory
-from meshwright.checkpoint._cast import cast_leaf, floating
 from meshwright.checkpoint._format import (
     MANIFEST,
     ArrayLayout,
@@ -25,14 +35,9 @@ from meshwright.checkpoint._format import (
     upload_part,
     write_streamed,
 )
-from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._object_path import Directory, ObjectPath, location
-from meshwright.checkpoint._patterns import compiled
-from meshwright.checkpoint._source import Opened, Source
-from meshwright.checkpoint._spelling import spelling_of
 from meshwright.checkpoint._staging import told_of
-from meshwright.checkpoint._transforms import Arrays, empty_of
 from meshwright.errors import UsageError, listed, nearest
+from meshwright.storage import Directory, ObjectPath, location
 
 PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
 """What the parameters are called, by us, by T5X, by seqax; of others all arrays are taken to be such."""

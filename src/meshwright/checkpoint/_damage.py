@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.checkpoint._format import Manifest, read_manifest
-from meshwright.checkpoint._object_file import wrong_objects
-from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import DamagedError
+from meshwright.storage import Directory, ObjectPath, wrong_objects
 
 
 @dataclass(frozen=True)

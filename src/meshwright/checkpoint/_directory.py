@@ -21,8 +21,8 @@ from pathlib import Path
 from meshwright import process
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
-from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
+from meshwright.storage import Directory, ObjectPath
 
 LOCK, PINNED = ".lock", "PINNED"
 _PROBE = ".probe-"

@@ -14,8 +14,8 @@ import re
 import secrets
 
 from meshwright.checkpoint._format import MANIFEST, read_manifest
-from meshwright.checkpoint._object_path import ObjectPath
 from meshwright.errors import MeshwrightError
+from meshwright.storage import ObjectPath
 
 ASIDE = f"{MANIFEST}.damaged-"
 """How the manifests of checkpoints that were set aside begin."""

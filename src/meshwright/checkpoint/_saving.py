@@ -14,8 +14,8 @@ from meshwright import process
 from meshwright._version import __version__
 from meshwright.checkpoint._directory import discard, final_path
 from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commit, upload_part, write_part
-from meshwright.checkpoint._object_path import Directory, ObjectPath
 from meshwright.errors import MeshwrightError
+from meshwright.storage import Directory, ObjectPath
 
 _OTHERS_SECONDS = 60  # all began at the same time and write about the same amount
 

@@ -6,9 +6,9 @@ from numbers import Real
 
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import read_manifest
-from meshwright.checkpoint._object_path import Directory
 from meshwright.checkpoint._retention import Keep, Scores
 from meshwright.errors import CheckpointError, MeshwrightError
+from meshwright.storage import Directory
 
 
 def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None) -> dict[int, Scores]:

@@ -8,24 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshwright.addresses import is_address
-from meshwright.checkpoint import (
-    Opened,
-    Source,
-    called_as_ours,
-    export_npz,
-    export_safetensors,
-    export_seqax,
-    export_t5x,
-    open_source,
-    rewritten,
-    subtree,
-    t5x_names,
-)
+from meshwright.arrays import Opened, Source, subtree
+from meshwright.checkpoint import called_as_ours, rewritten
 from meshwright.checkpoint import convert as convert_checkpoint
 from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
 from meshwright.cli._train import Result
 from meshwright.errors import UsageError, listed
 from meshwright.experiment import checkpoints_of
+from meshwright.formats import (
+    export_npz,
+    export_safetensors,
+    export_seqax,
+    export_t5x,
+    open_source,
+    t5x_names,
+)
 from meshwright.models import hugging_face
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h

@@ -4,11 +4,12 @@ import argparse
 import math
 from typing import Any
 
-from meshwright.checkpoint import Difference, LazyArray, open_source
-from meshwright.checkpoint import diff as diff_checkpoints
+from meshwright.arrays import Difference, LazyArray
+from meshwright.arrays import diff as diff_checkpoints
 from meshwright.cli._train import Result
 from meshwright.errors import EXIT_DONE, printable
 from meshwright.experiment import checkpoints_of
+from meshwright.formats import open_source
 
 EXIT_DIFFERENT = 1
 

@@ -18,12 +18,12 @@ def hlo(options: argparse.Namespace) -> Result:
     """
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
-    from meshwright import experiment, profiling
+    from meshwright import experiment, hlo
 
     made = build(load(options.target), options.settings, experiment.Experiment)
     with put_at(options.to) as directory:
         ahead = made.compile()
-        files = [join(options.to, Path(file).name) for file in profiling.save_hlo(ahead.compiled, directory)]
+        files = [join(options.to, Path(file).name) for file in hlo.save_hlo(ahead.compiled, directory)]
     told = {field.name: getattr(ahead, field.name) for field in dataclasses.fields(ahead)}
     del told["compiled"]
     return "\n".join([str(ahead), *files]), {"files": files, **told}

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.addresses import local_copy
-from meshwright.checkpoint import LazyArray, contents, find_step, open_source
+from meshwright.arrays import LazyArray
 from meshwright.cli._train import Result
 from meshwright.errors import printable
 from meshwright.experiment import checkpoints_of
+from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
 from meshwright.sharding import human_bytes
 

@@ -5,7 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.checkpoint import Source, as_source, rewritten, subtree
+from meshwright.arrays import Source, as_source, subtree
+from meshwright.checkpoint import rewritten
 from meshwright.cli._target import find
 from meshwright.errors import UsageError
 from meshwright.models import Map, hugging_face

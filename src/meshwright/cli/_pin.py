@@ -2,7 +2,7 @@
 
 import argparse
 
-from meshwright import checkpoint
+from meshwright import formats
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
 from meshwright.experiment import checkpoints_of
@@ -11,7 +11,7 @@ from meshwright.experiment import checkpoints_of
 def pin(options: argparse.Namespace) -> Result:
     """Keep the checkpoint of a step until it is unpinned."""
     path = _path(options)
-    checkpoint.pin(path, options.note)
+    formats.pin(path, options.note)
     return f"{path} is kept until it is unpinned", {"checkpoint": path, "pinned": True}
 
 
@@ -22,11 +22,11 @@ def unpin(options: argparse.Namespace) -> Result:
       InputError: it is not pinned, or not there.
     """
     path = _path(options)
-    if not checkpoint.is_pinned(path):
+    if not formats.is_pinned(path):
         raise InputError(f"{path} is not pinned. `meshwright inspect` of its directory shows what is.")
-    checkpoint.unpin(path)
+    formats.unpin(path)
     return f"{path} is left to the run's retention policy", {"checkpoint": path, "pinned": False}
 
 
 def _path(options: argparse.Namespace) -> str:
-    return str(checkpoint.find_step(checkpoints_of(options.directory), options.step))
+    return str(formats.find_step(checkpoints_of(options.directory), options.step))

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from meshwright import profiling
+from meshwright import profile
 from meshwright.addresses import is_address, local_copy
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
@@ -24,14 +24,14 @@ def trace(options: argparse.Namespace) -> Result:
     return "\n\n".join(map(str, found)), document
 
 
-def _summaries(directory: Path, options: argparse.Namespace) -> list[profiling.Summary]:
+def _summaries(directory: Path, options: argparse.Namespace) -> list[profile.Summary]:
     """Return what is told of each profile; what was copied is called what it is a copy of."""
 
     def original(text: str) -> str:
         return text.replace(str(directory), options.path.rstrip("/")) if is_address(options.path) else text
 
     try:
-        found = [profiling.summarize(file) for file in profiling.find_profiles(directory, options.step)]
+        found = [profile.summarize(file) for file in profile.find_profiles(directory, options.step)]
     except InputError as error:
         raise InputError(original(str(error))) from None
     return [dataclasses.replace(each, file=original(each.file)) for each in found]

@@ -8,10 +8,11 @@ import optax
 from jax.typing import DTypeLike
 
 from meshwright import process
-from meshwright.checkpoint import Source, open_source
+from meshwright.arrays import Source
 from meshwright.deployer import _named
 from meshwright.deployer._contents import info_of, part_of, parts_of, read, save
 from meshwright.deployer._placement import shardings
+from meshwright.formats import open_source
 from meshwright.sharding import place
 from meshwright.tree import PyTree
 

@@ -10,7 +10,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import process, tree
-from meshwright.checkpoint import Checkpoints, as_source, last, restore
+from meshwright.arrays import as_source, restore
+from meshwright.checkpoint import Checkpoints, last
 from meshwright.deployer._plain import plain
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.tree import PyTree

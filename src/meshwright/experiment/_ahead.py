@@ -10,7 +10,7 @@ from meshwright import tree
 from meshwright.errors import MeshwrightError
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts, data_of, mesh_of, on_hardware, parts_of
-from meshwright.profiling import count_flops
+from meshwright.program import count_flops
 from meshwright.sharding import Layout, device_bytes, human_bytes, make_mesh
 from meshwright.tree import PyTree
 
@@ -34,7 +34,7 @@ class AheadOfTime:
     peak_bytes: int
     """All of it together. The new state is written over the old one, where XLA says so, and counts once."""
     flops: float
-    """Floating-point operations, recomputed ones included: of what `profiling.flops` counts of the whole step
+    """Floating-point operations, recomputed ones included: of what `program.flops` counts of the whole step
     the share of a device."""
     bytes_accessed: float | None
     """Bytes read from memory and written to it, as XLA counts them: of a loop's body once. None where it does

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from meshwright.checkpoint import LazyArray, Source, as_source, open_source
+from meshwright.arrays import LazyArray, Source, as_source
 from meshwright.errors import CheckpointError
+from meshwright.formats import open_source
 
 
 def open_averages(path: str) -> Source:

@@ -8,19 +8,10 @@ from typing import Any
 import jax
 
 from meshwright import tree
-from meshwright.checkpoint import (
-    Assign,
-    Casts,
-    Source,
-    cast,
-    find_step,
-    first_matches,
-    open_source,
-    origins,
-    restore,
-)
+from meshwright.arrays import Assign, Casts, Source, cast, first_matches, origins, restore
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.experiment._adapt import Adapt
+from meshwright.formats import find_step, open_source
 from meshwright.train import Builder, Given, TrainState
 
 
@@ -43,7 +34,7 @@ def from_checkpoint(
       step: of a directory of checkpoints that of this step, not the newest, whatever wrote them.
       assign: other names for what is wanted, as `mw.restore` takes them: of a model that becomes a part of
         another, `[(r"params/encoder/(.*)", r"params/\1")]`. One saved array may be assigned to many.
-      casts: other dtypes, as `mw.checkpoint.cast` takes them.
+      casts: other dtypes, as `mw.arrays.cast` takes them.
       adapt: for arrays of other shapes, pairs of a pattern for whole names and a function of the saved array
         and the struct that is wanted, `[("params/position", experiment.truncate())]`; the first that matches
         decides. These are read whole, onto the host.

@@ -9,7 +9,8 @@ import jax
 
 from meshwright.adapters import Functional
 from meshwright.addresses import is_file_name
-from meshwright.checkpoint import HOST_NBYTES, Casts, Keep
+from meshwright.arrays import Casts
+from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.errors import UsageError, listed
 from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
 from meshwright.experiment._stopping import StopEarly

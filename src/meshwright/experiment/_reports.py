@@ -29,7 +29,7 @@ from meshwright.metrics import (
     tee,
     tensorboard,
 )
-from meshwright.profiling import Flops, count_flops, with_known_utilisation, with_utilisation
+from meshwright.program import Flops, count_flops, with_known_utilisation, with_utilisation
 from meshwright.sharding import hardware, mesh_rule
 from meshwright.train import halt_on_divergence, state_sizes
 from meshwright.when import When, either, every

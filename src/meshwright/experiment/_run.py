@@ -32,7 +32,7 @@ from meshwright.experiment._save import checkpoints_for
 from meshwright.experiment._stopping import Stopping
 from meshwright.input import Batches
 from meshwright.metrics import Console, StepTime, Writer, json_number, sync_jsonl, tee
-from meshwright.profiling import Trace, tracer
+from meshwright.profile import Trace, tracer
 from meshwright.train import RUN_AHEAD, TrainState, Watchdog, check_finite, fit, unwatched, watchdog
 from meshwright.when import Tick, asked_once
 

@@ -66,7 +66,7 @@ class Batches:
           ExamplesError: the examples do not stack, or `collate` did not return a batch.
         """
         started = time.perf_counter()
-        with jax.profiler.TraceAnnotation("input wait"):  # the name by which `profiling` knows it
+        with jax.profiler.TraceAnnotation("input wait"):  # the name by which `profile` knows it
             batch, self._position = self._peeked or self._read()
         self._peeked = self._source = None
         self.wait_seconds += time.perf_counter() - started

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from meshwright.checkpoint import LazyArray, Source, as_source, concatenate, stack
+from meshwright.arrays import LazyArray, Source, as_source, concatenate, stack
 from meshwright.errors import CheckpointError, UsageError
 
 

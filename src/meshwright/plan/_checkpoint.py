@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright import tree
-from meshwright.checkpoint import Casts, cast_dtypes
+from meshwright.arrays import Casts, cast_dtypes
 from meshwright.tree import PyTree
 
 

@@ -1,4 +1,4 @@
-"""What is known of accelerators besides their FLOP/s (`profiling.peak_flops`): memory, links, networks.
+"""What is known of accelerators besides their FLOP/s (`program.peak_flops`): memory, links, networks.
 
 By what JAX calls one device. Where it comes from:
 

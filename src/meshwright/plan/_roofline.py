@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from meshwright.hlo import Collective
 from meshwright.plan._chips import Chip
 from meshwright.plan._estimate import Work
-from meshwright.profiling import Collective, peak_flops
+from meshwright.program import peak_flops
 
 COMPUTE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.7, 0.8, 0.8
 """Of the data sheets' figures, what good programs get."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshwright.errors import InputError
 from meshwright.metrics import number
-from meshwright.profiling import DeviceTimes, Summary, find_profiles, summarize
+from meshwright.profile import DeviceTimes, Summary, find_profiles, summarize
 from meshwright.report._html import Html, tag
 from meshwright.report._tables import table
 

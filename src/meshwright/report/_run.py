@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from meshwright import description
 from meshwright.addresses import local_path
-from meshwright.checkpoint import Contents, contents
 from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
+from meshwright.formats import Contents, contents
 from meshwright.metrics import salvage_jsonl
 from meshwright.report._ending import Ending, ending_of
 from meshwright.report._history import (

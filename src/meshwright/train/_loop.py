@@ -56,7 +56,7 @@ def fit(
       evaluate: returns scores, or None when not due.
       log: is given every step's metrics (still on the device) and the scores.
       save: is given the data iterator too, so that a restart continues mid-epoch.
-      trace: wraps the step; see `profiling.tracer`.
+      trace: wraps the step; see `profile.tracer`.
       beat: is told of each turn: progress, and hang detection (`watchdog`).
       stop: True ends the run early, after a last save. Must agree on all processes.
 

@@ -75,7 +75,7 @@ class Step:
         self.compile_seconds = 0.0
         """How long tracing and compiling took."""
         self.jaxpr: Any = None
-        """What was traced, for `profiling.count_flops`, say; None before that."""
+        """What was traced, for `program.count_flops`, say; None before that."""
 
     def __call__(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         """Return the new state and the metrics, which stay on the devices.

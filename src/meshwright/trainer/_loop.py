@@ -12,7 +12,7 @@ from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer import Deployer
 from meshwright.metrics import Console, Values, Writer, logger, tee
-from meshwright.profiling import count_flops, with_known_utilisation, with_utilisation
+from meshwright.program import count_flops, with_known_utilisation, with_utilisation
 from meshwright.train import Step, TrainState, fit, halt_on_divergence, nothing, num_updates
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._schedule import EPOCH, Schedule

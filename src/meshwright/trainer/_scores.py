@@ -11,7 +11,8 @@ import jax
 
 from meshwright import process
 from meshwright.arguments import by_name, declares
-from meshwright.checkpoint import open_best, restore
+from meshwright.arrays import restore
+from meshwright.checkpoint import open_best
 from meshwright.errors import UsageError, nearest
 from meshwright.input import by_epoch, is_indexed
 from meshwright.train import TrainState, Variables, eval_params, only_averages

@@ -11,19 +11,18 @@ checkpoint); a restore through `_read.py`. `_upload.py` writes to object stores,
 `_pieces.py` says what every byte must be, and `_stream.py` writes what is in no memory.
 """
 
+from meshwright.arrays import Bounds, Index, bounds_of, overlapping, slabs
 from meshwright.checkpoint._format._commit import commit
-from meshwright.checkpoint._format._crc32 import crc32
-from meshwright.checkpoint._format._durable import fsync_directory
-from meshwright.checkpoint._format._layout import ArrayLayout, Index, layouts
+from meshwright.checkpoint._format._layout import ArrayLayout, layouts
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint._format._part import data_file_name, part_file_name, write_part
-from meshwright.checkpoint._format._parts import Bounds, bounds_of, overlapping
 from meshwright.checkpoint._format._pieces import Piece, layouts_of, pieces
 from meshwright.checkpoint._format._read import NativeSource
-from meshwright.checkpoint._format._slabs import slabs
 from meshwright.checkpoint._format._snapshot import HOST_NBYTES, Snapshot
 from meshwright.checkpoint._format._stream import write_streamed
 from meshwright.checkpoint._format._upload import upload_part
+from meshwright.crc32 import crc32
+from meshwright.durable import fsync_directory
 
 __all__ = [
     "HOST_NBYTES",

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.checkpoint._format._crc32 import crc32, joined
-from meshwright.checkpoint._format._layout import Index
-from meshwright.checkpoint._object_bytes import AHEAD_BYTES, ObjectBytes
+from meshwright.arrays import Index
+from meshwright.crc32 import crc32, joined
+from meshwright.storage import AHEAD_BYTES, ObjectBytes
 
 _BLOCK = 4 << 20  # bytes
 _NUM_THREADS = 2

@@ -18,8 +18,8 @@ from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, SavedArray
 from meshwright.checkpoint._format._part import data_file_name, part_file_name
 from meshwright.checkpoint._format._publish import name_in_checkpoint, publish
-from meshwright.checkpoint._object_path import Directory, ObjectPath, read_each
 from meshwright.errors import MeshwrightError, PeersError, listed
+from meshwright.storage import Directory, ObjectPath, read_each
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
 _PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount

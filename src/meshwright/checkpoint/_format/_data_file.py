@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.checkpoint._format import _zip
-from meshwright.checkpoint._format._crc32 import crc32, joined
 from meshwright.checkpoint._format._layout import SMALL
 from meshwright.checkpoint._format._plan import Plan
 from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.crc32 import crc32, joined
 
 _WINDOW = 16 << 20
 _NUM_THREADS = 3  # two that copy and checksum, while the third one's window is written

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from meshwright.arrays import Index, LazyArray, grid, row_major
 from meshwright.checkpoint._format import _zarr
-from meshwright.checkpoint._lazy import LazyArray
 from meshwright.errors import UsageError
 
-Index = tuple[slice, ...]
 Holders = tuple[frozenset[int], ...]
 
 SMALL = 1 << 20  # bytes; larger chunks gain nothing from being fewer
@@ -84,23 +83,10 @@ def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
     return writers
 
 
-def grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of chunks along each dimension."""
-    return tuple(-(-size // chunk) for size, chunk in zip(shape, chunk_shape, strict=True))
-
-
 def chunk_number(index: Index, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> int:
     """Return the row-major number of the chunk that begins where `index` begins."""
     position = [(part.start or 0) // chunk for part, chunk in zip(index, chunk_shape, strict=True)]
     return row_major(position, grid(shape, chunk_shape))
-
-
-def row_major(position: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the number of the cell at `position` in a grid of `counts`, counted in row-major order."""
-    number = 0
-    for along_dim, count in zip(position, counts, strict=True):
-        number = number * count + along_dim
-    return number
 
 
 def _check_dtypes(leaves: Mapping[str, Any]) -> None:

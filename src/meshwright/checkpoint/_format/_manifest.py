@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 from meshwright.checkpoint._format._claims import wrong_claim
 from meshwright.checkpoint._format._collector import collector_paused
-from meshwright.checkpoint._object_path import Directory
 from meshwright.documents import parse_json
 from meshwright.errors import CheckpointError, DamagedError
+from meshwright.storage import Directory
 
 MANIFEST = "manifest.json"
 _FORMAT = "meshwright.checkpoint"

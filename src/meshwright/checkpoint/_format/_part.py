@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.checkpoint._format._data_file import write_data_file
-from meshwright.checkpoint._format._durable import write_whole
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._plan import Plan, plan
 from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.durable import write_whole
 
 
 def write_part(

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.checkpoint._format import _zip
-from meshwright.checkpoint._format._crc32 import crc32 as crc32_of
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import Manifest
 from meshwright.checkpoint._format._plan import plan
+from meshwright.crc32 import crc32 as crc32_of
 
 
 class Piece(NamedTuple):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.checkpoint._format import _zarr, _zip
-from meshwright.checkpoint._format._crc32 import crc32
 from meshwright.checkpoint._format._layout import ArrayLayout
+from meshwright.crc32 import crc32
 
 
 @dataclass(frozen=True)

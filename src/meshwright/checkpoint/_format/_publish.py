@@ -3,11 +3,10 @@
 from contextlib import suppress
 from pathlib import Path
 
-from meshwright.checkpoint._format._durable import fsync_directory, write_whole
 from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, manifest_text
-from meshwright.checkpoint._object_file import parts_of
-from meshwright.checkpoint._object_path import Directory, ObjectPath
+from meshwright.durable import fsync_directory, write_whole
 from meshwright.errors import MeshwrightError
+from meshwright.storage import Directory, ObjectPath, parts_of
 
 
 def name_in_checkpoint(temporary: Directory, name: str) -> str:

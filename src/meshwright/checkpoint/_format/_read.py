@@ -9,17 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
-from meshwright.checkpoint._format._layout import Index
 from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
 from meshwright.checkpoint._format._memory import empty
-from meshwright.checkpoint._format._parts import Bounds, as_rows, bounds_of, chunks_of
-from meshwright.checkpoint._lazy import LazyArray
-from meshwright.checkpoint._object_bytes import ObjectBytes
-from meshwright.checkpoint._object_file import parts_of
-from meshwright.checkpoint._object_path import Directory, ObjectPath
-from meshwright.checkpoint._permission import telling_unreadable
 from meshwright.errors import DamagedError
+from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
 
 _SMALL = 1 << 20  # bytes: of less, rows that lie one after the other are read as one
 

@@ -8,13 +8,13 @@ from typing import BinaryIO
 
 import numpy as np
 
+from meshwright.arrays import Index, slabs
 from meshwright.checkpoint._format import _zip
-from meshwright.checkpoint._format._crc32 import crc32
-from meshwright.checkpoint._format._durable import write_whole
-from meshwright.checkpoint._format._layout import ArrayLayout, Index
+from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._part import data_file_name, part_file_name, report
 from meshwright.checkpoint._format._plan import plan
-from meshwright.checkpoint._format._slabs import slabs
+from meshwright.crc32 import crc32
+from meshwright.durable import write_whole
 
 Read = Callable[[str, Index], np.ndarray]
 

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from meshwright.checkpoint._format import _zip
-from meshwright.checkpoint._format._crc32 import crc32
 from meshwright.checkpoint._format._data_file import Filling
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._part import data_file_name, part_file_name, report
 from meshwright.checkpoint._format._plan import Plan, plan
 from meshwright.checkpoint._format._snapshot import Buffer, Snapshot
-from meshwright.checkpoint._object_file import Part, parts_of, put_parts
-from meshwright.checkpoint._object_path import ObjectPath
+from meshwright.crc32 import crc32
+from meshwright.storage import ObjectPath, Part, parts_of, put_parts
 
 
 def upload_part(

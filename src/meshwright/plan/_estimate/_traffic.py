@@ -4,11 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from meshwright.hlo import Collective
 from meshwright.plan._estimate._manual import exchange_of
 from meshwright.plan._estimate._program import Operation, Program, Tie, Value
 from meshwright.plan._estimate._propagation import Propagation, Spec
 from meshwright.plan._estimate._shares import Shares, shared_spec, shares_of
-from meshwright.profiling import Collective
 
 _ADDITIONS = ("add", "add_any")
 _PASSING = ("convert_element_type", "reshape", "sharding_constraint", "squeeze", "transpose")
@@ -193,7 +193,7 @@ class Traffic:
         return bool(moved or gathered)
 
     def _add(self, kind: str, axes: tuple[str, ...], nbytes: int, times: int, source: str) -> None:
-        """Add a collective, with what a device sends of it in a ring, as `profiling.Collective` has it."""
+        """Add a collective, with what a device sends of it in a ring, as `hlo.Collective` has it."""
         axes = tuple(axis for axis in self.specs.sizes if axis in axes)
         n = self.specs.ways(axes)
         rounds = {"all-reduce": 2 * (n - 1), "collective-permute": n}.get(kind, n - 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from meshwright.plan._estimate._program import Operation, Program
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic
-from meshwright.profiling import product_flops
+from meshwright.program import product_flops
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""Which saved array, or fallback value, each wanted leaf gets, and all that does not fit, at once."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright import tree
+from meshwright.arrays._cast import dtype_of
+from meshwright.arrays._keys import is_key, key_type
+from meshwright.arrays._patterns import compiled, first_matches
+from meshwright.arrays._source import Source
+from meshwright.arrays._spelling import spelling_of, stored_names
+from meshwright.errors import CheckpointError, UsageError, nearest
+
+Assign = Sequence[tuple[str, str | None]]
+"""Patterns for whole wanted names, and the saved name each gets, in which `\\1` is a group, or None."""
+
+Fallback = tree.PyTree | Callable[[], tree.PyTree]
+"""Values for what a checkpoint lacks, in a tree that names them as the target does; or how to make it."""
+
+_MAX_SUGGESTIONS = 20  # each compares one name with all others
+
+
+def matched(
+    source: Source, wanted: Mapping[str, Any], assign: Assign, fallback: Fallback | None, ignore: str | None
+) -> dict[str, Any]:
+    """Return for each wanted leaf, by name, the `LazyArray` of the source or the value of the fallback.
+
+    Raises: as `restore`.
+    """
+    saved, from_where = source.arrays(), origins(source, wanted, assign)
+    found = {name: saved[origin] for name, origin in from_where.items() if origin in saved}
+    # An assignment that leads nowhere is a mistake, which no fallback hides.
+    lacking = {name for name, origin in from_where.items() if origin in (None, name) and name not in found}
+    values = _values(fallback) if lacking else {}
+    given = {name: value for name, value in values.items() if name in lacking or name not in wanted}
+    surplus = _surplus(source, from_where, ignore)
+    problems = [
+        *_missing(wanted.keys() - found.keys() - given.keys(), from_where, surplus, fallback),
+        *_unfit(found, wanted, "the checkpoint"),
+        *_unfit(given, wanted, "the fallback"),
+        *(f"{name}: in the fallback, but not wanted" for name in given if name not in wanted),
+        *(f"{name}: in the checkpoint, but not wanted" for name in surplus),
+        *(["nothing of what is wanted is in the checkpoint"] if wanted and not found and given else []),
+    ]
+    if problems:
+        raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
+    return found | given
+
+
+def origins(source: Source, names: Iterable[str], assign: Assign) -> dict[str, str | None]:
+    """Return the name by which `source` has what each wanted name stands for; None for the fallback.
+
+    Raises:
+      UsageError: As `restore` says of `assign`.
+      CheckpointError: Two names cannot be told apart there.
+    """
+    wanted = _assigned(names, assign)
+    stored = stored_names(source, {origin for origin in wanted.values() if origin is not None})
+    return {name: origin and stored[origin] for name, origin in wanted.items()}
+
+
+def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
+    """Return the saved name that each wanted name stands for; None where the fallback is to be taken.
+
+    The first pattern that matches the whole name decides; names that none matches stand for themselves.
+    Source: T5X's `apply_assignment_map`.
+
+    Raises:
+      UsageError: A pattern decides nothing, or a saved name refers to a group that is not there.
+    """
+    names = list(names)
+    decided = first_matches([pattern for pattern, _ in assign], names)
+
+    def origin(name: str) -> str | None:
+        if name not in decided:
+            return name
+        number, found = decided[name]
+        pattern, saved = assign[number]
+        try:
+            return saved if saved is None else found.expand(saved)
+        except (re.error, IndexError) as error:
+            raise UsageError(f"assign: {saved!r} does not go with {pattern!r}: {error}.") from None
+
+    return {name: origin(name) for name in names}
+
+
+def _values(fallback: Fallback | None) -> dict[str, Any]:
+    return tree.named_leaves(fallback() if callable(fallback) else fallback)
+
+
+def _surplus(source: Source, origins: Mapping[str, str | None], ignore: str | None) -> list[str]:
+    ours = spelling_of(source).ours
+    used = set(origins.values()) | {name for name, origin in origins.items() if origin is None}
+    surplus = [name for name in source.arrays() if name not in used]
+    if ignore is None:
+        return surplus
+    ignored = compiled(ignore).fullmatch
+    return [name for name in surplus if not (ignored(name) or ignored(ours(name)))]
+
+
+def _missing(
+    missing: Collection[str],
+    origins: Mapping[str, str | None],
+    surplus: list[str],
+    fallback: Fallback | None,
+) -> list[str]:
+    where = "not in the checkpoint" if fallback is None else "neither in the checkpoint nor in the fallback"
+    lines = []
+    for number, name in enumerate(name for name in origins if name in missing):
+        origin = origins[name]
+        close = nearest(origin, surplus) if origin and number < _MAX_SUGGESTIONS else None
+        hint = f"; did you mean {close}?" if close else ""
+        if origin is None:
+            lines.append(f"{name}: left to the fallback, but not in it")
+        elif origin != name:
+            lines.append(f"{name}: assigned {origin}, which is not in the checkpoint{hint}")
+        else:
+            lines.append(f"{name}: wanted, but {where}{hint}")
+    return lines
+
+
+def _unfit(held: Mapping[str, Any], wanted: Mapping[str, Any], holder: str) -> list[str]:
+    pairs = ((name, held[name], wanted[name]) for name in wanted if name in held)
+    return [line for name, has, wants in pairs for line in _differences(name, has, wants, holder)]
+
+
+def _differences(name: str, held: Any, wanted: Any, holder: str) -> list[str]:
+    (shape, dtype), (wanted_shape, wanted_dtype) = _type(held), _type(wanted)
+    differences = []
+    if shape != wanted_shape:
+        differences.append(f"{name}: shape {shape} in {holder}, {wanted_shape} wanted")
+    if dtype != wanted_dtype:
+        differences.append(f"{name}: dtype {dtype} in {holder}, {wanted_dtype} wanted")
+    return differences
+
+
+def _type(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the name of the dtype of a leaf; of PRNG keys, of their data."""
+    if is_key(leaf):
+        impl, shape = key_type(leaf)
+        return shape, f"key<{impl}>"
+    if getattr(leaf, "key_impl", None):
+        return leaf.shape, f"key<{leaf.key_impl}>"
+    return np.shape(leaf), dtype_of(leaf).name

@@ -1,0 +1,31 @@
+"""Checkpoints of every known format: opened, verified, listed, exported."""
+
+from meshwright.formats._contents import Contents, Listed, contents
+from meshwright.formats._export_npz import export_npz
+from meshwright.formats._export_safetensors import export_safetensors
+from meshwright.formats._export_seqax import export_seqax
+from meshwright.formats._export_t5x import export_t5x, t5x_names
+from meshwright.formats._open import find_step, open_source
+from meshwright.formats._pins import is_pinned, pin, unpin
+from meshwright.formats._verify import verify, verify_all
+from meshwright.formats.readers import open_t5x, open_tensorflow
+
+__all__ = [
+    "Contents",
+    "Listed",
+    "contents",
+    "export_npz",
+    "export_safetensors",
+    "export_seqax",
+    "export_t5x",
+    "find_step",
+    "is_pinned",
+    "open_source",
+    "open_t5x",
+    "open_tensorflow",
+    "pin",
+    "t5x_names",
+    "unpin",
+    "verify",
+    "verify_all",
+]

@@ -1,0 +1,71 @@
+"""A checkpoint or a tree -> NumPy's npz: a ZIP file with a `.npy` for each array, as `numpy.load` reads it.
+
+Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+"""
+
+import math
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from meshwright import tree
+from meshwright.arrays import Chosen, Names, Source, TreeSource, chosen, local, readable, refuse_dtypes, slabs
+from meshwright.checkpoint import staged
+from meshwright.durable import fsync_directory
+from meshwright.errors import UsageError
+from meshwright.process import on_lead
+
+_LARGE = 1 << 30  # bytes, from which on a member of a ZIP file needs longer numbers; it does at twice as many
+
+
+def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names: Names | None = None) -> Path:
+    """Write arrays into one file, `.npz`, and return its path.
+
+    Collective: process 0 reads and writes, 16 MiB at a time, and all return when it is done. The file
+    appears when it is whole.
+
+    Args:
+      tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
+      file: Where to; `.npz` is added where it is not there.
+      names: From our name of an array to the one in the file, or to None, which leaves it out. Without it,
+        they are ours.
+
+    Raises:
+      UsageError: The file is there, nothing is to be written, two arrays would have one name, NumPy has no
+        type for one, or an array lies on other processes too.
+      CheckpointError: A piece of the checkpoint is damaged.
+    """
+    path = local(file)
+    path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
+    source = readable(tree_or_source)
+    arrays = chosen(source.arrays(), names or str)
+    refuse_dtypes("npz", arrays)
+    return Path(on_lead(lambda: _write(source, path, arrays)))
+
+
+def _write(source: Source | TreeSource, path: Path, arrays: Mapping[str, Chosen]) -> str:
+    with staged(path) as place:
+        if path.exists():
+            raise UsageError(f"{path} is there already; give another name, or move it away.")
+        with (place / path.name).open("wb") as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, each in arrays.items():
+                    _write_array(archive, name, source, each)
+            file.flush()
+            os.fsync(file.fileno())
+        (place / path.name).rename(path)
+        fsync_directory(path.parent)
+    return str(path)
+
+
+def _write_array(archive: zipfile.ZipFile, name: str, source: Source | TreeSource, each: Chosen) -> None:
+    shape, dtype = each.array.shape, each.array.dtype
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    is_large = math.prod(shape) * dtype.itemsize >= _LARGE
+    with archive.open(f"{name}.npy", "w", force_zip64=is_large) as npy:
+        np.lib.format.write_array_header_1_0(npy, header)
+        for slab in slabs(shape, dtype.itemsize):
+            npy.write(np.ascontiguousarray(source.read(each.name, slab)).reshape(-1).view(np.uint8).data)

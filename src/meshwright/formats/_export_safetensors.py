@@ -1,0 +1,201 @@
+"""A checkpoint or a tree -> safetensors, as Hugging Face tools read it.
+
+    model.safetensors                      where one file suffices, or
+    model-00001-of-00002.safetensors       some of the arrays
+    model-00002-of-00002.safetensors       the others
+    model.safetensors.index.json           {"metadata": {"total_size": bytes}, "weight_map": {array: file}}
+
+Source: the loaders of the `transformers` and `huggingface_hub` packages, which look for the single
+file first and then for the index.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshwright import tree
+from meshwright.arrays import Names, Source, TreeSource, converted, floating, local, readable, type_name
+from meshwright.checkpoint import staged
+from meshwright.durable import fsync_directory, write_whole
+from meshwright.errors import UsageError, listed
+from meshwright.formats import _safetensors
+from meshwright.process import on_lead
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_PART_BYTES = 1 << 24  # what of one array is in memory at a time
+_NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
+_METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
+
+
+def export_safetensors(
+    tree_or_source: tree.PyTree | Source,
+    directory: str | Path,
+    *,
+    max_shard_bytes: int = 5_000_000_000,
+    names: Names | None = None,
+    dtype: Any = None,
+    metadata: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write arrays into `directory` as sharded safetensors with an index, and return the files' paths.
+
+    Collective: process 0 reads and writes, a part of an array at a time, and all return when it is done.
+    The files appear in `directory`, beside what is there, when all of them are whole.
+
+    Args:
+      tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
+      max_shard_bytes: The arrays of one file do not exceed this, but for one array that does so alone.
+      names: From our name of an array to the one in the file, or to None, which leaves it out.
+        Without it, they are ours with `.` for `/`.
+      dtype: What floating-point arrays are converted to; others stay as they are, but for integers
+        narrower than a byte, which the format lacks: they become bytes.
+      metadata: Text to go into the files, beside `{"format": "pt"}`, which loaders ask for.
+
+    Raises:
+      UsageError: Nothing is to be written, two arrays would have one name, the format has no type for
+        one, an array lies on other processes too, `directory` holds such files already, or
+        cannot be written to.
+      CheckpointError: A piece of the checkpoint is damaged.
+    """
+    place = local(directory)
+    source = readable(tree_or_source)
+    ours, arrays = _plan(source.arrays(), names or _with_dots, None if dtype is None else floating(dtype))
+    head = _checked_metadata(metadata or {})
+
+    def write() -> list[str]:
+        return _write(source, place, ours, arrays, max_shard_bytes, head)
+
+    return [Path(path) for path in on_lead(write)]
+
+
+def _with_dots(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _plan(
+    saved: Mapping[str, Any], names: Names, dtype: np.dtype | None
+) -> tuple[dict[str, str], _safetensors.Arrays]:
+    """Return, by the name in the file, our name of each array and what it is in the file."""
+    theirs = {name: names(name) for name in saved}
+    wanted = {name: new for name, new in theirs.items() if new is not None}
+    arrays = {
+        name: jax.ShapeDtypeStruct(saved[name].shape, _dtype_in_file(saved[name].dtype, dtype))
+        for name in wanted
+    }
+    _check(wanted, arrays)
+    return {new: name for name, new in wanted.items()}, {new: arrays[name] for name, new in wanted.items()}
+
+
+def _dtype_in_file(saved: Any, wanted: np.dtype | None) -> Any:
+    if wanted is not None and jnp.issubdtype(saved, jnp.floating):
+        return wanted
+    return np.dtype(_NARROW[saved.name]) if saved.name in _NARROW else saved
+
+
+def _check(wanted: Mapping[str, str], arrays: _safetensors.Arrays) -> None:
+    if not wanted:
+        raise UsageError("there is nothing to export: no array was chosen.")
+    sharing: dict[str, list[str]] = {}
+    for name, new in wanted.items():
+        sharing.setdefault(new, []).append(name)
+    doubles = {new: several for new, several in sharing.items() if len(several) > 1}
+    problems = [f"{listed(several)} would all be called {new}" for new, several in doubles.items()]
+    problems += [
+        f"{name} cannot be called {new}" for name, new in wanted.items() if new == _safetensors.METADATA
+    ]
+    problems += [
+        f"{name} is of type {type_name(array)}, which safetensors has not"
+        for name, array in arrays.items()
+        if array.dtype.name not in _safetensors.DTYPES
+    ]
+    if problems:
+        raise UsageError(
+            "cannot export to safetensors:\n  " + "\n  ".join(problems) + "\nGive `names` to call arrays "
+            "otherwise or to leave some out (None), or a `dtype` to convert to."
+        )
+
+
+def _checked_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    unfit = [key for key, value in metadata.items() if not isinstance(key, str) or not isinstance(value, str)]
+    if unfit:
+        raise UsageError(
+            f"the metadata of safetensors is text, but that of {listed(map(str, unfit))} is not."
+        )
+    return _METADATA | dict(metadata)
+
+
+def _write(
+    source: Source | TreeSource,
+    directory: Path,
+    ours: Mapping[str, str],
+    arrays: _safetensors.Arrays,
+    max_shard_bytes: int,
+    metadata: Mapping[str, str],
+) -> list[str]:
+    """Write all files elsewhere, then put them in place: first the index, which says whether all are."""
+    shards = _shards(arrays, max_shard_bytes)
+    with staged(directory / SINGLE) as place:
+        _refuse_to_mix(directory)
+        for name, shard in shards.items():
+            _safetensors.write_file(place / name, shard, _reader(source, ours, shard), metadata)
+        if len(shards) > 1:
+            write_whole(directory / INDEX, _index(shards))
+        for name in shards:
+            (place / name).rename(directory / name)
+        fsync_directory(directory)
+    return [str(directory / name) for name in shards]
+
+
+def _refuse_to_mix(directory: Path) -> None:
+    there = sorted(path.name for path in directory.glob("model*.safetensors*"))
+    if there:
+        raise UsageError(
+            f"{directory} holds {listed(there)} already, and loaders would mix them with new ones. "
+            "Remove them, or export into another directory."
+        )
+
+
+def _shards(arrays: _safetensors.Arrays, max_bytes: int) -> dict[str, _safetensors.Arrays]:
+    """Deal the arrays out to files, in their order."""
+    shards: list[dict[str, jax.ShapeDtypeStruct]] = [{}]
+    room = max_bytes
+    for name, array in arrays.items():
+        nbytes = _safetensors.nbytes(array)
+        if shards[-1] and nbytes > room:
+            shards.append({})
+            room = max_bytes
+        shards[-1][name] = array
+        room -= nbytes
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {f"model-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, 1)}
+
+
+def _reader(
+    source: Source | TreeSource, ours: Mapping[str, str], arrays: _safetensors.Arrays
+) -> Callable[[str], Iterator[np.ndarray]]:
+    """Return a function that yields one array in parts: rows, as many as are not too many bytes."""
+
+    def read(name: str) -> Iterator[np.ndarray]:
+        array = arrays[name]
+        if not array.shape:
+            yield converted(name, source.read(ours[name], ()), array.dtype)
+            return
+        num_rows, rest = array.shape[0], (slice(None),) * (len(array.shape) - 1)
+        at_a_time = max(1, _PART_BYTES * num_rows // max(1, _safetensors.nbytes(array)))
+        for start in range(0, num_rows, at_a_time):
+            rows = slice(start, min(start + at_a_time, num_rows))
+            yield converted(name, source.read(ours[name], (rows, *rest)), array.dtype)
+
+    return read
+
+
+def _index(shards: Mapping[str, _safetensors.Arrays]) -> bytes:
+    total = sum(_safetensors.nbytes(array) for shard in shards.values() for array in shard.values())
+    weight_map = {name: file for file, shard in shards.items() for name in shard}
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode()

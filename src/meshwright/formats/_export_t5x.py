@@ -1,0 +1,240 @@
+"""A checkpoint or a tree -> T5X's format, version 3, which `readers/_t5x.py` describes.
+
+Arrays lie beside the tree, in zarr v2 with gzip, which T5X of every age reads; scalars, and what has no
+values, in the tree.
+
+Source: `checkpoints.py` of github.com/google-research/t5x.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from meshwright import tree
+from meshwright.arrays import (
+    Chosen,
+    Index,
+    Names,
+    Source,
+    TreeSource,
+    chosen,
+    converted,
+    empty_of,
+    floating,
+    is_of_numpy,
+    local,
+    readable,
+    refuse_dtypes,
+)
+from meshwright.checkpoint import staged
+from meshwright.durable import fsync_directory, write_whole
+from meshwright.errors import UsageError, listed
+from meshwright.formats._deflate import gzipped
+from meshwright.formats._msgpack import packed
+from meshwright.process import on_lead
+
+_CHUNK_NBYTES = 64 << 20
+_COMPRESSOR = {"id": "gzip", "level": 1}
+_OURS = [
+    (re.compile(r"params/(.*)"), r"target/\1"),
+    (re.compile(r"step"), r"state/step"),
+    (re.compile(r"opt_state/(.*)"), r"state/param_states/\1"),
+    (re.compile(r"model_state/(.*)"), r"flax_mutables/\1"),
+    (re.compile(r"((?:target|state|flax_mutables)/.*)"), r"\1"),
+]
+_STEP, _LAST_STEP = "state/step", (1 << 31) - 1
+_NOT_OF_NUMPY = {
+    "bfloat16",
+    "int4",
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+}
+"""What TensorStore has besides, and calls so."""
+
+
+def t5x_names(name: str) -> str | None:
+    """Return what T5X calls one of our leaves; None for what it has no place for, such as the seed.
+
+    Names of T5X stay as they are.
+    """
+    found = ((pattern.fullmatch(name), theirs) for pattern, theirs in _OURS)
+    return next((match.expand(theirs) for match, theirs in found if match), None)
+
+
+def export_t5x(
+    tree_or_source: tree.PyTree | Source,
+    directory: str | Path,
+    *,
+    step: int,
+    names: Names = t5x_names,
+    dtype: DTypeLike | None = None,
+) -> Path:
+    """Write `directory/checkpoint_{step}`, which T5X restores, and return its path.
+
+    Collective: process 0 reads and writes, a few chunks at a time, and all return when it is done. The
+    checkpoint appears when it is whole.
+
+    Args:
+      tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
+      step: What the checkpoint is called by, and what T5X will take for the step of its state.
+      names: From our name of an array to T5X's, or to None, which leaves it out.
+      dtype: What floating-point parameters, `target/…`, are cast to. The optimizer's state stays as it is.
+
+    Raises:
+      UsageError: The step is there already, or cannot be T5X's; nothing is to be written; two arrays would
+        have one name or one directory; T5X has no such dtype, or a number does not fit into it; or an array
+        lies on other processes too.
+      DamagedError: A piece of the checkpoint is damaged.
+    """
+    final = local(directory) / f"checkpoint_{step}"
+    if not 0 <= step <= _LAST_STEP:
+        raise UsageError(f"step {step} is none of T5X's, which are of 32 bits: from 0 to {_LAST_STEP}.")
+    source = readable(tree_or_source)
+    arrays = _chosen(source.arrays(), names)
+    # T5X restores a state only if it has all its parts, those without arrays too.
+    empty = {theirs: node for name, node in empty_of(source).items() if (theirs := names(name))}
+    rest = {**empty, _STEP: np.array(step, np.int32)}
+    dtypes = _dtypes(arrays, None if dtype is None else floating(dtype))
+
+    def write() -> str:
+        with staged(final) as place:
+            if final.exists():
+                raise UsageError(
+                    f"{final} is there already; give another directory or step, or move it away."
+                )
+            made = place / final.name
+            made.mkdir()
+            write_whole(made / "checkpoint", packed(_written(source, arrays, dtypes, rest, made)))
+            fsync_directory(made)
+            made.rename(final)
+            fsync_directory(final.parent)
+        return str(final)
+
+    return Path(on_lead(write))
+
+
+def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
+    """Return the arrays that are to be written, by T5X's names.
+
+    Raises:
+      UsageError: They do not make a state of T5X.
+    """
+    if all(names(name) is None for name in saved):
+        raise UsageError(
+            f"there are no parameters of T5X among {listed(saved) or 'nothing'}: it has them under target/. "
+            "Give `names`, ours to T5X's, or a map to `convert --map`."
+        )
+    arrays = chosen(saved, names)
+    folders: dict[str, str] = {}
+    for name, each in arrays.items():
+        if (other := folders.setdefault(_folder(name), each.name)) != each.name:
+            raise UsageError(
+                f"{other} and {each.name} would lie in one directory, {_folder(name)}: give `names`."
+            )
+        above = ("/".join(name.split("/")[:depth]) for depth in range(1, name.count("/") + 1))
+        if leaf := next((arrays[prefix] for prefix in above if prefix in arrays), None):
+            raise UsageError(f"{each.name} would lie within {leaf.name}, an array: give `names`.")
+    return arrays
+
+
+def _folder(name: str) -> str:
+    return ".".join(tree.keys_of(name)).replace("/", ".")
+
+
+def _dtypes(arrays: Mapping[str, Chosen], wanted: np.dtype | None) -> dict[str, np.dtype]:
+    """Return what each array is written as.
+
+    Raises:
+      UsageError: T5X has no such dtype.
+    """
+    refuse_dtypes("T5X", arrays, _accepts)
+    saved = {name: np.dtype(each.array.dtype) for name, each in arrays.items()}
+    return {
+        name: wanted
+        if wanted and name.startswith("target/") and jnp.issubdtype(dtype, jnp.floating)
+        else dtype
+        for name, dtype in saved.items()
+    }
+
+
+def _accepts(dtype: Any) -> bool:
+    # It takes uint16 for bfloat16 that is stored as version 2 did, and refuses it.
+    return (is_of_numpy(dtype) and dtype.name != "uint16") or dtype.name in _NOT_OF_NUMPY
+
+
+def _written(
+    source: Source | TreeSource,
+    arrays: Mapping[str, Chosen],
+    dtypes: Mapping[str, np.dtype],
+    rest: Mapping[str, Any],
+    directory: Path,
+) -> dict[str, Any]:
+    """Write the arrays that lie beside the tree, and return the tree, which has `rest` too."""
+    leaves = dict(rest)
+    for name, each in sorted(arrays.items()):
+        shape, dtype = each.array.shape, dtypes[name]
+        piece = getattr(each.array, "chunk_shape", shape)
+
+        def read(index: Index, name: str = each.name, dtype: np.dtype = dtype) -> np.ndarray:
+            return converted(name, np.asarray(source.read(name, index)), dtype)
+
+        if shape and math.prod(shape):
+            leaves[name] = _write_array(directory / _folder(name), shape, piece, dtype, read)
+        elif name != _STEP:
+            leaves[name] = read((slice(None),) * len(shape))
+    state = tree.nested(leaves)
+    return {"version": 3, "optimizer": {"target": {}, **state}}
+
+
+def _write_array(
+    folder: Path,
+    shape: tuple[int, ...],
+    piece: tuple[int, ...],
+    dtype: np.dtype,
+    read: Callable[[Index], np.ndarray],
+) -> dict[str, Any]:
+    """Write an array, which lies in such pieces, and return the spec by which T5X finds it."""
+    chunks = chunk_shape(piece, _CHUNK_NBYTES // dtype.itemsize)
+    folder.mkdir()
+
+    # One after the other, as each that is read takes up to three times its bytes while that lasts.
+    for place in itertools.product(
+        *(range(size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+    ):
+        index = tuple(slice(at * size, (at + 1) * size) for at, size in zip(place, chunks, strict=True))
+        write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
+    metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
+    write_whole(folder / ".zarray", json.dumps(metadata | _zarr(dtype)).encode())
+    fsync_directory(folder)
+    kvstore = {"driver": "file", "path": f"{folder.name}/"}
+    return {"driver": "zarr", "dtype": dtype.name, "kvstore": kvstore, "metadata": metadata}
+
+
+def _zarr(dtype: np.dtype) -> dict[str, Any]:
+    name = dtype.str if is_of_numpy(dtype) else dtype.name
+    constant = {"fill_value": None, "filters": None, "order": "C", "zarr_format": 2}
+    return {"dtype": name, "dimension_separator": ".", **constant}
+
+
+def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
+    """Return chunks of no more than so many values, as T5X cuts them: its `_choose_chunk_shape`.
+
+    The largest dimension, the first of equal ones, is lowered to its next smaller divisor until it is enough.
+    """
+    chunks = list(shape)
+    while math.prod(chunks) > num_values:
+        dim = chunks.index(max(chunks))
+        chunks[dim] = next(size for size in range(chunks[dim] - 1, 0, -1) if shape[dim] % size == 0)
+    return tuple(chunks)
+
+
+def _compressed(chunk: np.ndarray) -> Iterator[bytes]:
+    # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
+    return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])

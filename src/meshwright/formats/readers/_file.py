@@ -1,0 +1,146 @@
+"""A file of another system, local or in an object store, of which parts are read."""
+
+import io
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from meshwright.documents import check_depth, parse_json
+from meshwright.errors import DamagedError
+from meshwright.storage import Directory, ObjectBytes, ObjectPath, Part, size_of
+
+
+class File:
+    """The bytes of one file, sliced; it may be on several threads."""
+
+    def __init__(self, path: Directory, nbytes: int | None = None):
+        """Open it. It has `nbytes`, where that is known from elsewhere.
+
+        Raises:
+          DamagedError: It is not there, or of another size.
+        """
+        self.path = path
+        try:
+            self.nbytes = _size(path, nbytes)
+        except FileNotFoundError:
+            raise DamagedError(f"{path} is missing. Copy it again.") from None
+        if nbytes not in (None, self.nbytes):
+            raise self.damaged(f"it has {self.nbytes} bytes and should have {nbytes}")
+        self._bytes = _remote(path, self.nbytes) if isinstance(path, ObjectPath) else _local(self, path)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """Return the bytes of `part`, a slice with both ends, in memory of their own.
+
+        Raises:
+          DamagedError: The file ends before, or begins behind it.
+        """
+        if part.start < 0:
+            raise self.damaged(f"something should begin {-part.start} bytes before it")
+        if part.stop > self.nbytes:
+            raise self.damaged(f"it ends at byte {self.nbytes}, and should go on to {part.stop} at least")
+        if isinstance(self._bytes, ObjectBytes):
+            return self._bytes[part]
+        return self._pread(self._bytes, part)
+
+    def stream(self) -> io.RawIOBase:
+        """Return it as a file that can be read and sought in, for one thread."""
+        return _Stream(self)
+
+    def damaged(self, how: str) -> DamagedError:
+        """Return the error that says what is wrong with the file."""
+        return DamagedError(f"{self.path} is damaged: {how}. Copy it again.")
+
+    def _pread(self, file: int, part: slice) -> np.ndarray:
+        room = np.empty(part.stop - part.start, np.uint8)
+        done = 0
+        while done < len(room):
+            count = os.preadv(file, [room[done:].data], part.start + done)
+            if not count:
+                raise self.damaged("it became shorter while it was read")
+            done += count
+        return room
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, file: File):
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.nbytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, room: Any, /) -> int:
+        content = self._file[self._at : max(self._at, min(self._at + len(room), self._file.nbytes))]
+        room[: len(content)] = content.data
+        self._at += len(content)
+        return len(content)
+
+
+def head(path: Directory, nbytes: int) -> bytes:
+    """Return the first bytes of a file, fewer where it is shorter; none where there is no file."""
+    if isinstance(path, ObjectPath):
+        return _remote_head(path, nbytes)
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(nbytes)
+
+
+def read_json(path: Directory) -> Any:
+    """Return what a file of JSON says.
+
+    Raises:
+      FileNotFoundError: It is not there.
+      DamagedError: It is not JSON.
+    """
+    try:
+        found = parse_json(path.read_bytes())
+        check_depth(found)
+        return found
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: {error}. Copy it again.") from None
+
+
+def read_document(path: Directory) -> dict[str, Any]:
+    """Return what a file of JSON says, which is a dictionary.
+
+    Raises:
+      FileNotFoundError: It is not there.
+      DamagedError: It is not such a file.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise DamagedError(f"{path} is damaged: it holds no dictionary. Copy it again.")
+    return content
+
+
+def _remote_head(path: ObjectPath, nbytes: int) -> bytes:
+    if not path.is_file():
+        return b""
+    part = Part(path, 0, nbytes)
+    return part.answer(request) if part.has(request := part.request(0, nbytes)) else path.read_bytes()
+
+
+def _size(path: Directory, nbytes: int | None) -> int:
+    if isinstance(path, ObjectPath):  # whose end is looked at when some of it is read
+        return size_of(path) if nbytes is None else nbytes
+    return path.stat().st_size
+
+
+def _remote(path: ObjectPath, nbytes: int) -> ObjectBytes:
+    return ObjectBytes([Part(path, 0, nbytes)])
+
+
+def _local(file: File, path: Directory) -> int:
+    opened = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+    weakref.finalize(file, os.close, opened)
+    return opened

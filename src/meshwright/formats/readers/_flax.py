@@ -1,0 +1,71 @@
+"""Trees that `flax.serialization.to_bytes` wrote: a file, several with an index, or one for each step.
+
+    flax_model.msgpack                      as Hugging Face's Flax models were kept
+    flax_model-00001-of-00002.msgpack       or these, and flax_model.msgpack.index.json
+    checkpoint_100                          as `flax.training.checkpoints` called them
+
+Lists and tuples are dictionaries there, by number. Text is no array and is given as `extra`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright import tree
+from meshwright.arrays import LazyArray, in_memory
+from meshwright.errors import DamagedError
+from meshwright.formats.readers._flax_msgpack import is_map, read_tree
+from meshwright.formats.readers._index import read_index
+from meshwright.formats.readers._reader import Foreign, Reader
+from meshwright.formats.readers._steps import complete_in, step_of, steps_in
+from meshwright.formats.readers._t5x import refuse_version_0
+from meshwright.storage import Directory
+
+_INDEX = "*.msgpack.index.json"
+
+
+def _recognises(place: Directory) -> bool:
+    return any(place.glob(_INDEX)) or bool(_files(place))
+
+
+def _files(place: Directory) -> list[Directory]:
+    """Return the file of the checkpoint at `place`, of the newest step if there are several."""
+    if not place.is_dir():
+        return [place] if is_map(place) else []
+    single = [file for file in place.glob("*.msgpack") if is_map(file)]
+    return single if len(single) == 1 else steps_in(place, is_map)[-1:]
+
+
+def _open(place: Directory) -> Foreign:
+    if indices := sorted(place.glob(_INDEX), key=str):
+        return _opened(place, _indexed(place, indices[0]))
+    (file,) = _files(place)
+    content = read_tree(file)
+    refuse_version_0(content, file)
+    return _opened(file, tree.named_leaves(content))
+
+
+def _indexed(place: Directory, index: Directory) -> dict[str, Any]:
+    """Return the leaves of several files, each from the one that the index names."""
+    files, _ = read_index(index)
+    found = {file: tree.named_leaves(read_tree(place / file)) for file in sorted(set(files.values()))}
+    named = {tree.name_of(name.split("/")): file for name, file in files.items()}
+    if missing := [name for name, file in named.items() if name not in found[file]]:
+        raise DamagedError(f"{place / named[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
+    return {name: found[file][name] for name, file in named.items()}
+
+
+def _opened(path: Directory, leaves: Mapping[str, Any]) -> Foreign:
+    texts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, str | bytes)}
+    held = {
+        name: leaf if isinstance(leaf, LazyArray) else in_memory(leaf)
+        for name, leaf in leaves.items()
+        if name not in texts
+    }
+    return Foreign(path, READER.name, held, step_of(path.name), extra=texts)
+
+
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(steps_in(place, is_map), is_map)
+
+
+READER = Reader("Flax msgpack", _recognises, _open, _steps)

@@ -1,0 +1,78 @@
+"""A LevelDB table: an immutable file of keys, in order, and values.
+
+    data blocks, then blocks of metadata, then the index: where each data block lies, by a key behind its last
+      entries               bytes shared with the key before, more of the key, length of the value (varints),
+                            the rest of the key, the value
+      restarts              where keys share nothing, 4 bytes each, and how many there are, 4 bytes
+      compression, CRC      1 byte, 0 or 1 for Snappy; 4 bytes, the masked CRC-32C of all before it
+    footer, 48 bytes        where metadata and index lie (offset and size, varints), and a magic number
+
+Source: github.com/google/leveldb/blob/main/doc/table_format.md.
+"""
+
+from collections.abc import Iterator
+
+from meshwright.crc32c import masked_crc32c
+from meshwright.formats.readers._file import File
+from meshwright.formats.readers._snappy import decompressed
+from meshwright.formats.readers._varint import varint
+
+MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
+
+_FOOTER, _TRAILER = 48, 5
+_NONE, _SNAPPY = 0, 1
+
+
+def is_table(file: File) -> bool:
+    """Say whether a file ends as a table does."""
+    return file.nbytes >= _FOOTER and file[file.nbytes - 8 : file.nbytes].tobytes() == MAGIC
+
+
+def read_table(file: File) -> dict[bytes, bytes]:
+    """Return what a table holds.
+
+    Raises:
+      DamagedError: It is not what was written.
+    """
+    if not is_table(file):
+        raise file.damaged("it does not end as a LevelDB table does")
+    footer = file[file.nbytes - _FOOTER : file.nbytes].tobytes()
+    try:
+        metadata, position = _handle(footer, 0)
+        index, _ = _handle(footer, position)
+        _block(file, *metadata)  # of which there is none, but it may be damaged
+        blocks = [_handle(value, 0)[0] for _, value in _entries(_block(file, *index))]
+        return {key: value for block in blocks for key, value in _entries(_block(file, *block))}
+    except (ValueError, IndexError) as error:
+        raise file.damaged(str(error)) from None
+
+
+def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
+    """Return offset and size of a block, and where they end."""
+    offset, position = varint(data, position)
+    size, position = varint(data, position)
+    return (offset, size), position
+
+
+def _block(file: File, offset: int, size: int) -> bytes:
+    stored = file[offset : offset + size + _TRAILER]
+    if masked_crc32c(stored[:-4]) != stored[-4:].tobytes():
+        raise ValueError(f"the block at offset {offset} has another CRC-32C than stands behind it")
+    content, compression = stored[:size].tobytes(), int(stored[size])
+    if compression not in (_NONE, _SNAPPY):
+        raise ValueError(
+            f"the block at offset {offset} is compressed in a way, {compression}, that is not known"
+        )
+    return decompressed(content) if compression == _SNAPPY else content
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    num_restarts = int.from_bytes(block[-4:], "little")
+    end, position, key = len(block) - 4 * (num_restarts + 1), 0, b""
+    while position < end:
+        shared, position = varint(block, position)
+        rest, position = varint(block, position)
+        length, position = varint(block, position)
+        key = key[:shared] + block[position : position + rest]
+        yield key, block[position + rest : position + rest + length]
+        position += rest + length

@@ -1,0 +1,117 @@
+"""Arrays that lie in a file as they do in memory: row-major and not compressed."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshwright.arrays import Index, LazyArray
+
+_GAP = 1 << 15
+"""Bytes between two pieces that are wanted, up to which both are read as one: a request costs more."""
+_PIECE = 16 << 20
+"""Bytes that are read at a time, of which not all are wanted."""
+
+
+class Bytes(Protocol):
+    """Bytes that are sliced, with both ends: those of a file, say."""
+
+    def __getitem__(self, part: slice, /) -> np.ndarray:
+        """Return them in memory of their own."""
+        ...
+
+
+def raw_array(file: Bytes, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> LazyArray:
+    """Return the array that begins at byte `offset` of `file`.
+
+    Of a part no more is read than its own bytes and the short gaps between them. Where parts lie in each
+    other's gaps, as columns do that several devices want, these are read once.
+    """
+    return LazyArray(shape, dtype, _Raw(file, offset, shape, dtype))
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """What a `LazyArray` of values in a row reads with."""
+
+    file: Bytes
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __call__(self, index: Index) -> np.ndarray:
+        return self._read(self._bounds(index))
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Return several parts. Those of the same rows are cut from one that has them all."""
+        wanted = [self._bounds(index) for index in indices]
+        num_leading = 1 + sum(stride > _GAP for stride in self._strides)
+        together: dict[Any, list[int]] = {}
+        for number, part in enumerate(wanted):
+            together.setdefault(tuple(part[:num_leading]), []).append(number)
+        found: dict[int, np.ndarray] = {}
+        for numbers in together.values():
+            found |= zip(numbers, self._cut([wanted[number] for number in numbers]), strict=True)
+        return [found[number] for number in range(len(wanted))]
+
+    def _cut(self, parts: Sequence[Sequence[range]]) -> list[np.ndarray]:
+        """Return parts, of the smallest one that has them all."""
+        hull = [
+            range(min(x.start for x in dim), max(x.stop for x in dim)) for dim in zip(*parts, strict=True)
+        ]
+        whole = self._read(hull)
+        return [np.asarray(whole[_within(part, hull)], order="C") for part in parts]
+
+    def _bounds(self, index: Index) -> list[range]:
+        return [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
+
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.shape[dim + 1 :]) * self.dtype.itemsize for dim in range(len(self.shape)))
+
+    def _read(self, wanted: Sequence[range]) -> np.ndarray:
+        sizes, strides, itemsize = [len(part) for part in wanted], self._strides, self.dtype.itemsize
+        nbytes = math.prod(sizes) * itemsize
+        first = self.offset + _distance([part.start for part in wanted], strides)
+        if nbytes == 0 or nbytes == _span(sizes, strides, itemsize):
+            return self.file[first : first + nbytes].view(self.dtype).reshape(sizes)
+        out = np.empty(sizes, self.dtype)
+        for place in _pieces(sizes, strides, itemsize):
+            piece = out[place]
+            start = first + _distance([part.start for part in place], strides)
+            inner = self.file[start : start + _span(piece.shape, strides, itemsize)]
+            piece[...] = np.ndarray(piece.shape, self.dtype, inner.data, strides=strides)
+        return out
+
+
+def _within(part: Sequence[range], hull: Sequence[range]) -> Index:
+    return tuple(slice(x.start - y.start, x.stop - y.start) for x, y in zip(part, hull, strict=True))
+
+
+def _distance(position: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(at * stride for at, stride in zip(position, strides, strict=True))
+
+
+def _span(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
+    """Return the bytes from the first to the last element of a part of these sizes, both included."""
+    return _distance([size - 1 for size in sizes], strides) + itemsize
+
+
+def _pieces(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> Iterator[Index]:
+    """Yield the pieces of a part that are read at a time, as indices into it.
+
+    From the last dimension on, as many are read as one as have short gaps between them.
+    """
+    dim = len(sizes)
+    while dim and strides[dim - 1] - _span(sizes[dim:], strides[dim:], itemsize) <= _GAP:
+        dim -= 1
+    rows = max(1, _PIECE // strides[dim]) if dim < len(sizes) else 1
+    steps = [1] * dim + [rows] * (dim < len(sizes)) + list(sizes[dim + 1 :])
+    yield from itertools.product(*map(_cuts, sizes, steps))
+
+
+def _cuts(size: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]

@@ -1,0 +1,163 @@
+"""safetensors, in one file or in several with an index; formats/_safetensors.py has the layout.
+
+The names stay as they are in the files, with dots. What is wanted by one of our names is found under it
+with dots for `/`.
+"""
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.arrays import LazyArray, Spelling
+from meshwright.documents import parse_object
+from meshwright.errors import CheckpointError, DamagedError, listed
+from meshwright.formats._safetensors import DTYPES, LENGTH, METADATA
+from meshwright.formats.readers._file import File, head
+from meshwright.formats.readers._index import read_index
+from meshwright.formats.readers._raw import raw_array
+from meshwright.formats.readers._reader import Foreign, Reader
+from meshwright.storage import Directory
+
+_INDEX = "*.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SHARD = re.compile(r"(.+)-\d+-of-(\d+)\.safetensors")
+_MAX_HEADER = 100_000_000  # bytes; the format's own limit
+_DTYPES = {theirs: ours for ours, theirs in DTYPES.items()}
+
+
+def _recognises(place: Directory) -> bool:
+    if any(place.glob(_INDEX)) or any(place.glob("*.safetensors")):
+        return True
+    if place.name.endswith(".safetensors") and place.is_file():  # even if nothing of it is left
+        return True
+    start = head(place, LENGTH.size + 1)
+    return start[LENGTH.size :] == b"{" and LENGTH.unpack_from(start)[0] <= _MAX_HEADER
+
+
+def _open(place: Directory) -> Foreign:
+    if indices := sorted(place.glob(_INDEX), key=str):
+        if len(indices) > 1:
+            names = ", ".join(index.name for index in indices)
+            raise CheckpointError(f"{place} has several indices, {names}. Move all but one away.")
+        return _open_sharded(place, indices[0])
+    single = place / _SINGLE
+    files = [single] if single.is_file() else _without_index(place) or [place]
+    held: dict[str, LazyArray] = {}
+    metadata: dict[str, str] = {}
+    for file in files:
+        arrays, texts = _open_file(file)
+        if doubles := held.keys() & arrays.keys():
+            raise CheckpointError(
+                f"{place} has {min(doubles)} in several files, and no index that says which to take. Open "
+                f"one file, {file.name} say, or move the others away."
+            )
+        held, metadata = held | arrays, metadata | dict(texts)
+    return _opened(place, held, metadata)
+
+
+def _without_index(place: Directory) -> list[Directory]:
+    """Return the files of a directory that has no index.
+
+    Raises:
+      DamagedError: They are called as some of several, and not all are there.
+    """
+    files = sorted(place.glob("*.safetensors"), key=str)
+    found = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
+    for (name, of), count in found.items():
+        if count < int(of):
+            raise DamagedError(
+                f"{place} has {count} of {int(of)} files {name}-…-of-{of}. Copy the others, too."
+            )
+    return files
+
+
+def _open_sharded(place: Directory, index: Directory) -> Foreign:
+    files, said = read_index(index)
+    shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
+    if missing := [name for name, file in files.items() if name not in shards[file][0]]:
+        raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
+    metadata = {key: text for _, found in shards.values() for key, text in found.items()}
+    held = {name: shards[file][0][name] for name, file in files.items()}
+    return _opened(place, held, metadata | said)
+
+
+def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[str, Any]) -> Foreign:
+    return Foreign(
+        place,
+        READER.name,
+        held,
+        extra=dict(metadata),
+        spelling=Spelling(lambda name: name.replace("/", "."), lambda name: name.replace(".", "/")),
+    )
+
+
+class _Entry(NamedTuple):
+    """What the header says of one array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+
+def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
+    """Return the arrays of one file, and the text that it holds beside them."""
+    entries, metadata, start = _header(path)
+    if unknown := [
+        f"{name} ({entry.dtype})" for name, entry in entries.items() if entry.dtype not in _DTYPES
+    ]:
+        raise CheckpointError(f"{path} has arrays of dtypes that are not read: {listed(unknown)}.")
+    file = File(path, start + _end(path, entries))
+    return {
+        name: raw_array(file, start + entry.first, entry.shape, np.dtype(_DTYPES[entry.dtype]))
+        for name, entry in entries.items()
+    }, metadata
+
+
+def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
+    """Return where the arrays end, which lie one behind the other.
+
+    Raises:
+      DamagedError: They do not, or one has not as many bytes as its shape and dtype say.
+    """
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda each: (each[1].first, each[1].last)):
+        nbytes = math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
+        if (entry.first, entry.last) != (end, end + nbytes) or min(entry.shape, default=0) < 0:
+            raise DamagedError(
+                f"{path} is damaged: {name}, {entry.dtype}{list(entry.shape)}, has its bytes from "
+                f"{entry.first} to {entry.last}, and should have them from {end} to {end + nbytes}. Copy it "
+                "again."
+            )
+        end = entry.last
+    return end
+
+
+def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]:
+    """Return what the header says of each array, the text in it, and where the data begins."""
+    length = head(path, LENGTH.size)
+    if len(length) < LENGTH.size:
+        raise DamagedError(f"{path} is missing, or ends before its header. Copy it again.")
+    start = LENGTH.size + LENGTH.unpack(length)[0]
+    text = head(path, min(start, _MAX_HEADER))[LENGTH.size :]
+    if LENGTH.size + len(text) < start:
+        raise DamagedError(f"{path} ends within its header, which should have {start} bytes. Copy it again.")
+    try:
+        header = parse_object(text)
+        metadata = dict(header.pop(METADATA, None) or {})
+        return {name: _entry(**said) for name, said in header.items()}, metadata, start
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DamagedError(f"{path} has a header that is damaged: {error}. Copy it again.") from None
+
+
+def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
+    first, last = data_offsets
+    return _Entry(dtype, tuple(map(operator.index, shape)), operator.index(first), operator.index(last))
+
+
+READER = Reader("safetensors", _recognises, _open)

@@ -1,0 +1,200 @@
+"""Checkpoints of TensorFlow: those of T5 by Mesh TensorFlow with the names that T5X gives their variables.
+
+    decoder/block_001/layer_000/SelfAttention/q           target/decoder/layers_1/self_attention/query/kernel
+    decoder/block_001/layer_000/SelfAttention/q_slot_vr   state/param_states/decoder/…/query/kernel/v_row
+    global_step                                           state/step
+
+A T5X optimizer expects each parameter to have `m`, `v`, `v_row` and `v_col`; those that Adafactor did not
+use are there as one zero.
+
+Of other models variables are called as TensorFlow calls them.
+
+Source: `checkpoint_importer.py` of github.com/google-research/t5x.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.arrays import LazyArray
+from meshwright.errors import CheckpointError
+from meshwright.formats.readers._bundle import read_bundle
+from meshwright.formats.readers._file import File, head
+from meshwright.formats.readers._leveldb import is_table
+from meshwright.formats.readers._reader import Foreign, Reader
+from meshwright.formats.readers._steps import complete_in
+from meshwright.storage import Directory, location
+
+_T5 = "T5 by Mesh TensorFlow"
+_STATE_FILE, _INDEX = "checkpoint", ".index"
+_NEWEST = re.compile(r'model_checkpoint_path: *"(?:[^"]*/)?([^"/\0]+)"')  # the directory may have been moved
+_STEP_OF = re.compile(r".*-(\d+)")
+_TARGET, _SLOTS, _STEP = "target/", "state/param_states/", "state/step"
+_SLOT_NAMES = {"v": "v", "vr": "v_row", "vc": "v_col"}
+_TOWERS = {"encoder": "encoder", "decoder": "decoder", "transformer": "decoder"}
+_PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+_NORMS = {
+    "encoder": ["pre_attention_layer_norm", "pre_mlp_layer_norm"],
+    "decoder": ["pre_self_attention_layer_norm", "pre_cross_attention_layer_norm", "pre_mlp_layer_norm"],
+    "transformer": ["pre_self_attention_layer_norm", "pre_mlp_layer_norm"],
+}
+_BIAS_OF_LAYER = re.compile(r"/layers_(\d+)(?=/relpos_bias/)")
+
+
+def _recognises(place: Directory) -> bool:
+    return _prefix(place) is not None
+
+
+def _open(place: Directory) -> Foreign:
+    plain = open_tensorflow(place)
+    if not any(_is_of_t5(name) for name in plain.held):
+        return plain
+    return replace(plain, format=_T5, held=with_t5x_names(plain.held, plain.path))
+
+
+def open_tensorflow(path: str | Directory) -> Foreign:
+    """Open a checkpoint of TensorFlow, or the newest in a directory, with the names that TensorFlow has.
+
+    `open_source` does so, too, but for T5 by Mesh TensorFlow, whose variables it calls as T5X does. Text, as
+    the graph of objects, is left out.
+
+    Raises:
+      CheckpointError: There is none, or a variable is of a kind that is not read.
+      DamagedError: The index is missing or damaged.
+    """
+    place = location(path)
+    prefix = _prefix(place)
+    if prefix is None:
+        raise CheckpointError(f"{place} holds no checkpoint of TensorFlow, an .index and its .data files.")
+    return Foreign(prefix, READER.name, read_bundle(prefix), _step_of(prefix.name))
+
+
+def _is_of_t5(name: str) -> bool:
+    return _t5x_name(name) not in (None, _STEP)
+
+
+def _prefix(place: Directory) -> Directory | None:
+    """Return what the names of a checkpoint's files begin with: `place`, or that of the newest in it."""
+    if (place.parent / f"{place.name}{_INDEX}").is_file():
+        return place
+    if _is_index(place):
+        return _without_index(place)
+    state = place if place.name == _STATE_FILE and place.is_file() else place / _STATE_FILE
+    if named := _NEWEST.match(head(state, 1 << 16).decode(errors="replace")):
+        return state.parent / named[1]
+    return max(_prefixes(place), key=lambda each: _step_of(each.name) or 0, default=None)
+
+
+def _prefixes(place: Directory) -> list[Directory]:
+    """Return what the names of the files begin with of each checkpoint in a directory."""
+    indices = [entry for entry in place.glob(f"*{_INDEX}") if _is_index(entry)] if place.is_dir() else []
+    return sorted(map(_without_index, indices), key=lambda each: (_step_of(each.name) or 0, each.name))
+
+
+def _is_index(file: Directory) -> bool:
+    return file.name.endswith(_INDEX) and file.is_file() and is_table(File(file))
+
+
+def _without_index(file: Directory) -> Directory:
+    return file.parent / file.name.removesuffix(_INDEX)
+
+
+def _step_of(name: str) -> int | None:
+    found = _STEP_OF.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str, LazyArray]:
+    """Return the variables under the names that T5X gives them, and the slots that it expects.
+
+    Raises:
+      CheckpointError: There are names that T5 does not give, or gives to one parameter; all are listed.
+    """
+    names: dict[str | None, list[str]] = {}
+    for name in variables:
+        names.setdefault(_t5x_name(name), []).append(name)
+    if unknown := names.pop(None, []):
+        raise CheckpointError(
+            f"{what} has {len(unknown)} variables that T5 by Mesh TensorFlow has not: "
+            f"{', '.join(unknown[:10])}. With the names that TensorFlow has, to give others to: "
+            "mw.formats.open_tensorflow(path)."
+        )
+    if several := [" and ".join(each) for each in names.values() if len(each) > 1]:
+        raise CheckpointError(f"{what} has more than one variable for a parameter: {'; '.join(several)}.")
+    held = {new: variables[name] for new, (name,) in names.items() if new is not None}
+    if _STEP in held:
+        held[_STEP] = held[_STEP].astype(np.int32)
+    return _with_shared_bias({**held, **_unused_slots(held)})
+
+
+def _t5x_name(name: str) -> str | None:
+    if name == "global_step":
+        return _STEP
+    variable, is_slot, slot = name.partition("_slot_")
+    path = _path(variable.split("/"))
+    if path is None or (is_slot and slot not in _SLOT_NAMES):
+        return None
+    return f"{_SLOTS}{path}/{_SLOT_NAMES[slot]}" if is_slot else f"{_TARGET}{path}"
+
+
+def _path(keys: list[str]) -> str | None:
+    """Return where T5X has the variable of these keys; None where that is nowhere."""
+    match keys:
+        case ["shared", "embedding"]:
+            return "token_embedder/embedding"
+        case ["decoder" | "transformer", "logits", "kernel"]:
+            return "decoder/logits_dense/kernel"
+        case [tower, "embedding"] if tower in _TOWERS:
+            return f"{_TOWERS[tower]}/token_embedder/embedding"
+        case [tower, "final_layer_norm" | "rms_norm", "scale"] if tower in _TOWERS:
+            return f"{_TOWERS[tower]}/{_TOWERS[tower]}_norm/scale"
+        case [tower, block, layer, *rest] if tower in _TOWERS:
+            number = re.fullmatch(r"block_(\d+)", block), re.fullmatch(r"layer_(\d+)", layer)
+            if number[0] and number[1] and (inner := _in_layer(tower, int(number[1][1]), rest)):
+                return f"{_TOWERS[tower]}/layers_{int(number[0][1])}/{inner}"
+    return None
+
+
+def _in_layer(tower: str, layer: int, keys: list[str]) -> str | None:
+    match keys:
+        case ["SelfAttention", "relative_attention_bias"] if layer == 0:
+            return "relpos_bias/rel_embedding"
+        case ["SelfAttention", "q" | "k" | "v" | "o" as which]:
+            attention = "attention" if tower == "encoder" else "self_attention"
+            return f"{attention}/{_PROJECTIONS[which]}/kernel"
+        case ["EncDecAttention", "q" | "k" | "v" | "o" as which]:
+            return f"encoder_decoder_attention/{_PROJECTIONS[which]}/kernel"
+        case ["DenseReluDense", which, "kernel"] if re.fullmatch(r"w[io](_\d+)?", which):
+            return f"mlp/{which}/kernel"
+        case ["layer_norm" | "rms_norm", "scale"] if layer < len(_NORMS[tower]):
+            return f"{_NORMS[tower][layer]}/scale"
+    return None
+
+
+def _unused_slots(held: Iterable[str]) -> dict[str, LazyArray]:
+    names = set(held)
+    unused = set()
+    for path in (name.removeprefix(_TARGET) for name in names if name.startswith(_TARGET)):
+        has_rows = f"{_SLOTS}{path}/v_row" in names
+        has_whole = f"{_SLOTS}{path}/v" in names
+        slots = ["m", *(["v"] if has_rows else []), *(["v_row", "v_col"] if has_whole else [])]
+        unused |= {f"{_SLOTS}{path}/{slot}" for slot in slots}
+    zero = LazyArray((1,), np.dtype("float32"), lambda index: np.zeros(1, np.float32)[index])
+    return dict.fromkeys(sorted(unused - names), zero)
+
+
+def _with_shared_bias(held: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Name the relative position bias after no layer, if only the first has one: then all share it."""
+    layers = {found[1] for name in held if (found := _BIAS_OF_LAYER.search(name))}
+    if layers != {"0"}:
+        return dict(held)
+    return {_BIAS_OF_LAYER.sub("", name): array for name, array in held.items()}
+
+
+def _steps(place: Directory) -> dict[int, Directory]:
+    return complete_in(_prefixes(place), lambda _: True, _step_of)
+
+
+READER = Reader("TensorFlow", _recognises, _open, _steps)

@@ -1,0 +1,123 @@
+"""Arrays in zarr, versions 2 and 3, of whatever chunks and codecs, read by TensorStore."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.arrays import Index, LazyArray
+from meshwright.errors import DamagedError, MeshwrightError
+from meshwright.formats.readers._zarr2 import shares_of
+from meshwright.storage import Directory, ObjectPath, shared_context, tensorstore_for, told
+
+_IN_FLIGHT_NBYTES = 64 << 20
+_OUTSIDE = re.compile(r"(?!NOT_FOUND|FAILED_PRECONDITION|DATA_LOSS|OUT_OF_RANGE)[A-Z_]+: ")
+"""What begins to tell of an error that lies not in the bytes; of what cannot be decoded there is no code."""
+
+
+def store_of(directory: Directory, context: Any = None) -> Any:
+    """Return the `tensorstore.KvStore` of a directory; of a local one in `context`, if that is given.
+
+    Raises:
+      UsageError: TensorStore is not installed.
+    """
+    tensorstore = tensorstore_for(str(directory))
+    if isinstance(directory, ObjectPath):
+        return directory.store + _directory(directory.key)
+    spec = {"driver": "file", "path": f"{directory}/"}
+    return tensorstore.KvStore.open(spec, context=context or shared_context()).result()
+
+
+def open_arrays(
+    directory: Directory, store: Any, specs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, LazyArray]:
+    """Return the arrays that TensorStore opens by these specs, by name: of them no chunk is read.
+
+    They are in `store`, which lies in `directory`; errors name that.
+
+    A spec has `driver`, and `path` within the store instead of `kvstore`. A chunk that is not there is an
+    error, unless it says `"fill_missing_data_reads": True`.
+
+    Raises:
+      DamagedError: The metadata of one is missing or cannot be read.
+      MeshwrightError: The store does not answer.
+    """
+    tensorstore = tensorstore_for(str(directory))
+    opening = {name: _open(tensorstore, store, **spec) for name, spec in specs.items()}
+    return {name: _array(f"{name} in {directory}", requested) for name, requested in opening.items()}
+
+
+def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
+    options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
+    return tensorstore.open(options, kvstore=store + _directory(path), context=shared_context(), read=True)
+
+
+def _directory(path: str) -> str:
+    return f"{path}/" if path else ""  # which is the store itself
+
+
+def _array(what: str, requested: Any) -> LazyArray:
+    with _telling(what):
+        opened = requested.result()
+    chunks = opened.chunk_layout.read_chunk.shape
+    reader = _Reader(what, opened, tuple(chunks or opened.shape))
+    return LazyArray(tuple(opened.shape), opened.dtype.numpy_dtype, reader, stored_chunks=chunks)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What a `LazyArray` reads an array with."""
+
+    what: str
+    opened: Any
+    chunks: tuple[int, ...]
+
+    def __call__(self, index: Index) -> np.ndarray:
+        """Return a part. Chunks are decoded whole, and so many at a time as take 64 MiB."""
+        bounds = [range(size)[part] for size, part in zip(self.opened.shape, index, strict=True)]
+        shares = list(shares_of(bounds, self.chunks))
+        chunk_nbytes = math.prod(self.chunks) * self.opened.dtype.numpy_dtype.itemsize
+        at_a_time = max(1, _IN_FLIGHT_NBYTES // max(1, chunk_nbytes))
+        if len(shares) <= at_a_time:
+            return self.parts([index])[0]
+        out = np.empty(tuple(map(len, bounds)), self.opened.dtype.numpy_dtype)
+        for first in range(0, len(shares), at_a_time):
+            self._read_into(out, bounds, [into for _, into, _ in shares[first : first + at_a_time]])
+        return out
+
+    def _read_into(self, out: np.ndarray, bounds: Sequence[range], places: Sequence[Index]) -> None:
+        within = [[part[at] for part, at in zip(bounds, place, strict=True)] for place in places]
+        found = self.parts([tuple(slice(part.start, part.stop) for part in each) for each in within])
+        for place, part in zip(places, found, strict=True):
+            out[place] = part
+
+    def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
+        requested = [self._part(index).read() for index in indices]
+        with _telling(self.what):
+            return [each.result() for each in requested]
+
+    def _part(self, index: Index) -> Any:
+        return self.opened[
+            tuple(slice(*part.indices(size)) for size, part in zip(self.opened.shape, index, strict=True))
+        ]
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Say of which array something is missing or spoilt, or what else went wrong.
+
+    Raises:
+      DamagedError: The bytes are not those that were written, or not there.
+      MeshwrightError: Anything else.
+    """
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
+        how = f"cannot read {what}: {told(error)}"
+        if _OUTSIDE.match(str(error)):
+            raise MeshwrightError(how) from None
+        raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None

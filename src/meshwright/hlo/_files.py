@@ -1,0 +1,88 @@
+"""A compiled program as files: its optimized HLO, and its graph.
+
+<directory>/<name>.hlo.txt    what the compiler made of it, every operation
+<directory>/<name>.dot        the graph of it, without what is inside of fusions
+<directory>/<name>.svg        the same as a picture, where Graphviz is there to draw it
+"""
+
+import importlib
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+
+import jax
+
+from meshwright.addresses import join, put_at
+from meshwright.errors import MeshwrightError, UsageError
+from meshwright.hlo._graph import to_dot
+
+MAX_NODES = 1500  # of which Graphviz takes a minute, and the picture is metres wide
+DRAWING_SECONDS = 120
+
+log = logging.getLogger("meshwright")
+
+
+def save_hlo(compiled: jax.stages.Compiled, directory: str | Path, name: str = "step") -> list[str]:
+    """Write a compiled program as text, as a graph and, where possible, as a picture; return where they are.
+
+    The operations have the names that profiles call them by. Without Graphviz (`dot`, or the package
+    pygraphviz), or where the graph is too large to be looked at, there is no picture, and a warning says why.
+
+    Args:
+      directory: made if missing; or an address that fsspec knows, `s3://bucket/run`.
+      name: what the files are called, but for what follows the dot.
+
+    Raises:
+      UsageError: the directory cannot be written to, or fsspec does not know the address.
+      MeshwrightError: this platform does not show its programs; or the store cannot be written to.
+    """
+    text = compiled.as_text()
+    if text is None:
+        raise MeshwrightError("the compiler of these devices does not show the programs that it makes.")
+    dot, num_nodes = to_dot(text)
+    contents = {"hlo.txt": text, "dot": dot, "svg": _picture(dot, num_nodes)}
+    files = {f"{name}.{kind}": content for kind, content in contents.items() if content}
+    with put_at(directory) as place:
+        for file, content in files.items():
+            _write(place / file, content)
+    return [join(directory, file) for file in files]
+
+
+def _write(file: Path, content: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}. Give another directory.") from None
+
+
+def _picture(dot: str, num_nodes: int) -> str | None:
+    """Return the graph as SVG, or say why there is none."""
+    if num_nodes > MAX_NODES:
+        log.warning("no picture of the program: %d operations are too many to be looked at", num_nodes)
+        return None
+    try:
+        # What comes before would load a style sheet.
+        _, begin, svg = _drawn(dot).partition("<svg ")
+        if begin:
+            return begin + svg
+        log.warning("no picture of the program: Graphviz drew none")
+    except ImportError:
+        log.warning(
+            "no picture of the program: install Graphviz, or the package pygraphviz, to have it drawn"
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("no picture of the program: Graphviz failed: %s", error)
+    return None
+
+
+def _drawn(dot: str) -> str:
+    program = shutil.which("dot")
+    if program is not None:
+        drawing = subprocess.run(
+            [program, "-Tsvg"], input=dot, capture_output=True, text=True, check=True, timeout=DRAWING_SECONDS
+        )
+        return drawing.stdout
+    graph = importlib.import_module("pygraphviz").AGraph(string=dot)
+    return graph.draw(format="svg", prog="dot").decode()

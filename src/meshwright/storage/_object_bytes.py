@@ -1,0 +1,115 @@
+"""The bytes of a file in an object store, sliced like those of a file that is mapped into memory."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import numpy as np
+
+from meshwright.errors import DamagedError, MeshwrightError
+from meshwright.storage._object_file import OBJECT_BYTES, Part
+
+BLOCK_BYTES = 1 << 23
+"""What is asked for at a time. One request takes about as long as the transfer of this."""
+
+_AHEAD = 8
+AHEAD_BYTES = _AHEAD * BLOCK_BYTES
+"""What is asked for at once, where so much is wanted."""
+
+_KEPT, _KEPT_OF_EACH = 32, 4
+"""Blocks that are kept of all files together, 256 MB, but of each of many files at least so many."""
+
+
+class ObjectBytes:
+    """A file that is read in blocks, several at a time, of which the latest are kept.
+
+    Small arrays lie side by side, and chunks are asked for by several devices. Who reads two blocks one
+    after the other is taken to read on, and finds the next ones on their way.
+    """
+
+    _all: ClassVar[WeakSet["ObjectBytes"]] = WeakSet()
+
+    def __init__(self, parts: Sequence[Part]):
+        """Take the objects of a file, none of which is opened yet."""
+        self._parts = parts
+        self._num_blocks = _blocks(slice(0, parts[-1].offset + parts[-1].nbytes)).stop
+        self._ends: list[Any] = [None] * len(self._parts)
+        self._blocks: OrderedDict[int, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._all.add(self)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """Return the bytes of `part`, a slice with both ends.
+
+        Raises:
+          DamagedError: An object that holds some of them is missing, or of another size.
+          MeshwrightError: The store does not answer.
+        """
+        out = np.empty(part.stop - part.start, np.uint8)
+        blocks, num_ahead = _blocks(part), min(_AHEAD, self._num_kept() // 2)  # as two may read
+        reads_on = blocks.start - 1 in self._blocks
+        stop = min(blocks.stop + num_ahead * reads_on, self._num_blocks)
+        for block in blocks:
+            for each in range(block, min(block + num_ahead, stop)):
+                self._request(each)
+            start = block * BLOCK_BYTES
+            first, last = max(part.start, start), min(part.stop, start + BLOCK_BYTES)
+            content = self._content(block)
+            out[first - part.start : last - part.start] = content[first - start : last - start]
+        return out
+
+    def _num_kept(self) -> int:
+        return max(_KEPT_OF_EACH, _KEPT // len(self._all))
+
+    def _request(self, block: int) -> Any:
+        with self._lock:
+            if block not in self._blocks:
+                self._blocks[block] = self._asked_for(block)
+                while len(self._blocks) > self._num_kept():
+                    self._blocks.popitem(last=False)
+            self._blocks.move_to_end(block)
+            return self._blocks[block]
+
+    def _asked_for(self, block: int) -> Any:
+        """Ask for a block and, if it is the first of its object, whether that ends where it should."""
+        number, part, first = self._place(block)
+        if self._ends[number] is None:
+            self._ends[number] = part.request_beyond()
+        return part.request(first, min(first + BLOCK_BYTES, part.nbytes))
+
+    def _place(self, block: int) -> tuple[int, Part, int]:
+        """Return the object that holds a block, its number, and where in it the block begins."""
+        number = block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0
+        part = self._parts[number]
+        return number, part, block * BLOCK_BYTES - part.offset
+
+    def _content(self, block: int) -> np.ndarray:
+        requested = self._request(block)
+        if isinstance(requested, np.ndarray):
+            return requested
+        content = np.frombuffer(self._answer(block, requested), np.uint8)
+        with self._lock:
+            if block in self._blocks:  # each look at an answer copies it
+                self._blocks[block] = content
+        return content
+
+    def _answer(self, block: int, requested: Any) -> bytes:
+        number, part, _ = self._place(block)
+        try:
+            content = part.answer(requested)
+            part.check_end(self._ends[number])
+        except MeshwrightError as error:
+            with self._lock:  # to be asked for again
+                self._blocks.pop(block, None)
+                self._ends[number] = part.request_beyond()
+            if isinstance(error, DamagedError):
+                raise DamagedError(f"{error}. Copy it again, or use another checkpoint.") from None
+            raise
+        return content
+
+
+def _blocks(part: slice) -> range:
+    """Return the numbers of the blocks that hold `part`."""
+    return range(part.start // BLOCK_BYTES, -(-part.stop // BLOCK_BYTES))

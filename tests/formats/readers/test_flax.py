@@ -1,0 +1,103 @@
+import json
+
+import flax.serialization
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+
+from meshwright.arrays import restore
+from meshwright.errors import CheckpointError, DamagedError
+from meshwright.formats import open_source
+
+
+def write(path, state):
+    path.write_bytes(flax.serialization.to_bytes(state))
+
+
+def test_leaves_of_every_kind_come_back(tmp_path, same_bytes):
+    state = {
+        "params": [np.arange(6.0).reshape(2, 3), jnp.ones(3, jnp.bfloat16)],
+        "scalars": (np.float32(2), np.int64(3), True, 4, 0.5, 1 + 2j),
+        "none": None,
+        "empty": {},
+    }
+    write(tmp_path / "x.msgpack", state | {"name": "text"})
+    source = open_source(tmp_path / "x.msgpack")
+    assert same_bytes(restore(source, state), state)
+    assert (source.format, source.extra) == ("Flax msgpack", {"name": "text"})
+
+
+def test_the_newest_of_several_steps_is_opened(tmp_path):
+    for step in (9, 10):
+        write(tmp_path / f"checkpoint_{step}", {"step": np.int32(step)})
+    (tmp_path / "checkpoint_11").write_text("not msgpack")
+    assert open_source(tmp_path).step == 10
+    assert open_source(tmp_path).read("step", ()) == 10
+
+
+def test_a_model_in_several_files_is_one_checkpoint(tmp_path):
+    write(tmp_path / "a.msgpack", {"model": {"w": np.zeros(2)}})
+    write(tmp_path / "b.msgpack", {"model": {"b": np.ones(2)}})
+    weight_map = {"model/w": "a.msgpack", "model/b": "b.msgpack"}
+    (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert set(open_source(tmp_path).arrays()) == {"model/w", "model/b"}
+    write(tmp_path / "b.msgpack", {"model": {"c": np.ones(2)}})
+    with pytest.raises(DamagedError, match=r"b\.msgpack lacks model/b, which .*index\.json says it has"):
+        open_source(tmp_path)
+    (tmp_path / "b.msgpack").unlink()
+    with pytest.raises(DamagedError, match=r"b\.msgpack is missing"):
+        open_source(tmp_path)
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path):
+    write(tmp_path / "x.msgpack", {"w": np.zeros(100)})
+    content = (tmp_path / "x.msgpack").read_bytes()
+    (tmp_path / "x.msgpack").write_bytes(content[:-8])
+    with pytest.raises(DamagedError, match=r"x\.msgpack is damaged: it is not msgpack as Flax writes it"):
+        open_source(tmp_path)
+
+
+def large(shape, *chunks):
+    """Return what an array is that is cut into stretches."""
+    numbered = [{str(number): x for number, x in enumerate(each)} for each in (shape, chunks)]
+    return {"__msgpack_chunked_array__": True, "shape": numbered[0], "chunks": numbered[1]}
+
+
+def array(shape, dtype="float32"):
+    return msgpack.ExtType(1, msgpack.packb((shape, dtype, bytes(4))))
+
+
+FOUR, ONE = msgpack.ExtType(1, msgpack.packb(((4,), "float32", bytes(16)))), array([1])
+LACKING = large([4], FOUR) | {"chunks": {"1": FOUR}}
+
+
+@pytest.mark.parametrize(
+    ("leaf", "said"),
+    [
+        (array([-1, -1]), r"an array has the shape \[-1, -1\]"),
+        (array([1.0]), "'float' object cannot be interpreted as an integer"),
+        (array([2]), r"an array of float32\[2\] has 4 bytes"),
+        (array([1], None), "data type 'None' not understood"),
+        (array([0], "object"), "an array of object"),
+        (msgpack.ExtType(1, msgpack.packb(((1,), "float32", "text"))), "an array's values are not bytes"),
+        (msgpack.ExtType(9, b"what"), "extension 9 is none of Flax's"),
+        ({"a": 1, 2: 3}, "2 is the key of a value, and no text"),
+        (large([5], FOUR), r"shape \(4,\) cannot have the shape \(5,\)"),
+        (large([2, 2], 3), r"shape \[2, 2\] is cut into what are no arrays of one dimension"),
+        (large([4], array([1, 1])), "no arrays of one dimension"),
+        (large([-2, -2], FOUR), r"an array has the shape \[-2, -2\]"),
+        (large([4]), "0 kinds"),
+        (LACKING, "chunks or its part '0' is missing"),
+    ],
+)
+def test_what_cannot_be_an_array_is_refused(leaf, said, tmp_path):
+    (tmp_path / "x.msgpack").write_bytes(msgpack.packb({"first": ONE, "x": leaf}))
+    with pytest.raises(DamagedError, match=rf"x\.msgpack is damaged: it is not msgpack .*{said}"):
+        open_source(tmp_path)
+
+
+def test_other_files_are_no_checkpoints(tmp_path):
+    (tmp_path / "picture").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        open_source(tmp_path / "picture")
