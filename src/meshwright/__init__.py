@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         arguments,
         arrays,
         checkpoint,
+        engine,
         errors,
         events,
         experiment,
@@ -38,17 +39,9 @@ if TYPE_CHECKING:
     from meshwright.arrays import restore
     from meshwright.checkpoint import Checkpoints
     from meshwright.deployer import Deployer
+    from meshwright.engine import no_better
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import (
-        Evaler,
-        Experiment,
-        Input,
-        Save,
-        from_checkpoint,
-        no_better,
-        open_averages,
-        run,
-    )
+    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
     from meshwright.formats import open_source
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
@@ -106,6 +99,7 @@ _ROOMS = (
     "arguments",
     "arrays",
     "checkpoint",
+    "engine",
     "errors",
     "events",
     "experiment",
@@ -129,6 +123,7 @@ _NAMES = {
     "adapters": ("functional",),
     "arrays": ("restore",),
     "checkpoint": ("Checkpoints",),
+    "engine": ("no_better",),
     "errors": ("MeshwrightError",),
     "experiment": (
         "Evaler",
@@ -136,7 +131,6 @@ _NAMES = {
         "Input",
         "Save",
         "from_checkpoint",
-        "no_better",
         "open_averages",
         "run",
     ),

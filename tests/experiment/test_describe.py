@@ -15,7 +15,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.demo import digits
-from meshwright.experiment import Difference, describe, differences
+from meshwright.engine import Difference, describe, differences
 from meshwright.models import decoder
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.txt"
@@ -214,7 +214,7 @@ def test_policies_by_score_show_the_score():
     )
     early = mw.no_better("test/loss", "min", patience=3)
     assert lines("stop_early", early) == [
-        "stop_early = meshwright.experiment.NoBetter(metric='test/loss', mode='min', patience=3, by=0.0)"
+        "stop_early = meshwright.engine.NoBetter(metric='test/loss', mode='min', patience=3, by=0.0)"
     ]
 
 

@@ -49,7 +49,14 @@ class AheadOfTime:
 
 
 def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> AheadOfTime:
-    """Compile the step as a run on `devices` (default: all) would. See `Experiment.compile`."""
+    """Compile the step as a run on `devices` would, with no array of the state in memory.
+
+    Args:
+      devices: all of this process if left out. They may be ones to compile for only, as
+        `jax.experimental.topologies` describes them: none of them is used.
+
+    Raises: as `run` does before it starts.
+    """
     experiment = on_hardware(experiment, devices)
     return compile_parts(parts_of(experiment, mesh_of(experiment, devices), some_rows(experiment)))
 

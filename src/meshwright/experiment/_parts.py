@@ -1,16 +1,15 @@
 """What a description stands for on the devices at hand: mesh, examples, rules, state and step."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from meshwright import tree
 from meshwright.adapters import Functional
-from meshwright.errors import LayoutError, MeshwrightError
+from meshwright.engine import global_batch, naming
+from meshwright.errors import LayoutError
 from meshwright.experiment._experiment import Experiment
 from meshwright.input import Batches, batches
 from meshwright.sharding import Layout, apply_mesh_rules, hardware, in_mesh, make_mesh
@@ -123,26 +122,6 @@ def loss_of(experiment: Experiment) -> Loss:
         with naming("parameter_noise"):
             loss = noised(loss, experiment.parameter_noise)
     return loss
-
-
-def global_batch(rows: PyTree, batch_size: int) -> PyTree:
-    """Return the structs of a global batch from some rows of it."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
-        tree.abstract(rows),
-    )
-
-
-@contextmanager
-def naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> Iterator[None]:
-    """Say of a setting that is wrong which one it is, if an error of this kind says that it is."""
-    try:
-        yield
-    except kind as error:
-        if str(error).startswith(f"{field} "):
-            raise
-        parameter = field.rpartition(".")[2]  # which some messages begin with
-        raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None
 
 
 def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tuple[Any, ...]:

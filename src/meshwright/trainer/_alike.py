@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from meshwright import process
-from meshwright.experiment import settings_of
+from meshwright.engine import settings_of
 from meshwright.input import facts_of, is_indexed
 from meshwright.trainer._epochs import Epochs
 

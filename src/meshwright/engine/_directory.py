@@ -1,6 +1,6 @@
 """What lies in a run directory, and how it gets there.
 
-experiment.txt            the experiment, one field a line
+experiment.txt            the settings, one a line
 experiment.json           how it was started, for `meshwright resume`
 state.txt                 the parameters, where each lies, and what the state takes
 environment.json          versions, devices, mesh, commit, command line, where checkpoints are if elsewhere
@@ -28,9 +28,8 @@ import jax
 from meshwright import process
 from meshwright.addresses import is_address, join, local_path, mirrored, read_text
 from meshwright.documents import parse_object
+from meshwright.engine._full_disks import telling_of_full_disks
 from meshwright.errors import InputError, MeshwrightError, UsageError
-from meshwright.experiment._experiment import Experiment
-from meshwright.experiment._full_disks import telling_of_full_disks
 from meshwright.train import compile_cache, nothing
 
 _FILES = (
@@ -47,27 +46,31 @@ log = logging.getLogger("meshwright")
 
 @contextlib.contextmanager
 def open_directory(
-    experiment: Experiment, warn: Callable[[str], None]
+    place: str, warn: Callable[[str], None], *, shared: bool
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Give the run directory and, where it is at an address, what puts there at once what has changed.
 
     In that case it is a temporary one, each process's own; see `addresses.mirrored`. A directory of this
     machine is held meanwhile, by process 0 for all; stores have no locks. Collective.
 
+    Args:
+      place: the directory or its address.
+      warn: is told what goes wrong on the way to an address.
+      shared: whether all processes must see the same directory.
+
     Raises:
       UsageError: another run has it, it cannot be written to, or is not one for all processes.
       MeshwrightError: at the end, if not all that is in it could be put at the address.
     """
-    run = experiment.run
     with contextlib.ExitStack() as opened:
-        if is_address(run):
-            mirror = process.together(lambda: opened.enter_context(mirrored(run, _continued(), warn)))
+        if is_address(place):
+            mirror = process.together(lambda: opened.enter_context(mirrored(place, _continued(), warn)))
             directory, put = mirror.path, mirror.put
         else:
-            directory, put = local_path(run), nothing
+            directory, put = local_path(place), nothing
             process.together(lambda: _prepare(directory))
             process.hold_run(directory, opened)
-            if experiment.checkpoints.directory is None:
+            if shared:
                 _check_shared(directory)
         with telling_of_full_disks(directory):
             yield directory, put
@@ -123,19 +126,18 @@ def _check_shared(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def compiled_programs(experiment: Experiment) -> Iterator[None]:
-    """Keep what is compiled in the run directory, where JAX does not keep it elsewhere already.
+def compiled_programs(place: str | None) -> Iterator[None]:
+    """Keep what is compiled in a run directory, where JAX does not keep it elsewhere already; None: nowhere.
 
     Of a run at an address they stay on this machine: nobody who may write there runs programs here by it.
     """
     kept = jax.config.jax_compilation_cache_dir is not None  # type: ignore[missing-attribute]
-    if kept or not experiment.compile_cache:
+    if kept or place is None:
         yield
         return
-    run = experiment.run
-    place = (_user_cache() if is_address(run) else local_path(run)) / "compile_cache"
-    log.info("compiled programs are kept in %s", place)
-    compile_cache(place)
+    cache = (_user_cache() if is_address(place) else local_path(place)) / "compile_cache"
+    log.info("compiled programs are kept in %s", cache)
+    compile_cache(cache)
     try:
         yield
     finally:

@@ -10,13 +10,12 @@ import jax
 
 import meshwright
 from meshwright import process
-from meshwright.errors import printable
-from meshwright.experiment._evaluations import seconds_of
-from meshwright.experiment._experiment import Experiment
-from meshwright.experiment._parts import Parts
-from meshwright.input import Batches
+from meshwright.engine._evaluations import Evaluations, seconds_of
+from meshwright.engine._opened import Opened
+from meshwright.engine._say import saying
+from meshwright.engine._settings import Settings
+from meshwright.engine._training import Training
 from meshwright.metrics import (
-    Console,
     Log,
     StepTime,
     Values,
@@ -30,50 +29,27 @@ from meshwright.metrics import (
     tensorboard,
 )
 from meshwright.program import Flops, count_flops, with_known_utilisation, with_utilisation
-from meshwright.sharding import hardware, mesh_rule
 from meshwright.train import halt_on_divergence, state_sizes
 from meshwright.when import When, either, every
 
 log = logging.getLogger("meshwright")
 
 
-def saying(console: Console, level: int = logging.INFO) -> Callable[[str], None]:
-    """Return a function that tells people: all processes' logs, and the screen of one."""
-
-    def say(text: str) -> None:
-        is_shown = process.is_lead()
-        if log.hasHandlers() or not is_shown:  # without any, Python would show it a second time
-            log.log(level, text.strip())
-        if is_shown:
-            console.say(printable(text))
-
-    return say
-
-
-def heading(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
+def heading(settings: Settings, mesh: jax.sharding.Mesh) -> str:
     """Return what runs where, as one line."""
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
     axes = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     versions = f"meshwright {meshwright.__version__} · jax {jax.__version__}"
-    return f"{versions} · {processes}, {devices} · mesh {axes}{_rule(experiment)} · run {experiment.run}\n"
-
-
-def _rule(experiment: Experiment) -> str:
-    if not experiment.mesh_rules:
-        return ""
-    here = hardware()
-    rule = mesh_rule(experiment.mesh_rules, here)
-    return f" · {f'no mesh rule for {here!r}' if rule is None else f'mesh rule {rule[0]!r}'}"
+    place = "" if settings.place is None else f" · run {settings.place}"
+    return f"{versions} · {processes}, {devices} · mesh {axes}{settings.remark}{place}\n"
 
 
 def writers(
-    opened: contextlib.ExitStack,
-    directory: Path,
-    experiment: Experiment,
-    console: Console,
-    newest: Callable[[], int | None],
-    parts: Parts,
+    stack: contextlib.ExitStack,
+    settings: Settings,
+    training: Training,
+    opened: Opened,
     step_time: StepTime,
     *,
     after: int,
@@ -83,37 +59,40 @@ def writers(
     All processes look whether the loss is finite; one writes.
 
     Args:
-      opened: is given what is to be closed at the end.
-      newest: the step of the checkpoint that a restart would take.
+      stack: is given what is to be closed at the end.
       after: the step that the run goes on from.
 
     Raises:
       UsageError: on every process, if the package of a tracker is not installed.
     """
-    halt = halt_on_divergence(newest)
-    opening = partial(_files_and_trackers, opened, directory, experiment, console, after)
+    halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
+    opening = partial(_files_and_trackers, stack, settings, opened, after)
     files = process.together(lambda: opening() if process.is_lead() else tee())
     if not process.is_lead():
         return halt
-    counted, devices = count_flops(parts.step.jaxpr), list(parts.layout.mesh.devices.flat)
+    counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
     _tell_what_is_not_counted(counted)
-    sizes = {"model_flops": float(counted.model), **state_sizes(parts.target)}
-    files(after, {"compile_seconds": parts.step.compile_seconds, **sizes})
-    shown = _without(frozenset(map(seconds_of, experiment.evalers)), console)
-    return tee(
-        with_utilisation(_timed(files, step_time), counted, devices),
-        with_known_utilisation(shown, counted, devices),
-        halt,
-    )
+    sizes = {"model_flops": float(counted.model), **state_sizes(training.target)}
+    files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
+    written = [with_utilisation(_timed(files, step_time), counted, devices)]
+    if settings.is_shown:
+        shown = _without(frozenset(seconds_of(one.name) for one in training.evaluations), opened.console)
+        written.append(with_known_utilisation(shown, counted, devices))
+    return tee(*written, halt)
 
 
 def _files_and_trackers(
-    opened: contextlib.ExitStack, directory: Path, experiment: Experiment, console: Console, after: int
+    stack: contextlib.ExitStack, settings: Settings, opened: Opened, after: int
 ) -> Writer:
+    trackers = open_trackers(
+        stack, *settings.reporting.trackers, tell=settings.say or saying(opened.console, logging.WARNING)
+    )
+    if opened.directory is None:
+        return trackers
     return tee(
-        jsonl(directory / "metrics.jsonl", after=after),
-        opened.enter_context(tensorboard(directory, after=after)),
-        open_trackers(opened, *experiment.trackers, tell=saying(console, logging.WARNING)),
+        jsonl(opened.directory / "metrics.jsonl", after=after),
+        stack.enter_context(tensorboard(opened.directory, after=after)),
+        trackers,
     )
 
 
@@ -146,22 +125,16 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
 
 
 def reports(
-    experiment: Experiment,
-    write: Writer,
-    when_saved: When,
-    data: Batches,
-    *,
-    paused: Callable[[], float],
+    settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
 ) -> Log:
     """Return the loop's `log`."""
-    given = experiment.input
     return logger(
         write,
         # A report before each save: a crash then loses whole reports, which are made again.
-        either(every(experiment.log_every), when_saved),
-        per_second={given.item: given.batch_size * given.items_per_example},
-        waited=lambda: data.wait_seconds,
-        paused=paused,
+        either(every(settings.reporting.every), when_saved),
+        per_second=settings.reporting.per_second,
+        waited=lambda: training.data.wait_seconds,
+        paused=lambda: evaluate.seconds,
     )
 
 
@@ -172,11 +145,11 @@ def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None])
         say(f"  ✗ metrics.jsonl ends at step {newest}: what was reported up to step {step} is lost")
 
 
-def reported(directory: Path, *, before: int) -> dict[int, dict[str, float]]:
+def reported(directory: Path | None, *, before: int) -> dict[int, dict[str, float]]:
     """Return what was reported up to a step, by step, as process 0 reads it."""
-    path = directory / "metrics.jsonl"
-    if not before:
+    if not before or directory is None:
         return {}
+    path = directory / "metrics.jsonl"
     found: dict[int, dict[str, float]] = {}
     for report in process.on_lead(lambda: read_jsonl(path) if path.exists() else []):
         found.setdefault(int(report["step"]), {}).update(report)

@@ -1,4 +1,4 @@
-"""An experiment as text, one `dotted.path = value` a line, and in what two of them differ.
+"""A description as text, one `dotted.path = value` a line, and in what two of them differ.
 
 What a setting can reach is on a line of its own under the setting's name. Other values are on one line with
 what they were made from, or over several where parts of them have parts again:
@@ -8,7 +8,7 @@ what they were made from, or over several where parts of them have parts again:
     optimizer.0 = optax.clip_by_global_norm(max_norm=1.0)
     optimizer.1 = optax.scale(step_size=-0.1)
 
-The text depends on the experiment alone, so it can be kept beside the code and compared after a change.
+The text depends on the description alone, so it can be kept beside the code and compared after a change.
 """
 
 import itertools
@@ -17,25 +17,25 @@ from typing import Any
 
 from meshwright import description
 from meshwright.description import Difference
-from meshwright.experiment._experiment import Evaler, Experiment, Input, Save
-from meshwright.experiment._made_from import made_from
+from meshwright.engine._made_from import made_from
 
 MAX_DEPTH = 16
 MAX_ROWS = 10_000  # of objects that refer to each other there is no end
-UNNAMED = Experiment | Input | Evaler | Save
-"""Known by their place; only their fields are shown."""
 
 Row = tuple[str, str]
 
 
-def describe(experiment: Experiment) -> str:
-    """Return the experiment as text, the same in every process: no addresses, no contents of data."""
-    rows = itertools.islice(_rows("", experiment, ()), MAX_ROWS)
+def describe(described: Any) -> str:
+    """Return a description, an `Experiment` or settings by name, as text.
+
+    It is the same in every process: no addresses, no contents of data.
+    """
+    rows = itertools.islice(_rows("", described, ()), MAX_ROWS)
     return "".join(f"{path} = {text}\n" for path, text in rows)
 
 
-def differences(a: Experiment | str, b: Experiment | str) -> list[Difference]:
-    """Return in what two experiments, or descriptions of them, differ, by dotted path."""
+def differences(a: Any, b: Any) -> list[Difference]:
+    """Return in what two descriptions, values or texts, differ, by dotted path."""
     before, after = (each if isinstance(each, str) else describe(each) for each in (a, b))
     return description.differences(before, after)
 
@@ -48,14 +48,19 @@ def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
         return
     name, parts = made_from(value)
     texts = [_plain(part) for part in parts.values()]
-    if name and None not in texts and not isinstance(value, UNNAMED):
+    if name and None not in texts and not _is_known_by_place(value):
         arguments = ", ".join(f"{key}={text}" for key, text in zip(parts, texts, strict=True))
         yield path, f"{name}({arguments})"
         return
-    if name and not isinstance(value, UNNAMED):
+    if name and not _is_known_by_place(value):
         yield path, name
     for key, part in parts.items():
         yield from _rows(f"{path}.{key}" if path else key, part, (*above, id(value)))
+
+
+def _is_known_by_place(value: Any) -> bool:
+    """Return whether only the fields of a value are shown, as its place says what it is."""
+    return getattr(type(value), "is_known_by_place", False)
 
 
 def _plain(value: Any, depth: int = 0) -> str | None:

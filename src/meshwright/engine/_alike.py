@@ -12,12 +12,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright import description, tree
-from meshwright.experiment._describe import MAX_DEPTH, MAX_ROWS, describe
-from meshwright.experiment._experiment import Experiment
-from meshwright.experiment._made_from import made_from
-from meshwright.experiment._parts import Parts, naming
-from meshwright.input import Batches, facts_of
+from meshwright import description
+from meshwright.engine._describe import MAX_DEPTH, MAX_ROWS, describe
+from meshwright.engine._made_from import made_from
 
 OWN = ("run", "checkpoints.directory", "trackers", "start_trace_steps", "num_trace_steps")
 OWN += ("start_trace_process_indices",)
@@ -26,7 +23,7 @@ _LOCAL_PATH = re.compile(r"'(?![a-z0-9]+://)[^']*[/\\][^']*'|'file:[^']*'")
 
 
 def settings_of(described: Any) -> dict[str, str]:
-    """Return, by path, what must be the same on all processes of an experiment, or of settings by name.
+    """Return, by path, what must be the same on all processes of a description, an experiment or settings.
 
     Paths on a machine are not among it: each machine may have its own. (Nor are patterns with a slash: of
     what they decide the program tells.)
@@ -36,17 +33,6 @@ def settings_of(described: Any) -> dict[str, str]:
     code = itertools.islice(_code("", described, ()), MAX_ROWS)
     both = {**settings, **{f"{path}: code": digest for path, digest in code if digest}}
     return {path: value for path, value in both.items() if not _is_own(path)}
-
-
-def arrays_of(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str]:
-    """Return what must be the same on all processes of an experiment's state and examples, by path."""
-    state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
-    read = {"input": data.facts()}
-    for name, evaler in experiment.evalers.items():
-        with naming(f"evalers.{name}"):
-            read[f"evalers.{name}"] = facts_of(evaler.examples)
-    facts = {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}
-    return state | facts
 
 
 def _is_own(path: str) -> bool:

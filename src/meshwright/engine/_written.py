@@ -15,9 +15,9 @@ import jax
 
 from meshwright.addresses import is_address
 from meshwright.checkpoint import Checkpoints
-from meshwright.experiment._describe import describe
-from meshwright.experiment._experiment import Experiment
-from meshwright.experiment._parts import Parts
+from meshwright.engine._describe import describe
+from meshwright.engine._settings import Settings
+from meshwright.engine._training import Training
 from meshwright.train import describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
@@ -26,21 +26,18 @@ _SECRET = "**********"
 
 
 def write_description(
-    directory: Path,
-    experiment: Experiment,
-    checkpoints: Checkpoints,
-    parts: Parts,
-    origin: Mapping[str, Any] | None,
+    directory: Path, settings: Settings, checkpoints: Checkpoints | None, training: Training
 ) -> None:
     """Write down what runs, how it was started and where, without secrets. For one process to call."""
+    origin = settings.origin
     secrets = secrets_in(origin)
-    (directory / "experiment.txt").write_text(hidden(describe(experiment), secrets))
-    (directory / "state.txt").write_text(describe_state(parts.target) + "\n")
+    (directory / "experiment.txt").write_text(hidden(describe(settings.described), secrets))
+    (directory / "state.txt").write_text(describe_state(training.target) + "\n")
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
-    is_elsewhere = experiment.checkpoints.directory or is_address(experiment.run)
-    elsewhere = str(checkpoints.directory) if is_elsewhere else None
-    where = environment(parts.layout.mesh, secrets) | {"checkpoints": elsewhere}
+    is_elsewhere = settings.saving is None or settings.saving.directory or is_address(settings.place or "")
+    elsewhere = str(checkpoints.directory) if checkpoints and is_elsewhere else None
+    where = environment(training.layout.mesh, secrets) | {"checkpoints": elsewhere}
     _write_json(directory / "environment.json", where)
 
 

@@ -57,26 +57,29 @@ def _or_worst(score: float) -> float:
     return -math.inf if math.isnan(score) else score
 
 
+@dataclass(frozen=True)
+class StopWhen:
+    """What ends a run before its last step."""
+
+    max_seconds: float | None = None
+    early: StopEarly | None = None
+    field: str = "stop_early"
+    """The setting that errors about `early` name."""
+
+
 class Stopping:
     """The loop's `stop`. All processes get one answer.
 
     Args:
       signals: SIGTERM, Ctrl-C, and a platform that takes its machine back.
-      max_seconds: how long this process may run, from here on.
+      when: what else ends the run.
       every: steps between looks at the clock.
       history: the scores so far; it grows as the run evaluates.
     """
 
-    def __init__(
-        self,
-        signals: process.Signals,
-        max_seconds: float | None,
-        every: int,
-        stop_early: StopEarly | None,
-        history: History,
-    ):
-        self._signals, self._every, self._stop_early, self._history = signals, every, stop_early, history
-        self._until = None if max_seconds is None else time.monotonic() + max_seconds
+    def __init__(self, signals: process.Signals, when: StopWhen, every: int, history: History):
+        self._signals, self._every, self._early, self._history = signals, every, when.early, history
+        self._until = None if when.max_seconds is None else time.monotonic() + when.max_seconds
         self._num_judged = len(history)
         self.interruption: Interrupted | None = None
         """What to raise after the run: it is not complete, and can be continued."""
@@ -107,7 +110,7 @@ class Stopping:
 
     def _is_no_better(self) -> bool:
         """Judge each evaluation once: the scores are the same on all processes, and so is the answer."""
-        if self._stop_early is None or len(self._history) == self._num_judged:
+        if self._early is None or len(self._history) == self._num_judged:
             return False
         self._num_judged = len(self._history)
-        return self._stop_early(self._history)
+        return self._early(self._history)

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
+from meshwright.engine._settings import Settings
+from meshwright.engine._training import Training
+from meshwright.engine._written import write_description, write_outcome
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError
-from meshwright.experiment._experiment import Experiment
-from meshwright.experiment._parts import Parts
-from meshwright.experiment._written import write_description, write_outcome
 from meshwright.report import read_run, write_page
 
 log = logging.getLogger("meshwright")
@@ -27,21 +27,21 @@ class Record:
     there is of the run before.
 
     Args:
-      directory: where the files of the run are made.
-      origin: how to start the run again, if that is known.
+      directory: where the files of the run are made; None for a run that leaves none.
+      settings: how the run goes.
     """
 
-    def __init__(self, directory: Path, experiment: Experiment, origin: Mapping[str, Any] | None):
-        self._directory, self._experiment, self._origin = directory, experiment, origin
+    def __init__(self, directory: Path | None, settings: Settings):
+        self._directory, self._settings = directory, settings
         self._has_begun = False
         self.summary: Mapping[str, Any] = {}
         """To be set to what came out of a run that was not ended by an error."""
 
-    def begin(self, checkpoints: Checkpoints, parts: Parts) -> None:
+    def begin(self, checkpoints: Checkpoints | None, training: Training) -> None:
         """Write down what runs, and take back how it ended before."""
         self._has_begun = True
-        if process.is_lead():
-            write_description(self._directory, self._experiment, checkpoints, parts, self._origin)
+        if process.is_lead() and self._directory is not None:
+            write_description(self._directory, self._settings, checkpoints, training)
             write_outcome(self._directory, None)
 
     def __enter__(self) -> Self:
@@ -51,27 +51,27 @@ class Record:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         is_known = bool(self._has_begun or self.summary)
-        if process.is_lead() and is_known and (error is None or isinstance(error, Exception)):
-            self._end(error)
+        if self._directory is None or not process.is_lead() or not is_known:
+            return
+        if error is None or isinstance(error, Exception):
+            self._end(self._directory, error)
 
-    def _end(self, error: Exception | None) -> None:
+    def _end(self, directory: Path, error: Exception | None) -> None:
         """Write down how the run ended. It did so: nothing that goes wrong here may say otherwise."""
         try:
             outcome = {"ended": "finished", **self.summary} if error is None else _ended_by(error)
-            write_outcome(self._directory, outcome)
-            self._write_page()
+            write_outcome(directory, outcome)
+            self._write_page(directory)
         except Exception as failure:
             is_bug = not isinstance(failure, OSError | MeshwrightError)
             log.warning("how the run ended could not be written down whole: %s", failure, exc_info=is_bug)
 
-    def _write_page(self) -> None:
-        metrics = self._directory / "metrics.jsonl"
+    def _write_page(self, directory: Path) -> None:
+        metrics, place = directory / "metrics.jsonl", self._settings.place or str(directory)
         if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
-            log.warning(
-                "so many reports take long to draw: `meshwright report %s` does", self._experiment.run
-            )
+            log.warning("so many reports take long to draw: `meshwright report %s` does", place)
         else:
-            write_page(read_run(self._directory, self._experiment.run))
+            write_page(read_run(directory, place))
 
 
 def _ended_by(error: Exception) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""When an experiment evaluates and saves: by the step, or by what the run has found so far as well."""
+"""When a run evaluates and saves: by the step, or by what the run has found so far as well."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
