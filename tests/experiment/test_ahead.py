@@ -41,7 +41,9 @@ def test_a_split_state_takes_a_share_of_each_device(tmp_path):
 )
 def test_it_counts_operations_of_all_microbatches_and_of_what_is_computed_again(tmp_path, more, times):
     described = {"mesh": "data=1", "model": wide, "loss": of_wide, "input": mw.Input(EXAMPLES, 64)} | more
-    found = mw.experiment.compile_ahead(experiment(tmp_path, **described), jax.devices()[: 4 if "mesh" in more else 1])
+    found = mw.experiment.compile_ahead(
+        experiment(tmp_path, **described), jax.devices()[: 4 if "mesh" in more else 1]
+    )
     forward_and_backward = 5 * 2 * 64 * 4 * 1024  # two products and three: the examples need no gradient
     assert found.flops == pytest.approx(times * forward_and_backward)
     assert f"{found.flops:.3g} FLOP" in str(found)

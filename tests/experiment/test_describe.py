@@ -227,7 +227,7 @@ def test_a_policy_that_keeps_time_is_the_same_text_later():
 def test_two_processes_write_the_same_text():
     """Under different hash seeds, which order sets differently and lay objects elsewhere."""
     script = (
-        "from meshwright.demo import text; from meshwright.experiment import describe\n"
+        "from meshwright.demo import text; from meshwright.engine import describe\n"
         "print(describe(text.experiment()), end='')"
     )
     commands = [([sys.executable, "-c", script], {**os.environ, "PYTHONHASHSEED": seed}) for seed in "12"]

@@ -14,8 +14,8 @@ import pytest
 
 import meshwright as mw
 from experiment.runs import experiment
-from meshwright.errors import DivergedError, Interrupted
 from meshwright.engine import _directory
+from meshwright.errors import DivergedError, Interrupted
 
 GOOD = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
 

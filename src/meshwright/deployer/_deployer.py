@@ -17,7 +17,7 @@ from meshwright.addresses import local_path
 from meshwright.deployer import _batches, _checkpoints, _directory, _messages, _placement
 from meshwright.deployer._plain import plain, reported
 from meshwright.errors import LayoutError, UsageError
-from meshwright.metrics import Bar, Tracker, jsonl, newest_step, sync_jsonl, wandb
+from meshwright.metrics import Bar, Tracker, wandb
 from meshwright.sharding import Layout, Rule, make_mesh
 from meshwright.train import RUN_AHEAD, key_of
 
@@ -103,6 +103,8 @@ class Deployer:
         self.verbose = verbose and process.is_lead()
         self.num_trainers = 0
         """How many `Trainer`s were made for it."""
+        self.trained_in: dict[Path, weakref.ref[Any]] = {}
+        """By run directory what trains there, as long as it lives."""
         self._mesh = make_mesh(
             mesh or ("data=-1" if n_model_shards == 1 else f"data=-1,tensor={n_model_shards}")
         )
@@ -114,8 +116,8 @@ class Deployer:
         events = self.in_workdir("run_tensorboard") if run_tensorboard else None
         wanted = trackers if wandb_init_kwargs is None else (*trackers, partial(wandb, **wandb_init_kwargs))
         writers = partial(_messages.metrics_writers, self._opened, self._workdir, events, wanted)
-        self.write, self._board = process.together(lambda: writers(self._log.warning))
-        """Where metrics go, as a writer; on processes other than 0 it does nothing."""
+        self._write, self.track, self._board = process.together(lambda: writers(self._log.warning))
+        """`track` writes to the trackers; on processes other than 0 it does nothing."""
         self._introduce()
 
     def __enter__(self) -> Self:
@@ -194,7 +196,7 @@ class Deployer:
           UsageError: one is nothing that a report may hold.
         """
         if process.is_lead():
-            self.write(int(step), reported({name: x for name, x in metrics.items() if name != "step"}))
+            self._write(int(step), reported({name: x for name, x in metrics.items() if name != "step"}))
 
     def save_outputs(self, outputs: Any, desc: str, step: int) -> None:
         """Write `outputs` to `workdir/outputs_{desc}.json`, numbers as numbers; from process 0."""
@@ -227,22 +229,6 @@ class Deployer:
         if not self._is_shared:
             raise UsageError(f"{what} needs one directory for all processes.\n  {_directory.apart(workdir)}")
         return workdir
-
-    def forget_after(self, step: int) -> None:
-        """Remove the metrics of later steps from `workdir/metrics.jsonl`: a run goes on from here."""
-        if process.is_lead() and self._workdir is not None:
-            path = self._workdir / "metrics.jsonl"
-            jsonl(path, after=step)
-            newest = newest_step(path)
-            if newest is not None and newest < step:
-                self.log_info(f"{path} ends at step {newest}: what was reported up to step {step} is lost")
-        if self._board is not None:
-            self._board.forget_after(step)
-
-    def keep_metrics(self) -> None:
-        """Put `workdir/metrics.jsonl` on disk, for before a checkpoint counts."""
-        if self._workdir is not None:
-            sync_jsonl(self._workdir / "metrics.jsonl")
 
     get_local_global_micro_batch_size = _batches.get_local_global_micro_batch_size
     get_accumulate_grad_batches = _batches.get_accumulate_grad_batches

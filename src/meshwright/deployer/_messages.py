@@ -55,8 +55,8 @@ def metrics_writers(
     events: Path | None,
     trackers: Sequence[Tracker],
     tell: Callable[[str], None],
-) -> tuple[Writer, TensorBoard | None]:
-    """Return one writer to all places for metrics, which `opened` closes, and that to TensorBoard's files.
+) -> tuple[Writer, Writer, TensorBoard | None]:
+    """Return a writer to all places for metrics, which `opened` closes; that to trackers; and to TensorBoard.
 
     On processes other than 0 the writer does nothing.
 
@@ -69,11 +69,12 @@ def metrics_writers(
       UsageError: a tracker's package is not installed.
     """
     if not process.is_lead():
-        return tee(), None
+        return tee(), tee(), None
     found: list[Writer] = []
     if workdir is not None:
         found.append(jsonl(workdir / "metrics.jsonl"))
     board = None if events is None else opened.enter_context(tensorboard(events))
     if board is not None:
         found.append(board)
-    return tee(*found, open_trackers(opened, *trackers, tell=tell)), board
+    tracked = open_trackers(opened, *trackers, tell=tell)
+    return tee(*found, tracked), tracked, board

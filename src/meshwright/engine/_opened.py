@@ -35,23 +35,20 @@ class Opened:
 
 
 @contextlib.contextmanager
-def open_run(
-    settings: Settings, target: TrainState, tx: Tx, num_steps: int | None, watch: Watchdog
-) -> Iterator[Opened]:
+def open_run(settings: Settings, target: TrainState, tx: Tx, watch: Watchdog) -> Iterator[Opened]:
     """Open what a run needs, and close it however the run ends. Collective.
 
     Args:
       settings: how the run goes.
       target: the state as structs.
       tx: the optimizer, which says what of a state that is saved must be finite.
-      num_steps: updates in all, for progress; None if that is not known.
       watch: the watchdog, open already.
 
     Raises:
       UsageError: another run has the directory, or it cannot be used.
       MeshwrightError: at the end, if the files of a run at an address could not be put there.
     """
-    console = Console(num_steps)
+    console = Console(None)
     say = settings.say or saying(console)
     checkpoints = _checkpoints(settings, target, tx)
     with contextlib.ExitStack() as opened:

@@ -138,6 +138,19 @@ def reports(
     )
 
 
+def with_learning_rate(
+    write: Writer, learning_rate: Callable[[int], float] | None, updates: Callable[[], int]
+) -> Writer:
+    """Return `write`, told besides by which learning rate the last of so many updates was made."""
+    if learning_rate is None:
+        return write
+
+    def written(step: int, values: Values, /) -> None:
+        write(step, {**values, "learning_rate": learning_rate(max(updates() - 1, 0))})
+
+    return written
+
+
 def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:
     """Say it where the history of a run that goes on from `step` ends before that, as after a power cut."""
     newest = process.on_lead(lambda: newest_step(directory / "metrics.jsonl")) or 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshwright import process
+from meshwright.checkpoint import Checkpoints
 from meshwright.engine._checks import checked, tried
 from meshwright.engine._evaluations import Evaluations, Scores
 from meshwright.engine._opened import Opened, open_run
@@ -16,6 +17,7 @@ from meshwright.engine._reports import (
     reported,
     reports,
     tell_of_lost_reports,
+    with_learning_rate,
     writers,
 )
 from meshwright.engine._settings import Settings
@@ -23,7 +25,16 @@ from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
 from meshwright.metrics import StepTime, Writer, tee
 from meshwright.profile import Trace, tracer
-from meshwright.train import RUN_AHEAD, TrainState, Tx, Watchdog, fit, unwatched, watchdog
+from meshwright.train import (
+    RUN_AHEAD,
+    TrainState,
+    Tx,
+    Watchdog,
+    fit,
+    num_updates,
+    unwatched,
+    watchdog,
+)
 from meshwright.when import Tick, asked_once
 
 
@@ -50,7 +61,7 @@ def run(settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, Watchd
         watch = stack.enter_context(_watched(settings))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
-        opened = stack.enter_context(open_run(settings, training.target, tx, training.num_steps, watch))
+        opened = stack.enter_context(open_run(settings, training.target, tx, watch))
         outcome = train(settings, training, opened)
         opened.record.summary = outcome.summary()
     return outcome
@@ -61,8 +72,8 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
     with contextlib.ExitStack() as stack:
         say, checkpoints = opened.say, opened.checkpoints
         state = _first_state(settings, training, opened)
-        first = int(state.step)
-        if first >= training.max_step or training.data.is_empty():
+        first, last = int(state.step), training.last_step()
+        if first >= last or training.data.is_empty():
             say(f"  already at step {first}: {training.asked} asks for nothing more")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
         opened.record.begin(checkpoints, training)
@@ -71,17 +82,21 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
         evaluate.recall(reported(opened.directory, before=first))
         write = writers(stack, settings, training, opened, step_time, after=first)
+        expected = training.num_steps(first)
+        opened.console.expect(expected)
         if settings.is_shown and process.is_lead():
             stack.enter_context(opened.console)
         stop = Stopping(opened.signals, settings.stop, settings.reporting.every, evaluate.history)
         started = time.perf_counter()
-        state = _fit(_Turn(settings, training, opened, evaluate, write, step_time, stop), state)
+        state = _fit(_Turn(settings, training, opened, last, evaluate, write, step_time, stop), state)
         if stop.interruption:
+            if checkpoints is None:
+                stop.interruption.add_note("Nothing is saved, as the run has no directory.")
             raise stop.interruption
         outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
-        if outcome.step < training.max_step and training.num_steps is not None:
+        if outcome.step < (expected or 0):
             why = "the scores got no better: done" if stop.is_early else "the data ended"
-            say(f"  {why} after {outcome.step} of {training.max_step} steps")
+            say(f"  {why} after {outcome.step} of {expected} steps")
         return outcome
 
 
@@ -92,6 +107,8 @@ class _Turn:
     settings: Settings
     training: Training
     opened: Opened
+    last: int
+    """The step after which it ends."""
     evaluate: Evaluations
     write: Writer
     step_time: StepTime
@@ -101,6 +118,9 @@ class _Turn:
 def _first_state(settings: Settings, training: Training, opened: Opened) -> TrainState:
     """Check all parts, compile, and return the state to go on from, restored or new."""
     say, watch, checkpoints = opened.say, opened.watch, opened.checkpoints
+    if training.is_continued:
+        training.step.compile(training.target, training.batch)
+        return training.first_state(True)()
     say(heading(settings, training.layout.mesh))
     say(training.layout.explain({"params": training.target.params}))
     with watch.phase("restore"):
@@ -116,7 +136,7 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     return state
 
 
-def _is_needed(training: Training, checkpoints) -> bool:
+def _is_needed(training: Training, checkpoints: Checkpoints | None) -> bool:
     """Return whether a first state must be made: there is no checkpoint, or one of a part of it."""
     if checkpoints is None or checkpoints.left_out(training.target):
         return True
@@ -149,11 +169,19 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
         stack.callback(watch.enter, "end")
         trace = stack.enter_context(_tracer(turn))
 
+        newest = state
+
         def evaluated(tick: Tick, state: TrainState) -> Scores | None:
+            nonlocal newest
+            newest = state
             training.reached(state)
             # A platform that takes its machine back leaves time to save, and none to evaluate.
             with watch.phase("evaluation"):
                 return None if stop.is_ending else evaluate(tick, state)
+
+        write = with_learning_rate(
+            tee(turn.write, evaluate.hear), turn.settings.reporting.learning_rate, lambda: num_updates(newest)
+        )
 
         def beat(tick: Tick) -> None:
             watch(tick)
@@ -165,9 +193,9 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             training.step,
             state,
             training.data,
-            steps=training.max_step,
+            steps=turn.last,
             evaluate=evaluated,
-            log=reports(turn.settings, tee(turn.write, evaluate.hear), when_saved, training, evaluate),
+            log=reports(turn.settings, write, when_saved, training, evaluate),
             save=lambda tick, state, *_: save(tick, state),
             trace=trace,
             beat=beat,
@@ -185,7 +213,7 @@ def _when_saved(turn: _Turn) -> Callable[[int], bool]:
     if saving is None or turn.opened.checkpoints is None:
         return lambda step: False
     when = as_when(saving.when, turn.evaluate.at)
-    return asked_once(lambda step: step < training.max_step and when(step) and not training.data.is_empty())
+    return asked_once(lambda step: step < turn.last and when(step) and not training.data.is_empty())
 
 
 def _saver(turn: _Turn, when_saved: Callable[[int], bool]) -> Callable[[Tick, TrainState], None]:

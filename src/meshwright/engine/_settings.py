@@ -72,8 +72,8 @@ class Settings:
 
     place: str | None
     """The run directory or its address; None for a run that leaves no files."""
-    described: Any
-    """The value that `experiment.txt` shows: an `Experiment`, or settings by name."""
+    described: Callable[[], str]
+    """Returns the text of `experiment.txt`: all settings, one a line."""
     saving: Saving | None
     reporting: Reporting
     stop: StopWhen = field(default_factory=StopWhen)

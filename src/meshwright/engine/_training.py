@@ -46,8 +46,9 @@ class Training:
     """A global batch as structs."""
     step: Step
     data: Data
-    max_step: int
-    """Updates in all, counting those before a restart."""
+    last_step: Callable[[], int]
+    """Returns the updates in all, counting those before a restart; it is asked when the data stand where they
+    go on from."""
     first_state: Callable[[bool], Callable[[], TrainState]]
     """Told whether it will be needed, it reads what the first state is made from and returns its maker."""
     evaluations: Sequence[Evaluation] = ()
@@ -55,8 +56,11 @@ class Training:
     """Returns by name what must be the same on all processes of the state and the examples."""
     remarks: Sequence[str] = ()
     """What people should know before it starts."""
-    num_steps: int | None = None
-    """Updates in all as far as that is known, for progress."""
+    num_steps: Callable[[int], int | None] = lambda done: None
+    """Returns from the updates made so far those in all, for progress; None if only the data knows."""
+    is_continued: bool = False
+    """Whether the first state is that of an earlier training of this process: it is not looked for in
+    checkpoints, and what was checked is not checked again."""
     asked: str = ""
     """What was said of how long to train: `max_step=100`."""
     reached: Callable[[TrainState], None] = nothing

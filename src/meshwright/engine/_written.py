@@ -15,7 +15,6 @@ import jax
 
 from meshwright.addresses import is_address
 from meshwright.checkpoint import Checkpoints
-from meshwright.engine._describe import describe
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.train import describe_state
@@ -31,7 +30,7 @@ def write_description(
     """Write down what runs, how it was started and where, without secrets. For one process to call."""
     origin = settings.origin
     secrets = secrets_in(origin)
-    (directory / "experiment.txt").write_text(hidden(describe(settings.described), secrets))
+    (directory / "experiment.txt").write_text(hidden(settings.described(), secrets))
     (directory / "state.txt").write_text(describe_state(training.target) + "\n")
     if origin is not None:
         _write_json(directory / "experiment.json", origin)

@@ -15,6 +15,7 @@ from meshwright.engine import (
     StopWhen,
     Training,
     WatchdogSettings,
+    describe,
     naming,
     settings_of,
 )
@@ -69,7 +70,7 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
     save, given, timeout = experiment.checkpoints, experiment.input, experiment.watchdog_timeout_seconds
     return Settings(
         place=experiment.run,
-        described=experiment,
+        described=lambda: describe(experiment),
         saving=Saving(
             when=save.when,
             keep=save.keep,
@@ -109,8 +110,8 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Watc
         batch=parts.batch,
         step=parts.step,
         data=data,
-        max_step=experiment.max_step,
-        num_steps=experiment.max_step,
+        last_step=lambda: experiment.max_step,
+        num_steps=lambda done: experiment.max_step,
         asked=f"max_step={experiment.max_step}",
         first_state=partial(_first_state, experiment, parts.target),
         evaluations=evaluations_of(experiment, parts.layout),

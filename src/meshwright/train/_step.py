@@ -72,6 +72,7 @@ class Step:
         self._idle = idle
         self._compiled: jax.stages.Compiled | None = None
         self._batch: PyTree = None
+        self._state: PyTree = None
         self.compile_seconds = 0.0
         """How long tracing and compiling took."""
         self.jaxpr: Any = None
@@ -101,6 +102,8 @@ class Step:
           LayoutError: the batch does not divide over the devices and microbatches, the state is not on the
             mesh, or an axis of the mesh only repeats work.
         """
+        if self._compiled is not None and self._is_for(state, batch):
+            return self._compiled
         started = time.perf_counter()
         with process.telling(), in_mesh(self._layout.mesh):
             traced = self.trace(state, batch)
@@ -111,6 +114,13 @@ class Step:
             self._compiled = lowered.compile()
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
+
+    def _is_for(self, state: Any, batch: PyTree) -> bool:
+        """Return whether it is compiled for just such a state and batch."""
+        new, known = tree.abstract(state), self._state
+        is_same = jax.tree.structure(new) == jax.tree.structure(known)
+        is_same = is_same and jax.tree.leaves(new) == jax.tree.leaves(known)
+        return is_same and not tree.differences(self._batch, self._placed(batch))
 
     def trace(self, state: Any, batch: PyTree) -> jax.stages.Traced:
         """Trace for `state` and `batch` as `compile` does, compiling nothing; the mesh may be abstract.
@@ -125,7 +135,7 @@ class Step:
             jaxpr = mended(traced.jaxpr, self._layout)
             if jaxpr is not traced.jaxpr:
                 traced = jit(as_function(jaxpr, traced.out_info)).trace(state, batch)
-        self._batch, self.jaxpr = batch, traced.jaxpr
+        self._state, self._batch, self.jaxpr = tree.abstract(state), batch, traced.jaxpr
         return traced
 
     def _checked(self, state: Any, batch: PyTree) -> tuple[Any, Packed]:
