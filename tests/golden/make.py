@@ -4,9 +4,9 @@
     python tests/golden/make.py examples --src SRC OUT             # losses.json and leaves.json
     python tests/golden/make.py runs --src SRC OUT                 # two small run directories
 
-SRC is the folder that holds `meshwright`; beside it lies the `examples` folder that belongs to it. The programs
-in `programs/` speak the words of the library beside them. To run a commit that has other words, give `runs` the
-programs of that commit by `--programs`.
+SRC is the folder that holds `meshwright`; beside it lies the `examples` folder that belongs to it. The
+programs in `programs/` speak the words of the library beside them. To run a commit that has other words,
+give `runs` the programs of that commit by `--programs`.
 """
 
 import argparse

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+import meshwright as mw
+
 TAKES_TIME = re.compile(r"^time$|second|wait$|^tflops|^mfu$|^hfu$")
 """The reported values that tell how long something took."""
 
@@ -24,8 +26,6 @@ def digest(x: Any) -> list[Any]:
 
 def leaves(checkpoint: Path) -> dict[str, list[Any]]:
     """Return the digest of each array of a checkpoint, or of the newest in a directory, by name."""
-    import meshwright as mw
-
     return {name: digest(x) for name, x in sorted(mw.open_source(checkpoint).arrays().items())}
 
 
