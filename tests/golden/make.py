@@ -78,7 +78,7 @@ def example(src: Path, folder: Path, name: str) -> dict[str, Any]:
         run(src, here, "-m", "meshwright", "demo", *words)
     else:
         run(src, here, HERE / "recording.py", src.resolve().parent / "examples" / program, *words)
-    found = json.loads(run(src, here, HERE / "reading.py", "."))
+    found = _read(src, here)
     if not found["leaves"]:
         raise SystemExit(f"{name} with {src} left nothing to compare in {here}")
     return found
@@ -95,16 +95,25 @@ def examples(src: Path, out: Path, names: list[str]) -> None:
         _write(out / f"{part}.json", document)
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """Yield in what b differs from a. What only b has is no difference: a run may tell more."""
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield where b differs from a, and both values. What only b has is no difference."""
     for name in a:
         where = f"{at}/{name}".lstrip("/")
-        if name not in b:
-            yield f"{where} is missing in b"
-        elif isinstance(a[name], dict) and isinstance(b[name], dict):
+        if name in b and isinstance(a[name], dict) and isinstance(b[name], dict):
             yield from differences(a[name], b[name], where)
-        elif a[name] != b[name]:
-            yield f"{where}: {a[name]!r} in a, {b[name]!r} in b"
+        elif name not in b or a[name] != b[name]:
+            yield where, a[name], b.get(name, "nothing")
+
+
+def told(found: list[tuple[str, Any, Any]]) -> str:
+    """Return how many values differ, which is the first, and by how much at most, as far as numbers tell."""
+    if not found:
+        return "equal to the bit"
+    where, old, new = found[0]
+    numbers = [(x, y) for _, x, y in found if isinstance(x, float) and isinstance(y, float)]
+    relative = max((abs(y - x) / max(abs(x), abs(y)) for x, y in numbers), default=None)
+    by = "" if relative is None else f", by {relative:.1e} of the value at most"
+    return f"{len(found)} differ{by}; the first is {where}: {old} in a, {new} in b"
 
 
 def compare(a: Path, b: Path, names: list[str]) -> int:
@@ -118,8 +127,7 @@ def compare(a: Path, b: Path, names: list[str]) -> int:
             for part in ("losses", "leaves"):
                 found = list(differences(first[part], second[part]))
                 differing += bool(found)
-                told = f"{len(found)} differ, the first {found[0]}" if found else "equal to the bit"
-                print(f"{name}: {part}: {_count(first[part])} values, {told}", flush=True)
+                print(f"{name}: {part}: {_count(first[part])} values, {told(found)}", flush=True)
     return differing
 
 
@@ -152,7 +160,10 @@ def _both(src: Path, cwd: Path, programs: Path, steps: int) -> None:
 
 
 def _read(src: Path, folder: Path) -> dict[str, Any]:
-    return json.loads(run(src, folder, HERE / "reading.py", "."))
+    found = json.loads(run(src, folder, HERE / "reading.py", "."))
+    if not Path(found["library"]).is_relative_to(src.resolve()):
+        raise SystemExit(f"{found['library']} was run, and not the library in {src}")
+    return found
 
 
 def without_this_machine(folder: Path, root: Path) -> None:

@@ -39,7 +39,7 @@ def reports(run: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def read_all(folder: Path) -> dict[str, dict[str, Any]]:
+def read_all(folder: Path) -> dict[str, Any]:
     """Return the reports and the newest leaves of each run below a folder, and what `recording` left."""
     losses = {_name(path.parent, folder): reports(path.parent) for path in folder.rglob("metrics.jsonl")}
     found = {_name(path, folder): leaves(path) for path in folder.rglob("checkpoints") if path.is_dir()}
@@ -47,7 +47,7 @@ def read_all(folder: Path) -> dict[str, dict[str, Any]]:
         for i, fit in enumerate(json.loads(path.read_text())):
             losses[f"fit {i}"] = {"end": fit["scores"]}
             found[f"fit {i}"] = fit["params"]
-    return {"losses": losses, "leaves": found}
+    return {"library": mw.__file__, "losses": losses, "leaves": found}
 
 
 def _name(path: Path, folder: Path) -> str:
