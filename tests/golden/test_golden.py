@@ -11,6 +11,7 @@ import pytest
 import meshwright as mw
 from golden.reading import digest, leaves, reports
 from meshwright.cli import main
+from meshwright.events import read_scalars
 
 KEPT = Path(__file__).parent / "5ef2e64"
 RUNS = json.loads((KEPT / "runs.json").read_text())
@@ -19,7 +20,7 @@ both = pytest.mark.parametrize("name", RUNS)
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with copies of the runs, which is the current directory; the programs can be imported."""
+    """A folder with copies of the runs, which is the current directory; their programs can be imported."""
     for name in RUNS:
         shutil.copytree(KEPT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -87,6 +88,11 @@ def test_old_runs_are_listed_with_their_best_scores(here, capsys):
     assert found["small"]["best"]["test/accuracy"] == {"step": 8, "value": 0.725, "mode": "max"}
     assert found["trained"]["step"] == 12
     assert found["trained"]["best"]["eval_accuracy"]["value"] == 0.8
+
+
+def test_the_event_files_of_an_old_run_hold_its_losses(here):
+    told = {int(step): report["loss"] for step, report in reports(here / "small").items()}
+    assert read_scalars(here / "small", "loss") == told
 
 
 @both
