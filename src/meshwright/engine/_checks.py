@@ -80,7 +80,7 @@ def _check_names(settings: Settings, evaluations: Sequence[Evaluation], scores: 
             )
     policies: list[tuple[str, Any]] = [(settings.stop.field, settings.stop.early)]
     if settings.saving is not None:
-        policies.append((f"{settings.saving.field}.keep", settings.saving.keep))
+        policies.append((settings.saving.keep_field, settings.saving.keep))
     for field, policy in policies:
         for metric in metrics_of(policy):
             if metric not in scores:

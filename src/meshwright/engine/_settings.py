@@ -31,6 +31,8 @@ class Saving:
     """Returns numbers that are saved among the scores of a checkpoint."""
     field: str = "checkpoints"
     """The setting that errors name."""
+    keep_field: str = "checkpoints.keep"
+    """The setting that errors about `keep` name."""
 
 
 @dataclass(frozen=True)

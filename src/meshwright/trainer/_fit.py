@@ -115,7 +115,7 @@ def _settings_for(
 ) -> Settings:
     deployer, schedule, data = recipe.deployer, call.schedule, calls.epochs
     ended = lambda: {EPOCH: float(data.epoch + 1)} if data.at_end_of_epoch() else {}  # noqa: E731
-    saving = Saving(schedule.saves(data), schedule.keeps(), is_tried=True, marks=ended, field="best")
+    saving = Saving(schedule.saves(data), schedule.keeps(), is_tried=True, marks=ended, keep_field="best")
     return Settings(
         place=place,
         described=described,
@@ -150,7 +150,7 @@ def _training_of(
     with watch.phase("first_batch"):
         rows = calls.epochs.peek()
     batch = global_batch(rows, call.batch_size)
-    recipe.batch = batch if recipe.batch is None else recipe.batch
+    recipe.lay_out(batch)
     check_schedule(recipe.lr_schedule, recipe.accumulate, recipe.target)
     wider = wider_than(recipe.compute_dtype, batch)
     schedule = call.schedule
@@ -187,17 +187,28 @@ def _training_of(
 
 
 def _evaluations(recipe: Recipe, call: Call, data: Epochs) -> Sequence[EngineEvaluation]:
-    if call.eval_examples is None:
+    each = scored(recipe, call.eval_examples, call.eval_batch_size, call.eval_predictor, call.eval_metric_fn)
+    return [Evaluation(each, call.schedule.evaluates(data), call.schedule.best)] if each else []
+
+
+def scored(
+    recipe: Recipe,
+    examples: Any,
+    batch_size: int,
+    predictor: Predictor | None,
+    metric_fn: Callable[..., Any] | None,
+) -> list[Scored]:
+    """Return what scores a state over examples: the loss, and what is made of predictions."""
+    if examples is None:
         return []
     each: list[Scored] = []
     if recipe.loss_over is not None:
-        sharding, size = recipe.layout.batch_sharding, call.eval_batch_size
-        read = partial(numbered_batches, call.eval_examples, size, sharding, collate=recipe.collate)
+        sharding = recipe.layout.batch_sharding
+        read = partial(numbered_batches, examples, batch_size, sharding, collate=recipe.collate)
         each.append(OfLoss(recipe.loss_over, read))
-    if call.eval_predictor is not None and call.eval_metric_fn is not None:
-        predict = call.eval_predictor.of_state
-        each.append(OfPredictions(predict, call.eval_metric_fn, call.eval_examples, call.eval_batch_size))
-    return [Evaluation(each, call.schedule.evaluates(data), call.schedule.best)] if each else []
+    if predictor is not None and metric_fn is not None:
+        each.append(OfPredictions(predictor.of_state, metric_fn, examples, batch_size))
+    return each
 
 
 def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:

@@ -42,17 +42,21 @@ class Recipe:
     compute_dtype: ComputeDtype
     accumulate: int
     lr_schedule: optax.Schedule | None
-    batch: PyTree = None
-    """A batch as structs, which sharding is read off; None as long as none is known."""
+    _layout: Layout | None = None
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Where arrays live."""
-        with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
-            axes = self.model.axes if self.model else {}
-            batch = () if self.batch is None else (self.batch,)
-            rules = inferred_rules(self.start.outline(), self.losses.get(False), *batch, axes=axes)
-        return self.deployer.layout(*self.rules, *rules)
+        return self.lay_out()
+
+    def lay_out(self, *batch: PyTree) -> Layout:
+        """Return where arrays live, decided once: by the rules, and by what the loss does with a batch."""
+        if self._layout is None:
+            with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
+                axes = self.model.axes if self.model else {}
+                rules = inferred_rules(self.start.outline(), self.losses.get(False), *batch, axes=axes)
+            self._layout = self.deployer.layout(*self.rules, *rules)
+        return self._layout
 
     @cached_property
     def target(self) -> TrainState:

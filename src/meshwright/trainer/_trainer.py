@@ -12,12 +12,13 @@ from meshwright.adapters import functional
 from meshwright.checkpoint import Keep
 from meshwright.deployer import Deployer
 from meshwright.engine import Profile, StopWhen, WatchdogSettings, describe, settings_of
+from meshwright.errors import UsageError
 from meshwright.functions import loss_of, step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rule
 from meshwright.train import ComputeDtype, Only, Trainable, TrainState, Variables, narrowing
-from meshwright.trainer._fit import Call, Progress, fit
+from meshwright.trainer._fit import Call, Progress, fit, scored
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe
 from meshwright.trainer._schedule import Schedule, batch_sizes
@@ -237,6 +238,32 @@ class Trainer:
             place = self._place.open(schedule.needs_workdir)
             described = lambda: self._described + describe({"fit": given})  # noqa: E731
             return fit(self._recipe, self._progress, call, lambda: self.state, place, described)
+
+    @process.shared_work()
+    def evaluate(
+        self,
+        examples: Any,
+        per_device_batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        predictor: Predictor | None = None,
+        metric_fn: Callable[..., Mapping[str, float]] | None = None,
+    ) -> dict[str, float]:
+        """Return the scores of the parameters over examples, as `fit` finds them. Collective.
+
+        Args: as those of `fit` for evaluation.
+
+        Raises:
+          UsageError: there is neither a loss nor a predictor; or as `fit`.
+          ExamplesError: there are no examples.
+        """
+        check_together(examples, predictor, metric_fn)
+        ways = self.deployer.layout().batch_ways
+        _, size = batch_sizes(per_device_batch_size, global_batch_size, ways)
+        each = scored(self._recipe, examples, size, predictor, metric_fn)
+        if not each:
+            raise UsageError("nothing evaluates: give Trainer a loss, or give a predictor and metric_fn.")
+        return {name: value for one in each for name, value in one(self.state).items()}
 
     def best(self, score: str, mode: Literal["min", "max"]) -> Variables:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.
