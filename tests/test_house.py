@@ -34,6 +34,7 @@ FLOORS = [
     {"train", "checkpoint"},
     {"formats", "adapters", "predict"},
     {"models", "report"},
+    {"engine"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},

@@ -16,7 +16,10 @@ from meshwright.tree import PyTree
 class Data(Protocol):
     """Global batches, and the position after the batch last returned."""
 
-    wait_seconds: float
+    @property
+    def wait_seconds(self) -> float:
+        """Return how long the run has waited for batches, in all."""
+        ...
 
     def __iter__(self) -> Self: ...
 

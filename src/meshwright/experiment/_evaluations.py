@@ -34,7 +34,8 @@ class MeasuredExamples:
         self.name, self.field = name, f"evalers.{name}.measure"
         self.when: Policy = evaler.when
         self.at_end = evaler.at_end
-        self._evaler, self._layout, self._names = evaler, layout, ()
+        self._evaler, self._layout = evaler, layout
+        self._names: tuple[str, ...] = ()
 
         def data() -> Iterator[Any]:
             return padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)

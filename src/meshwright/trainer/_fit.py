@@ -136,7 +136,9 @@ def _settings_for(
 
 def _learning_rate(recipe: Recipe) -> Callable[[int], float] | None:
     schedule = recipe.lr_schedule
-    return schedule and (lambda updates: np.asarray(schedule(updates)).item())
+    if schedule is None:
+        return None
+    return lambda updates: np.asarray(schedule(updates)).item()
 
 
 def _training_of(

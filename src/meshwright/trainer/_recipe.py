@@ -10,6 +10,7 @@ import optax
 
 from meshwright.adapters import Functional
 from meshwright.deployer import Deployer
+from meshwright.functions import loss_of
 from meshwright.input import Collate
 from meshwright.sharding import Layout, Rule
 from meshwright.train import (
@@ -77,3 +78,14 @@ class Recipe:
         if not self.losses:
             return None
         return LossOver(self.losses[False], self.layout, self.deployer.seed, self.compute_dtype)
+
+
+def both_losses(
+    loss: Callable[..., Any], model: Functional | None, has_state: bool
+) -> dict[bool, Callable[..., Any]]:
+    """Return a user's loss for training (True) and for evaluation (False).
+
+    Raises:
+      UsageError: it asks for what there is not.
+    """
+    return {train: loss_of(loss, model, train=train, has_state=has_state) for train in (True, False)}

@@ -1,7 +1,6 @@
 """`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -13,14 +12,14 @@ from meshwright.checkpoint import Keep
 from meshwright.deployer import Deployer
 from meshwright.engine import Profile, StopWhen, WatchdogSettings, describe, settings_of
 from meshwright.errors import UsageError
-from meshwright.functions import loss_of, step_of
+from meshwright.functions import step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rule
 from meshwright.train import ComputeDtype, Only, Trainable, TrainState, Variables, narrowing
 from meshwright.trainer._fit import Call, Progress, fit, scored
 from meshwright.trainer._place import Place
-from meshwright.trainer._recipe import Recipe
+from meshwright.trainer._recipe import Recipe, both_losses
 from meshwright.trainer._schedule import Schedule, batch_sizes
 from meshwright.trainer._scores import best_of, check_together
 from meshwright.trainer._start import Start, check_same, check_step, lost
@@ -92,13 +91,12 @@ class Trainer:
         deployer.num_trainers += 1
         self.model = None if model is None else functional(model)
         start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
-        called = partial(loss_of, loss, self.model, has_state=start.has_state)
         self._recipe = Recipe(
             deployer=deployer,
             model=self.model,
             start=start,
             tx=optimizer if trainable is None else Only(trainable, optimizer),
-            losses={} if loss is None else {train: called(train=train) for train in (True, False)},
+            losses={} if loss is None else both_losses(loss, self.model, start.has_state),
             train_step=None if train_step is None else step_of(train_step),
             collate=collate,
             rules=tuple(rules or ()),
