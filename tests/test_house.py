@@ -15,6 +15,7 @@ VERSION = {"_version", "__version__"}
 GROUND = {
     "addresses",
     "arguments",
+    "collector",
     "crc32c",
     "description",
     "documents",

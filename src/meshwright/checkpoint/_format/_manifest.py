@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from meshwright.checkpoint._format._claims import wrong_claim
-from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._object_path import Directory
+from meshwright.collector import collector_paused
 from meshwright.documents import parse_json
 from meshwright.errors import CheckpointError, DamagedError
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._format._layout import ArrayLayout, chunk_number
 from meshwright.checkpoint._lazy import LazyArray
+from meshwright.collector import collector_paused
 from meshwright.errors import MeshwrightError
 
 Buffer = Any
