@@ -16,6 +16,7 @@ GROUND = {
     "addresses",
     "arguments",
     "crc32",
+    "collector",
     "crc32c",
     "description",
     "documents",

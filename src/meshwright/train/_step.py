@@ -12,6 +12,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from meshwright import process, tree
+from meshwright.collector import collector_paused
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused
@@ -107,7 +108,8 @@ class Step:
         started = time.perf_counter()
         with process.telling(), in_mesh(self._layout.mesh):
             traced = self.trace(state, batch)
-            lowered = traced.lower()
+            with collector_paused():
+                lowered = traced.lower()
             if process.is_of_all(self._layout.mesh.devices.flat):
                 process.compare_devices()
                 process.compare("the program of the step", lambda: process.program_text(traced, lowered))
@@ -129,7 +131,8 @@ class Step:
         """
         batch, shardings = self._placed(batch), self._shardings(state)
         jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
-        with in_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
+        # In the mesh, so that models may constrain by bare PartitionSpecs.
+        with in_mesh(self._layout.mesh), collector_paused():
             traced = jit(self._checked).trace(state, batch)
             check_axes(self._layout, state, lambda: traced, self._idle)
             jaxpr = mended(traced.jaxpr, self._layout)
