@@ -23,6 +23,7 @@ GROUND = {
     "errors",
     "events",
     "storage",
+    "protobufs",
     "tree",
     "process",
     "when",
@@ -49,7 +50,18 @@ MAY_IMPORT = {
     "program": set(),
     "checkpoint": {"arrays"},
 }
-LIBRARIES = {"tensorflow", "torch", "flax", "equinox", "orbax", "grain", "tensorstore", "zarr", "PIL"}
+LIBRARIES = {
+    "tensorflow",
+    "torch",
+    "flax",
+    "equinox",
+    "orbax",
+    "grain",
+    "tensorstore",
+    "zarr",
+    "PIL",
+    "cramjam",
+}
 TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from meshwright.addresses import local_path
 from meshwright.errors import UsageError
-from meshwright.events import import_tensorboardx, read_scalars
+from meshwright.events import read_scalars
 
 Scores = Mapping[str, float]
 Keep = Callable[[Mapping[int, Scores]], set[int]]
@@ -135,7 +135,6 @@ def best(
     _at_least_1("best", num_checkpoints)
     if events is not None:
         local_path(events)  # raises if it is an address
-        import_tensorboardx()  # here, as policies are called on a thread
     return Best(metric, mode, num_checkpoints, without_metric, events)
 
 
