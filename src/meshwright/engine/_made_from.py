@@ -1,17 +1,23 @@
-"""What a value is called and what it was made from, read off the value itself.
+"""The name of a value and what it was made from, as the value itself shows it.
 
-A function is called by its name and was made from the variables that it closes over; what a factory
-returned, from the factory's: `mw.every(100)` is `meshwright.when.every.<lambda>` of num_steps=100. A partial
-is the function with arguments, a dataclass its type with fields, an optax transformation the factory of its
-two functions with the variables of both.
+    a frozen dataclass      its type and its fields; our own factories make these: `mw.every(100)` is
+                            meshwright.when.Every(num_steps=100)
+    a partial               the function and its arguments
+    a function              its name and the variables that it closes over
+    a named tuple           its type and fields; if all are functions that one factory made, as of an optax
+                            transformation, the factory and the variables of all
+    a container             its items
+
+Nothing is looked up in the code of a function, and no package's private names are known here. So a variable
+in which a function keeps count is shown with the rest: what remembers is better an object.
 
 Nothing is shown that may differ between two processes (addresses, the order of a set) and no data: arrays
-as `float32[8, 4]`, what is not known as `<type>`. Global variables that a function reads are not followed.
+are shown as `float32[8, 4]`, other objects as `<type>`. Global variables that a function reads are not
+followed.
 """
 
 import contextlib
 import dataclasses
-import dis
 import enum
 import functools
 import inspect
@@ -19,12 +25,11 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import PartitionSpec
 
 MAX_ITEMS = 64  # of a sequence or mapping: more are data
@@ -97,10 +102,8 @@ def _array(x: Any) -> str:
 
 
 def _of_container(value: Any) -> tuple[str, Values]:
-    if isinstance(value, optax.GradientTransformation):
-        return _of_transformation(value)
     if hasattr(value, "_fields"):
-        return name_of(type(value)), value._asdict()
+        return _of_named_tuple(value)
     items = list(value.values() if isinstance(value, Mapping) else value)
     if len(items) > MAX_ITEMS or (_is_sequence(value) and any(_is_data(item) for item in items)):
         return f"<{type(value).__name__} of {len(items)}>", {}
@@ -133,7 +136,7 @@ def _of_function(value: Any) -> tuple[str, Values]:
     if isinstance(value, types.MethodType):
         return f"{name_of(type(value.__self__))}.{value.__name__}", {"self": value.__self__}
     if isinstance(value, types.FunctionType):
-        return name_of(value), _captured(value)
+        return name_of(value), _variables(value)
     if hasattr(value, "__wrapped__"):  # what `jax.jit` and others return
         return made_from(value.__wrapped__)
     return (name_of(value) if hasattr(value, "__qualname__") else f"<{name_of(type(value))}>"), {}
@@ -147,77 +150,54 @@ def _arguments(call: functools.partial) -> Values:
         return {**_numbered(call.args), **call.keywords}
 
 
-def _captured(function: types.FunctionType) -> Values:
-    """Return what a function closes over.
-
-    A helper defined beside it and captured under its own name is code: what that captured is shown instead.
-    """
-    parts: dict[str, Any] = {}
-    waiting, seen = [function], {function}
-    while waiting:
-        for name, value in _variables(waiting.pop()).items():
-            if not _is_helper(value, name, function):
-                parts.setdefault(name, value)
-            elif value not in seen:
-                waiting.append(value)
-                seen.add(value)
-    return parts
-
-
 def _variables(function: types.FunctionType) -> Values:
-    """Return the variables of the closure and, of a function made by another, its defaults."""
+    """Return the variables that a function closes over and, if another function made it, its defaults."""
     found: dict[str, Any] = {}
     if _factory(function):
         parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
         found = {p.name: p.default for p in parameters if p.default is not None and p.default is not p.empty}
-    assigned = {each.argval for each in dis.get_instructions(function) if each.opname == "STORE_DEREF"}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # the variable has no value yet
-            if name not in assigned:
-                found[name] = cell.cell_contents
-            elif name in _parameters_of_factory(function):
-                found[name] = _as_given(cell.cell_contents)
+            found[name] = cell.cell_contents
     return found
 
 
-def _parameters_of_factory(function: types.FunctionType) -> Iterable[str]:
-    """Return the names of what a factory was given. Its other variables, where assigned, are memory."""
-    name = function.__qualname__.split(".<locals>.")[0]
-    factory = vars(sys.modules.get(function.__module__, types)).get(name)
-    return inspect.signature(factory).parameters if isinstance(factory, types.FunctionType) else ()
-
-
-def _as_given(value: Any) -> Any:
-    """Return a number as it was: `optax.cosine_decay_schedule` makes its steps a float when first called."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _is_helper(value: Any, name: str, function: types.FunctionType) -> bool:
-    return (
-        isinstance(value, types.FunctionType)
-        and value.__name__ == name
-        and _factory(value) == _factory(function)
-    )
-
-
-def _factory(function: types.FunctionType) -> str:
+def _factory(function: Any) -> str:
     """Return the name of the function in which a function was made, "" for one that stands in a module."""
-    enclosing = function.__qualname__.rpartition(".<locals>.")[0]
-    return enclosing and f"{function.__module__}.{enclosing}"
+    return function.__qualname__.rpartition(".<locals>.")[0]
 
 
-def _of_transformation(tx: Any) -> tuple[str, Values]:
-    """Return the factory of an optax transformation; a chain's parts are its transformations, numbered."""
-    if not all(isinstance(function, types.FunctionType) for function in (tx.init, tx.update)):
-        owner = getattr(tx.update, "__self__", None)
-        has_settings = hasattr(owner, "__dict__")  # as `optax.MultiSteps`, whose methods the functions are
-        return (name_of(type(owner)), vars(owner)) if has_settings else (name_of(type(tx)), tx._asdict())
-    init, update = _captured(tx.init), _captured(tx.update)
-    if tx.update.__qualname__.startswith("with_extra_args_support.") and "tx" in update:
-        return made_from(update["tx"])
-    if "init_fns" in init and "update_fns" in update:
-        pairs = zip(init["init_fns"], update["update_fns"], strict=True)
-        init, update = {}, _numbered(optax.GradientTransformation(*pair) for pair in pairs)
-    if not _factory(tx.update) or (init and _factory(tx.init) != _factory(tx.update)):
-        return name_of(type(tx)), tx._asdict()
-    return name_of(tx.update).rpartition(".")[0], {**init, **update}
+def _of_named_tuple(value: Any) -> tuple[str, Values]:
+    """Return the factory of functions that were made together, as those of an optax transformation are.
+
+    Functions of a module may be among them: they have no variables.
+    """
+    functions = [item for item in value if isinstance(item, types.FunctionType)]
+    if len(functions) < len(value):
+        return _of_methods(value)
+    variables = {item: _variables(item) for item in functions if _factory(item)}
+    inner = [each for found in variables.values() for each in found.values() if isinstance(each, tuple)]
+    shown_there = {id(item) for each in inner for item in each}  # as `init`, where only `update` was wrapped
+    made = {item: found for item, found in variables.items() if id(item) not in shown_there}
+    if len({(item.__module__, _factory(item)) for item in made}) != 1:
+        return name_of(type(value)), value._asdict()
+    name = name_of(next(iter(made))).rpartition(".")[0]
+    together = _one_by_one(value, list(made.values()))
+    return name, together or {key: x for found in made.values() for key, x in found.items()}
+
+
+def _of_methods(value: Any) -> tuple[str, Values]:
+    """Return the object whose methods a named tuple holds, as of `optax.MultiSteps`, or else its fields."""
+    owners = [item.__self__ if isinstance(item, types.MethodType) else None for item in value]
+    if owners and hasattr(owners[0], "__dict__") and all(owner is owners[0] for owner in owners):
+        return name_of(type(owners[0])), vars(owners[0])
+    return name_of(type(value)), value._asdict()
+
+
+def _one_by_one(value: Any, variables: Sequence[Values]) -> Values:
+    """Return the parts of a chain: each function closes over one tuple, and the n-th of each are one part."""
+    columns = [items for found in variables for items in found.values()]
+    is_chain = len(columns) == len(variables) == len(value) and all(isinstance(x, tuple) for x in columns)
+    if not is_chain or len(set(map(len, columns))) != 1:
+        return {}
+    return _numbered(type(value)(*row) for row in zip(*columns, strict=True))

@@ -5,6 +5,7 @@ The first rule that answers decides; None means "not mine". Any function of that
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -40,8 +41,18 @@ def match(pattern: str, *spec: AxisEntry) -> Rule:
         tree.ends_in(pattern)
     except re.error as error:
         raise LayoutError(f"rule {pattern!r} is not a regular expression: {error}.") from None
-    # Closing over what was given, not over what is made of it, is what a description of the rule shows.
-    return lambda name, x, mesh: P(*spec) if tree.ends_in(pattern)(name) else None
+    return Match(pattern, spec)
+
+
+@dataclass(frozen=True)
+class Match:
+    """The rule that `match` makes."""
+
+    pattern: str
+    spec: tuple[AxisEntry, ...]
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        return P(*self.spec) if tree.ends_in(self.pattern)(name) else None
 
 
 def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
@@ -50,14 +61,21 @@ def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
     Arrays of fewer than `min_size` elements are left whole: gathering them costs more than it
     saves. Does nothing on a mesh without `axis`.
     """
+    return Fsdp(axis, min_size)
 
-    def rule(name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
-        ways = mesh.shape.get(axis, 1)
-        if ways == 1 or x.size < min_size:
+
+@dataclass(frozen=True)
+class Fsdp:
+    """The rule that `fsdp` makes."""
+
+    axis: str
+    min_size: int
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        ways = mesh.shape.get(self.axis, 1)
+        if ways == 1 or x.size < self.min_size:
             return None
         longest = max(
             (d for d in range(x.ndim) if x.shape[d] % ways == 0), key=lambda d: x.shape[d], default=None
         )
-        return None if longest is None else P(*[None] * longest, axis)
-
-    return rule
+        return None if longest is None else P(*[None] * longest, self.axis)

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,27 +31,47 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
     Raises:
       UsageError: a pattern is not a regular expression.
     """
-    std_of = first_match(noise, None)
+    return Noised(loss, tuple(noise))
 
-    def one(name: str, x: jax.Array, key: jax.Array) -> jax.Array:
-        std = std_of(f"params/{name}")
-        if std is None or not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        # Of complex numbers both parts are noised, so that the deviation is that of their distance.
-        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.complexfloating) else float
-        drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape, dtype)
-        return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
-    def with_noise(params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
-        stream = jax.random.fold_in(key, _STREAM)
-        params = tree.map_named(lambda name, x: one(name, x, stream), params)
-        return loss(params, batch, key, *model_state)
+@dataclass(frozen=True)
+class Noised:
+    """The loss that `noised` makes."""
 
-    return with_noise
+    loss: Callable[..., Any]
+    noise: ByPath[float | Std]
+
+    def __post_init__(self) -> None:
+        first_match(self.noise, None)  # raises if a pattern is none
+
+    def __call__(self, params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
+        std_of, stream = first_match(self.noise, None), jax.random.fold_in(key, _STREAM)
+        params = tree.map_named(
+            lambda name, x: _with_noise(name, x, std_of(f"params/{name}"), stream), params
+        )
+        return self.loss(params, batch, key, *model_state)
+
+
+def _with_noise(name: str, x: jax.Array, std: float | Std | None, key: jax.Array) -> jax.Array:
+    if std is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    # Of complex numbers both parts are noised, so that the deviation is that of their distance.
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.complexfloating) else float
+    drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape, dtype)
+    return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
 
 def relative(std: float) -> Std:
     """Return a standard deviation as so much of the array's root mean square, not differentiated."""
-    return lambda x: jax.lax.stop_gradient(
-        std * jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x).astype(jnp.float32))))
-    )
+    return Relative(std)
+
+
+@dataclass(frozen=True)
+class Relative:
+    """The standard deviation that `relative` makes."""
+
+    std: float
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        squares = jnp.square(jnp.abs(x).astype(jnp.float32))
+        return jax.lax.stop_gradient(self.std * jnp.sqrt(jnp.mean(squares)))
