@@ -4,13 +4,12 @@ A multiplication and the addition that goes with it are two operations.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-Equation = Any
-"""A `jax.extend.core.JaxprEqn`, whose type says nothing of the shapes of arrays."""
+from meshwright.program._program import Equation
+
 
 
 class Work(NamedTuple):
@@ -21,13 +20,13 @@ class Work(NamedTuple):
     """Those of a kernel that computes something a second time rather than keep it."""
 
 
-def _dot(eqn: Equation) -> Work:
+def dot(eqn: Equation) -> Work:
     (contracted, _), _ = eqn.params["dimension_numbers"]
     left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     return Work(2 * math.prod(out) * math.prod(left[d] for d in contracted))
 
 
-def _ragged_dot(eqn: Equation) -> Work:
+def ragged_dot(eqn: Equation) -> Work:
     """Each row meets the matrix of its own group alone: as many operations as with one matrix for all."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
@@ -38,7 +37,7 @@ def _ragged_dot(eqn: Equation) -> Work:
     return Work(each // eqn.invars[2].aval.shape[-1] if divided else each)
 
 
-def _convolution(eqn: Equation) -> Work:
+def convolution(eqn: Equation) -> Work:
     """Count products with elements that are there: neither padding, nor between dilated ones.
 
     So does XLA, and so a convolution and its two gradients cost the same.
@@ -75,13 +74,13 @@ def _pairs(
     return found
 
 
-def _attention(eqn: Equation) -> Work:
+def attention(eqn: Equation) -> Work:
     """Queries times keys, and weights times values: all of them, masked ones too."""
     inner, outer = _attention_products(eqn)
     return Work(inner + outer)
 
 
-def _attention_gradient(eqn: Equation) -> Work:
+def attention_gradient(eqn: Equation) -> Work:
     """Two products for each one of the forward pass; the weights, which were not kept, are made again."""
     inner, outer = _attention_products(eqn)
     return Work(2 * (inner + outer), recomputed=inner)
@@ -99,31 +98,3 @@ def dtype_of(eqn: Equation) -> str:
     """Return what the operands are multiplied in: the wider of their dtypes."""
     dtypes = [x.aval.dtype for x in eqn.invars[:2]]
     return max(dtypes, key=lambda dtype: dtype.itemsize).name
-
-
-FORMULAS: dict[str, tuple[str, Callable[[Equation], Work]]] = {
-    "dot_general": ("dot", _dot),
-    "ragged_dot_general": ("ragged_dot", _ragged_dot),
-    "conv_general_dilated": ("convolution", _convolution),
-    # cuDNN's, behind jax.nn.dot_product_attention; elsewhere that is made of dots.
-    "dot_product_attention_fwd_wrapper": ("attention", _attention),
-    "dot_product_attention_bwd_wrapper": ("attention", _attention_gradient),
-    "dot_product_attention_fp8_fwd_wrapper": ("attention", _attention),
-    "dot_product_attention_fp8_bwd_wrapper": ("attention", _attention_gradient),
-}
-"""By the name of a primitive: the kind of product, and its formula."""
-
-NO_FORMULA = {
-    *("pallas_call", "ffi_call", "scaled_matmul_wrapper", "fft"),
-    *("cholesky", "lu", "qr", "geqrf", "householder_product", "triangular_solve"),
-    *("eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal"),
-}
-"""Primitives that do work which is not elementwise, and how much is not known here."""
-
-
-def product_flops(eqn: Equation) -> tuple[int, str] | None:
-    """Return an equation's operations, recomputed ones too, and the dtype multiplied; None of no product."""
-    if eqn.primitive.name not in FORMULAS:
-        return None
-    _, formula = FORMULAS[eqn.primitive.name]
-    return sum(formula(eqn)), dtype_of(eqn)
