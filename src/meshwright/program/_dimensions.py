@@ -20,8 +20,8 @@ Dims = tuple[tuple[int, ...], ...]
 the slowest first."""
 Letters = list[int | None]
 """The same where no dimensions are merged."""
-SECOND, ROWS, GROUPS = 100, 200, 300
-"""Where the numbers of other letters start: of a second operand, of looked-up rows, of groups of rows."""
+SECOND, ROWS = 100, 200
+"""Where the numbers of other letters start: of a second operand, and of looked-up rows."""
 
 
 class Rule(NamedTuple):
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
     whole: frozenset[int] = frozenset()
     """Letters that must not be split while the operation runs, because it works along their dimensions."""
     pieces: Sequence[tuple[int, int | None]] = ()
-    """Letters of dimensions, each with that of a slice of it; None for a slice of one, which has no dimension."""
+    """Letters of dimensions, each with that of a slice of it; None if that has no dimension."""
     sizes: Mapping[int, int] = {}
     """The sizes of letters that share a dimension with others."""
     known: bool = True
@@ -86,7 +86,7 @@ def matrices(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 def one_by_one(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Give each result the dimensions of the operand in its place."""
     letters = itertools.count()
-    dims = [_dims([next(letters) for _ in shape]) for shape in inputs]
+    dims = [letters_of([next(letters) for _ in shape]) for shape in inputs]
     return Rule(dims, dims)
 
 
@@ -112,91 +112,12 @@ def _in_place(inputs: Shapes, outputs: Shapes, any_size: Iterable[int] = ()) -> 
     return Rule(found[: len(inputs)], found[len(inputs) :], whole=whole)
 
 
-def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    contracted, batch = params["dimension_numbers"]
-    left, right, out = _product([len(shape) for shape in inputs[:2]], contracted, batch)
-    return Rule([_dims(left), _dims(right)], [_dims(out)], frozenset(left[d] for d in contracted[0]))
-
-
-def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """[rows, in] × [experts, in, out] -> [rows, out]; where experts are split, a sum of what each has."""
-    numbers = params["ragged_dot_dimension_numbers"]
-    groups = list(numbers.rhs_group_dimensions)
-    contracted, batch = numbers.dot_dimension_numbers
-    kept = [d for d in range(len(inputs[1])) if d not in groups]
-    narrow = [tuple(kept.index(d) for d in dims) for dims in (contracted[1], batch[1])]
-    ranks = len(inputs[0]), len(kept)
-    left, rest, out = _product(ranks, (contracted[0], narrow[0]), (batch[0], narrow[1]))
-    right: Letters = [GROUPS] * len(inputs[1])
-    for letter, d in zip(rest, kept, strict=True):
-        right[d] = letter
-    experts = [] if groups else [GROUPS]  # the gradient for the matrices: an output for each expert
-    summed = frozenset((*(left[d] for d in contracted[0]), *([GROUPS] if groups else ())))
-    unknown = (_dims([None] * len(shape)) for shape in inputs[2:])
-    return Rule([_dims(left), _dims(right), *unknown], [_dims([*experts, *out])], summed)
-
-
-def _product(ranks: Sequence[int], contracted: Any, batch: Any) -> tuple[list[int], list[int], list[int]]:
-    """Return the letters of two operands and of their product."""
-    left, right = list(range(ranks[0])), [SECOND + d for d in range(ranks[1])]
-    for mine, theirs in (*zip(*contracted, strict=True), *zip(*batch, strict=True)):
-        right[theirs] = left[mine]
-    free = [
-        [x for d, x in enumerate(side) if d not in {*contracted[i], *batch[i]}]
-        for i, side in enumerate((left, right))
-    ]
-    return left, right, [*(left[d] for d in batch[0]), *free[0], *free[1]]
-
-
-def convolution(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    numbers = params["dimension_numbers"]
-    image, kernel, out = map(_unlettered, (*inputs[:2], *outputs))
-    batch, features_out, features_in = 0, 1, 2
-    if params["batch_group_count"] == 1:
-        image[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = batch
-    if params["feature_group_count"] == 1:
-        image[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[1]] = features_in
-    if params["feature_group_count"] == params["batch_group_count"] == 1:
-        kernel[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = features_out
-    return Rule([_dims(image), _dims(kernel)], [_dims(out)], frozenset({features_in}))
-
-
-def attention(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep the batch and the heads, of which several of queries may share one of keys and values."""
-    rule, out = _attention(params, inputs, inputs[3:])
-    return rule._replace(outputs=[out, *(_dims(_unlettered(shape)) for shape in outputs[1:])])
-
-
-def attention_gradient(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep the same. Results are gradients of the first operands; the last two go with attention's result."""
-    rule, out = _attention(params, inputs, inputs[3:-2])
-    others = (_dims(_unlettered(shape)) for shape in outputs[3:])
-    return rule._replace(inputs=[*rule.inputs, out, out], outputs=[*rule.inputs[:3], *others])
-
-
-def _attention(params: Any, inputs: Shapes, rest: Shapes) -> tuple[Rule, Dims]:
-    """Return the rule of queries, keys, values and other operands, and the dimensions of what they give."""
-    batch, heads, share, length, keys, inner, outer = range(7)
-    heads_first = params["layout"] == 1  # [batch, heads, length, head], else [batch, length, heads, head]
-    query_heads, key_heads = (shape[1 if heads_first else 2] for shape in inputs[:2])
-
-    def dims(heads: tuple[int, ...], length: int, size: int) -> Dims:
-        return ((batch,), heads, (length,), (size,)) if heads_first else ((batch,), (length,), heads, (size,))
-
-    of_query = (heads, share) if query_heads > key_heads else (heads,)
-    of_all = [dims(of_query, length, inner), dims((heads,), keys, inner), dims((heads,), keys, outer)]
-    of_all += [_dims(_unlettered(shape)) for shape in rest]
-    sizes = {heads: key_heads, share: query_heads // key_heads}
-    rule = Rule(of_all, [], frozenset({inner, keys}), frozenset({length, keys, inner, outer}), sizes=sizes)
-    return rule, dims(of_query, length, outer)
-
-
 def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """A lookup: where looked-up rows are split, each device finds what it has, and all is summed."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batching = numbers.operand_batching_dims
     kept = [d for d in range(len(inputs[0])) if d not in {*numbers.collapsed_slice_dims, *batching}]
-    out, array = _unlettered(outputs[0]), _unlettered(inputs[0])
+    out, array = no_letters(outputs[0]), no_letters(inputs[0])
     for d, source in zip(numbers.offset_dims, kept, strict=True):
         if sizes[source] == inputs[0][source]:
             out[d] = array[source] = d
@@ -208,15 +129,15 @@ def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     rows = {ROWS + d: d for d in numbers.collapsed_slice_dims}
     for letter, d in rows.items():
         array[d] = letter
-    indices = _dims([*(SECOND + i for i in range(len(places))), None])
-    return Rule([_dims(array), indices], [_dims(out)], frozenset(rows))
+    indices = letters_of([*(SECOND + i for i in range(len(places))), None])
+    return Rule([letters_of(array), indices], [letters_of(out)], frozenset(rows))
 
 
 def scatter(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """The gradient of a lookup: a sum, where updates are split; and each device takes what is its own."""
     numbers = params["dimension_numbers"]
     batching = numbers.operand_batching_dims
-    array, updates = list(range(len(inputs[0]))), _unlettered(inputs[2])
+    array, updates = list(range(len(inputs[0]))), no_letters(inputs[2])
     kept = [d for d in array if d not in {*numbers.inserted_window_dims, *batching}]
     windows = dict(zip(numbers.update_window_dims, kept, strict=True))
     whole = {source for d, source in windows.items() if inputs[2][d] != inputs[0][source]}
@@ -229,8 +150,8 @@ def scatter(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     for i, d in enumerate(places):
         updates[d] = indices[i]
     summed = frozenset(x for x in indices if x >= SECOND)
-    of_all = [_dims(array), _dims([*indices, None]), _dims(updates)]
-    return Rule(of_all, [_dims(array)], summed, frozenset(whole))
+    of_all = [letters_of(array), letters_of([*indices, None]), letters_of(updates)]
+    return Rule(of_all, [letters_of(array)], summed, frozenset(whole))
 
 
 def reduction(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -240,36 +161,36 @@ def reduction(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 def arg_reduction(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     axes = frozenset(params["axes"])
-    out = _dims([d for d in range(len(inputs[0])) if d not in axes])
-    return Rule([_dims(range(len(shape))) for shape in inputs], [out] * len(outputs), whole=axes)
+    out = letters_of([d for d in range(len(inputs[0])) if d not in axes])
+    return Rule([letters_of(range(len(shape))) for shape in inputs], [out] * len(outputs), whole=axes)
 
 
 def broadcast(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     out, kept = outputs[0], params["broadcast_dimensions"]
-    array = _dims([d if out[d] == size else None for size, d in zip(inputs[0], kept, strict=True)])
-    return Rule([array, *((((),) * len(shape)) for shape in inputs[1:])], [_dims(range(len(out)))])
+    array = letters_of([d if out[d] == size else None for size, d in zip(inputs[0], kept, strict=True)])
+    return Rule([array, *((((),) * len(shape)) for shape in inputs[1:])], [letters_of(range(len(out)))])
 
 
 def transpose(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    return Rule([_dims(range(len(inputs[0])))], [_dims(params["permutation"])])
+    return Rule([letters_of(range(len(inputs[0])))], [letters_of(params["permutation"])])
 
 
 def squeeze(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     rank = len(inputs[0])
     dropped = {d % rank for d in params["dimensions"]}
-    return Rule([_dims(range(rank))], [_dims([d for d in range(rank) if d not in dropped])])
+    return Rule([letters_of(range(rank))], [letters_of([d for d in range(rank) if d not in dropped])])
 
 
 def stack(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     out: Letters = list(range(len(inputs[0])))
     out.insert(params["axis"] % len(outputs[0]), None)
-    return Rule([_dims(range(len(inputs[0])))] * len(inputs), [_dims(out)])
+    return Rule([letters_of(range(len(inputs[0])))] * len(inputs), [letters_of(out)])
 
 
 def unstack(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     letters, axis = list(range(len(inputs[0]))), params["axis"] % len(inputs[0])
-    out = _dims([d for d in letters if d != axis])
-    return Rule([_dims(letters)], [out] * len(outputs), whole=frozenset({axis}), pieces=[(axis, None)])
+    out = letters_of([d for d in letters if d != axis])
+    return Rule([letters_of(letters)], [out] * len(outputs), whole=frozenset({axis}), pieces=[(axis, None)])
 
 
 def reshape(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -294,9 +215,9 @@ def _spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip([1, *ends], ends, strict=False))
 
 
-def _unlettered(shape: tuple[int, ...]) -> Letters:
+def no_letters(shape: tuple[int, ...]) -> Letters:
     return [None] * len(shape)
 
 
-def _dims(letters: Iterable[int | None]) -> Dims:
+def letters_of(letters: Iterable[int | None]) -> Dims:
     return tuple(() if letter is None else (letter,) for letter in letters)

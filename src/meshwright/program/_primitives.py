@@ -52,22 +52,23 @@ def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
 
 _W = Memory.WHOLE
 TABLE: dict[str, Primitive] = {
-    # Matrix products. cuDNN's attention is behind jax.nn.dot_product_attention; elsewhere that is made of dots.
-    "dot_general": Primitive(dims.dot, _W, "dot", products.dot),
-    "ragged_dot_general": Primitive(dims.ragged_dot, _W, "ragged_dot", products.ragged_dot),
-    "conv_general_dilated": Primitive(dims.convolution, _W, "convolution", products.convolution),
+    # Matrix products. Attention is cuDNN's, behind jax.nn.dot_product_attention.
+    "dot_general": Primitive(products.dot, _W, "dot", products.dot_work),
+    "ragged_dot_general": Primitive(products.ragged_dot, _W, "ragged_dot", products.ragged_dot_work),
+    "conv_general_dilated": Primitive(products.convolution, _W, "convolution", products.convolution_work),
     **_each(
         "dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd_wrapper",
-        dims.attention, _W, "attention", products.attention,
+        products.attention, _W, "attention", products.attention_work,
     ),
     **_each(
         "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper",
-        dims.attention_gradient, _W, "attention", products.attention_gradient,
+        products.attention_gradient, _W, "attention", products.attention_gradient_work,
     ),
     # Other work that is not elementwise.
     **_each("pallas_call ffi_call scaled_matmul_wrapper", dims.elementwise, _W, uncounted=True),
     **_each(
-        "fft cholesky triangular_solve lu qr geqrf householder_product eig eigh svd schur hessenberg tridiagonal",
+        "fft cholesky triangular_solve lu qr geqrf householder_product eig eigh svd schur hessenberg "
+        "tridiagonal",
         dims.matrices, _W, uncounted=True,
     ),
     # Bodies.
@@ -106,12 +107,12 @@ TABLE: dict[str, Primitive] = {
     "optimization_barrier": Primitive(dims.one_by_one, Memory.VIEW),
     "reduce_precision": Primitive(memory=Memory.REDUCED),
     **_each(
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz "
-        "complex conj convert_element_type cos cosh device_put digamma div empty eq eq_to erf erf_inv "
-        "erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log log1p logistic "
-        "lt lt_to max min mul name ne neg nextafter not or population_count pow real rem round rsqrt select_n "
-        "sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
-        "stop_gradient sub tan tanh xor"
+        "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
+        "clz complex conj convert_element_type cos cosh device_put digamma div empty eq eq_to erf erf_inv "
+        "erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log log1p "
+        "logistic lt lt_to max min mul name ne neg nextafter not or population_count pow real rem round "
+        "rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign "
+        "sin sinh sqrt square stop_gradient sub tan tanh xor"
     ),
     # What devices send each other.
     **_each("all_gather all_gather_invariant", exchange="all-gather"),
@@ -125,8 +126,8 @@ _UNKNOWN = Primitive()
 
 
 def known_of(operation: Operation) -> Primitive:
-    """Return what is known of an operation's primitive; some have - in their names, or _, as JAX's version is."""
-    return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), _UNKNOWN)
+    """Return what is known of an operation's primitive. JAX's versions differ in - or _ within its name."""
+    return TABLE.get(operation.kind.replace("-", "_"), _UNKNOWN)
 
 
 def rule_of(operation: Operation) -> Rule:
@@ -136,6 +137,6 @@ def rule_of(operation: Operation) -> Rule:
 
 
 def product_flops(operation: Operation) -> tuple[int, str] | None:
-    """Return the operations of a matrix product, recomputed ones too, and its dtype; None of anything else."""
+    """Return the operations of a matrix product, recomputed ones too, and its dtype; None of all else."""
     work = known_of(operation).work
     return work and (sum(work(operation.eqn)), products.dtype_of(operation.eqn))

@@ -6,10 +6,10 @@ A value is there from the operation that makes it to the last that reads it. A l
 from collections import Counter, defaultdict
 
 from meshwright.plan._estimate._buffers import Buffers, is_whole
-from meshwright.program import Memory, Operation, Program, Value, known_of
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._schedule import scheduled
 from meshwright.plan._estimate._traffic import Traffic, is_product
+from meshwright.program import Memory, Operation, Program, Value, known_of
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
 

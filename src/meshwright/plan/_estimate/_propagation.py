@@ -69,7 +69,11 @@ class Propagation:
         """Spread what is fixed over all other values of `program`."""
         for operation in walk(program):
             self._constrain(operation)
-            for link in (*operation.entering, *operation.leaving, *operation.carried) if operation.bodies else (operation,):
+            for link in (
+                (*operation.entering, *operation.leaving, *operation.carried)
+                if operation.bodies
+                else (operation,)
+            ):
                 self._enlist(link)
         while self._first or self._later:
             link = (self._first or self._later).popleft()

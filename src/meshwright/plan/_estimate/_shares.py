@@ -8,9 +8,9 @@ where as many ask for one as for another, the way that exchanges least.
 from collections import Counter
 from collections.abc import Iterable
 
+from meshwright.plan._estimate._propagation import Propagation, Spec
 from meshwright.plan._estimate._splits import Splits
 from meshwright.program import Operation
-from meshwright.plan._estimate._propagation import Propagation, Spec
 
 Shares = dict[str, int]
 """For each axis the letter of the dimensions that it splits."""

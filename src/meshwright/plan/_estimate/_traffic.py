@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from meshwright.hlo import Collective
 from meshwright.plan._estimate._manual import exchange_of
-from meshwright.program import Operation, Program, Tie, Value, known_of
 from meshwright.plan._estimate._propagation import Propagation, Spec
 from meshwright.plan._estimate._shares import Shares, shared_spec, shares_of
+from meshwright.program import Operation, Program, Tie, Value, known_of
 
 _ADDITIONS = ("add", "add_any")
 _PASSING = ("convert_element_type", "reshape", "sharding_constraint", "squeeze", "transpose")

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from meshwright.program import Operation, Program
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic
-from meshwright.program import product_flops
+from meshwright.program import Operation, Program, product_flops
 
 
 @dataclass(frozen=True)
