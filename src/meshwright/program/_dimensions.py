@@ -12,6 +12,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 Shapes = Sequence[tuple[int, ...]]
@@ -47,18 +48,17 @@ Dimensions = Callable[[Any, Shapes, Shapes], Rule]
 
 def elementwise(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place, if they have one size in all arrays; size 1 stands for any."""
-    rule, ranks = _in_place(inputs, outputs, any_size={1}), {len(shape) for shape in inputs}
-    return rule._replace(known=not rule.whole and ranks <= {0, max(map(len, (*inputs, *outputs)), default=0)})
+    return _in_place(tuple(inputs), tuple(outputs), any_size=frozenset({1}))
 
 
 def resized(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place. Others get another size, so that they must be whole."""
-    return _in_place(inputs, outputs)
+    return _in_place(tuple(inputs), tuple(outputs))._replace(known=True)
 
 
 def sliced(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place. Others are cut into pieces, or made of pieces."""
-    rule, pieces = _in_place(inputs, outputs), []
+    rule, pieces = resized(params, inputs, outputs), []
     arrays = [list(zip(*each, strict=True)) for each in ((inputs, rule.inputs), (outputs, rule.outputs))]
     for (before, mine), (after, theirs) in itertools.product(*arrays):
         for size, letter, new_size, new in zip(before, mine, after, theirs, strict=False):
@@ -90,11 +90,12 @@ def one_by_one(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     return Rule(dims, dims)
 
 
-def _in_place(inputs: Shapes, outputs: Shapes, any_size: Iterable[int] = ()) -> Rule:
+@lru_cache
+def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozenset()) -> Rule:
     """Return a letter for each size that a dimension has on both sides, or everywhere."""
     rank = max((len(shape) for shape in (*inputs, *outputs)), default=0)
     before, after = ([shape for shape in of if len(shape) == rank] for of in (inputs, outputs))
-    sizes = [{shape[d] for shape in (*before, *after)}.difference(any_size) for d in range(rank)]
+    sizes = [{shape[d] for shape in (*before, *after)} - any_size for d in range(rank)]
     on_both_sides = [{shape[d] for shape in before} & {shape[d] for shape in after} for d in range(rank)]
     letters: dict[tuple[int, ...], int] = defaultdict(itertools.count().__next__)
 
@@ -109,7 +110,8 @@ def _in_place(inputs: Shapes, outputs: Shapes, any_size: Iterable[int] = ()) -> 
 
     found = [dims(number, shape) for number, shape in enumerate((*inputs, *outputs))]
     whole = frozenset(letter for (d, *_), letter in letters.items() if len(sizes[d]) > 1)
-    return Rule(found[: len(inputs)], found[len(inputs) :], whole=whole)
+    known = not whole and {len(shape) for shape in inputs} <= {0, rank}
+    return Rule(found[: len(inputs)], found[len(inputs) :], whole=whole, known=known)
 
 
 def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:

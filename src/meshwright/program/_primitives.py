@@ -127,7 +127,7 @@ _UNKNOWN = Primitive()
 
 def known_of(operation: Operation) -> Primitive:
     """Return what is known of an operation's primitive. JAX's versions differ in - or _ within its name."""
-    return TABLE.get(operation.kind.replace("-", "_"), _UNKNOWN)
+    return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), _UNKNOWN)
 
 
 def rule_of(operation: Operation) -> Rule:

@@ -8,7 +8,7 @@ The values of the bodies are other values than those outside; ties say which are
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax.extend.core import Var, jaxprs_in_params
@@ -62,13 +62,13 @@ class Operation:
     outputs: list[Value]
     callers: tuple[Equation, ...] = ()
     """The calls and the loops that it is within, the outermost first."""
-    bodies: list[Program] = field(default_factory=list)
+    bodies: Sequence[Program] = ()
     """The body of a loop; the branches of a condition; what `shard_map` has each device do."""
-    entering: list[Tie] = field(default_factory=list)
+    entering: Sequence[Tie] = ()
     """Ties from its inputs to those of its bodies."""
-    leaving: list[Tie] = field(default_factory=list)
+    leaving: Sequence[Tie] = ()
     """Ties from the outputs of its bodies to its own."""
-    carried: list[Tie] = field(default_factory=list)
+    carried: Sequence[Tie] = ()
     """Ties from the outputs of a turn of a loop to the inputs of the next."""
 
     @property
@@ -136,9 +136,8 @@ def _call(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]] | 
         return None
     if eqn.primitive.name == "custom_linear_solve":
         return _solve(eqn, arguments)
-    shapes = _shapes(eqn.invars), _shapes(eqn.outvars)
     for jaxpr in map(_open, jaxprs_in_params(eqn.params)):
-        if (_shapes(jaxpr.invars), _shapes(jaxpr.outvars)) == shapes:
+        if _shapes(jaxpr.invars) == _shapes(eqn.invars) and _shapes(jaxpr.outvars) == _shapes(eqn.outvars):
             return jaxpr, arguments
     return None
 
@@ -163,7 +162,7 @@ def _operation(
         for branch in eqn.params["branches"]:
             _tie_body(operation, branch, inputs[1:], outputs)
     elif operation.kind == "shard_map":
-        operation.bodies.append(_program(eqn.params["jaxpr"], (*callers, eqn)))
+        operation.bodies = (_program(eqn.params["jaxpr"], (*callers, eqn)),)
     return operation
 
 
@@ -172,7 +171,8 @@ def _tie_scan(scan: Operation) -> None:
     body = _tie_body(scan, scan.eqn.params["jaxpr"], scan.inputs, scan.outputs)
     num_whole = sum(not tie.source_stacked for tie in scan.entering)
     num_carried = sum(not tie.target_stacked for tie in scan.leaving)
-    scan.carried += map(Tie, body.outputs[:num_carried], body.inputs[num_whole - num_carried : num_whole])
+    again = body.inputs[num_whole - num_carried : num_whole]
+    scan.carried = tuple(map(Tie, body.outputs[:num_carried], again))
 
 
 def _tie_while(loop: Operation) -> None:
@@ -180,17 +180,19 @@ def _tie_while(loop: Operation) -> None:
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     _tie_body(loop, params["cond_jaxpr"], [*inputs[:num_cond], *inputs[num_cond + num_body :]], [])
     body = _tie_body(loop, params["body_jaxpr"], inputs[num_cond:], loop.outputs)
-    loop.carried += map(Tie, body.outputs, body.inputs[num_body:])
+    loop.carried = tuple(map(Tie, body.outputs, body.inputs[num_body:]))
 
 
 def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: list[Value]) -> Program:
     """Keep a body, and tie what enters and leaves it."""
     body = _program(jaxpr, (*operation.callers, operation.eqn))
-    operation.bodies.append(body)
-    for outer, inner in zip(inputs, body.inputs, strict=True):
-        operation.entering.append(Tie(outer, inner, source_stacked=len(outer.shape) > len(inner.shape)))
-    for outer, inner in zip(outputs, body.outputs, strict=False):
-        operation.leaving.append(Tie(inner, outer, target_stacked=len(outer.shape) > len(inner.shape)))
+    entering, leaving = zip(inputs, body.inputs, strict=True), zip(body.outputs, outputs, strict=False)
+    operation.bodies = (*operation.bodies, body)
+    operation.entering = (*operation.entering, *(Tie(x, y, len(x.shape) > len(y.shape)) for x, y in entering))
+    operation.leaving = (
+        *operation.leaving,
+        *(Tie(x, y, target_stacked=len(y.shape) > len(x.shape)) for x, y in leaving),
+    )
     return body
 
 
@@ -199,7 +201,8 @@ def _needed(program: Program) -> Program:
     needed, kept = set(program.outputs), []
     for operation in reversed(program.operations):
         if operation.eqn.effects or not needed.isdisjoint(operation.outputs):
-            _drop_results(operation, needed)
+            if operation.bodies:
+                _drop_results(operation, needed)
             needed.update(operation.inputs)
             kept.append(operation)
     program.operations = kept[::-1]

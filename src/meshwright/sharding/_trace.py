@@ -88,11 +88,11 @@ class Walk:
         rule, arrays = rule_of(operation), [self.array(value) for value in operation.inputs]
         letters = self._letters(rule, arrays)
         for value, dims in zip(operation.outputs, rule.outputs, strict=True):
-            sized = zip(value.shape, dims, strict=True)
-            made = tuple(self._product(dim, letters, rule, size) for size, dim in sized)
+            sized = zip(dims, value.shape, strict=True)
+            made = tuple(self._product(letters, rule, dim, size) for dim, size in sized)
             self.arrays[value] = Array(made, _weight(operation, arrays))
         for whole, piece in rule.pieces:
-            self._note_slice(letters[whole], letters.get(piece, ()) if piece is not None else ())
+            self._note_slice(letters[whole], () if piece is None else letters[piece])
         if operation.kind == "gather":
             self._note_lookup(rule, arrays[0], letters)
         elif known_of(operation).product:
@@ -104,21 +104,23 @@ class Walk:
         for array, dims in zip(arrays, rule.inputs, strict=True):
             for product, dim in zip(array.dims, dims, strict=True):
                 if len(dim) == 1:
-                    letters.setdefault(dim[0], product)
-                if dim:
-                    self.factors.unify(product, self._product(dim, letters, rule))
+                    other = letters.setdefault(dim[0], product)
+                else:
+                    other = self._product(letters, rule, dim) if dim else product
+                if other is not product:
+                    self.factors.unify(product, other)
         return letters
 
     def _product(
-        self, dim: tuple[int, ...], letters: dict[int, Product], rule: Rule, size: int = 1
+        self, letters: dict[int, Product], rule: Rule, dim: tuple[int, ...], size: int = 1
     ) -> Product:
-        """Return the product of the letters of a dimension; new ones where they are not known."""
+        """Return what a dimension of so many letters is; new factors for those that are not known yet."""
         for letter in dim:
             if letter not in letters:
                 letters[letter] = self.factors.new(size if len(dim) == 1 else rule.sizes[letter])
-        return (
-            tuple(factor for letter in dim for factor in letters[letter]) if dim else self.factors.new(size)
-        )
+        if len(dim) == 1:
+            return letters[dim[0]]
+        return tuple(chain(*(letters[letter] for letter in dim))) if dim else self.factors.new(size)
 
     def _unify(self, some: Iterable[Product], others: Iterable[Product]) -> None:
         for one, other in zip(some, others, strict=True):
@@ -175,14 +177,15 @@ def _only(array: Array, dims: Dims, letters: Set[int]) -> list[Product]:
 
 
 def _weight(operation: Operation, arrays: Sequence[Array]) -> str | None:
-    """Return the parameter that results are: where all operands are, the largest; and none if scalars are."""
-    if known_of(operation).product:
+    """Return the parameter that results are: where all operands are some, the largest; without scalars."""
+    if known_of(operation).product or not any(array.weight for array in arrays):
         return None
     if operation.kind == "gather":
         return arrays[0].weight if _is_slice(rule_of(operation)) else None
-    sized = [(math.prod(x.shape), of.weight) for x, of in zip(operation.inputs, arrays, strict=True)]
-    sized = [each for each, array in zip(sized, arrays, strict=True) if array.dims] or sized
-    return max(sized, key=itemgetter(0))[1] if sized and all(weight for _, weight in sized) else None
+    sized = [(math.prod(x.shape), of) for x, of in zip(operation.inputs, arrays, strict=True)]
+    sized = [(size, array) for size, array in sized if array.dims] or sized
+    is_weight = all(array.weight for _, array in sized)
+    return max(sized, key=itemgetter(0))[1].weight if is_weight else None
 
 
 def _is_slice(rule: Rule) -> bool:
