@@ -90,9 +90,10 @@ TABLE: dict[str, Primitive] = {
     **_each("iota pad rev tile", dims.resized),
     "dynamic_update_slice": Primitive(dims.resized, Memory.IN_PLACE),
     "top_k": Primitive(dims.resized, _W),
+    "reduce": Primitive(),
     "reduce_window": Primitive(memory=_W),
     **_each("reduce_window_max reduce_window_min reduce_window_sum", memory=Memory.REDUCED),
-    **_each("select_and_scatter_add select_and_gather_add"),
+    **_each("select_and_gather_add select_and_scatter select_and_scatter_add"),
     # Lookups, and work along a dimension.
     "gather": Primitive(dims.gather, Memory.WRITTEN),
     **_each("scatter scatter_add", dims.scatter, Memory.IN_PLACE),
@@ -122,12 +123,12 @@ TABLE: dict[str, Primitive] = {
     "reduce_scatter": Primitive(memory=Memory.REDUCED, exchange="reduce-scatter"),
     **_each("axis_index pbroadcast pvary pcast"),
 }  # fmt: skip
-_UNKNOWN = Primitive()
+UNKNOWN = Primitive()
 
 
 def known_of(operation: Operation) -> Primitive:
     """Return what is known of an operation's primitive. JAX's versions differ in - or _ within its name."""
-    return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), _UNKNOWN)
+    return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), UNKNOWN)
 
 
 def rule_of(operation: Operation) -> Rule:
@@ -139,4 +140,4 @@ def rule_of(operation: Operation) -> Rule:
 def product_flops(operation: Operation) -> tuple[int, str] | None:
     """Return the operations of a matrix product, recomputed ones too, and its dtype; None of all else."""
     work = known_of(operation).work
-    return work and (sum(work(operation.eqn)), products.dtype_of(operation.eqn))
+    return None if work is None else (sum(work(operation.eqn)), products.dtype_of(operation.eqn))
