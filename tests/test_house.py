@@ -22,6 +22,7 @@ GROUND = {
     "durable",
     "errors",
     "events",
+    "patterns",
     "storage",
     "tree",
     "process",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         input,
         metrics,
         models,
+        patterns,
         plan,
         process,
         profile,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from meshwright.formats import open_source
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
+    from meshwright.patterns import optional
     from meshwright.predictor import Predictor
     from meshwright.profile import tracer
     from meshwright.sharding import (
@@ -114,6 +116,7 @@ _ROOMS = (
     "input",
     "metrics",
     "models",
+    "patterns",
     "plan",
     "process",
     "profile",
@@ -187,6 +190,7 @@ _NAMES = {
         "watchdog",
     ),
     "deployer": ("Deployer",),
+    "patterns": ("optional",),
     "predictor": ("Predictor",),
     "profile": ("tracer",),
     "trainer": ("Trainer",),

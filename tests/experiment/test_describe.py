@@ -196,7 +196,7 @@ def test_optimizers_show_what_they_were_given(tx, numbers):
 def test_rules_and_policies_show_what_they_were_given():
     rules = (mw.match("q|k", None, ("fsdp", "tensor")), mw.fsdp(min_size=8))
     assert lines("rules", rules) == [
-        "rules.0 = meshwright.sharding.match.<lambda>(pattern='q|k', spec=[None, ['fsdp', 'tensor']])",
+        "rules.0 = meshwright.sharding.Match(pattern='q|k', spec=[None, ['fsdp', 'tensor']])",
         "rules.1 = meshwright.sharding.fsdp.rule(axis='fsdp', min_size=8)",
     ]
     save = mw.Save(when=mw.either(mw.every(100), mw.at(20, 3)), keep=mw.checkpoint.last(3))

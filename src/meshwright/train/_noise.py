@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from meshwright import tree
-from meshwright.train._by_path import ByPath, first_match
+from meshwright.patterns import Table, judge, value_of
+from meshwright.train._by_path import ByPath
 from meshwright.tree import PyTree
 
 Std = Callable[[jax.Array], jax.Array]
@@ -28,12 +29,14 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
       noise: `[("embed", 0.01), (".*", relative(0.05))]`: a standard deviation, or a function of the array.
 
     Raises:
-      UsageError: a pattern is not a regular expression.
+      UsageError: a pattern is not a regular expression; or, when the loss is called, one decides nothing of
+        its parameters.
     """
-    std_of = first_match(noise, None)
+    noise = tuple(noise)
+    table = Table.of("parameter_noise", noise)
 
     def one(name: str, x: jax.Array, key: jax.Array) -> jax.Array:
-        std = std_of(f"params/{name}")
+        std = value_of(noise, f"params/{name}", None)
         if std is None or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         # Of complex numbers both parts are noised, so that the deviation is that of their distance.
@@ -42,6 +45,7 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
         return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
     def with_noise(params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
+        judge({table: tree.leaf_names({"params": params})})
         stream = jax.random.fold_in(key, _STREAM)
         params = tree.map_named(lambda name, x: one(name, x, stream), params)
         return loss(params, batch, key, *model_state)
