@@ -227,6 +227,24 @@ def test_rules_for_axes_that_a_mesh_lacks_decide_all_the_same(mesh):
     assert mw.init_state(init, SGD, 0, layout).params["head"].shape == (8, 2)
 
 
+def test_a_models_own_names_of_dimensions_may_be_taken_by_rules_before_them():
+    rules = (mw.match(".*/w", None, "fsdp"), mw.logical({"encoder/w": ("embed", "mlp")}))
+    layout = mw.Layout(mw.make_mesh("fsdp=8"), rules)
+    assert layout.shardings({"params": init(None)})["params"]["encoder"]["w"].spec == jax.P(None, "fsdp")
+
+
+def test_a_rule_that_a_deployer_found_is_for_parameters_that_are_there():
+    deployer, large = (
+        mw.Deployer(0, verbose=False, mesh="fsdp=8"),
+        jax.ShapeDtypeStruct((4096, 64), "float32"),
+    )
+    rules = deployer.get_sharding_rules({"encodr": large})
+    with pytest.raises(
+        UsageError, match=r"rules: '\^params/encodr' matches no name; the nearest is params/encoder"
+    ):
+        deployer.get_params_spec({"encoder": large}, rules)
+
+
 def test_what_is_told_of_a_layout_may_be_told_of_a_part_of_the_arrays():
     layout = mw.Layout(
         mw.make_mesh("fsdp=8"), (mw.match("encoder/w", None, "fsdp"), mw.match("head", "fsdp"))

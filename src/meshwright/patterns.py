@@ -26,7 +26,7 @@ Names = tuple[str, ...]
 EVERYTHING = ".*"
 """As the last rule of a table it is for all others, of which there may be none."""
 
-_MAX_SUGGESTIONS = 20  # each compares one pattern with all names
+_MAX_SUGGESTIONS = 10  # each compares one pattern with all names
 
 
 class OptionalPattern(str):
@@ -57,10 +57,18 @@ def compiled(pattern: str) -> Callable[[str], Found | None]:
     Raises:
       re.error: `pattern` is not a regular expression.
     """
-    re.compile(pattern)  # by itself first, so that errors count its own characters
+    alone = re.compile(pattern)
     flags = re.match(r"(\(\?[aiLmsux]+\))*", pattern)
     start = flags.end() if flags else 0  # Python wants flags at the very beginning
-    return re.compile(rf"{pattern[:start]}(?s:.*?/)??(?:{pattern[start:]})").fullmatch
+    below_any = re.compile(rf"{pattern[:start]}(?s:.*/)?(?:{pattern[start:]})")
+
+    def matched(name: str) -> Found | None:
+        if not below_any.fullmatch(name):  # most do not, and this is four times as fast
+            return None
+        starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == "/")]
+        return next(found for start in starts if (found := alone.fullmatch(name, start)))
+
+    return matched
 
 
 @jax.tree_util.register_static  # so that the state of an optimizer can show the rules that it goes by

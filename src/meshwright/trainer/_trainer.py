@@ -24,6 +24,7 @@ from meshwright.train import (
     TrainState,
     Variables,
     abstract_state,
+    check_dtypes,
     inferred_rules,
     make_step,
     narrowing,
@@ -206,6 +207,7 @@ class Trainer:
             measures = self._measures(eval_examples, eval_size, eval_predictor, eval_metric_fn)
             evaluation = Evaluation(measures, schedule.evaluates(data))
             step, target = self._step(), abstract_state(self._start.init, self._tx, self.layout)
+            check_dtypes(self._dtype, target.params)
             check_schedule(self._lr_schedule, self._accumulate, target)
             step.compile(target, batch)
             checkpoints = self._checkpoints(opened, schedule)
