@@ -183,7 +183,7 @@ def _suggestion(pattern: str, names: Sequence[str]) -> str:
         keys = name.split("/")
         for start in range(max(len(keys) - len(wanted), 0) + 1):
             parts.setdefault("/".join(keys[start + i] for i in places if start + i < len(keys)), name)
-    close = nearest("/".join(wanted[i] for i in places), parts)
+    close = nearest("/".join(wanted[i] for i in places), parts) if places else None
     if close is not None:
         return f"; the nearest is {parts[close]}."
     return f"; there are {listed(names)}." if names else "; there are none."
