@@ -101,7 +101,7 @@ class Program:
         return replace(
             self.experiment(stopwatch),
             mesh_rules=(("no such hardware", mw.edit(microbatches=2)),) * 10 * times,
-            rules=(mw.match("no such name"),) * 10 * times,
+            rules=(mw.match(mw.optional("no such name")),) * 10 * times,
             evalers={f"evaler{i}": evaler for i in range(2 * times)},
             stop_early=mw.no_better("evaler0/loss", "min", patience=5),
             max_seconds=1e6,

@@ -24,6 +24,7 @@ GROUND = {
     "durable",
     "errors",
     "events",
+    "patterns",
     "storage",
     "protobufs",
     "tree",

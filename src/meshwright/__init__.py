@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         input,
         metrics,
         models,
+        patterns,
         plan,
         process,
         profile,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from meshwright.formats import open_source
     from meshwright.input import Arrays, batches, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
+    from meshwright.patterns import optional
     from meshwright.predictor import Predictor
     from meshwright.profile import tracer
     from meshwright.sharding import (
@@ -108,6 +110,7 @@ _ROOMS = (
     "input",
     "metrics",
     "models",
+    "patterns",
     "plan",
     "process",
     "profile",
@@ -181,6 +184,7 @@ _NAMES = {
         "watchdog",
     ),
     "deployer": ("Deployer",),
+    "patterns": ("optional",),
     "predictor": ("Predictor",),
     "profile": ("tracer",),
     "trainer": ("Trainer",),

@@ -1,5 +1,6 @@
 """The deployer's methods for where arrays live: rules, specs, and arrays placed as they say."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.errors import UsageError, nearest
+from meshwright.patterns import judge
 from meshwright.sharding import Rule, auto, beside_params, copy_to, fsdp, human_bytes
+from meshwright.train import tables_in
 from meshwright.tree import PyTree
 
 if TYPE_CHECKING:
@@ -25,6 +28,11 @@ class Split(NamedTuple):
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
         return self.spec if name == self.name else None
+
+    @property
+    def pattern(self) -> str:
+        """The pattern of the one name, so that a rule for what is not there is told of."""
+        return f"^{re.escape(self.name)}"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.spec}"
@@ -51,11 +59,13 @@ def get_params_spec(
         dictionary of several models', it may be a dictionary of these.
 
     Raises:
-      UsageError: there is something else among the rules.
+      UsageError: there is something else among the rules, or one decides nothing.
       LayoutError: listing all arrays that the mesh does not divide.
     """
     if isinstance(params_sharding_rules, Mapping):
         _check_keys(params_sharding_rules, params_shape_or_params)
+        for key, rules in params_sharding_rules.items():
+            deployer.layout(*_rules(rules)).check({"params": params_shape_or_params[key]})
     layout = deployer.layout(*_rules(params_sharding_rules))
     return _specs(layout.shardings({"params": params_shape_or_params})["params"])
 
@@ -68,6 +78,7 @@ def get_opt_state_spec(
 ) -> PyTree:
     """Return a tree of PartitionSpecs of the optimizer's state, beside those of the parameters."""
     opt_state = jax.eval_shape(optimizer.init, params_shape_or_params)
+    judge(dict.fromkeys(tables_in(opt_state), tree.leaf_names({"params": params_shape_or_params})))
     return _specs(beside_params(opt_state, params_shape_or_params, shardings(deployer.mesh, params_spec)))
 
 

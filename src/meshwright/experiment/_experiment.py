@@ -139,8 +139,8 @@ class Save:
     """Where they are: a directory, or an address in an object store, `s3://bucket/run`; None for the folder
     `checkpoints` in the run directory. Give each run one of its own."""
     cast: str | Sequence[tuple[str, Any]] = ()
-    """Dtypes to save in: pairs of a pattern for whole names and a dtype, of which the first that matches
-    decides; a dtype alone is for the parameters. A run that continues casts back."""
+    """Dtypes to save in: pairs of a pattern and a dtype, of which the first that matches decides. A dtype
+    alone is for the parameters. A run that continues casts back."""
     names: Callable[[str], str | None] | None = None
     """From the name of a leaf of the state to the one that it is saved by, or to None, which leaves it out. A
     run that continues takes the names back, and what was left out from `init_state_builder`, or as it is
@@ -265,7 +265,7 @@ class Experiment:
 
 def as_casts(cast: str | Casts) -> Casts:
     """Return patterns with dtypes: a dtype alone is for the parameters."""
-    return [("params/.*", cast)] if isinstance(cast, str) else cast
+    return [("^params/.*", cast)] if isinstance(cast, str) else cast
 
 
 def _check_phases(seconds: float | Mapping[str, float]) -> None:

@@ -20,10 +20,10 @@ from meshwright.train import (
     TrainState,
     Variables,
     abstract_state,
+    check_dtypes,
     inferred_rules,
     key_of,
     make_step,
-    narrowing,
     noised,
     remat,
 )
@@ -94,7 +94,7 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
     with naming("rules", LayoutError):
         target = abstract_state(init, experiment.optimizer, layout)
     with naming("train_dtype"):
-        narrowing(experiment.train_dtype)
+        check_dtypes(experiment.train_dtype, target.params, "train_dtype")
     step = make_step(
         loss,
         experiment.optimizer,

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
+from meshwright.patterns import Table, judge, optional
 from meshwright.sharding._explain import explain, left_whole
-from meshwright.sharding._rules import Reasoned, Rule, fsdp
+from meshwright.sharding._rules import Named, Patterned, Reasoned, Rule, fsdp
 
 PyTree = Any
 
@@ -26,6 +27,10 @@ same rules serve every mesh. Any other name that the mesh lacks is a mistake."""
 
 BATCH_AXES = ("data", "fsdp")
 """The mesh axes that split a batch, those of them that a mesh has."""
+
+
+_ANY = optional("(?!)")
+"""Stands for a rule without a pattern: it matches nothing, and need not."""
 
 
 def split_by_example(x: jax.Array) -> jax.Array:
@@ -107,11 +112,35 @@ class Layout:
         return P()
 
     def shardings(self, arrays: PyTree) -> PyTree:
-        """Return a tree of `NamedSharding`s for a tree of arrays, structs or tracers.
+        """Return a tree of `NamedSharding`s for a tree of arrays, structs or tracers: all that is laid out.
 
         Raises:
           LayoutError: listing every array that does not fit, not only the first.
+          UsageError: as `check`.
         """
+        self.check(arrays)
+        return self._shardings(arrays)
+
+    def check(self, arrays: PyTree) -> None:
+        """Check that each rule with a pattern decides something of `arrays`, which are all that are laid out.
+
+        Rules are for every mesh: what a rule takes is decided, also where the mesh lacks its axes. Those
+        without a pattern, as `fsdp`, take nothing from others here: what they take depends on the mesh.
+
+        Raises:
+          UsageError: listing all rules that decide nothing.
+        """
+        judge(self.tables(names := tree.leaf_names(arrays)))
+        for rule in self.rules:
+            if isinstance(rule, Named):
+                rule.check(names)
+
+    def tables(self, names: Sequence[str]) -> dict[Table, Sequence[str]]:
+        """Return the patterns of the rules with the names of what is laid out, for `patterns.judge`."""
+        patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in self.rules)
+        return {Table("rules", tuple(patterns)): names}
+
+    def _shardings(self, arrays: PyTree) -> PyTree:
         problems: list[str] = []
 
         def one(name: str, x: Any) -> NamedSharding:
@@ -132,11 +161,11 @@ class Layout:
 
     def explain(self, arrays: PyTree) -> str:
         """Return the table of what lies where, as text: shape, dtype, spec, bytes per device, and why."""
-        return explain(arrays, self.shardings(arrays), self._reasons(arrays))
+        return explain(arrays, self._shardings(arrays), self._reasons(arrays))
 
     def left_whole(self, arrays: PyTree) -> list[str]:
         """Return a line for each large array that every device has whole, if the mesh can split any."""
-        return left_whole(arrays, self.shardings(arrays), self._reasons(arrays))
+        return left_whole(arrays, self._shardings(arrays), self._reasons(arrays))
 
     def _reasons(self, arrays: PyTree) -> dict[str, str]:
         telling = [rule for rule in self.rules if isinstance(rule, Reasoned)]

@@ -3,8 +3,7 @@
 The first rule that answers decides; None means "not mine". Any function of that shape is a rule.
 """
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -12,8 +11,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshwright import tree
-from meshwright.errors import LayoutError
+from meshwright.patterns import Table, compiled
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
 
@@ -25,23 +23,22 @@ class Reasoned(Protocol):
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh, /) -> str: ...
 
 
+@runtime_checkable
+class Patterned(Protocol):
+    """A rule for the names that its pattern matches; `Layout.check` raises where there are none."""
+
+    @property
+    def pattern(self) -> str: ...
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A rule for arrays by their whole names; `Layout.check` has it look whether they are there."""
+
+    def check(self, names: Sequence[str], /) -> None: ...
+
+
 AxisEntry = str | tuple[str, ...] | None
-
-
-def match(pattern: str, *spec: AxisEntry) -> Rule:
-    """Split arrays whose name ends in `pattern` as `PartitionSpec(*spec)` says.
-
-    The regular expression must match the whole name or its last components, so `q|k|v` means
-    leaves called q, k or v, and not `freq`; `decoder/.*/q` means those below `decoder`.
-
-    Raises:
-      LayoutError: `pattern` is not a regular expression.
-    """
-    try:
-        tree.ends_in(pattern)
-    except re.error as error:
-        raise LayoutError(f"rule {pattern!r} is not a regular expression: {error}.") from None
-    return Match(pattern, spec)
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,23 @@ class Match:
     pattern: str
     spec: tuple[AxisEntry, ...]
 
+    def __post_init__(self) -> None:
+        Table("match", (self.pattern,))
+
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
-        return P(*self.spec) if tree.ends_in(self.pattern)(name) else None
+        return P(*self.spec) if compiled(self.pattern)(name) else None
+
+
+def match(pattern: str, *spec: AxisEntry) -> Rule:
+    """Split arrays whose name, or the end of it, `pattern` matches as `PartitionSpec(*spec)` says.
+
+    See `meshwright.patterns`. A pattern that decides nothing is an error when arrays are laid out, also where
+    the mesh lacks the axes; `mw.match(mw.optional("head"), "tensor")` is a rule that may.
+
+    Raises:
+      UsageError: `pattern` is not a regular expression.
+    """
+    return Match(pattern, spec)
 
 
 def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:

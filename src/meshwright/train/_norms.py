@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from meshwright import tree
-from meshwright.errors import UsageError
 from meshwright.metrics import Mean
-from meshwright.train._by_path import compiled
+from meshwright.patterns import Table, judge
 from meshwright.train._loss import Metrics
 from meshwright.tree import PyTree
 
@@ -53,12 +52,11 @@ def norms_of(pattern: str | None) -> Callable[[PyTree, PyTree], Metrics]:
     """
     if pattern is None:
         return lambda params, grads: {}
-    matches = compiled(pattern, "norms")
+    table = Table("norms", (pattern,))
 
     def norms(params: PyTree, grads: PyTree) -> Metrics:
-        names = [name for name in tree.leaf_names(params) if matches(f"params/{name}")]
-        if not names:
-            raise UsageError(f"norms={pattern!r} matches none of the parameters that are trained.")
+        judge({table: tree.leaf_names({"params": params})})
+        names = [name for name in tree.leaf_names(params) if table.first(f"params/{name}")]
         kinds = {"param_norm": tree.named_leaves(params), "grad_norm": tree.named_leaves(grads)}
         return {
             f"{kind}/{name}": Mean(optax.tree.norm(arrays[name]), jnp.ones((), jnp.float32))

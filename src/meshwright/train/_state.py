@@ -11,11 +11,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from meshwright import tree
 from meshwright.collector import collector_paused
+from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
-from meshwright.train._trainable import Tx, as_only
+from meshwright.train._trainable import Tx, as_only, tables_of
 from meshwright.tree import PyTree
 
 
@@ -58,7 +60,8 @@ def init_state(init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
 
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
-      UsageError: a parameter that is trained is not of a floating or complex type, or none is trained.
+      UsageError: a parameter that is trained is not of a floating or complex type, or none is trained; or
+        listing all rules, of the layout or the optimizer, that decide nothing.
     """
     shardings = _shardings(abstract_state(init, tx, layout))
     return computed(_make(init, tx), shardings, layout.mesh, np.uint32(seed))
@@ -132,7 +135,10 @@ def _variables(made: PyTree | Variables) -> Variables:
 
 
 def _placed(state: TrainState, tx: Tx, layout: Layout) -> TrainState:
-    model = layout.shardings({"params": state.params, "model_state": state.model_state})
+    variables = {"params": state.params, "model_state": state.model_state}
+    # All at once: who gives parameters other names has several tables to mend.
+    judge({**layout.tables(tree.leaf_names(variables)), **tables_of(tx, variables, state.opt_state)})
+    model = layout.shardings(variables)
     opt_state = beside_params(state.opt_state, state.params, model["params"])
     opt_state = in_memory(as_only(tx).opt_state_memory, state.opt_state, opt_state)
     whole: Any = layout.replicated

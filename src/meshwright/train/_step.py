@@ -31,7 +31,7 @@ from meshwright.train._loss import (
 from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
-from meshwright.train._precision import ComputeDtype, narrowing
+from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._state import TrainState
 from meshwright.train._trainable import Tx, as_only, joined
 from meshwright.tree import PyTree
@@ -222,13 +222,15 @@ def make_step(
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When it is
-        compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`.
+        compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`; or a pattern of
+        `compute_dtype` or `norms` decides nothing.
     """
     only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         check_accumulated_once(state.opt_state, microbatches)
+        check_dtypes(compute_dtype, state.params)
         key = step_key(state)
         trained, frozen = only.split(state.params)
 

@@ -27,7 +27,7 @@ from meshwright.engine import (
 from meshwright.engine import run as run_parts
 from meshwright.input import facts_of, is_indexed, numbered_batches
 from meshwright.predictor import Predictor
-from meshwright.train import TrainState, wider_than
+from meshwright.train import TrainState, check_dtypes, wider_than
 from meshwright.trainer._calls import CallData, Position
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._recipe import Recipe
@@ -153,6 +153,7 @@ def _training_of(
         rows = calls.epochs.peek()
     batch = global_batch(rows, call.batch_size)
     recipe.lay_out(batch)
+    check_dtypes(recipe.compute_dtype, recipe.target.params)
     check_schedule(recipe.lr_schedule, recipe.accumulate, recipe.target)
     wider = wider_than(recipe.compute_dtype, batch)
     schedule = call.schedule
