@@ -1,6 +1,6 @@
 """`Predictor`: one function over any number of examples. Each method is a few lines over a room."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from meshwright.experiment import settings_of
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, OverBatches, fingerprint
-from meshwright.sharding import Rule, auto, copy_to, fsdp
+from meshwright.sharding import Rules, as_rules, auto, copy_to, fsdp
 from meshwright.train import TrainState, Variables, eval_params
 from meshwright.tree import PyTree
 
@@ -36,7 +36,7 @@ class Predictor:
       output: makes a list of outputs, one for each example, of predictions as NumPy arrays. It sees real
         examples only. Without it the output is the example's row of each array.
       rules: how parameters that are not on the mesh yet are split over it, before what is found by itself;
-        None for no such rules.
+        None for no such rules; or a dictionary of these by the keys of the parameters.
 
     Raises:
       UsageError: a function asks for what there is not.
@@ -50,9 +50,9 @@ class Predictor:
         collate: Collate | None = None,
         model: Any = None,
         output: Callable[[PyTree], Iterable[Any]] | None = None,
-        rules: Sequence[Rule] | None = None,
+        rules: Rules = None,
     ):
-        self._deployer, self._collate, self._rules = deployer, collate, tuple(rules or ())
+        self._deployer, self._collate, self._rules = deployer, collate, rules
         called = prediction_of(predict, None if model is None else functional(model))
         tell = cache(deployer.log_info)  # once
         idle = lambda error: tell(f"! predictions: {error}")  # noqa: E731
@@ -163,7 +163,8 @@ class Predictor:
         if all(_is_on(mesh, x) for x in jax.tree.leaves(arrays)):
             return Variables(params, model_state)
         structs = tree.abstract(arrays)
-        shardings = self._deployer.layout(*self._rules, auto(structs["params"]), fsdp()).shardings(structs)
+        rules = *as_rules(self._rules, params), auto(structs["params"]), fsdp()
+        shardings = self._deployer.layout(*rules).shardings(structs)
         there = jax.tree.map(lambda x, s: x if _is_on(mesh, x) else copy_to(x, s), arrays, shardings)
         return Variables(**there)
 

@@ -1,7 +1,7 @@
 """`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from meshwright.deployer import Deployer
 from meshwright.functions import loss_of, step_of
 from meshwright.input import Collate, numbered_batches
 from meshwright.predictor import Predictor
-from meshwright.sharding import Layout, Rule
+from meshwright.sharding import Layout, Rules, as_rules
 from meshwright.train import (
     ComputeDtype,
     Only,
@@ -58,7 +58,8 @@ class Trainer:
       params, model_state, opt_state: to start from, of JAX or NumPy, instead of the model's own. Copied.
       last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
         epoch after its `epoch_idx`, where there is one.
-      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules.
+      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules; or
+        a dictionary of these, `{"model": rules, "lora": None}`, by the keys of the parameters.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
@@ -83,7 +84,7 @@ class Trainer:
         model_state: PyTree = None,
         opt_state: PyTree = None,
         last_ckpt_info: Mapping[str, Any] | None = None,
-        rules: Sequence[Rule] | None = None,
+        rules: Rules = None,
         trainable: Trainable | None = None,
         compute_dtype: ComputeDtype = None,
         accumulate_grad_batches: int = 1,
@@ -98,7 +99,7 @@ class Trainer:
         self.model = None if model is None else functional(model)
         self._start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._tx = optimizer if trainable is None else Only(trainable, optimizer)
-        self._rules, self._dtype = tuple(rules or ()), compute_dtype
+        self._rules, self._dtype = rules, compute_dtype
         self._accumulate, self._lr_schedule = accumulate_grad_batches, lr_schedule
         self._losses = {} if loss is None else {train: self._called(loss, train) for train in (True, False)}
         self._train_step = None if train_step is None else step_of(train_step)
@@ -240,7 +241,7 @@ class Trainer:
         with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
             axes = self.model.axes if self.model else {}
             rules = inferred_rules(self._start.outline(), self._losses.get(False), *batch, axes=axes)
-        return self.deployer.layout(*self._rules, *rules)
+        return self.deployer.layout(*as_rules(self._rules, self._start.outline().params), *rules)
 
     def _step(self) -> Step:
         if self._train_step is not None:
@@ -278,8 +279,10 @@ class Trainer:
 
     def _first_state(self, target: TrainState, data: Epochs, checkpoints: Checkpoints | None) -> TrainState:
         """Return the state to go on from: the newest checkpoint's, the last `fit`'s, or the first."""
-        if checkpoints and checkpoints.latest() is not None:
+        if checkpoints and (newest := checkpoints.latest()) is not None:
             self._state = None  # or there would be two of them in memory
+            if unused := self._start.give_way(newest):
+                self.deployer.log_info(unused)
         kept = lambda: self._kept(data)  # noqa: E731
         state = checkpoints.resume(target, data, otherwise=kept) if checkpoints else kept()
         self._reach(state, data)
