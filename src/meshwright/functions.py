@@ -75,7 +75,7 @@ def loss_of(
     def call(params: PyTree, batch: PyTree, key: jax.Array, model_state: PyTree = None) -> Any:
         bound = Bound(model, params, model_state, key, train) if model else None
         returned = called(
-            params=params, model=bound, batch=batch, rng=key, train=train, model_state=model_state
+            params=params, model=bound, batch=_own(batch), rng=key, train=train, model_state=model_state
         )
         if model_state is None or declares_state:
             return returned
@@ -96,9 +96,14 @@ def prediction_of(predict: Callable[..., Any], model: Functional | None) -> Call
 
     def call(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> PyTree:
         bound = Bound(model, params, model_state, key, False) if model else None
-        return called(params=params, model=bound, batch=batch, rng=key, model_state=model_state)
+        return called(params=params, model=bound, batch=_own(batch), rng=key, model_state=model_state)
 
     return call
+
+
+def _own(batch: PyTree) -> PyTree:
+    """Return `batch` in containers of its own, which a user's function may take things out of."""
+    return jax.tree.map(lambda x: x, batch)
 
 
 def split(returned: Any, has_state: bool) -> tuple[Any, Mapping[str, Any]]:
@@ -117,6 +122,6 @@ def step_of(train_step: Callable[..., Any]) -> Callable[[Any, PyTree], tuple[Any
     called = by_name(train_step, ("state", "batch", "rng"), "train step", ("state", "batch"))
 
     def step(state: Any, batch: PyTree) -> tuple[Any, Mapping[str, Any]]:
-        return called(state=state, batch=batch, rng=step_key(state))
+        return called(state=state, batch=_own(batch), rng=step_key(state))
 
     return step

@@ -21,7 +21,7 @@ from meshwright.deployer._workdir import Workdir, apart, local_workdir, open_wor
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Tracker, wandb
 from meshwright.sharding import make_mesh
-from meshwright.train import RUN_AHEAD
+from meshwright.train import RUN_AHEAD, as_seed
 
 T = TypeVar("T")
 
@@ -73,14 +73,14 @@ class Deployer:
         trackers: Sequence[Tracker] = (),
     ):
         directory, mesh_text = local_workdir(workdir), _mesh_text(n_model_shards, mesh)
-        _check_seed(jax_seed)
+        seed = as_seed(jax_seed, "jax_seed")
         _start(n_processes, host0_address, host0_port, process_id, n_local_devices)
-        _compare({"jax_seed": jax_seed, "mesh": mesh_text, "workdir": directory is not None})
+        _compare({"jax_seed": seed, "mesh": mesh_text, "workdir": directory is not None})
         self.mesh: Mesh = make_mesh(mesh_text)
         """The mesh of devices; of one device, too."""
         self.workdir: Path | None = directory
         """The directory of the run."""
-        self.seed, self.num_trainers = int(jax_seed), 0
+        self.seed, self.num_trainers = seed, 0
         self.verbose = verbose and process.is_lead()
         self._in_flight: deque[list[jax.Array]] = deque()
         self._randomness, self._directory = Randomness(self.seed), open_workdir(directory)
@@ -171,11 +171,6 @@ def _mesh_text(n_model_shards: int, mesh: str | None) -> str:
     if mesh is not None and n_model_shards != 1:
         raise UsageError(f"give n_model_shards={n_model_shards} or mesh={mesh!r}, not both.")
     return mesh or ("data=-1" if n_model_shards == 1 else f"data=-1,tensor={n_model_shards}")
-
-
-def _check_seed(jax_seed: int) -> None:
-    if not 0 <= jax_seed < 2**32:
-        raise UsageError(f"jax_seed={jax_seed}: it must be from 0 to 2**32 - 1.")
 
 
 def _start(

@@ -1,10 +1,11 @@
 """What process 0 does for all, and what all do or none."""
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import jax
 
+from meshwright.errors import MeshwrightError
 from meshwright.process._agree import agree, gather, is_lead
 from meshwright.process._failures import error_of, failure_of
 
@@ -14,20 +15,22 @@ T = TypeVar("T")
 def on_lead(act: Callable[[], T]) -> T:
     """Call `act` on process 0 and return its result, which JSON can hold, or raise its error, everywhere.
 
+    An error that is not ours is raised as it is where it was raised, and as a `MeshwrightError` elsewhere.
     Collective: call it on the main thread of all processes.
     """
     answer, error = _answer(act) if is_lead() else (None, None)
     answer = agree(answer)
     if "result" in answer:
         return answer["result"]
-    raise error_of(answer) from error
+    _fail(error_of(answer), error)
 
 
 def together(act: Callable[[], T]) -> T:
     """Call `act` on every process and return its result, or raise one error everywhere if any failed.
 
     Where several failed that is an error that is not a `DamagedError`, if there is one, and of these
-    the first process's. Collective: call it on the main thread of all processes; `act` must not be.
+    the first process's, raised as by `on_lead`. Collective: call it on the main thread of all processes;
+    `act` must not be.
     """
     result, failure, error = None, None, None
     try:
@@ -38,7 +41,15 @@ def together(act: Callable[[], T]) -> T:
     if not failures:
         return cast(T, result)
     number = min(failures, key=lambda number: (failures[number]["kind"] == "DamagedError", number))
-    raise error_of(failures[number], number if jax.process_count() > 1 else None) from error
+    said = error_of(failures[number], number if jax.process_count() > 1 else None)
+    _fail(said, error if number == jax.process_index() else None)
+
+
+def _fail(said: MeshwrightError, error: Exception | None) -> NoReturn:
+    """Raise what is `said` to all; where it was raised first, the `error` itself, if that is not ours."""
+    if error is not None and not isinstance(error, MeshwrightError):
+        raise error
+    raise said from error
 
 
 def _answer(act: Callable[[], T]) -> tuple[dict, Exception | None]:

@@ -8,7 +8,7 @@ from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, eval
 from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._inferred import inferred_rules
-from meshwright.train._keys import key_of, step_key
+from meshwright.train._keys import as_seed, key_of, step_key
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
@@ -23,6 +23,7 @@ from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offload
 from meshwright.train._watchdog import PHASES, Timeouts, Watchdog, timeouts, unwatched, watchdog
 
 __all__ = [
+    "as_seed",
     "PHASES",
     "RUN_AHEAD",
     "Builder",
