@@ -87,8 +87,12 @@ def test_a_trainer_and_a_predictor_take_a_dictionary_of_rules_by_model(deployer)
     assert len(predictor.predict({"x": np.ones((8, 8), np.float32)}, 1, params)) == 8
     mistyped = {"modl": None, "lora": None}
     for refused in (
-        lambda: mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.sgd(0.1), rules=mistyped).layout,
-        lambda: mw.Predictor(deployer, predict=seen, rules=mistyped).predict({"x": np.ones((8, 8))}, 1, params),
+        lambda: (
+            mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.sgd(0.1), rules=mistyped).layout
+        ),
+        lambda: mw.Predictor(deployer, predict=seen, rules=mistyped).predict(
+            {"x": np.ones((8, 8))}, 1, params
+        ),
     ):
         with pytest.raises(UsageError, match=r"sharding rules for 'modl', .*Did you mean 'model'"):
             refused()

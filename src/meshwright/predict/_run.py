@@ -43,7 +43,9 @@ class OverBatches:
         seed: int,
         idle: Callable[[LayoutError], None] = lambda error: None,
     ):
-        def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: Any, seed: Any) -> PyTree:
+        def prediction_of(
+            params: PyTree, model_state: PyTree, batch: PyTree, number: Any, seed: Any
+        ) -> PyTree:
             key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
             num_examples = jax.tree.leaves(batch)[0].shape[0]  # `predict` may take things out of the batch
             prediction = predict(params, model_state, batch, key)

@@ -81,8 +81,8 @@ class Predictor:
           per_device_batch_size: Examples at a time, for each part that the mesh splits a batch into.
           params: Arrays of JAX or NumPy; those that are on the mesh are used as they are.
           model_state: The state of a model that has one: `trainer.model_state`.
-          seed: What `rng` draws goes by it and by the number of the example. Without it, it is the deployer's,
-            and each call draws the same; another seed draws anew, without compiling again.
+          seed: What `rng` draws goes by it and by the number of the example. It is the deployer's if not
+            given, and each call draws the same; another seed draws anew, without compiling again.
           to: write a line of JSON for each example to this file, on a disk, instead of holding all in memory.
             A call that was killed goes on where it stopped when it is made again, and comes to the same
             bytes; one that had ended computes nothing.
@@ -138,7 +138,9 @@ class Predictor:
         for ids, prediction in shown:
             yield _one_each(self._output(prediction), len(ids))
 
-    def _to_file(self, examples: Any, variables: Variables, size: int, seed: int, path: Path, desc: str) -> Path:
+    def _to_file(
+        self, examples: Any, variables: Variables, size: int, seed: int, path: Path, desc: str
+    ) -> Path:
         """Write the outputs to `path`, those that are not there yet."""
         about = {
             "parameters": fingerprint((variables.params, variables.model_state), self._deployer.layout()),

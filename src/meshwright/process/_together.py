@@ -1,7 +1,7 @@
 """What process 0 does for all, and what all do or none."""
 
 from collections.abc import Callable
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 
@@ -15,14 +15,17 @@ T = TypeVar("T")
 def on_lead(act: Callable[[], T]) -> T:
     """Call `act` on process 0 and return its result, which JSON can hold, or raise its error, everywhere.
 
-    An error that is not ours is raised as it is where it was raised, and as a `MeshwrightError` elsewhere.
+    An error that is neither ours nor the system's is raised as it is where it was raised; elsewhere, and
+    errors of the system everywhere, become a `MeshwrightError`.
     Collective: call it on the main thread of all processes.
     """
     answer, error = _answer(act) if is_lead() else (None, None)
     answer = agree(answer)
     if "result" in answer:
         return answer["result"]
-    _fail(error_of(answer), error)
+    if error is not None and _is_users(error):
+        raise error
+    raise error_of(answer) from error
 
 
 def together(act: Callable[[], T]) -> T:
@@ -41,15 +44,14 @@ def together(act: Callable[[], T]) -> T:
     if not failures:
         return cast(T, result)
     number = min(failures, key=lambda number: (failures[number]["kind"] == "DamagedError", number))
-    said = error_of(failures[number], number if jax.process_count() > 1 else None)
-    _fail(said, error if number == jax.process_index() else None)
-
-
-def _fail(said: MeshwrightError, error: Exception | None) -> NoReturn:
-    """Raise what is `said` to all; where it was raised first, the `error` itself, if that is not ours."""
-    if error is not None and not isinstance(error, MeshwrightError):
+    if error is not None and _is_users(error) and number == jax.process_index():
         raise error
-    raise said from error
+    raise error_of(failures[number], number if jax.process_count() > 1 else None) from error
+
+
+def _is_users(error: Exception) -> bool:
+    """Return whether a user's function raised it: it is neither ours nor the system's."""
+    return not isinstance(error, MeshwrightError | OSError)
 
 
 def _answer(act: Callable[[], T]) -> tuple[dict, Exception | None]:

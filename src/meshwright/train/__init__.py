@@ -23,7 +23,6 @@ from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offload
 from meshwright.train._watchdog import PHASES, Timeouts, Watchdog, timeouts, unwatched, watchdog
 
 __all__ = [
-    "as_seed",
     "PHASES",
     "RUN_AHEAD",
     "Builder",
@@ -54,6 +53,7 @@ __all__ = [
     "Variables",
     "Watchdog",
     "abstract_state",
+    "as_seed",
     "at_most_ahead",
     "by_path",
     "check_finite",

@@ -86,8 +86,8 @@ class Start:
         names, self._arguments = ", ".join(self._arguments), []  # told once
         if self._step > newest:
             raise UsageError(
-                f"last_ckpt_info is of step {self._step}, and the run in this workdir is at step {newest}, where "
-                "it would be continued.\n  Give another workdir, to go on from what is given; or leave out "
+                f"last_ckpt_info is of step {self._step}, and the workdir's run, which would be continued, "
+                f"is at step {newest}.\n  Give another workdir, to go on from what is given; or leave out "
                 f"{names}, to continue that run."
             )
         return f"! not used: {names}. The workdir's run is continued after step {newest}" if names else None

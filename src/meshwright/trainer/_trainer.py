@@ -58,8 +58,8 @@ class Trainer:
       params, model_state, opt_state: to start from, of JAX or NumPy, instead of the model's own. Copied.
       last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
         epoch after its `epoch_idx`, where there is one.
-      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules; or
-        a dictionary of these, `{"model": rules, "lora": None}`, by the keys of the parameters.
+      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules;
+        or a dictionary of these, `{"model": rules, "lora": None}`, by the keys of the parameters.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
