@@ -19,7 +19,7 @@ TREE = {"w": jnp.ones(3)}
 
 def predict(deployer, to):
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] * params["w"])
-    return predictor.predict([{"x": 1.0}] * 8, {"w": jnp.ones(())}, 1, to=to)
+    return predictor.predict([{"x": 1.0}] * 8, 1, {"w": jnp.ones(())}, to=to)
 
 
 @pytest.fixture(scope="module")

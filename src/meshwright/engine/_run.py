@@ -120,11 +120,11 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     say, watch, checkpoints = opened.say, opened.watch, opened.checkpoints
     if training.is_continued:
         training.step.compile(training.target, training.batch)
-        return training.first_state(True)()
+        return training.first_state(None)()
     say(heading(settings, training.layout.mesh))
     say(training.layout.explain({"params": training.target.params}))
     with watch.phase("restore"):
-        fresh = training.first_state(_is_needed(training, checkpoints))
+        fresh = training.first_state(_newest(training, checkpoints))
     with watch.phase("compile"):
         for found in checked(settings, training):
             say(f"  ✓ {found}")
@@ -136,11 +136,11 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     return state
 
 
-def _is_needed(training: Training, checkpoints: Checkpoints | None) -> bool:
-    """Return whether a first state must be made: there is no checkpoint, or one of a part of it."""
+def _newest(training: Training, checkpoints: Checkpoints | None) -> int | None:
+    """Return the step of the newest checkpoint; None if there is none, or one of a part of the state."""
     if checkpoints is None or checkpoints.left_out(training.target):
-        return True
-    return process.on_lead(checkpoints.latest) is None
+        return None
+    return process.on_lead(checkpoints.latest)
 
 
 def _resumed(

@@ -52,8 +52,9 @@ class Training:
     last_step: Callable[[], int]
     """Returns the updates in all, counting those before a restart; it is asked when the data stand where they
     go on from."""
-    first_state: Callable[[bool], Callable[[], TrainState]]
-    """Told whether it will be needed, it reads what the first state is made from and returns its maker."""
+    first_state: Callable[[int | None], Callable[[], TrainState]]
+    """Told the step of the newest checkpoint, or None where a first state is needed, it reads what that is
+    made from, and returns its maker."""
     evaluations: Sequence[Evaluation] = ()
     facts: Callable[[], Mapping[str, str]] = dict
     """Returns by name what must be the same on all processes of the state and the examples."""

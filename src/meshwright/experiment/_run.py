@@ -120,14 +120,14 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Watc
     )
 
 
-def _first_state(experiment: Experiment, target: TrainState, is_needed: bool) -> Callable[[], TrainState]:
+def _first_state(experiment: Experiment, target: TrainState, newest: int | None) -> Callable[[], TrainState]:
     """Return what makes a first state around what the builder gives, which is checked.
 
     Raises:
       UsageError: it gives something that the state does not have.
     """
     build = experiment.init_state_builder
-    given = [build(target) if build and is_needed else {}]
+    given = [build(target) if build and newest is None else {}]
     try:
         check_given(given[0], target)
     except UsageError as error:

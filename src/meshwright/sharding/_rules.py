@@ -11,7 +11,10 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshwright.patterns import Table, compiled
+from meshwright.patterns import Table, compiled, judge, optional
+
+_ANY = optional("(?!)")
+"""Stands for a rule without a pattern: it matches nothing, and need not."""
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
 
@@ -39,6 +42,20 @@ class Named(Protocol):
 
 
 AxisEntry = str | tuple[str, ...] | None
+
+
+def tables_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[Table, Sequence[str]]:
+    """Return the patterns of rules with the names of what is laid out, for `patterns.judge`."""
+    patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in rules)
+    return {Table("rules", tuple(patterns)): names}
+
+
+def check_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
+    """Raise a `UsageError` that lists all rules that decide nothing of arrays of these names."""
+    judge(tables_of(rules, names))
+    for rule in rules:
+        if isinstance(rule, Named):
+            rule.check(names)
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,11 @@ def _training_of(
     def reached(state: TrainState) -> None:
         progress.state, progress.position = state, calls.get_state()
 
-    def kept(is_needed: bool) -> Callable[[], TrainState]:
-        if not is_needed:
+    def kept(newest: int | None) -> Callable[[], TrainState]:
+        if newest is not None:
             progress.state = None  # or there would be two of them in memory
+            if unused := recipe.start.give_way(newest):
+                recipe.deployer.log_info(unused)
         return made
 
     def made() -> TrainState:

@@ -1,6 +1,6 @@
 """What a trainer trains with, whatever the examples: losses, optimizer, rules, and what it starts from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from meshwright.adapters import Functional
 from meshwright.deployer import Deployer
 from meshwright.functions import loss_of
 from meshwright.input import Collate
-from meshwright.sharding import Layout, Rule
+from meshwright.sharding import Layout, Rules, as_rules
 from meshwright.train import (
     ComputeDtype,
     Step,
@@ -39,7 +39,7 @@ class Recipe:
     """By whether it is for training; none where there is a `train_step`."""
     train_step: Callable[..., Any] | None
     collate: Collate | None
-    rules: Sequence[Rule]
+    rules: Rules
     compute_dtype: ComputeDtype
     accumulate: int
     lr_schedule: optax.Schedule | None
@@ -55,8 +55,9 @@ class Recipe:
         if self._layout is None:
             with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
                 axes = self.model.axes if self.model else {}
-                rules = inferred_rules(self.start.outline(), self.losses.get(False), *batch, axes=axes)
-            self._layout = self.deployer.layout(*self.rules, *rules)
+                outline = self.start.outline()
+                rules = inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
+            self._layout = self.deployer.layout(*as_rules(self.rules, outline.params), *rules)
         return self._layout
 
     @cached_property

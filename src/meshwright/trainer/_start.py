@@ -50,6 +50,8 @@ class Start:
         """Where in the data to start, if that is not its beginning."""
         self._given = _given(model, params, model_state)
         self._opt_state, self._is_used = opt_state, False
+        beside = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}
+        self._arguments = [name for name, x in {"params": params, **beside}.items() if x is not None]
         self.init: Init = _like(self._given) if model is None or self._given is not None else model.init
         """Makes arrays of the right shapes and dtypes, and if none were given the right values."""
         self.has_state = model.stateful if model else model_state is not None
@@ -71,6 +73,21 @@ class Start:
         state = self._made(tx, seed, layout)
         self._given, self._opt_state, self._is_used = None, None, True
         return state
+
+    def give_way(self, newest: int) -> str | None:
+        """Return what is told where the workdir's run is continued after `newest`, and nothing given is used.
+
+        Raises:
+          UsageError: What was given is of a later step.
+        """
+        names, self._arguments = ", ".join(self._arguments), []  # told once
+        if self._step > newest:
+            raise UsageError(
+                f"last_ckpt_info is of step {self._step}, and the workdir's run, which would be continued, "
+                f"is at step {newest}.\n  Give another workdir, to go on from what is given; or leave out "
+                f"{names}, to continue that run."
+            )
+        return f"! not used: {names}. The workdir's run is continued after step {newest}" if names else None
 
     def _made(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
         if self._given is None:

@@ -1,6 +1,6 @@
 """`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -15,7 +15,7 @@ from meshwright.errors import UsageError
 from meshwright.functions import step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
-from meshwright.sharding import Layout, Rule
+from meshwright.sharding import Layout, Rules
 from meshwright.train import ComputeDtype, Only, Trainable, TrainState, Variables, narrowing
 from meshwright.trainer._fit import Call, Progress, fit, scored
 from meshwright.trainer._place import Place
@@ -47,7 +47,8 @@ class Trainer:
       params, model_state, opt_state: to start from, of JAX or NumPy, instead of the model's own. Copied.
       last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
         epoch after its `epoch_idx`, where there is one.
-      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules.
+      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules;
+        or a dictionary of these, `{"model": rules, "lora": None}`, by the keys of the parameters.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
@@ -74,7 +75,7 @@ class Trainer:
         model_state: PyTree = None,
         opt_state: PyTree = None,
         last_ckpt_info: Mapping[str, Any] | None = None,
-        rules: Sequence[Rule] | None = None,
+        rules: Rules = None,
         trainable: Trainable | None = None,
         compute_dtype: ComputeDtype = None,
         accumulate_grad_batches: int = 1,
@@ -99,7 +100,7 @@ class Trainer:
             losses={} if loss is None else both_losses(loss, self.model, start.has_state),
             train_step=None if train_step is None else step_of(train_step),
             collate=collate,
-            rules=tuple(rules or ()),
+            rules=rules,
             compute_dtype=compute_dtype,
             accumulate=accumulate_grad_batches,
             lr_schedule=lr_schedule,
