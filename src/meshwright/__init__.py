@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         run,
     )
     from meshwright.formats import open_source
-    from meshwright.input import Arrays, batches, padded_batches
+    from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
     from meshwright.predictor import Predictor
     from meshwright.profile import tracer
@@ -141,7 +141,7 @@ _NAMES = {
         "run",
     ),
     "formats": ("open_source",),
-    "input": ("Arrays", "batches", "padded_batches"),
+    "input": ("Arrays", "Batched", "Bucketed", "batches", "mapped", "padded_batches"),
     "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": (
         "Layout",

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.errors import ExamplesError
 
 _LIBRARIES = ("grain", "tensorflow")
-_ABOVE = ("_parent", "_parents", "_input_dataset", "_operations")
+_ABOVE = ("_parents", "_input_dataset", "_operations")
 """Where data sets of these libraries keep what they were made from."""
 _UNDO = ("unbatch", "flatmap", "flat_map", "interleave")
 """After these, items are examples again, or may be."""

@@ -6,17 +6,16 @@ what can be indexed; else in its own order, and then to continue in the middle i
 or to skip.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.errors import ExamplesError, InputError, UsageError
-from meshwright.input._batched import Batched, Once, check_readable_again, is_stateful
+from meshwright.errors import ExamplesError, InputError
+from meshwright.input._batched import Batched, Once, check_readable_again
 from meshwright.input._bucketed import Bucketed
 from meshwright.input._buckets import Buckets
 from meshwright.input._kinds import by_epoch, is_indexed, iterated
