@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from meshwright import tree
 from meshwright.checkpoint import metrics_of
@@ -16,7 +15,7 @@ from meshwright.errors import UsageError, nearest
 from meshwright.experiment._evaluations import Evaluation, seconds_of
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._parts import Parts, global_batch, naming
-from meshwright.input import as_source, local_rows, read_rows
+from meshwright.input import local_rows, num_examples, some_rows
 from meshwright.sharding import Layout, device_bytes, human_bytes
 from meshwright.train import TrainState, num_params, wider_than
 
@@ -42,10 +41,14 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
             first = _first_batch(evaler, layout)
         scores += evaluations[name].check(target, first)
         _check_not_time(name, scores)
-        yield f"evaluation {name!r} fits: {len(as_source(evaler.examples))} examples"
+        number = num_examples(evaler.examples)
+        yield f"evaluation {name!r} fits: {'any number of' if number is None else number} examples"
     _check_metrics(experiment, scores)
+    for other in parts.other_batches:
+        parts.step.compile(target, other)
     compiled = parts.step.compile(target, parts.batch)
-    yield f"step compiled in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
+    shapes = f" for {parts.step.num_shapes} shapes" if parts.other_batches else ""
+    yield f"step compiled{shapes} in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
 
 
 def _check_not_time(name: str, scores: Sequence[str]) -> None:
@@ -73,7 +76,7 @@ def _check_metrics(experiment: Experiment, scores: Sequence[str]) -> None:
 
 def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:
     local_rows(evaler.batch_size, layout.batch_sharding)  # raises if it does not divide
-    return global_batch(read_rows(as_source(evaler.examples), np.zeros(1, np.int64)), evaler.batch_size)
+    return global_batch(some_rows(evaler.examples, evaler.batch_size), evaler.batch_size)
 
 
 def _shapes(batch: PyTree) -> str:

@@ -97,9 +97,12 @@ def writers(
         return halt
     counted, devices = count_flops(parts.step.jaxpr), list(parts.layout.mesh.devices.flat)
     _tell_what_is_not_counted(counted)
-    sizes = {"model_flops": float(counted.model), **state_sizes(parts.target)}
+    flops = {} if parts.other_batches else {"model_flops": float(counted.model)}
+    sizes = {**flops, **state_sizes(parts.target)}
     files(after, {"compile_seconds": parts.step.compile_seconds, **sizes})
     shown = _without(frozenset(map(seconds_of, experiment.evalers)), console)
+    if parts.other_batches:  # of what so many steps compute nobody knows
+        return tee(_timed(files, step_time), shown, halt)
     return tee(
         with_utilisation(_timed(files, step_time), counted, devices),
         with_known_utilisation(shown, counted, devices),

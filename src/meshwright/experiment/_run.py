@@ -88,7 +88,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
         data = opened.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
         with watch.phase("first_batch"):
             batch = data.peek()
-        parts = parts_of(experiment, mesh, batch)
+        parts = parts_of(experiment, mesh, batch, data.shapes())
         process.compare("the state and the examples", lambda: arrays_of(experiment, parts, data))
         checkpoints = checkpoints_for(experiment, parts.target)
         checkpoints.check_state = check_finite(experiment.optimizer, checkpoints.settled)

@@ -93,10 +93,12 @@ class Loop:
 
     def _writer(self, console: Console | None) -> Writer:
         """Return the writer of reports: to files, to the screen, and for the end of a run that diverges."""
+        halt = halt_on_divergence(self.checkpoints.settled if self.checkpoints else lambda: None)
+        if self.step.num_shapes > 1:  # of what so many steps compute nobody knows
+            return tee(self.deployer.write, *([console] if console else []), halt)
         used = count_flops(self.step.jaxpr), list(self.deployer.mesh.devices.flat)
         files = with_utilisation(self.deployer.write, *used)
         screens = [with_known_utilisation(console, *used)] if console else []
-        halt = halt_on_divergence(self.checkpoints.settled if self.checkpoints else lambda: None)
         return tee(files, *screens, halt)
 
 

@@ -167,7 +167,8 @@ class Trainer:
 
         Args:
           train_examples: a list, a mapping of arrays, anything with `__len__` and `__getitem__`, or a
-            function, of the epoch or of nothing, that returns one of these or each time a new iterable.
+            function, of the epoch or of nothing, that returns one of these or each time a new iterable; or
+            an iterable, `mw.Batched`, `mw.Bucketed` or `mw.mapped(...)`, see `mw.batches`.
           per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
             `accumulate_grad_batches` times as many.
           global_batch_size: instead: examples of a step, whatever the mesh.
@@ -208,6 +209,8 @@ class Trainer:
             step, target = self._step(), abstract_state(self._start.init, self._tx, self.layout)
             check_schedule(self._lr_schedule, self._accumulate, target)
             step.compile(target, batch)
+            for rows in data.shapes():
+                step.compile(target, structs_of(rows, size))
             checkpoints = self._checkpoints(opened, schedule)
             state = self._first_state(target, data, checkpoints)
             for found in checks(batch, self._dtype, step, state, data, evaluation, best, checkpoints):
@@ -252,7 +255,7 @@ class Trainer:
         self, examples: Any, size: int, n_epochs: int | None, shuffle: bool
     ) -> contextlib.closing[Epochs]:
         sharding, seed = self.deployer.layout().batch_sharding, self.deployer.seed if shuffle else None
-        options = {"collate": self._collate, "seed": seed, "num_epochs": n_epochs}
+        options = {"collate": self._collate, "seed": seed, "num_epochs": n_epochs, "rng_seed": self.deployer.seed}
         return contextlib.closing(Epochs(examples, size, sharding, **options))
 
     def _measures(
