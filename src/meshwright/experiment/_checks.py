@@ -44,11 +44,12 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
         number = num_examples(evaler.examples)
         yield f"evaluation {name!r} fits: {'any number of' if number is None else number} examples"
     _check_metrics(experiment, scores)
-    for other in parts.other_batches:
-        parts.step.compile(target, other)
-    compiled = parts.step.compile(target, parts.batch)
-    shapes = f" for {parts.step.num_shapes} shapes" if parts.other_batches else ""
-    yield f"step compiled{shapes} in {parts.step.compile_seconds:.1f} s; {_memory(compiled, target)} per device"
+    programs = [parts.step.compile(target, batch) for batch in (*parts.other_batches, parts.batch)]
+    shapes, seconds = (
+        f" for {len(programs)} shapes" if parts.other_batches else "",
+        parts.step.compile_seconds,
+    )
+    yield f"step compiled{shapes} in {seconds:.1f} s; {_memory(programs, target)} per device"
 
 
 def _check_not_time(name: str, scores: Sequence[str]) -> None:
@@ -85,8 +86,10 @@ def _shapes(batch: PyTree) -> str:
     )
 
 
-def _memory(compiled: jax.stages.Compiled, target: TrainState) -> str:
+def _memory(programs: Sequence[jax.stages.Compiled], target: TrainState) -> str:
+    """Return what a device holds between steps, and in the one that takes most."""
     state = sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(target))
-    analysis = compiled.memory_analysis()
-    work = f" + {human_bytes(analysis.temp_size_in_bytes)} at work" if analysis else ""
+    analyses = [analysis for program in programs if (analysis := program.memory_analysis())]
+    work = max((analysis.temp_size_in_bytes for analysis in analyses), default=None)
+    work = "" if work is None else f" + {human_bytes(work)} at work"
     return f"state {human_bytes(state)}{work}"

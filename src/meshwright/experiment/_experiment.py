@@ -71,8 +71,8 @@ class Input:
     """The examples to train on, and how they are made into batches."""
 
     examples: Any
-    """A mapping of arrays, or anything with `__len__` and `__getitem__`; a function that returns such, or an
-    iterable; `mw.Batched` (a loader's batches), `mw.Bucketed` (several lengths), `mw.mapped`: see `mw.batches`."""
+    """A mapping of arrays, anything with `__len__` and `__getitem__`, a function that returns such, or an
+    iterable; `mw.Batched` (a loader's batches), `mw.Bucketed` or `mw.mapped(...)`: see `mw.batches`."""
     batch_size: int
     """Examples in a batch, over all devices."""
     shuffle: bool = True

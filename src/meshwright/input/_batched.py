@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class Batched:
       ExamplesError: the loader cannot be iterated over twice.
     """
 
-    loader: Any
+    loader: Any = field(repr=False)  # of which each process may have another
     """What `iter` gives a new iterator of, as a DataLoader; or a function, of the epoch or of nothing, that
     returns such a thing; or an iterator with `get_state` and `set_state`, which is read once."""
     shapes: Sequence[PyTree] = ()
@@ -87,7 +87,7 @@ class Batched:
 
 
 class Once:
-    """An iterator with `get_state` and `set_state`, which can begin again where it stood when it was given."""
+    """An iterator with `get_state` and `set_state`, which begins again where it stood when it was given."""
 
     def __init__(self, iterator: Any):
         self._iterator, self._begin = iterator, iterator.get_state()
@@ -100,7 +100,7 @@ class Once:
             return _Reading(self, self._newest)
 
     def do(self, reading: int, act: Callable[[Any], Any]) -> list[Any]:
-        """Return what `act(iterator)` returned; nothing for a reading, as a thread's, that another followed."""
+        """Return what `act(iterator)` returned; nothing for a reading, perhaps a thread's, that is over."""
         with self._lock:
             return [act(self._iterator)] if reading == self._newest else []
 

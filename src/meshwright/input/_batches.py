@@ -113,7 +113,7 @@ class Batches:
         return {**self._facts, "batch_size": str(self._batch_size), "position": str(self.get_state())}
 
     def shapes(self) -> list[PyTree]:
-        """Return rows, as structs, of each shape that a batch may have besides the next one's, and do not move.
+        """Return rows, as structs, of all other shapes than the next batch's that may come, and do not move.
 
         They are known of `Bucketed` examples, and where `Batched` names them; else there are none.
         """
@@ -219,8 +219,8 @@ def batches(
       epochs: how often to read all of them; None for ever.
       num_threads: that read and collate ahead; 0 does it when asked. By default 0 for arrays in memory
         without `collate`, where handing over to a thread costs more than the reading, and 2 for all else.
-      rng: the seed and the number of the first epoch, by which functions of `mapped` draw; `(seed or 0, 0)` if
-        left out.
+      rng: the seed and the number of the first epoch, by which functions of `mapped` draw; if left out,
+        `(seed or 0, 0)`.
 
     Raises:
       LayoutError: `batch_size` does not divide over the devices.

@@ -20,19 +20,19 @@ from meshwright.tree import PyTree
 class Bucketed(PartSource):
     """Examples of several lengths: `mw.Bucketed(examples, lengths, buckets=(64, 128), pad={"tokens": 0})`.
 
-    In training, a batch is of examples of one bucket, padded to the bucket's length; only at the end of an
-    epoch are what is left of several put together, padded to the longest bucket's. Each example comes once an
-    epoch. The step is compiled for every length before it starts. In evaluation and prediction the order
+    In training, a batch is of examples of one bucket, padded to the bucket's length. What is left of the
+    buckets at the end of an epoch is put together, the longest first, so that each example comes once an
+    epoch. The step is compiled for every length before the first one. In evaluation and prediction the order
     is the examples' own, and each batch is padded to the bucket of the longest in it.
 
-    All of that follows from `lengths`, which all processes know, so that they need not talk about shapes.
+    All of that follows from `lengths`, which every process knows: they need not talk about shapes.
 
     Args:
       examples: what can be indexed.
       lengths: int[num_examples], of each example.
       buckets: the lengths that batches may have.
-      pad: the arrays to pad, by name (`tokens`, `text/labels`), and with what. Their first dimension is padded
-        at its end. Empty, if a `collate` does it, which then takes the batch's length as `length`.
+      pad: the arrays to pad, by name (`tokens`, `text/labels`), and with what. Their first dimension is
+        padded at its end. Empty, if a `collate` does it, which then takes the batch's length as `length`.
 
     Raises:
       ExamplesError: the examples are not indexed, or the lengths are not theirs or exceed all buckets.
@@ -60,9 +60,10 @@ class Bucketed(PartSource):
             raise ExamplesError(f"mw.Bucketed: buckets={self.buckets}; they must be positive and ascending.")
         if len(lengths) and lengths.max() > self.buckets[-1]:
             raise ExamplesError(
-                f"mw.Bucketed: {int((lengths > self.buckets[-1]).sum())} examples are longer than the largest "
-                f"bucket, {self.buckets[-1]}; example {int(lengths.argmax())} has length {lengths.max()}.\n"
-                f"  Cut them, leave them out, or add a bucket."
+                f"mw.Bucketed: {int((lengths > self.buckets[-1]).sum())} examples are longer than the "
+                f"largest bucket, {self.buckets[-1]}; example {lengths.argmax()} has length "
+                f"{lengths.max()}.\n"
+                "  Cut them, leave them out, or add a bucket."
             )
 
     def __len__(self) -> int:

@@ -1,10 +1,11 @@
 """The order of examples that are grouped by length.
 
-Each bucket has an order of its own, a permutation as that of all examples would be, and what a run has read
-is how many of each. Which bucket the next batch is from is drawn among those that have enough left for it, by
-how many batches those are, from the seed, the epoch and the number of samples read. So any position can be jumped to,
-no process has a say, and a run goes on with another batch size without repeating or leaving out an example.
-What fills no batch of its own is put together at the end of an epoch, the longest first.
+Each bucket has an order of its own, a permutation as that of all examples would be; the state is how many of
+each bucket were read. The bucket of the next batch is drawn, by the seed, the epoch and the number of samples
+read, among those that have enough left for it, in proportion to the batches that they have left. So any
+position can be jumped to, no process has a say, and a run goes on with another batch size without repeating
+or leaving out an example. What fills no batch of its own is put together at the end of an epoch, the longest
+first.
 """
 
 import math
@@ -85,7 +86,7 @@ class Grouped:
         return np.clip(num_samples - before, 0, left)
 
     def _drawn(self, whole: np.ndarray) -> int:
-        """Return the bucket of the next batch, of those with `whole` batches left; without a seed, the first's."""
+        """Return the next batch's bucket, of those with `whole` batches left; without a seed, the first's."""
         if self._seed is None:
             nexts = [self._next(bucket) if n else math.inf for bucket, n in enumerate(whole)]
             return int(np.argmin(nexts))

@@ -25,8 +25,8 @@ def check_not_batched(examples: Any) -> None:
     found = makes_batches(examples)
     if found:
         raise ExamplesError(
-            f"the items of {type(examples).__name__} are batches already ({found}), and would be put together "
-            "to batches of batches.\n  Say so, mw.Batched(loader), with the same batch size; or let it give "
+            f"the items of {type(examples).__name__} are batches already ({found}), and would be stacked to "
+            "batches of batches.\n  Say so, mw.Batched(loader), with the same batch size; or let it give "
             "single examples: no `.batch(...)`, or DataLoader(..., batch_size=None)."
         )
 

@@ -75,7 +75,7 @@ class Mapped(PartSource):
         return self.fetch(Part(self, np.array([index])))[0]
 
     def select(self, ids: Iterable[int]) -> "Mapped":
-        """Return some of the examples, as data sets of Hugging Face do. Of all, they draw what the first do."""
+        """Return some of the examples, as data sets of Hugging Face do; they draw what the first ones do."""
         return replace(self, examples=[self.examples[i] for i in ids])
 
     def fetch(self, part: Part) -> list[PyTree]:

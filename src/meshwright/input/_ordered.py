@@ -19,8 +19,8 @@ from meshwright.tree import PyTree
 def ordered(examples: Any, batch_size: int, rows: np.ndarray, start: int) -> Iterator[tuple[Part, range]]:
     """Yield what to read of each batch, and the numbers of its examples, from example `start` on.
 
-    Of a last batch that is not full the last example stands for those that it lacks. A function of the epoch is
-    asked for epoch 0.
+    Of a last batch that is not full the last example stands for those that it lacks. A function of the epoch
+    is asked for epoch 0.
 
     Args:
       rows: of a batch, those to be read: int64[k], ascending.
@@ -102,8 +102,8 @@ def _of_loader(
         batch = Arrays(batched.of_size(taken[0], num_rows, number))
         if was_smaller or (is_local and len(batch) < num_rows):
             raise ExamplesError(
-                f"batch {number - was_smaller} of the loader is smaller than {num_rows} examples.\n  Only the "
-                "last may be, and none where rows='local'."
+                f"batch {number - was_smaller} of the loader is smaller than {num_rows} examples.\n"
+                "  Only the last may be, and none where rows='local'."
             )
         here = np.arange(num_rows) if is_local else rows
         count = batch_size if is_local else len(batch)

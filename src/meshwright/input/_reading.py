@@ -56,7 +56,7 @@ def _check(examples: Any, collate: Collate | None, takes_length: bool) -> None:
 
 
 def shapes_of(examples: Any, read: Read) -> list[PyTree]:
-    """Return rows, as structs, of each shape that batches of `examples` are known to have; none if it is not."""
+    """Return rows, as structs, of each shape that batches of `examples` are known to have, if any are."""
     if isinstance(examples, Batched):
         return [tree.abstract(batch) for batch in examples.shapes]
     if not isinstance(examples, Bucketed):

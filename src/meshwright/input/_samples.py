@@ -23,7 +23,7 @@ from meshwright.input._loaders import check_not_batched
 from meshwright.input._mapped import MappedIterable, seeded
 from meshwright.input._order import Order
 from meshwright.input._protocol import Source
-from meshwright.input._source import Part, as_source
+from meshwright.input._source import Part, as_source, unreadable
 from meshwright.input._stretches import Indexed, Iterated, Position, Ready, Stretch, as_json
 
 
@@ -71,8 +71,8 @@ def readable_again(examples: Any, epochs: int | None) -> Any:
     check_readable_again(examples)
     if (epochs or 1) > 1:
         raise ExamplesError(
-            f"a {type(examples).__name__} is an iterator, which is read once, and there are to be {epochs} epochs.\n"
-            "  Give what makes it: the data set itself, or a function of the epoch."
+            f"a {type(examples).__name__} is an iterator, which is read once, and there are to be {epochs} "
+            "epochs.\n  Give what makes it: the data set itself, or a function of the epoch."
         )
     return Once(examples)
 
@@ -147,7 +147,7 @@ class _Fixed:
 
 
 class _ByEpoch:
-    """What a function returns for each epoch, or an iterable that is iterated over anew: a stretch for each."""
+    """What a function returns for each epoch, or an iterable that is read anew: a stretch for each."""
 
     def __init__(self, examples: Any, seed: int | None, epochs: int | None, rng: tuple[int, int]):
         self._batched = examples if isinstance(examples, Batched) else None
@@ -178,8 +178,8 @@ class _ByEpoch:
     def _indexed(self, source: Source, epoch: int, start: int) -> Stretch:
         if start > len(source):
             raise InputError(
-                f"the data changed since the checkpoint: {start} examples of epoch {epoch} were read then, and "
-                f"now it has {len(source)}.\n  Give back the same data, or start a new run."
+                f"the data changed since the checkpoint: {start} examples of epoch {epoch} were read then, "
+                f"and now it has {len(source)}.\n  Give back the same data, or start a new run."
             )
         first, stop = epoch * len(source), (epoch + 1) * len(source)
         return Indexed(source, Order(len(source), self._seed), first + start, stop)
@@ -195,4 +195,4 @@ def _items_by_epoch(items: Any) -> Callable[[int], Any]:
         return by_epoch(items)
     if isinstance(items, Iterable):
         return lambda epoch: items
-    return as_source(items)  # which raises
+    raise unreadable(items)

@@ -80,13 +80,18 @@ def as_source(examples: Any) -> Source:
         )
     check_not_batched(examples)
     if not is_indexed(source):
-        raise ExamplesError(
-            f"examples must have __len__ and __getitem__; {type(examples).__name__} has not.\n"
-            "  Make a list of them, or give a function that returns a new iterable for each epoch."
-        )
+        raise unreadable(examples)
     if len(source) == 0:
         raise ExamplesError("there are no examples: the source's length is 0.")
     return source
+
+
+def unreadable(examples: Any) -> ExamplesError:
+    """Return the error for what is no set of examples."""
+    return ExamplesError(
+        f"examples must have __len__ and __getitem__; {type(examples).__name__} has not.\n"
+        "  Make a list of them, or give a function that returns a new iterable for each epoch."
+    )
 
 
 def num_threads_for(examples: Any, collate: Collate | None) -> int:

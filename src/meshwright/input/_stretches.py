@@ -85,14 +85,14 @@ class Ready:
 
     def __init__(self, batched: Batched, items: Any, epoch: int, start: int, state: Any):
         self._batched, self._items, self._epoch, self._start = batched, items, epoch, start
-        self._begin, self._cursor = state, None
+        self._begin = state
+        self._cursor: Cursor | None = None
         self._state: Any = None
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
-        if self._cursor is None:
-            self._cursor = self._opened(num_samples)
+        self._cursor = cursor = self._cursor or self._opened(num_samples)
         number = self._start // num_samples
-        taken, self._state = self._cursor.take(1), self._cursor.state
+        taken, self._state = cursor.take(1), cursor.state
         if not taken:
             return 0, Part([], rows[:0])
         is_local = self._batched.rows == "local"
@@ -112,8 +112,9 @@ class Ready:
         num_batches, rest = divmod(self._start, batch_size)
         if rest and self._begin is None:
             raise InputError(
-                f"the run stopped after {self._start} examples of epoch {self._epoch}, which is no whole number "
-                f"of the loader's batches, now of {batch_size}.\n  Continue with the batch size that it had."
+                f"the run stopped after {self._start} examples of epoch {self._epoch}, which is no whole "
+                f"number of the loader's batches, now of {batch_size}.\n"
+                "  Continue with the batch size that it had."
             )
         return Cursor(self._items, self._begin, num_batches, f"batches of epoch {self._epoch}")
 
@@ -124,8 +125,8 @@ class Ready:
             return
         what = f"batch {number} of the loader has {found} examples" + ("" if is_last else ", is not the last")
         raise ExamplesError(
-            f"{what}, and a batch has {expected}.\n  Give the loader and the run one batch size; only what is "
-            "left at the end of an epoch may be smaller, and is left out."
+            f"{what}, and a batch has {expected}.\n  Give the loader and the run one batch size; only what "
+            "is left at the end of an epoch may be smaller, and is left out."
         )
 
 

@@ -36,8 +36,8 @@ def undeclared(expected: PyTree, batch: PyTree) -> UsageError:
     return UsageError(
         "a batch came of a shape that the step is not compiled for: "
         f"{tree.differences(expected, batch)}.\n  With several processes all shapes must be known before the "
-        "first step: mw.Bucketed(examples, lengths, buckets) knows them, mw.Batched(loader, shapes=[...]) names "
-        "them, and Step.compile compiles for one. Or give every batch one shape."
+        "first step: mw.Bucketed(examples, lengths, buckets) knows them, mw.Batched(loader, shapes=[...]) "
+        "names them, and Step.compile compiles for one. Or give every batch one shape."
     )
 
 

@@ -51,9 +51,9 @@ class Step:
     `Step(function, layout)`. Of complex parameters it must give an optimizer `jnp.conj` of what `jax.grad`
     returns, as `make_step` does: without, imaginary parts move uphill.
 
-    It is compiled for the first arguments it meets, or by `compile`, once for each shape that batches have. A
-    batch of another shape in the middle of a run is compiled for then, which is logged; with several processes
-    it is an error instead, as the others may not meet it. So is a batch of other arrays or dtypes.
+    It is compiled for the first arguments it meets, or by `compile`, once for each shape that batches have.
+    For a batch of another shape in the middle of a run it is compiled then, which is logged; with several
+    processes that is an error, since the others may not meet it. So is a batch of other arrays or dtypes.
 
     Args:
       function: the update. Its state is any pytree of arrays that are on the mesh of `layout`, and comes
@@ -136,7 +136,7 @@ class Step:
         before = self.compile_seconds
         compiled = self.compile(tree.abstract(state), batch)
         seconds = self.compile_seconds - before
-        log.warning("the step was compiled again, in %.1f s, for a batch of another shape: %s", seconds, changes)
+        log.warning("the step was compiled again, in %.1f s, for a batch where %s", seconds, changes)
         return compiled
 
     def trace(self, state: Any, batch: PyTree) -> jax.stages.Traced:

@@ -255,7 +255,12 @@ class Trainer:
         self, examples: Any, size: int, n_epochs: int | None, shuffle: bool
     ) -> contextlib.closing[Epochs]:
         sharding, seed = self.deployer.layout().batch_sharding, self.deployer.seed if shuffle else None
-        options = {"collate": self._collate, "seed": seed, "num_epochs": n_epochs, "rng_seed": self.deployer.seed}
+        options = {
+            "collate": self._collate,
+            "seed": seed,
+            "num_epochs": n_epochs,
+            "rng_seed": self.deployer.seed,
+        }
         return contextlib.closing(Epochs(examples, size, sharding, **options))
 
     def _measures(
