@@ -155,7 +155,7 @@ def test_other_lengths_than_before_are_refused():
         ),
         ({"buckets": (8, 4)}, "they must be positive and ascending"),
         ({"examples": {"tokens": np.zeros((3, 2))}}, "that can be indexed, such as a list of dictionaries"),
-        ({"examples": list}, "mw.Batched(loader, shapes="),
+        ({"examples": lambda: iter([])}, "mw.Batched(loader, shapes="),
     ],
 )
 def test_what_cannot_be_grouped_is_told(more, says):

@@ -45,11 +45,9 @@ def preflight(experiment: Experiment, parts: Parts, evaluations: Mapping[str, Ev
         yield f"evaluation {name!r} fits: {'any number of' if number is None else number} examples"
     _check_metrics(experiment, scores)
     programs = [parts.step.compile(target, batch) for batch in (*parts.other_batches, parts.batch)]
-    shapes, seconds = (
-        f" for {len(programs)} shapes" if parts.other_batches else "",
-        parts.step.compile_seconds,
-    )
-    yield f"step compiled{shapes} in {seconds:.1f} s; {_memory(programs, target)} per device"
+    shapes = f" for {len(programs)} shapes" if parts.other_batches else ""
+    seconds, memory = parts.step.compile_seconds, _memory(programs, target)
+    yield f"step compiled{shapes} in {seconds:.1f} s; {memory} per device"
 
 
 def _check_not_time(name: str, scores: Sequence[str]) -> None:

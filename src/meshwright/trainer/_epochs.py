@@ -25,9 +25,9 @@ class Epochs:
 
     Args:
       examples: as `batches` takes.
-      seed: of each epoch's order; None reads the examples in their own.
+      seed: of each epoch's order, and of what mapping functions draw.
       num_epochs: None for ever.
-      rng_seed: of what mapping functions draw.
+      shuffle: if not, the examples are read in their own order.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Epochs:
         sharding: NamedSharding,
         *,
         collate: Collate | None = None,
-        seed: int | None,
+        seed: int,
         num_epochs: int | None,
-        rng_seed: int = 0,
+        shuffle: bool = True,
     ):
         examples = readable_again(examples, num_epochs)
 
         def open_epoch(epoch: int) -> Batches:
-            order = None if seed is None else _seed_of(seed, epoch)
-            options = {"collate": collate, "seed": order, "epochs": 1, "rng": (rng_seed, epoch)}
+            order = _seed_of(seed, epoch) if shuffle else None
+            options = {"collate": collate, "seed": order, "epochs": 1, "rng": (seed, epoch)}
             return batches(of_epoch(examples, epoch), batch_size, sharding, **options)
 
         self._open: Callable[[int], Batches] = open_epoch

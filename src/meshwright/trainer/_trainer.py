@@ -166,9 +166,8 @@ class Trainer:
         same bits as if nothing had happened. So does a second `fit`: `n_epochs` and `max_steps` are of all.
 
         Args:
-          train_examples: a list, a mapping of arrays, anything with `__len__` and `__getitem__`, or a
-            function, of the epoch or of nothing, that returns one of these or each time a new iterable; or
-            an iterable, `mw.Batched`, `mw.Bucketed` or `mw.mapped(...)`, see `mw.batches`.
+          train_examples: a list, a mapping of arrays or any other examples that `mw.batches` takes, those
+            of `mw.Batched`, `mw.Bucketed` and `mw.mapped` too.
           per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
             `accumulate_grad_batches` times as many.
           global_batch_size: instead: examples of a step, whatever the mesh.
@@ -254,14 +253,9 @@ class Trainer:
     def _data(
         self, examples: Any, size: int, n_epochs: int | None, shuffle: bool
     ) -> contextlib.closing[Epochs]:
-        sharding, seed = self.deployer.layout().batch_sharding, self.deployer.seed if shuffle else None
-        options = {
-            "collate": self._collate,
-            "seed": seed,
-            "num_epochs": n_epochs,
-            "rng_seed": self.deployer.seed,
-        }
-        return contextlib.closing(Epochs(examples, size, sharding, **options))
+        options = {"collate": self._collate, "seed": self.deployer.seed, "shuffle": shuffle}
+        sharding = self.deployer.layout().batch_sharding
+        return contextlib.closing(Epochs(examples, size, sharding, num_epochs=n_epochs, **options))
 
     def _measures(
         self, examples: Any, size: int, predictor: Predictor | None, metric_fn: Callable[..., Any] | None
