@@ -27,6 +27,22 @@ class DataLoader:
                 yield _collate(examples)
 
 
+class IterableDataset:
+    """As PyTorch's, with the length that one may give it, and an index that only raises."""
+
+    def __init__(self, examples):
+        self._examples = examples
+
+    def __len__(self):
+        return len(self._examples)
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+    def __iter__(self):
+        return iter(self._examples)
+
+
 def _collate(examples):
     """As PyTorch's default: dictionaries by key, pairs as lists."""
     first = examples[0]

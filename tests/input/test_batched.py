@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwright as mw
-from input.loaders import DataLoader, Iterator, Tensor, dataset, examples
+from input.loaders import DataLoader, IterableDataset, Iterator, MapDataset, Tensor, dataset, examples
 from input.test_batches import one_process_of
 from meshwright.errors import ExamplesError, InputError
 
@@ -116,7 +116,9 @@ def test_a_loader_of_batches_that_is_given_as_examples_is_refused_with_what_to_w
         next(mw.batches(given, 4, SHARDING))
 
 
-@pytest.mark.parametrize("given", [DataLoader(examples(8), None), dataset(8), lambda: dataset(8)])
+@pytest.mark.parametrize(
+    "given", [DataLoader(examples(8), None), dataset(8), lambda: dataset(8), IterableDataset(examples(8))]
+)
 def test_a_loader_of_examples_is_taken_as_one(given):
     found = ids(mw.batches(given, 4, SHARDING, seed=None, epochs=1))
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -203,6 +205,16 @@ def test_a_process_may_have_a_loader_of_its_own_rows_and_then_a_state_of_its_own
     readers = [one_process_of(2, p, 4, mw.Batched(loaders[p], rows="local")) for p in (0, 1)]
     assert [next(reader)["id"].tolist() for reader in readers] == [[0, 2], [1, 3]]
     assert not any(reader.state_is_global for reader in readers)
+
+
+def test_what_processes_compare_leaves_out_what_each_loader_has_of_its_own():
+    loaders = [Iterator(MapDataset([], 2, lambda i: {"id": np.arange(2) + i})) for _ in (0, 1)]
+    next(loaders[1])
+    readers = [one_process_of(2, p, 4, mw.Batched(loaders[p], rows="local")) for p in (0, 1)]
+    for reader in readers:
+        next(reader)
+    assert readers[0].facts() == readers[1].facts()
+    assert readers[0].get_state() != readers[1].get_state()
 
 
 @pytest.mark.parametrize("loader", [DataLoader(examples(10), 4), lambda: dataset(10).batch(4)])

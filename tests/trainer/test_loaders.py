@@ -148,6 +148,25 @@ def test_examples_of_several_lengths_train_in_as_many_compiled_shapes(tmp_path, 
     assert not reports(tmp_path, "tflops_per_device")
 
 
+def test_examples_of_several_lengths_are_predicted_in_their_order():
+    predictor = mw.Predictor(deployer(), predict=lambda params, batch: batch["mask"].sum(-1))
+    assert [int(x) for x in predictor.predict(texts(), {}, per_device_batch_size=1)] == LENGTHS
+
+
+def test_a_metric_over_several_lengths_sees_every_example():
+    made = reader()
+    predictor = mw.Predictor(made.deployer, predict=lambda params, batch: batch["mask"].sum(-1))
+    metric = lambda examples, preds: {"equal": float([len(x["mask"]) for x in examples] == list(preds))}
+    options = {"eval_examples": texts(), "eval_predictor": predictor, "eval_metric_fn": metric}
+    assert fit(made, texts(), **options)["equal"] == 1.0
+
+
+def test_a_loaders_batches_are_predicted():
+    predictor = mw.Predictor(deployer(), predict=lambda params, batch: batch["y"])
+    found = predictor.predict(mw.Batched(DataLoader(LISTED, 16)), {}, per_device_batch_size=2)
+    assert np.array_equal(found, EXAMPLES["y"])
+
+
 def test_padding_changes_nothing_but_what_is_computed():
     one, other = reader(), reader()
     fit(one, texts((8,)), shuffle=False)

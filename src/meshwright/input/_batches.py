@@ -110,7 +110,10 @@ class Batches:
         if self._facts is None:
             self.is_empty()  # reads ahead
             self._facts = facts_of([] if self._are_local else self._source or [])
-        return {**self._facts, "batch_size": str(self._batch_size), "position": str(self.get_state())}
+        position = self.get_state()
+        if self._are_local:
+            position.pop("state", None)  # of this process's loader
+        return {**self._facts, "batch_size": str(self._batch_size), "position": str(position)}
 
     def shapes(self) -> list[PyTree]:
         """Return rows, as structs, of all other shapes than the next batch's that may come, and do not move.

@@ -16,7 +16,7 @@ from meshwright.input._source import Part, PartSource, rows_of
 from meshwright.tree import PyTree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bucketed(PartSource):
     """Examples of several lengths: `mw.Bucketed(examples, lengths, buckets=(64, 128), pad={"tokens": 0})`.
 
@@ -71,6 +71,9 @@ class Bucketed(PartSource):
 
     def __getitem__(self, index: int) -> PyTree:
         return self.examples[index]
+
+    def __repr__(self) -> str:
+        return f"Bucketed({len(self)} examples, buckets={list(self.buckets)}, pad={dict(self.pad)})"
 
     def select(self, ids: Iterable[int]) -> "Bucketed":
         """Return some of the examples, as data sets of Hugging Face do."""

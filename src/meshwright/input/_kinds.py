@@ -11,7 +11,9 @@ _GATHERING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 def is_indexed(examples: Any) -> bool:
     """Return whether `examples` can be read in any order: they have a length and are indexed."""
-    return hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+    # PyTorch's IterableDataset has the methods, one of which always raises.
+    is_iterated = any(kind.__name__ == "IterableDataset" for kind in type(examples).__mro__)
+    return hasattr(examples, "__len__") and hasattr(examples, "__getitem__") and not is_iterated
 
 
 def by_epoch(examples: Callable[..., Any]) -> Callable[[int], Any]:

@@ -1,7 +1,7 @@
 """A function of each example, with randomness that is the example's own."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -59,13 +59,13 @@ def _mapped_epoch(function: Function, examples: Callable[[int], Any], epoch: int
     return mapped(function, examples(epoch))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mapped(PartSource):
     """A source of which each example is what `functions`, one after the other, make of it."""
 
     examples: Any
     functions: tuple[Function, ...]
-    rng: tuple[int, int] = (0, 0)
+    rng: tuple[int, int] = field(default=(0, 0), repr=False)
     """The seed, and the number of the first epoch."""
 
     def __len__(self) -> int:
@@ -73,6 +73,9 @@ class Mapped(PartSource):
 
     def __getitem__(self, index: int) -> PyTree:
         return self.fetch(Part(self, np.array([index])))[0]
+
+    def __repr__(self) -> str:
+        return f"Mapped({len(self)} examples)"
 
     def select(self, ids: Iterable[int]) -> "Mapped":
         """Return some of the examples, as data sets of Hugging Face do; they draw what the first ones do."""
