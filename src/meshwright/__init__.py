@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
     from meshwright.formats import open_source
-    from meshwright.input import Arrays, batches, padded_batches
+    from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
     from meshwright.patterns import optional
     from meshwright.predictor import Predictor
@@ -138,7 +138,7 @@ _NAMES = {
         "run",
     ),
     "formats": ("open_source",),
-    "input": ("Arrays", "batches", "padded_batches"),
+    "input": ("Arrays", "Batched", "Bucketed", "batches", "mapped", "padded_batches"),
     "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": (
         "Layout",

@@ -40,8 +40,10 @@ def checked(settings: Settings, training: Training) -> Iterator[str]:
     if all(one.names() for one in training.evaluations):
         _check_names(settings, training.evaluations, names)
     before = step.compile_seconds
-    compiled = step.compile(target, training.batch)
-    yield f"step compiled in {step.compile_seconds - before:.1f} s; {_memory(compiled, target)} per device"
+    programs = [step.compile(target, batch) for batch in (*training.other_batches, training.batch)]
+    shapes = f" for {len(programs)} shapes" if training.other_batches else ""
+    seconds, memory = step.compile_seconds - before, _memory(programs, target)
+    yield f"step compiled{shapes} in {seconds:.1f} s; {memory} per device"
 
 
 def tried(
@@ -98,8 +100,10 @@ def _shapes(batch: PyTree) -> str:
     )
 
 
-def _memory(compiled: jax.stages.Compiled, target: TrainState) -> str:
+def _memory(programs: Sequence[jax.stages.Compiled], target: TrainState) -> str:
+    """Return what a device holds between steps, and in the one that takes most."""
     state = sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(target))
-    analysis = compiled.memory_analysis()
-    work = f" + {human_bytes(analysis.temp_size_in_bytes)} at work" if analysis else ""
-    return f"state {human_bytes(state)}{work}"
+    analyses = [analysis for program in programs if (analysis := program.memory_analysis())]
+    work = max((analysis.temp_size_in_bytes for analysis in analyses), default=None)
+    said = "" if work is None else f" + {human_bytes(work)} at work"
+    return f"state {human_bytes(state)}{said}"

@@ -72,13 +72,17 @@ def writers(
         return halt
     counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
     _tell_what_is_not_counted(counted)
-    sizes = {"model_flops": float(counted.model), **state_sizes(training.target)}
+    flops = {} if training.other_batches else {"model_flops": float(counted.model)}
+    sizes = {**flops, **state_sizes(training.target)}
     files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
-    written = [with_utilisation(_timed(files, step_time), counted, devices)]
+    written, shown = _timed(files, step_time), tee()
     if settings.is_shown:
         shown = _without(frozenset(seconds_of(one.name) for one in training.evaluations), opened.console)
-        written.append(with_known_utilisation(shown, counted, devices))
-    return tee(*written, halt)
+    if training.other_batches:  # of what so many steps compute nobody knows
+        return tee(written, shown, halt)
+    return tee(
+        with_utilisation(written, counted, devices), with_known_utilisation(shown, counted, devices), halt
+    )
 
 
 def _files_and_trackers(

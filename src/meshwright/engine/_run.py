@@ -119,7 +119,8 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     """Check all parts, compile, and return the state to go on from, restored or new."""
     say, watch, checkpoints = opened.say, opened.watch, opened.checkpoints
     if training.is_continued:
-        training.step.compile(training.target, training.batch)
+        for batch in (*training.other_batches, training.batch):
+            training.step.compile(training.target, batch)
         return training.first_state(None)()
     say(heading(settings, training.layout.mesh))
     say(training.layout.explain({"params": training.target.params}))

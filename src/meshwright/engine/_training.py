@@ -65,6 +65,8 @@ class Training:
     is_continued: bool = False
     """Whether the first state is that of an earlier training of this process: it is not looked for in
     checkpoints, and what was checked is not checked again."""
+    other_batches: Sequence[PyTree] = ()
+    """Global batches of all other shapes that may come, as structs."""
     asked: str = ""
     """What was said of how long to train: `max_step=100`."""
     reached: Callable[[TrainState], None] = nothing

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from meshwright.engine import Evaluation, Policy, Scores, global_batch, naming
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._outputs import OutputFiles
-from meshwright.input import as_source, local_rows, padded_batches, read_rows
+from meshwright.input import local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
 from meshwright.train import Evaluator
 from meshwright.tree import PyTree
@@ -67,7 +65,8 @@ class MeasuredExamples:
         if self._outputs is not None:
             with naming(f"evalers.{self.name}.outputs"):
                 self._outputs.check(target, batch)
-        return f"evaluation {self.name!r} fits: {len(as_source(self._evaler.examples))} examples"
+        number = num_examples(self._evaler.examples)
+        return f"evaluation {self.name!r} fits: {'any number of' if number is None else number} examples"
 
     def names(self) -> Sequence[str]:
         """Return the names of the scores, which `check` found."""
@@ -80,4 +79,4 @@ class MeasuredExamples:
 
 def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:
     local_rows(evaler.batch_size, layout.batch_sharding)  # raises if it does not divide
-    return global_batch(read_rows(as_source(evaler.examples), np.zeros(1, np.int64)), evaler.batch_size)
+    return global_batch(some_rows(evaler.examples, evaler.batch_size), evaler.batch_size)

@@ -69,7 +69,8 @@ class Input:
     is_known_by_place: ClassVar[bool] = True
 
     examples: Any
-    """A mapping of arrays, or anything with `__len__` and `__getitem__`; see `mw.input.Source`."""
+    """A mapping of arrays, anything with `__len__` and `__getitem__`, a function that returns such, or an
+    iterable; `mw.Batched` (a loader's batches), `mw.Bucketed` or `mw.mapped(...)`: see `mw.batches`."""
     batch_size: int
     """Examples in a batch, over all devices."""
     shuffle: bool = True

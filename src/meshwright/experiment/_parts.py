@@ -40,6 +40,8 @@ class Parts:
     batch: PyTree
     """A global batch as structs."""
     step: Step
+    other_batches: Sequence[PyTree] = ()
+    """Global batches of all other shapes that may come, as structs."""
 
 
 def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Experiment:
@@ -75,14 +77,16 @@ def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
             seed=experiment.seed if given.shuffle else None,
             epochs=given.epochs,
             num_threads=given.num_threads,
+            rng=(experiment.seed, 0),
         )
 
 
-def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
+def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Sequence[PyTree] = ()) -> Parts:
     """Return the parts of a run on `mesh`, compiling nothing.
 
     Args:
       rows: some examples of a batch, arrays.
+      other_rows: some of each other shape that a batch may have.
 
     Raises:
       LayoutError: the parameters do not fit the mesh.
@@ -103,7 +107,8 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
         compute_dtype=experiment.train_dtype,
         norms=experiment.norms,
     )
-    return Parts(layout, target, batch, step)
+    others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
+    return Parts(layout, target, batch, step, others)
 
 
 def init_of(experiment: Experiment) -> Init:

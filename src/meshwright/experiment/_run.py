@@ -102,13 +102,14 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Watc
     data = stack.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
     with watch.phase("first_batch"):
         rows = data.peek()
-    parts = parts_of(experiment, mesh, rows)
+    parts = parts_of(experiment, mesh, rows, data.shapes())
     wider = wider_than(experiment.train_dtype, parts.batch)
     return Training(
         layout=parts.layout,
         target=parts.target,
         batch=parts.batch,
         step=parts.step,
+        other_batches=parts.other_batches,
         data=data,
         last_step=lambda: experiment.max_step,
         num_steps=lambda done: experiment.max_step,

@@ -25,14 +25,14 @@ class CallData:
       finished: what is known of the calls before it.
     """
 
-    state_is_global = True
-
     def __init__(self, epochs: Epochs, number: int, first_step: int, finished: Sequence[Mapping[str, Any]]):
         self.epochs, self.number, self.first_step = epochs, number, first_step
         self.finished = list(finished)
         """What is known of calls that are finished, in order."""
         self.saved: Position | None = None
         """The position that it was told to go on from, if that is of a later call."""
+        self.state_is_global = epochs.state_is_global
+        """As that of `Batches`."""
 
     @property
     def wait_seconds(self) -> float:

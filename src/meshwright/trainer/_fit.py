@@ -101,7 +101,8 @@ def _epochs(recipe: Recipe, call: Call) -> Epochs:
         call.batch_size,
         deployer.layout().batch_sharding,
         collate=recipe.collate,
-        seed=deployer.seed if call.shuffle else None,
+        seed=deployer.seed,
+        shuffle=call.shuffle,
         num_epochs=call.schedule.n_epochs,
     )
 
@@ -177,6 +178,7 @@ def _training_of(
         layout=recipe.layout,
         target=recipe.target,
         batch=batch,
+        other_batches=[global_batch(each, call.batch_size) for each in calls.epochs.shapes()],
         step=recipe.step,
         data=calls,
         last_step=lambda: calls.first_step + schedule.max_steps if schedule.max_steps else _FOR_EVER,

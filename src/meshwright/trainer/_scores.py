@@ -13,7 +13,7 @@ from meshwright.arguments import by_name, declares
 from meshwright.arrays import restore
 from meshwright.checkpoint import open_best
 from meshwright.errors import UsageError, nearest
-from meshwright.input import by_epoch, is_indexed
+from meshwright.input import each_example, is_indexed
 from meshwright.train import TrainState, Variables, eval_params, only_averages
 from meshwright.trainer._evaluation import LossOver
 from meshwright.tree import PyTree
@@ -160,11 +160,8 @@ def check_best(best: Best, names: Sequence[str]) -> None:
 
 
 def listed(examples: Any) -> Any:
-    """Return `examples` that can be indexed as they are, and those that a function makes as a list."""
-    if is_indexed(examples):
-        return examples
-    made = by_epoch(examples)(0)
-    return made if is_indexed(made) else list(made)
+    """Return `examples` that can be indexed as they are, and all others as a list."""
+    return examples if is_indexed(examples) else list(each_example(examples))
 
 
 def head(examples: Any, num_examples: int) -> Any:
@@ -175,7 +172,7 @@ def head(examples: Any, num_examples: int) -> Any:
         return examples.select(range(min(num_examples, len(examples))))
     if is_indexed(examples):
         return [examples[i] for i in range(min(num_examples, len(examples)))]
-    return list(itertools.islice(by_epoch(examples)(0), num_examples))
+    return list(itertools.islice(each_example(examples), num_examples))
 
 
 def _numbers(found: Any) -> Scores:

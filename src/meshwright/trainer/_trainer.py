@@ -179,8 +179,8 @@ class Trainer:
         more where it now asks for more.
 
         Args:
-          train_examples: a list, a mapping of arrays, anything with `__len__` and `__getitem__`, or a
-            function, of the epoch or of nothing, that returns one of these or each time a new iterable.
+          train_examples: a list, a mapping of arrays or any other examples that `mw.batches` takes, those
+            of `mw.Batched`, `mw.Bucketed` and `mw.mapped` too.
           per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
             `accumulate_grad_batches` times as many.
           global_batch_size: instead: examples of a step, whatever the mesh.
