@@ -12,7 +12,6 @@ from meshwright._version import __version__
 if TYPE_CHECKING:
     from meshwright import (
         adapters,
-        addresses,
         arguments,
         arrays,
         checkpoint,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         program,
         report,
         sharding,
+        storage,
         train,
         tree,
         when,
@@ -102,7 +102,6 @@ if TYPE_CHECKING:
 
 _ROOMS = (
     "adapters",
-    "addresses",
     "arguments",
     "arrays",
     "checkpoint",
@@ -120,6 +119,7 @@ _ROOMS = (
     "program",
     "report",
     "sharding",
+    "storage",
     "train",
     "tree",
     "when",

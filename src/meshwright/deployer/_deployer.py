@@ -13,12 +13,12 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright import process
-from meshwright.addresses import local_path
 from meshwright.deployer import _batches, _checkpoints, _directory, _messages, _placement
 from meshwright.deployer._plain import plain, reported
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Bar, Tracker, jsonl, newest_step, sync_jsonl, wandb
 from meshwright.sharding import Layout, Rule, make_mesh
+from meshwright.storage import local_path
 from meshwright.train import RUN_AHEAD, key_of
 
 T = TypeVar("T")

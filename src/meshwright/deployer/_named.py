@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.addresses import is_address, is_file_name, local_path
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import UsageError
+from meshwright.storage import is_address, is_file_name, local_path
 
 if TYPE_CHECKING:
     from meshwright.deployer._deployer import Deployer

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from meshwright.adapters import Functional
-from meshwright.addresses import is_file_name
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.errors import UsageError, listed
@@ -17,6 +16,7 @@ from meshwright.experiment._stopping import StopEarly
 from meshwright.experiment._types import check_types
 from meshwright.metrics import Tracker, is_writer
 from meshwright.sharding import MeshRule, Rule
+from meshwright.storage import is_file_name
 from meshwright.train import (
     PHASES,
     Builder,
@@ -163,7 +163,7 @@ class Experiment:
     """
 
     run: str
-    """The run directory, or its address in a store that fsspec knows, `s3://bucket/runs/x`. An unfinished run
+    """The run directory, or its address in a store, `s3://bucket/runs/x`. An unfinished run
     found there is continued."""
     model: Init | Functional
     """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""

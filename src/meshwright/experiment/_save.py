@@ -1,10 +1,10 @@
 """The checkpoints of an experiment: where they are, and whether they can be made as it says."""
 
-from meshwright.addresses import join
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Experiment, as_casts
 from meshwright.experiment._parts import naming
+from meshwright.storage import join
 from meshwright.train import TrainState
 
 

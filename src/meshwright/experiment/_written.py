@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 
-from meshwright.addresses import is_address
 from meshwright.checkpoint import Checkpoints
 from meshwright.experiment._describe import describe
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts
+from meshwright.storage import is_address
 from meshwright.train import describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")

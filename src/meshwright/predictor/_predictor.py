@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import process, tree
 from meshwright.adapters import functional
-from meshwright.addresses import local_path
 from meshwright.deployer import Deployer
 from meshwright.errors import UsageError
 from meshwright.experiment import settings_of
@@ -19,6 +18,7 @@ from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, OverBatches, fingerprint
 from meshwright.sharding import Rule, auto, copy_to, fsdp
+from meshwright.storage import local_path
 from meshwright.train import TrainState, Variables, eval_params
 from meshwright.tree import PyTree
 

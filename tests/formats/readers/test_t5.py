@@ -16,7 +16,7 @@ from formats.readers.real import FIXTURES, arrays_of, assert_same, needs_fixture
 from meshwright.arrays import subtree
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats.readers._snappy import decompressed
-from meshwright.storage._object_path import location
+from meshwright.storage import location
 
 RANDOM = np.random.default_rng(0)
 Q = RANDOM.standard_normal((8, 12), np.float32)
