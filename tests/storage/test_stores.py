@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import obstore
@@ -158,12 +159,32 @@ def test_the_environment_stays_as_it_is(run):
     assert dict(os.environ) == before
 
 
+class WebServer(SimpleHTTPRequestHandler):
+    """Python's own, which knows no ranges, with ranges."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        wanted, path = self.headers.get("Range"), Path(self.translate_path(self.path))
+        if not wanted or not path.is_file():
+            super().do_GET()
+            return
+        first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+        content = path.read_bytes()
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(content[first : last + 1])))
+        self.send_header("Content-Range", f"bytes {first}-{min(last, len(content) - 1)}/{len(content)}")
+        self.send_header("Last-Modified", self.date_time_string())
+        self.end_headers()
+        self.wfile.write(content[first : last + 1])
+
+
 @pytest.fixture
 def web(tmp_path):
     """Return the address of a plain web server, and the directory that it shows."""
     (tmp_path / "shown").mkdir()
-    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=tmp_path / "shown")) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(WebServer, directory=tmp_path / "shown")) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", tmp_path / "shown"
         server.shutdown()
@@ -175,6 +196,16 @@ def test_files_of_a_web_server_are_read(web):
     assert read_text(f"{address}/a.txt") == "hello"
     with pytest.raises(FileNotFoundError):
         read_text(f"{address}/b.txt")
+
+
+def test_a_checkpoint_of_a_web_server_is_read(web):
+    address, directory = web
+    with mw.Checkpoints(directory) as checkpoints:
+        checkpoints.save(1, {"x": np.arange(5)})
+    source = mw.open_source(f"{address}/step_00000001")
+    assert (mw.restore(source, {"x": np.zeros(5, int)})["x"] == np.arange(5)).all()
+    with pytest.raises(UsageError, match="cannot hold checkpoints"):
+        mw.Checkpoints(address)
 
 
 def test_a_checkpoint_is_read_through_fsspec_and_none_is_saved(tmp_path):

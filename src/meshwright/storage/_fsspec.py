@@ -92,7 +92,7 @@ def connect(address: str, seconds: float | None) -> Fsspec:
     """
     try:
         filesystem, root = importlib.import_module("fsspec.core").url_to_fs(address)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:  # some connect at once
         raise UsageError(
             f"{without_secrets(address.rstrip('/'))} cannot be opened: {error}.\n  s3://, gs://, az:// and "
             "https:// need meshwright[remote]; other kinds need fsspec's package for them besides. Or give a "

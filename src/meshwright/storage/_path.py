@@ -198,8 +198,8 @@ Directory = Path | ObjectPath
 
 def _check(scheme: str, rest: str) -> None:
     bucket = rest.partition("/")[0]
-    user = bucket.rpartition("@")[0]
-    if (scheme in _settings.BUCKETS and ("@" in bucket or ":" in bucket)) or ":" in user:
+    has_user, has_more = "@" in bucket and scheme in _settings.SCHEMES, ":" in bucket.rpartition("@")[0]
+    if has_user or has_more or (":" in bucket and scheme in _settings.BUCKETS):
         # and not a word of what stands there
         raise UsageError(f"{scheme}://… holds more than a bucket; credentials belong in the environment.")
     if not rest.strip("/") or (not bucket and scheme in _settings.SCHEMES and scheme != "memory"):

@@ -4,7 +4,9 @@ obstore lists nothing at all where there is one of them, and whoever may write t
 So this asks itself, at addresses that obstore signs: they are of an endpoint that ends with the question.
 """
 
+import importlib
 import logging
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -19,12 +21,13 @@ from meshwright.storage._store import Entry
 log = logging.getLogger("meshwright")
 
 _SECONDS, _TRIES = 60, 3
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def is_key(key: str) -> bool:
     """Return whether a key is one that a path can have."""
     parts = key.removesuffix("/").split("/")
-    return key.isprintable() and not any(part in ("", ".", "..") for part in parts)
+    return not any(part in ("", ".", "..") for part in parts) and not _CONTROL.search(key)
 
 
 class S3Listing:
@@ -41,8 +44,9 @@ class S3Listing:
         entries, folders, more = [], [], {}
         while more is not None:
             page = self._page(query | more)
-            entries += [_entry(each) for each in page.iterfind("{*}Contents")]
-            folders += [unquote_plus(_text(each, "Prefix")) for each in page.iterfind("{*}CommonPrefixes")]
+            plain = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
+            entries += [_entry(each, plain) for each in page.iterfind("{*}Contents")]
+            folders += [plain(_text(each, "Prefix")) for each in page.iterfind("{*}CommonPrefixes")]
             token = page.findtext("{*}NextContinuationToken")
             more = {"continuation-token": token} if token else None
         for wrong in [each for each in (*(entry.key for entry in entries), *folders) if not is_key(each)]:
@@ -55,7 +59,7 @@ class S3Listing:
     def _page(self, query: dict[str, str]) -> ElementTree.Element:
         endpoint = f"{self._url}?{urlencode(query)}&end="
         store = self._opened(aws_endpoint_url_s3=endpoint, virtual_hosted_style_request=True)
-        url = _sign(store)
+        url = importlib.import_module("obstore").sign(store, "GET", "", timedelta(seconds=10 * _SECONDS))
         for again in range(_TRIES - 1, -1, -1):
             try:
                 with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
@@ -66,15 +70,9 @@ class S3Listing:
         raise AssertionError
 
 
-def _sign(store: Any) -> str:
-    import obstore
-
-    return obstore.sign(store, "GET", "", timedelta(seconds=10 * _SECONDS))
-
-
-def _entry(found: ElementTree.Element) -> Entry:
+def _entry(found: ElementTree.Element, plain: Callable[[str], str]) -> Entry:
     modified = datetime.fromisoformat(_text(found, "LastModified").replace("Z", "+00:00"))
-    return Entry(unquote_plus(_text(found, "Key")), int(_text(found, "Size")), modified.timestamp())
+    return Entry(plain(_text(found, "Key")), int(_text(found, "Size")), modified.timestamp())
 
 
 def _text(found: ElementTree.Element, tag: str) -> str:

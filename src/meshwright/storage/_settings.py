@@ -115,7 +115,8 @@ def _aws(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:
     endpoint = settings.get("AWS_ENDPOINT_URL_S3") or settings.get("AWS_ENDPOINT_URL")
     _allow_http(client, endpoint)
     given = {"aws_endpoint_url_s3": endpoint} if endpoint else {}
-    return given | ({} if "AWS_ACCESS_KEY_ID" in settings else _profile(settings))
+    signs_in = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"} & settings.keys()
+    return given | ({} if signs_in and "AWS_PROFILE" not in settings else _profile(settings))
 
 
 def _amazon(settings: dict[str, str], given: dict[str, str]) -> str:

@@ -97,7 +97,7 @@ def without_secrets(text: str) -> str:
 
 def _reason(error: BaseException) -> str:
     """Return what an error says, in one line; of obstore's the part that tells something."""
-    said, _, source = str(error).partition("\n\nDebug source:")
+    said, _, source = re.sub(r"^Generic \w+ error: ", "", str(error)).partition("\n\nDebug source:")
     if answer := re.search(r"status code: (\d+ [\w ]*?)(?:: (.*))?$", said, re.DOTALL):
         return f"HTTP {answer[1]}{_explanation(answer[2] or '')}"
     if "kind: Timeout" in source or isinstance(error, TimeoutError):
