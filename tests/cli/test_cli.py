@@ -108,7 +108,7 @@ def train(tmp_path, monkeypatch):
         (
             ["checkpoints.directory=https://b/run"],
             2,
-            "error: checkpoints.directory: https://b/run cannot hold",
+            "checkpoints.directory: https://b/run cannot hold",
         ),
         (["checkpoints.host_nbytes=0"], 2, "Save.host_nbytes is 0; it must be at least 1"),
         (["run=/proc/nowhere"], 2, "the run directory /proc/nowhere cannot be written to"),
