@@ -135,7 +135,7 @@ def run_loop(program: Program, nowhere: TextIO, described: Any) -> Run:
 def our_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
     layout = mw.Layout(mw.make_mesh("data=-1"))
     experiment = program.experiment()
-    compiled = experiment.compile().compiled
+    compiled = mw.experiment.compile_ahead(experiment).compiled
 
     def bare(place: Any) -> Run:
         state = mw.init_state(experiment.model, experiment.optimizer, 0, layout)

@@ -36,7 +36,7 @@ from meshwright import tree
 from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints
 from meshwright.description import values
-from meshwright.experiment import describe
+from meshwright.engine import describe
 from meshwright.formats import open_source, verify
 from meshwright.metrics import jsonl, read_jsonl
 from meshwright.report import list_runs, read_run, summary, write_page

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         arguments,
         arrays,
         checkpoint,
+        engine,
         errors,
         events,
         experiment,
@@ -39,19 +40,11 @@ if TYPE_CHECKING:
     from meshwright.arrays import restore
     from meshwright.checkpoint import Checkpoints
     from meshwright.deployer import Deployer
+    from meshwright.engine import no_better
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import (
-        Evaler,
-        Experiment,
-        Input,
-        Save,
-        from_checkpoint,
-        no_better,
-        open_averages,
-        run,
-    )
+    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
     from meshwright.formats import open_source
-    from meshwright.input import Arrays, batches, padded_batches
+    from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
     from meshwright.patterns import optional
     from meshwright.predictor import Predictor
@@ -108,6 +101,7 @@ _ROOMS = (
     "arguments",
     "arrays",
     "checkpoint",
+    "engine",
     "errors",
     "events",
     "experiment",
@@ -132,6 +126,7 @@ _NAMES = {
     "adapters": ("functional",),
     "arrays": ("restore",),
     "checkpoint": ("Checkpoints",),
+    "engine": ("no_better",),
     "errors": ("MeshwrightError",),
     "experiment": (
         "Evaler",
@@ -139,12 +134,11 @@ _NAMES = {
         "Input",
         "Save",
         "from_checkpoint",
-        "no_better",
         "open_averages",
         "run",
     ),
     "formats": ("open_source",),
-    "input": ("Arrays", "batches", "padded_batches"),
+    "input": ("Arrays", "Batched", "Bucketed", "batches", "mapped", "padded_batches"),
     "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": (
         "Layout",

@@ -8,8 +8,8 @@ import pytest
 import meshwright as mw
 from experiment.runs import EXAMPLES, init, loss, losses, measure
 from experiment.runs import experiment as described
+from meshwright.engine import checkpoints_of
 from meshwright.errors import InputError, Interrupted, UsageError
-from meshwright.experiment import checkpoints_of
 
 
 def experiment(run, **more):
@@ -265,7 +265,7 @@ LOSSY = mw.checkpoint.best("all/lossy", "min")
         ({"checkpoints": mw.Save(keep=LOSSY)}, r"(?s)^checkpoints\.keep goes .* Did you mean 'all/loss'\?"),
         (
             {"checkpoints": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)), "evalers": {}},
-            r"(?s)^checkpoints\.keep goes by .* There are: none; give the experiment evalers",
+            r"(?s)^checkpoints\.keep goes by .* There are: none; give examples to evaluate on",
         ),
     ],
 )

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
-from meshwright.patterns import Table, judge, optional
+from meshwright.patterns import Table
 from meshwright.sharding._explain import explain, left_whole
-from meshwright.sharding._rules import Named, Patterned, Reasoned, Rule, fsdp
+from meshwright.sharding._rules import Reasoned, Rule, check_rules, fsdp, tables_of
 
 PyTree = Any
 
@@ -27,10 +27,6 @@ same rules serve every mesh. Any other name that the mesh lacks is a mistake."""
 
 BATCH_AXES = ("data", "fsdp")
 """The mesh axes that split a batch, those of them that a mesh has."""
-
-
-_ANY = optional("(?!)")
-"""Stands for a rule without a pattern: it matches nothing, and need not."""
 
 
 def split_by_example(x: jax.Array) -> jax.Array:
@@ -130,15 +126,11 @@ class Layout:
         Raises:
           UsageError: listing all rules that decide nothing.
         """
-        judge(self.tables(names := tree.leaf_names(arrays)))
-        for rule in self.rules:
-            if isinstance(rule, Named):
-                rule.check(names)
+        check_rules(self.rules, tree.leaf_names(arrays))
 
     def tables(self, names: Sequence[str]) -> dict[Table, Sequence[str]]:
         """Return the patterns of the rules with the names of what is laid out, for `patterns.judge`."""
-        patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in self.rules)
-        return {Table("rules", tuple(patterns)): names}
+        return tables_of(self.rules, names)
 
     def _shardings(self, arrays: PyTree) -> PyTree:
         problems: list[str] = []

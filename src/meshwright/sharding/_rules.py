@@ -11,7 +11,10 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshwright.patterns import Table, compiled
+from meshwright.patterns import Table, compiled, judge, optional
+
+_ANY = optional("(?!)")
+"""Stands for a rule without a pattern: it matches nothing, and need not."""
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
 
@@ -39,6 +42,20 @@ class Named(Protocol):
 
 
 AxisEntry = str | tuple[str, ...] | None
+
+
+def tables_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[Table, Sequence[str]]:
+    """Return the patterns of rules with the names of what is laid out, for `patterns.judge`."""
+    patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in rules)
+    return {Table("rules", tuple(patterns)): names}
+
+
+def check_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
+    """Raise a `UsageError` that lists all rules that decide nothing of arrays of these names."""
+    judge(tables_of(rules, names))
+    for rule in rules:
+        if isinstance(rule, Named):
+            rule.check(names)
 
 
 @dataclass(frozen=True)
@@ -73,14 +90,21 @@ def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
     Arrays of fewer than `min_size` elements are left whole: gathering them costs more than it
     saves. Does nothing on a mesh without `axis`.
     """
+    return Fsdp(axis, min_size)
 
-    def rule(name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
-        ways = mesh.shape.get(axis, 1)
-        if ways == 1 or x.size < min_size:
+
+@dataclass(frozen=True)
+class Fsdp:
+    """The rule that `fsdp` makes."""
+
+    axis: str
+    min_size: int
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        ways = mesh.shape.get(self.axis, 1)
+        if ways == 1 or x.size < self.min_size:
             return None
         longest = max(
             (d for d in range(x.ndim) if x.shape[d] % ways == 0), key=lambda d: x.shape[d], default=None
         )
-        return None if longest is None else P(*[None] * longest, axis)
-
-    return rule
+        return None if longest is None else P(*[None] * longest, self.axis)

@@ -8,7 +8,7 @@ from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, eval
 from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._inferred import inferred_rules
-from meshwright.train._keys import key_of, step_key
+from meshwright.train._keys import as_seed, key_of, step_key
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
@@ -53,6 +53,7 @@ __all__ = [
     "Variables",
     "Watchdog",
     "abstract_state",
+    "as_seed",
     "at_most_ahead",
     "by_path",
     "check_dtypes",

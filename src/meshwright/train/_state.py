@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from meshwright import tree
+from meshwright.collector import collector_paused
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.train._keys import key_of
@@ -62,8 +64,7 @@ def init_state(init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
         listing all rules, of the layout or the optimizer, that decide nothing.
     """
     shardings = _shardings(abstract_state(init, tx, layout))
-    with jax.set_mesh(layout.mesh):
-        return jax.jit(_make(init, tx), out_shardings=shardings)(np.uint32(seed))
+    return computed(_make(init, tx), shardings, layout.mesh, np.uint32(seed))
 
 
 def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> TrainState:
@@ -74,12 +75,13 @@ def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> T
 
     Raises: as `init_state`.
     """
-    target = _placed(jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made), tx, layout)
+    with collector_paused():
+        state = jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made)
+    target = _placed(state, tx, layout)
     shardings = _shardings(target)
     given = _variables(made)
     params = copy_to(given.params, shardings.params)
-    with jax.set_mesh(layout.mesh):
-        opt_state = jax.jit(partial(fresh_opt_state, tx), out_shardings=shardings.opt_state)(params)
+    opt_state = computed(partial(fresh_opt_state, tx), shardings.opt_state, layout.mesh, params)
     return TrainState(
         step=copy_to(np.int32(0), shardings.step),
         params=params,
@@ -94,9 +96,17 @@ def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
 
     Raises: as `init_state`.
     """
-    with in_mesh(layout.mesh):
+    with in_mesh(layout.mesh), collector_paused():
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
     return _placed(state, tx, layout)
+
+
+def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments: PyTree) -> Any:
+    """Return what `make` makes of the arguments, each array born where `shardings` put it."""
+    with jax.set_mesh(mesh):
+        with collector_paused():
+            lowered = jax.jit(make, out_shardings=shardings).trace(*arguments).lower()
+        return lowered.compile()(*arguments)
 
 
 def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
