@@ -41,7 +41,7 @@ class Primitive(NamedTuple):
     dimensions: Dimensions = dims.elementwise
     memory: Memory = Memory.FUSED
     product: str = ""
-    work: Callable[[Equation], Work] | None = None
+    work: Callable[[Equation, Rule], Work] | None = None
     uncounted: bool = False
     exchange: str = ""
 
@@ -53,8 +53,8 @@ def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
 _W = Memory.WHOLE
 TABLE: dict[str, Primitive] = {
     # Matrix products. Attention is cuDNN's, behind jax.nn.dot_product_attention.
-    "dot_general": Primitive(products.dot, _W, "dot", products.dot_work),
-    "ragged_dot_general": Primitive(products.ragged_dot, _W, "ragged_dot", products.ragged_dot_work),
+    "dot_general": Primitive(products.dot, _W, "dot", products.every_pair),
+    "ragged_dot_general": Primitive(products.ragged_dot, _W, "ragged_dot", products.every_pair),
     "conv_general_dilated": Primitive(products.convolution, _W, "convolution", products.convolution_work),
     **_each(
         "dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd_wrapper",
@@ -140,4 +140,8 @@ def rule_of(operation: Operation) -> Rule:
 def product_flops(operation: Operation) -> tuple[int, str] | None:
     """Return the operations of a matrix product, recomputed ones too, and its dtype; None of all else."""
     work = known_of(operation).work
-    return None if work is None else (sum(work(operation.eqn)), products.dtype_of(operation.eqn))
+    return (
+        None
+        if work is None
+        else (sum(work(operation.eqn, rule_of(operation))), products.dtype_of(operation.eqn))
+    )
