@@ -119,7 +119,7 @@ def public():
         door = importlib.import_module(f"meshwright.{room}")
         yield from ((f"{room}.{name}", vars(door).get(name)) for name in getattr(door, "__all__", vars(door)))
     yield from ((f"models.hugging_face.{name}", one) for name, one in vars(hugging_face).items())
-    yield from ((f"deployer.{name}", one) for name, one in vars(mw.Deployer).items())
+    yield from ((f"deployer.{name}", one) for name, one in inspect.getmembers(mw.Deployer))
     yield "predictor.predict", mw.Predictor.predict
 
 
