@@ -28,6 +28,17 @@ class Reasoned(Protocol):
 AxisEntry = str | tuple[str, ...] | None
 
 
+@dataclass(frozen=True)
+class Match:
+    """The rule that `match` makes."""
+
+    pattern: str
+    spec: tuple[AxisEntry, ...]
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        return P(*self.spec) if tree.ends_in(self.pattern)(name) else None
+
+
 def match(pattern: str, *spec: AxisEntry) -> Rule:
     """Split arrays whose name ends in `pattern` as `PartitionSpec(*spec)` says.
 
@@ -42,17 +53,6 @@ def match(pattern: str, *spec: AxisEntry) -> Rule:
     except re.error as error:
         raise LayoutError(f"rule {pattern!r} is not a regular expression: {error}.") from None
     return Match(pattern, spec)
-
-
-@dataclass(frozen=True)
-class Match:
-    """The rule that `match` makes."""
-
-    pattern: str
-    spec: tuple[AxisEntry, ...]
-
-    def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
-        return P(*self.spec) if tree.ends_in(self.pattern)(name) else None
 
 
 def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
