@@ -16,7 +16,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.demo import digits
-from meshwright.experiment import Difference, describe, differences
+from meshwright.engine import Difference, describe, differences
 from meshwright.models import decoder
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.txt"
@@ -217,7 +217,7 @@ def test_policies_by_score_show_the_score():
     )
     early = mw.no_better("test/loss", "min", patience=3)
     assert lines("stop_early", early) == [
-        "stop_early = meshwright.experiment.NoBetter(metric='test/loss', mode='min', patience=3, by=0.0)"
+        "stop_early = meshwright.engine.NoBetter(metric='test/loss', mode='min', patience=3, by=0.0)"
     ]
 
 
@@ -230,7 +230,7 @@ def test_a_policy_that_keeps_time_is_the_same_text_later():
 def test_two_processes_write_the_same_text():
     """Under different hash seeds, which order sets differently and lay objects elsewhere."""
     script = (
-        "from meshwright.demo import text; from meshwright.experiment import describe\n"
+        "from meshwright.demo import text; from meshwright.engine import describe\n"
         "print(describe(text.experiment()), end='')"
     )
     commands = [([sys.executable, "-c", script], {**os.environ, "PYTHONHASHSEED": seed}) for seed in "12"]

@@ -135,7 +135,7 @@ def predicted(*, examples=ROWS, scale=1.0, start=1.0, iterated=False):
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] @ params["w"] * table[0])
     rows = [{"x": x} for x in examples]
     params = {"w": np.full((8, 4), start, np.float32)}
-    return len(predictor.predict(iter(rows) if iterated else rows, params, 4))
+    return len(predictor.predict(iter(rows) if iterated else rows, 4, params))
 
 
 def looped(*, steps=3, factor=1.0, rows=ROWS, seed=0, start=1.0):

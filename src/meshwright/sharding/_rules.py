@@ -3,8 +3,7 @@
 The first rule that answers decides; None means "not mine". Any function of that shape is a rule.
 """
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -12,8 +11,10 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshwright import tree
-from meshwright.errors import LayoutError
+from meshwright.patterns import Table, compiled, judge, optional
+
+_ANY = optional("(?!)")
+"""Stands for a rule without a pattern: it matches nothing, and need not."""
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
 
@@ -25,7 +26,36 @@ class Reasoned(Protocol):
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh, /) -> str: ...
 
 
+@runtime_checkable
+class Patterned(Protocol):
+    """A rule for the names that its pattern matches; `Layout.check` raises where there are none."""
+
+    @property
+    def pattern(self) -> str: ...
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A rule for arrays by their whole names; `Layout.check` has it look whether they are there."""
+
+    def check(self, names: Sequence[str], /) -> None: ...
+
+
 AxisEntry = str | tuple[str, ...] | None
+
+
+def tables_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[Table, Sequence[str]]:
+    """Return the patterns of rules with the names of what is laid out, for `patterns.judge`."""
+    patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in rules)
+    return {Table("rules", tuple(patterns)): names}
+
+
+def check_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
+    """Raise a `UsageError` that lists all rules that decide nothing of arrays of these names."""
+    judge(tables_of(rules, names))
+    for rule in rules:
+        if isinstance(rule, Named):
+            rule.check(names)
 
 
 @dataclass(frozen=True)
@@ -35,23 +65,22 @@ class Match:
     pattern: str
     spec: tuple[AxisEntry, ...]
 
+    def __post_init__(self) -> None:
+        Table("match", (self.pattern,))
+
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
-        return P(*self.spec) if tree.ends_in(self.pattern)(name) else None
+        return P(*self.spec) if compiled(self.pattern)(name) else None
 
 
 def match(pattern: str, *spec: AxisEntry) -> Rule:
-    """Split arrays whose name ends in `pattern` as `PartitionSpec(*spec)` says.
+    """Split arrays whose name, or the end of it, `pattern` matches as `PartitionSpec(*spec)` says.
 
-    The regular expression must match the whole name or its last components, so `q|k|v` means
-    leaves called q, k or v, and not `freq`; `decoder/.*/q` means those below `decoder`.
+    See `meshwright.patterns`. A pattern that decides nothing is an error when arrays are laid out, also where
+    the mesh lacks the axes; `mw.match(mw.optional("head"), "tensor")` is a rule that may.
 
     Raises:
-      LayoutError: `pattern` is not a regular expression.
+      UsageError: `pattern` is not a regular expression.
     """
-    try:
-        tree.ends_in(pattern)
-    except re.error as error:
-        raise LayoutError(f"rule {pattern!r} is not a regular expression: {error}.") from None
     return Match(pattern, spec)
 
 

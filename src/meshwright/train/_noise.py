@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from meshwright import tree
-from meshwright.train._by_path import ByPath, first_match
+from meshwright.patterns import Table, judge, value_of
+from meshwright.train._by_path import ByPath
 from meshwright.tree import PyTree
 
 Std = Callable[[jax.Array], jax.Array]
@@ -29,7 +30,8 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
       noise: `[("embed", 0.01), (".*", relative(0.05))]`: a standard deviation, or a function of the array.
 
     Raises:
-      UsageError: a pattern is not a regular expression.
+      UsageError: a pattern is not a regular expression; or, when the loss is called, one decides nothing of
+        its parameters.
     """
     return Noised(loss, tuple(noise))
 
@@ -42,12 +44,13 @@ class Noised:
     noise: ByPath[float | Std]
 
     def __post_init__(self) -> None:
-        first_match(self.noise, None)  # raises if a pattern is none
+        Table.of("parameter_noise", self.noise)  # raises if a pattern is none
 
     def __call__(self, params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
-        std_of, stream = first_match(self.noise, None), jax.random.fold_in(key, _STREAM)
+        judge({Table.of("parameter_noise", self.noise): tree.leaf_names({"params": params})})
+        stream = jax.random.fold_in(key, _STREAM)
         params = tree.map_named(
-            lambda name, x: _with_noise(name, x, std_of(f"params/{name}"), stream), params
+            lambda name, x: _with_noise(name, x, value_of(self.noise, f"params/{name}", None), stream), params
         )
         return self.loss(params, batch, key, *model_state)
 
