@@ -139,8 +139,8 @@ class Watchdog:
         """Measure the time from now on as that of `phase`, until a step is done."""
         self._phase = phase
         self._turns += 1
-        # Each renewal starts a thread, which four times a step cost more than all else that a run adds to one. A
-        # backstop that is further off than this phase needs is put right by the next look.
+        # Each renewal starts a thread: four times a step, that cost more than all else that a run adds.
+        # A backstop that is further off than this phase needs is put right by the next look.
         if self._timeout() > self._backstop_seconds:
             self.renew_backstop()
 
