@@ -1,6 +1,7 @@
 """The shape of the house, held: what may import what, by which door, and how long a file may be."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,16 @@ GROUND = {
     "addresses",
     "arguments",
     "crc32",
+    "collector",
     "crc32c",
     "description",
     "documents",
     "durable",
     "errors",
     "events",
+    "patterns",
     "storage",
+    "protobufs",
     "tree",
     "process",
     "when",
@@ -34,6 +38,7 @@ FLOORS = [
     {"train", "checkpoint"},
     {"formats", "adapters", "predict"},
     {"models", "report"},
+    {"engine"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},
@@ -49,7 +54,18 @@ MAY_IMPORT = {
     "program": set(),
     "checkpoint": {"arrays"},
 }
-LIBRARIES = {"tensorflow", "torch", "flax", "equinox", "orbax", "grain", "tensorstore", "zarr", "PIL"}
+LIBRARIES = {
+    "tensorflow",
+    "torch",
+    "flax",
+    "equinox",
+    "orbax",
+    "grain",
+    "tensorstore",
+    "zarr",
+    "PIL",
+    "cramjam",
+}
 TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS
 
@@ -124,6 +140,24 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_rooms_are_entered_by_the_door(path):
     elsewhere = [parts for parts in ours(path) if parts[0] not in {room_of(path)} | VERSION]
     assert not [parts for parts in elsewhere if any(part.startswith("_") for part in parts)]
+
+
+SETS_FOR_THE_PROCESS = re.compile(
+    r"^ *global |os\.environ\[[^\]]+\] = |environ\.(setdefault|update)\(|sys\.modules(\[[^\]]+\] =| \|=)"
+    r"|sys\.excepthook =|(os\.register_at_fork|atexit\.register|gc\.disable|gc\.freeze|signal\.signal)\("
+    r"|(jax\.config\.update|faulthandler\.dump_traceback_later)\(",
+    re.MULTILINE,
+)
+
+
+def test_what_holds_for_the_whole_process_is_set_where_the_design_says():
+    design = (PACKAGE.parents[1] / "docs/design.md").read_text()
+    named = set(re.findall(r"^\| `(\w+/[\w/]+\.py)` \|", design, re.MULTILINE))
+    inside = (path for path in FILES if room_of(path) != "cli")
+    found = {
+        str(path.relative_to(PACKAGE)) for path in inside if SETS_FOR_THE_PROCESS.search(path.read_text())
+    }
+    assert found <= named
 
 
 def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():

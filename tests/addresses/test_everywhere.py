@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright import checkpoint, events, formats, metrics, profile, report, train
+from meshwright import arrays, checkpoint, events, formats, metrics, profile, report, train
 from meshwright.cli._settings import read_settings
 from meshwright.errors import UsageError
 from meshwright.models import hugging_face
@@ -38,6 +38,7 @@ REFUSE = {
     "metrics.TensorBoard": lambda place: metrics.TensorBoard(place),
     "events.read_scalars": lambda place: events.read_scalars(place, "loss"),
     "checkpoint.best": lambda place: checkpoint.best("loss", "min", events=place),
+    "arrays.local": lambda place: arrays.local(place),
     "formats.export_npz": lambda place: formats.export_npz(TREE, place),
     "formats.export_safetensors": lambda place: formats.export_safetensors(TREE, place),
     "formats.export_t5x": lambda place: formats.export_t5x(TREE, place, step=0),

@@ -14,8 +14,8 @@ from addresses.stores import files
 from experiment.runs import EXAMPLES, experiment, losses, measure
 from meshwright.addresses import _mirror, local_copy
 from meshwright.cli import main
+from meshwright.engine import checkpoints_of
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError, UsageError
-from meshwright.experiment import checkpoints_of
 
 
 def evaluated(run, **more):

@@ -1,5 +1,6 @@
 """`Deployer`: what a run needs around its model, put together from parts that do not know it."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -81,6 +82,8 @@ class Deployer:
         self.workdir: Path | None = directory
         """The directory of the run."""
         self.seed, self.num_trainers = seed, 0
+        self.trained_in: dict[Path, weakref.ref[Any]] = {}
+        """By run directory what trains there, as long as it lives."""
         self.verbose = verbose and process.is_lead()
         self._in_flight: deque[list[jax.Array]] = deque()
         self._randomness, self._directory = Randomness(self.seed), open_workdir(directory)
@@ -118,8 +121,6 @@ class Deployer:
     log_metrics = Forwarded("_log", Log.log_metrics)
     save_outputs = Forwarded("_log", Log.save_outputs)
     progress = Forwarded("_log", Log.progress)
-    forget_after = Forwarded("_log", Log.forget_after)
-    keep_metrics = Forwarded("_log", Log.keep_metrics)
 
     shared_workdir = Forwarded("_directory", Workdir.shared_for)
 
@@ -138,9 +139,9 @@ class Deployer:
         """The key that `gen_rng` draws from; saved with checkpoints."""
         return self._randomness.key
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write metrics to all places that they go to; on processes other than 0, do nothing."""
-        self._log.write(step, values)
+    def track(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write metrics to the trackers; on processes other than 0, do nothing."""
+        self._log.track(step, values)
 
     def run_model_step(self, step_fn: Callable[..., T], input_args: Sequence[Any]) -> T:
         """Return `step_fn(*input_args)`, called where bare PartitionSpecs mean this mesh.

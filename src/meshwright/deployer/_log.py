@@ -19,9 +19,7 @@ from meshwright.metrics import (
     Tracker,
     Writer,
     jsonl,
-    newest_step,
     open_trackers,
-    sync_jsonl,
     tee,
     tensorboard,
 )
@@ -51,10 +49,10 @@ class Log:
         opened = contextlib.ExitStack()
         self.close = weakref.finalize(self, opened.close)
         self._logger = logger = _logger(opened, workdir, on_screen=on_screen)
-        self.write, self._board = process.together(
+        self.write, self.track, self._board = process.together(
             lambda: _writers(opened, workdir, events, trackers, logger.warning)
         )
-        """Where metrics go, as a writer; on processes other than 0 it does nothing."""
+        """`write` sends metrics to all places and `track` to trackers, both from process 0 alone."""
 
     def progress(self, items: Iterable[T], total: int | None, desc: str) -> Bar[T]:
         """Return an iterator over `items` that shows on the screen how many were taken."""
@@ -87,22 +85,6 @@ class Log:
         if self._board is not None:
             some = outputs[:_NUM_SHOWN] if isinstance(outputs, list) else outputs
             self._board(int(step), {"Output Samples": markdown(_as_json(some))})
-
-    def forget_after(self, step: int) -> None:
-        """Remove the metrics of later steps from `workdir/metrics.jsonl`: a run goes on from here."""
-        if process.is_lead() and self._workdir is not None:
-            path = self._workdir / "metrics.jsonl"
-            jsonl(path, after=step)
-            newest = newest_step(path)
-            if newest is not None and newest < step:
-                self.log_info(f"{path} ends at step {newest}: what was reported up to step {step} is lost")
-        if self._board is not None:
-            self._board.forget_after(step)
-
-    def keep_metrics(self) -> None:
-        """Put `workdir/metrics.jsonl` on disk, for before a checkpoint counts."""
-        if self._workdir is not None:
-            sync_jsonl(self._workdir / "metrics.jsonl")
 
 
 def framed(info: object, title: str | None, step: int | None) -> str:
@@ -146,20 +128,21 @@ def _writers(
     events: Path | None,
     trackers: Sequence[Tracker],
     tell: Callable[[str], None],
-) -> tuple[Writer, TensorBoard | None]:
-    """Return one writer to all places for metrics, which `opened` closes, and that to TensorBoard's files.
+) -> tuple[Writer, Writer, TensorBoard | None]:
+    """Return a writer to all places for metrics; that to trackers; and that to TensorBoard.
 
     `tell` is told of a tracker that fails, and is put aside.
     """
     if not process.is_lead():
-        return tee(), None
+        return tee(), tee(), None
     found: list[Writer] = []
     if workdir is not None:
         found.append(jsonl(workdir / "metrics.jsonl"))
     board = None if events is None else opened.enter_context(tensorboard(events))
     if board is not None:
         found.append(board)
-    return tee(*found, open_trackers(opened, *trackers, tell=tell)), board
+    tracked = open_trackers(opened, *trackers, tell=tell)
+    return tee(*found, tracked), tracked, board
 
 
 def _as_json(value: Any) -> str:

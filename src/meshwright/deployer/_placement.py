@@ -1,5 +1,6 @@
 """Where arrays live on the deployer's mesh: rules, specs, and arrays placed as they say."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
+from meshwright.patterns import judge
 from meshwright.sharding import (
     Layout,
     Rule,
@@ -23,7 +25,7 @@ from meshwright.sharding import (
     fsdp,
     human_bytes,
 )
-from meshwright.train import init_optimizer
+from meshwright.train import init_optimizer, tables_in
 from meshwright.tree import PyTree
 
 
@@ -35,6 +37,11 @@ class Split(NamedTuple):
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
         return self.spec if name == self.name else None
+
+    @property
+    def pattern(self) -> str:
+        """The pattern of the one name, so that a rule for what is not there is told of."""
+        return f"^{re.escape(self.name)}"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.spec}"
@@ -83,6 +90,7 @@ class Placement:
         """Return a tree of PartitionSpecs of the optimizer's state, beside those of the parameters."""
         params = as_arrays(params_shape_or_params)
         opt_state = jax.eval_shape(partial(init_optimizer, optimizer), params)
+        judge(dict.fromkeys(tables_in(opt_state), tree.leaf_names({"params": params})))
         return _specs(beside_params(opt_state, params, self.shardings(params_spec)))
 
     def shard_params(self, params: PyTree, params_spec: PyTree, desc: str = "params") -> PyTree:

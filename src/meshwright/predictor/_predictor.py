@@ -14,8 +14,8 @@ from meshwright import process, tree
 from meshwright.adapters import functional
 from meshwright.addresses import local_path
 from meshwright.deployer import Deployer
+from meshwright.engine import settings_of
 from meshwright.errors import UsageError
-from meshwright.experiment import settings_of
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, OverBatches, fingerprint

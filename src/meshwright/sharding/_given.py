@@ -7,8 +7,9 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from meshwright import tree
 from meshwright.errors import UsageError, listed, nearest
-from meshwright.sharding._rules import Rule
+from meshwright.sharding._rules import Rule, check_rules
 from meshwright.tree import PyTree
 
 Rules = Sequence[Rule] | Mapping[str, Any] | None
@@ -26,6 +27,9 @@ def as_rules(given: Rules, params: PyTree) -> tuple[Rule, ...]:
     """
     if isinstance(given, Mapping):
         _check_keys(given, params)
+        for key, inner in given.items():
+            names = tree.leaf_names({"params": params[key]})
+            check_rules(as_rules(inner, params[key]), names)
     return tuple(_flat(given))
 
 

@@ -1,6 +1,6 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
-from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
+from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path, tables_in
 from meshwright.train._compile_cache import compile_cache
 from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
@@ -13,7 +13,7 @@ from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
 from meshwright.train._noise import Std, noised, relative
-from meshwright.train._precision import ComputeDtype, narrowed, narrowing, wider_than
+from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import (
@@ -64,6 +64,7 @@ __all__ = [
     "as_seed",
     "at_most_ahead",
     "by_path",
+    "check_dtypes",
     "check_finite",
     "check_given",
     "compile_cache",
@@ -101,6 +102,7 @@ __all__ = [
     "state_from",
     "state_sizes",
     "step_key",
+    "tables_in",
     "timeouts",
     "unwatched",
     "update_rules",

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import optax
 
 from meshwright import tree
 from meshwright.adapters import Functional
-from meshwright.checkpoint import Checkpoints, Keep
 from meshwright.deployer import LrSchedule
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.sharding import Layout, as_arrays, copy_to
@@ -21,7 +19,6 @@ from meshwright.train import (
     TrainState,
     Tx,
     Variables,
-    check_finite,
     has_multi_steps,
     init_state,
     key_of,
@@ -132,11 +129,18 @@ def check_schedule(lr_schedule: Any, accumulate_grad_batches: int, target: Train
         )
 
 
-def checkpoints_in(directory: Path, keep: Keep, tx: Tx) -> Checkpoints:
-    """Return the checkpoints of a run, not opened yet, which take no state that is not finite."""
-    checkpoints = Checkpoints(directory, keep=keep)
-    checkpoints.check_state = check_finite(tx, checkpoints.settled)
-    return checkpoints
+def check_same(target: TrainState, state: TrainState) -> None:
+    """Raise a `UsageError` if a state is not of the structure, shapes, dtypes and places of `target`."""
+    changes = tree.differences(target, state)
+    if changes:
+        raise UsageError(f"the state is not that of this trainer: {changes}.")
+    wanted, given = tree.named_leaves(target), tree.named_leaves(state)
+    for name, x in given.items():
+        if getattr(x, "sharding", None) != wanted[name].sharding:
+            raise UsageError(
+                f"{name} of the state does not lie where this trainer has it.\n  Place it first: "
+                "`mw.sharding.copy_to(state, trainer.layout.shardings(state))`."
+            )
 
 
 def lost() -> MeshwrightError:
