@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import is_address, is_file_name, local_path
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer._workdir import Workdir
 from meshwright.errors import CheckpointError, UsageError, listed
+from meshwright.storage import is_address, is_file_name, local_path
 
 _NAMED, _LAST, _TRAINED = "ckpts", "last_ckpt.txt", "checkpoints"
 

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import process, tree
 from meshwright.adapters import functional
-from meshwright.addresses import local_path
 from meshwright.deployer import Deployer
 from meshwright.engine import settings_of
 from meshwright.errors import UsageError
@@ -20,6 +19,7 @@ from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, OverBatches, fingerprint
 from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp
+from meshwright.storage import local_path
 from meshwright.train import TrainState, Variables, as_seed, eval_params
 from meshwright.tree import PyTree
 
