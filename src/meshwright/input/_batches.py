@@ -89,7 +89,8 @@ class Batches:
         if self.is_empty() or self._peeked is None:
             raise UsageError(
                 f"the examples that are left do not fill one batch of {self._batch_size}; "
-                "make the batch smaller or the epochs more."
+                "make the batch smaller or the epochs more.\n  If what they are read from gives batches, "
+                "say so: mw.Batched(loader)."
             )
         return self._peeked[0]
 
