@@ -15,11 +15,12 @@ Calls, which hold a jaxpr for all of their operands and results, are inlined and
 
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.program import _dimensions as dims
 from meshwright.program import _products as products
-from meshwright.program._dimensions import Dimensions, Rule
+from meshwright.program._dimensions import Dimensions, Rule, Shapes
 from meshwright.program._products import Work
 from meshwright.program._program import Equation, Operation
 
@@ -133,8 +134,18 @@ def known_of(operation: Operation) -> Primitive:
 
 def rule_of(operation: Operation) -> Rule:
     """Return how the dimensions of an operation without bodies go together."""
-    shapes = [value.shape for value in operation.inputs], [value.shape for value in operation.outputs]
-    return known_of(operation).dimensions(operation.eqn.params, *shapes)
+    dimensions, params = known_of(operation).dimensions, operation.eqn.params
+    shapes = tuple([x.shape for x in operation.inputs]), tuple([x.shape for x in operation.outputs])
+    try:
+        return _rule(dimensions, () if dimensions is dims.elementwise else tuple(params.items()), *shapes)
+    except TypeError:  # a parameter has no hash
+        return dimensions(params, *shapes)
+
+
+@lru_cache(1024)
+def _rule(dimensions: Dimensions, params: tuple[tuple[str, Any], ...], *shapes: Shapes) -> Rule:
+    """Return a rule, which is kept, as layers repeat it."""
+    return dimensions(dict(params), *shapes)
 
 
 def product_flops(operation: Operation) -> tuple[int, str] | None:
