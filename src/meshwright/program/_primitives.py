@@ -112,9 +112,9 @@ TABLE: dict[str, Primitive] = {
         "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
         "clz complex conj convert_element_type cos cosh device_put digamma div empty empty2 eq eq_to erf "
         "erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log "
-        "log1p logistic lt lt_to max min mul name ne neg nextafter not or population_count pow real rem "
-        "round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical "
-        "sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+        "log1p logistic lt lt_to max min mul name ne neg nextafter not one_minus_square or population_count "
+        "pow real rem round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic "
+        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor"
     ),
     # What devices send each other.
     **_each("all_gather all_gather_invariant", exchange="all-gather"),
