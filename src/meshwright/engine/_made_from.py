@@ -195,7 +195,7 @@ def _of_methods(value: Any) -> tuple[str, Values]:
 
 
 def _one_by_one(value: Any, variables: Sequence[Values]) -> Values:
-    """Return the parts of a chain: each closes over a tuple of functions, and the n-th of each are one part."""
+    """Return the parts of a chain: each closes over a tuple of functions, whose n-th make one part."""
     columns = [items for found in variables for items in found.values()]
     if not len(columns) == len(variables) == len(value) or not all(map(_are_functions, columns)):
         return {}
