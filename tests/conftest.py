@@ -14,10 +14,20 @@ import pytest
 from hypothesis import settings
 
 import meshwright as mw
-from addresses.stores import at, failing, memory  # noqa: F401 - fixtures
 from soak import SEED
 from states import make_state, over_processes, same_bytes, save, state  # noqa: F401 - fixtures
-from storage.stores import gcs, gcs_run, run, s3, s3_faults, s3_run  # noqa: F401 - fixtures
+from storage.stores import (  # noqa: F401 - fixtures
+    at,
+    failing,
+    gcs,
+    gcs_run,
+    memory,
+    run,
+    s3,
+    s3_client,
+    s3_faults,
+    s3_run,
+)
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")

@@ -107,7 +107,7 @@ def test_reports_for_those_who_come_from_seqax_go_to_an_address_and_are_continue
             write = names["log_at"](at, after, opened)
             write(after + 1, {"loss": 0.5})
             write(after + 2, {"loss": 0.25})
-    with mw.addresses.local_copy(at) as copy:
+    with mw.storage.local_copy(at) as copy:
         assert [each["step"] for each in mw.metrics.read_jsonl(copy / "metrics.jsonl")] == [1, 2, 3, 4]
         assert len(list(copy.glob("events.out.tfevents.*"))) == 2
 

@@ -14,7 +14,6 @@ PACKAGE = Path(mw.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 VERSION = {"_version", "__version__"}
 GROUND = {
-    "addresses",
     "arguments",
     "crc32",
     "collector",

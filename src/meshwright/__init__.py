@@ -12,7 +12,6 @@ from meshwright._version import __version__
 if TYPE_CHECKING:
     from meshwright import (
         adapters,
-        addresses,
         arguments,
         arrays,
         checkpoint,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         program,
         report,
         sharding,
+        storage,
         train,
         tree,
         when,
@@ -97,7 +97,6 @@ if TYPE_CHECKING:
 
 _ROOMS = (
     "adapters",
-    "addresses",
     "arguments",
     "arrays",
     "checkpoint",
@@ -117,6 +116,7 @@ _ROOMS = (
     "program",
     "report",
     "sharding",
+    "storage",
     "train",
     "tree",
     "when",

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from meshwright import protobufs
-from meshwright.addresses import local_path
 from meshwright.crc32c import masked_crc32c
+from meshwright.storage import local_path
 
 _NUMBERS = {1: ("<f4", "float_val"), 2: ("<f8", "double_val"), 3: ("<i4", "int_val"), 9: ("<i8", "int64_val")}
 """Of `DataType` in TensorFlow's `types.proto`: the type of a tensor's bytes, or the field that has them."""

@@ -7,7 +7,7 @@ from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats import open_source, verify, verify_all
-from meshwright.storage._object_path import location
+from meshwright.storage import location
 from storage.stores import objects
 
 TARGET = {"x": np.zeros(1000, int)}

@@ -7,7 +7,7 @@ from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import DamagedError, MeshwrightError
 from meshwright.formats import open_source, verify
-from meshwright.storage import _kvstore
+from meshwright.storage import _settings
 from storage.stores import objects
 
 STATE = {"x": np.arange(10_000), "y": np.float32([1, np.nan, -0.0])}
@@ -15,7 +15,7 @@ STATE = {"x": np.arange(10_000), "y": np.float32([1, np.nan, -0.0])}
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setitem(_kvstore._RETRIES, "max_retries", 1)
+    monkeypatch.setitem(_settings.PATIENCE, "max_retries", 1)
 
 
 def to(method, fragment, fault):
@@ -35,6 +35,33 @@ def test_a_fault_that_passes_changes_no_bit(s3_faults, s3_run, same_bytes, fault
         "data-00000-of-00001.zarr.zip",
         "manifest.json",
     ]
+
+
+@pytest.mark.parametrize("fault", ["hang", "after hang"])
+def test_a_connection_that_stands_still_is_given_up_and_asked_again(
+    s3_faults, s3_run, same_bytes, monkeypatch, fault
+):
+    for patience in (_settings.PATIENCE, _settings.IMPATIENCE):
+        monkeypatch.setitem(patience, "stalled", 0.3)
+    s3_faults.fault = lambda request: fault if request.number % 4 == 0 else None
+    with Checkpoints(s3_run) as checkpoints:
+        checkpoints.save(1, STATE)
+    assert same_bytes(restore(open_source(s3_run), STATE), STATE)
+
+
+@pytest.mark.parametrize("status", [409, 412, "after 409", "after 412"])
+def test_a_commit_that_is_refused_for_no_reason_or_has_taken_effect_is_made(s3_faults, s3_run, status):
+    seen = []
+
+    def refuse_once(request):
+        is_commit = request.method == "PUT" and "/manifest.json" in request.path
+        seen.extend([request] * is_commit)
+        return status if is_commit and len(seen) == 1 else None
+
+    s3_faults.fault = refuse_once
+    with Checkpoints(s3_run) as checkpoints:
+        checkpoints.save(1, STATE)
+    assert open_source(s3_run).step == 1
 
 
 def test_latency_changes_no_bit(s3_faults, s3_run, same_bytes):
@@ -75,6 +102,7 @@ def test_a_commit_that_took_effect_is_none_that_failed(s3_faults, s3_run, impati
     s3_faults.fault = lose_the_answer_and_refuse_to_be_asked_with_head
     with Checkpoints(s3_run) as checkpoints:
         checkpoints.save(1, STATE)
+    s3_faults.fault = lambda request: None
     assert open_source(s3_run).step == 1
 
 

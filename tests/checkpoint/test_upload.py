@@ -11,7 +11,7 @@ from meshwright.checkpoint._format._layout import layouts
 from meshwright.checkpoint._format._part import write_part
 from meshwright.checkpoint._format._snapshot import Snapshot
 from meshwright.checkpoint._format._upload import upload_part
-from meshwright.storage._object_path import location
+from meshwright.storage import location
 
 STATE = {"a": np.arange(700), "b": np.int8(3), "c": np.arange(9, dtype=np.float32), "none": np.zeros((0, 2))}
 ARRAYS = layouts(STATE, num_processes=1)

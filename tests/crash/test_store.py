@@ -10,7 +10,7 @@ from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints, last
 from meshwright.errors import MeshwrightError
 from meshwright.formats import open_source
-from meshwright.storage import _kvstore
+from meshwright.storage import _settings
 from storage.gcs import FakeGcs
 
 STEPS = int(os.environ.get("KILLS", "100")) // 5
@@ -20,11 +20,11 @@ RUN = "gs://bucket/run"
 @pytest.fixture
 def store(monkeypatch):
     """Return a store that is asked twice at most."""
-    for retries in (_kvstore._RETRIES, _kvstore._FEW_RETRIES):
+    for retries in (_settings.PATIENCE, _settings.IMPATIENCE):
         monkeypatch.setitem(retries, "max_retries", 1)
-        monkeypatch.setitem(retries, "initial_delay", "1ms")
+        monkeypatch.setitem(retries, "first", 0.001)
     with FakeGcs() as gcs:
-        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", gcs.url)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
         yield gcs
 
 

@@ -11,9 +11,9 @@ import pytest
 import meshwright as mw
 from end_to_end import mortal
 from end_to_end.running import Shell, losses
-from meshwright.addresses import local_copy
 from meshwright.errors import UsageError
 from meshwright.metrics import read_jsonl
+from meshwright.storage import local_copy
 
 DEVICES = ("--fake-devices", "8", "input.batch_size=24", "compile_cache=false")
 
@@ -68,5 +68,5 @@ def test_each_of_two_processes_has_a_log_there_and_one_of_them_the_reports(s3_ru
 
 def test_a_bucket_that_is_not_there_is_not_made_but_refused(s3_run):
     run = s3_run.replace("bucket", "bukcet")
-    with pytest.raises(UsageError, match=f"^run: {run} cannot be written to: .*bucket does not exist"):
+    with pytest.raises(UsageError, match=f"^run: cannot write {run}/.*bucket does not exist"):
         mw.run(on_eight_devices(run))

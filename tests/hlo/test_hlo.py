@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from addresses.stores import files
 from meshwright import hlo
 from meshwright.cli import main
 from meshwright.errors import UsageError
+from storage.stores import files
 
 HEAD = '<?xml version="1.0"?>\n<?xml-stylesheet href="https://fonts"?>\n'
 SVG = HEAD + '<svg xmlns="http://www.w3.org/2000/svg"><![CDATA[%s]]></svg>'
@@ -199,5 +199,5 @@ def test_at_an_address_the_same_files_are_put_there(compiled, no_graphviz, memor
     monkeypatch.chdir(tmp_path)
     here = [file.read_bytes() for file in saved(compiled, no_graphviz)]
     assert hlo.save_hlo(compiled, f"{at}/run") == [f"{at}/run/step.hlo.txt", f"{at}/run/step.dot"]
-    assert list(files(memory, f"{at}/run").values()) == sorted(here, key=len)
+    assert list(files(f"{at}/run").values()) == sorted(here, key=len)
     assert not [path for path in tmp_path.iterdir() if ":" in path.name]

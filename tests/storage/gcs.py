@@ -1,14 +1,14 @@
-"""Google's storage, as much of its JSON API as TensorStore speaks, in this process: for tests.
+"""Google's storage, as much of its XML API as obstore speaks, in this process: for tests.
 
-With generations, preconditions, ranges and listing; and with what goes wrong between a client and a
+With preconditions, ranges, listing and uploads in parts; and with what goes wrong between a client and a
 store: latency, and requests that fail with 500, before or after they have taken effect.
 """
 
-import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 
 class FakeGcs:
@@ -16,6 +16,7 @@ class FakeGcs:
 
     def __init__(self, bucket="bucket"):
         self.bucket, self.objects, self.lock = bucket, {}, threading.Lock()
+        self._uploads = {}
         self.latency_seconds, self.fails, self.requests = 0, lambda number: None, 0
         """`fails` says of a request's number: None, "before" or "after" it takes effect."""
         self._generation = 1000
@@ -31,55 +32,72 @@ class FakeGcs:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, method, path, query, body):
+    def answer(self, method, path, query, headers, body):
         """Return status, headers and body."""
-        _, _, bucket, *rest = path.removeprefix("/upload").removeprefix("/storage/v1").split("/", 3)
-        if unquote(bucket) != self.bucket:
-            return 404, {}, b'{"error": {"code": 404, "message": "The specified bucket does not exist."}}'
-        name = unquote(rest[0].removeprefix("o").removeprefix("/")) if rest else ""
+        _, bucket, *rest = unquote(path).split("/", 2)
+        if bucket != self.bucket:
+            return 404, {}, b"<Error><Code>NoSuchBucket</Code><Message>no such bucket</Message></Error>"
+        name = rest[0] if rest else ""
         with self.lock:
-            if method == "POST":
-                return self._write(query["name"], query, body)
+            if "uploadId" in query or "uploads" in query:
+                return self._upload(method, name, query, body)
+            if method == "PUT":
+                return self._write(name, headers.get("x-goog-if-generation-match"), body)
             if method == "DELETE":
-                return self._delete(name, query)
-            return self._read(name, query) if name else self._list(query)
+                return (204 if self.objects.pop(name, None) else 404), {}, b""
+            return self._read(name) if name else self._list(query)
 
-    def _generation_of(self, name):
-        return self.objects.get(name, (None, 0))[1]
-
-    def _refused(self, name, query):
-        wanted = query.get("ifGenerationMatch")
-        return wanted is not None and int(wanted) != self._generation_of(name)
-
-    def _write(self, name, query, body):
-        if self._refused(name, query):
-            return 412, {}, b"{}"
+    def _write(self, name, wanted, body):
+        if wanted is not None and int(wanted) != self.objects.get(name, (None, 0))[1]:
+            return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
         self._generation += 1
         self.objects[name] = body, self._generation
-        return 200, {}, json.dumps({"name": name, "generation": str(self._generation)}).encode()
+        return 200, self._headers(name), b""
 
-    def _delete(self, name, query):
-        if name not in self.objects or self._refused(name, query):
-            return 404 if name not in self.objects else 412, {}, b"{}"
-        del self.objects[name]
-        return 204, {}, b""
+    def _upload(self, method, name, query, body):
+        """Begin an upload in parts, take one of them, or put them together."""
+        upload = query.get("uploadId", str(len(self._uploads)))
+        parts = self._uploads.setdefault(upload, {})
+        if method == "PUT":
+            parts[int(query["partNumber"])] = body
+            return 200, {"ETag": f'"{query["partNumber"]}"'}, b""
+        if "uploads" in query:
+            return 200, {}, _xml("InitiateMultipartUploadResult", f"<UploadId>{upload}</UploadId>")
+        self._write(name, None, b"".join(parts[number] for number in sorted(parts)))
+        return 200, self._headers(name), _xml("CompleteMultipartUploadResult", "<ETag>whole</ETag>")
 
-    def _read(self, name, query):
+    def _headers(self, name):
+        generation = str(self.objects[name][1])
+        return {"ETag": f'"{generation}"', "x-goog-generation": generation, "Last-Modified": _MODIFIED}
+
+    def _read(self, name):
         if name not in self.objects:
-            return 404, {}, b"{}"
-        if query.get("ifGenerationNotMatch") == str(self._generation_of(name)):
-            return 304, {}, b""
-        content, generation = self.objects[name]
-        return 200, {"x-goog-generation": str(generation)}, content
+            return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
+        return 200, self._headers(name), self.objects[name][0]
 
     def _list(self, query):
-        first, end, prefix = (query.get(key, "") for key in ("startOffset", "endOffset", "prefix"))
-        names = sorted(
-            name
-            for name in self.objects
-            if name.startswith(prefix) and name >= first and (not end or name < end)
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        names = sorted(name for name in self.objects if name.startswith(prefix))
+        below = [name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "") for name in names]
+        folders = sorted({prefix + first + delimiter for first, cut, _ in below if cut})
+        found = "".join(
+            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders
         )
-        return 200, {}, json.dumps({"items": [{"name": name} for name in names]}).encode()
+        for name, (_, cut, _) in zip(names, below, strict=True):
+            if not cut:
+                size, generation = len(self.objects[name][0]), self.objects[name][1]
+                found += (
+                    f"<Contents><Key>{escape(name)}</Key><Size>{size}</Size><ETag>{generation}</ETag>"
+                    "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                )
+        return 200, {}, _xml("ListBucketResult", found)
+
+
+_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
+
+
+def _xml(tag, content):
+    return f'<?xml version="1.0" encoding="UTF-8"?><{tag}>{content}</{tag}>'.encode()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -97,10 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
         with gcs.lock:
             gcs.requests += 1
             failure = gcs.fails(gcs.requests)
-        query = {key: values[-1] for key, values in parse_qs(address.query).items()}
+        query = {key: values[-1] for key, values in parse_qs(address.query, keep_blank_values=True).items()}
         status, headers, content = 500, {}, b"injected"
         if failure != "before":
-            answer = gcs.answer(self.command, address.path, query, body)
+            answer = gcs.answer(self.command, address.path, query, self.headers, body)
             status, headers, content = (500, {}, b"injected") if failure else answer
         self._send(status, headers, content)
 
@@ -121,6 +139,6 @@ class _Handler(BaseHTTPRequestHandler):
         if status != 204:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content if self.command != "HEAD" else b"")
 
-    do_GET = do_POST = do_DELETE = _serve  # noqa: N815 - called so by the base class
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - called so by the base class

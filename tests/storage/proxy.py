@@ -50,6 +50,7 @@ class FaultyProxy:
 
     def forward(self, method, path, headers, body):
         """Return status, headers and body of the server's answer."""
+        headers = {"Content-Type": "application/octet-stream", **headers}  # or urllib calls it a form
         request = urllib.request.Request(self.server_url + path, body, headers, method=method)
         try:
             answer = urllib.request.urlopen(request)
@@ -90,8 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             if name.lower() not in ("content-length", "connection", "date", "server", "transfer-encoding"):
                 self.send_header(name, value)
-        if self.command != "HEAD":
-            self.send_header("Content-Length", str(len(content)))
+        nbytes = headers.get("Content-Length", 0) if self.command == "HEAD" else len(content)
+        self.send_header("Content-Length", str(nbytes))
         self.end_headers()
         self.wfile.write(content)
 

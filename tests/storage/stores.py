@@ -1,14 +1,14 @@
-"""Object stores on loopback, as fixtures: an S3 server, a fake of Google's, and the one in memory."""
+"""Object stores as fixtures: an S3 server and a fake of Google's, on loopback, and the one in memory."""
 
+import contextlib
 import itertools
 import logging
+import tempfile
 import urllib.request
 
-import fsspec
 import pytest
 
-from meshwright.storage import _kvstore
-from meshwright.storage._object_path import location
+from meshwright.storage import _obstore, _settings, location
 from storage.gcs import FakeGcs
 from storage.proxy import FaultyProxy
 
@@ -46,21 +46,26 @@ def s3_run(s3, monkeypatch):
 
 
 @pytest.fixture
+def s3_client(s3, s3_run):
+    """Return a client of AWS's own, which writes any key."""
+    import boto3
+
+    return boto3.client("s3", endpoint_url=s3, region_name="us-east-1")
+
+
+@pytest.fixture
 def s3_faults(s3, s3_run, monkeypatch):
     """Return a proxy before the S3 server, on the way to `s3_run`; retries come soon."""
-    monkeypatch.setitem(_kvstore._RETRIES, "initial_delay", "10ms")
-    clients = fsspec.get_filesystem_class("s3")  # of which the last is kept, with the endpoint of its time
+    monkeypatch.setitem(_settings.PATIENCE, "first", 0.01)
     with FaultyProxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        clients.clear_instance_cache()
         yield proxy
-        clients.clear_instance_cache()
 
 
 @pytest.fixture
 def gcs_run(gcs, monkeypatch):
     """Return such an address in Google's storage."""
-    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", gcs.url)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
     monkeypatch.setattr(gcs, "fails", lambda number: None)
     monkeypatch.setattr(gcs, "latency_seconds", 0)
     return f"gs://bucket/run-{next(numbers)}"
@@ -80,3 +85,47 @@ def run(request):
 def objects(run):
     """Return the keys of all objects below an address, from there on."""
     return [key.removeprefix(location(run).key + "/") for key in location(run).below()]
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """The store in memory; temporary directories are made in `tmp_path / "temporary"`."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return _obstore.Obstore
+
+
+@pytest.fixture
+def at(memory):
+    """An address in memory at which there is nothing yet."""
+    return f"memory://addresses/run-{next(numbers)}"
+
+
+@pytest.fixture
+def failing(memory, monkeypatch):
+    """A list: while something is in it, nothing can be put but checkpoints."""
+    faults, write = [], memory.write
+
+    def write_or_fail(self, key, content):
+        if faults and "checkpoints/" not in key:
+            raise LookupError(faults[0])
+        return write(self, key, content)
+
+    monkeypatch.setattr(memory, "write", write_or_fail)
+    return faults
+
+
+def put(address, content):
+    """Put an object at an address."""
+    location(address).put(content)
+
+
+def files(address):
+    """Return the contents by relative name of what is at an address; what is removed just now is not."""
+    found = {}
+    for name in objects(address):
+        with contextlib.suppress(FileNotFoundError):
+            found[name] = (location(address) / name).read_bytes()
+    return found

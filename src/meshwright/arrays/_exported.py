@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from meshwright import tree
-from meshwright.addresses import local_path
 from meshwright.arrays._keys import is_key, type_name
 from meshwright.arrays._lazy import LazyArray
 from meshwright.arrays._source import Source
 from meshwright.arrays._transforms import as_source
 from meshwright.errors import UsageError, listed
+from meshwright.storage import local_path
 
 Names = Callable[[str], str | None]
 """From our name of an array to the one that it gets, or to None, which leaves it out."""

@@ -87,7 +87,7 @@ class Checkpoints:
         Raises:
           UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
         """
-        self.directory = location(directory)
+        self.directory = _directory.of_checkpoints(location(directory))
         self.keep = keep
         self._cast, self._names = cast, names
         self._host_nbytes = host_nbytes

@@ -77,7 +77,7 @@ def convert(
         ]
     else:
         arrays = list(layouts(taken, 1))
-    directory = location(destination)
+    directory = _directory.of_checkpoints(location(destination))
     with _directory.lock(directory):
         _directory.probe(directory)
         if not isinstance(directory, ObjectPath):  # in a store it may be another's, as there are no locks

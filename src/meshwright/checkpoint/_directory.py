@@ -31,6 +31,21 @@ _STEP = re.compile(r"step_([0-9]{8,})")
 _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
 
 
+def of_checkpoints(directory: Directory) -> Directory:
+    """Return a directory, if checkpoints can be saved there.
+
+    Raises:
+      UsageError: They cannot.
+    """
+    if isinstance(directory, ObjectPath) and not directory.store.creates:
+        raise UsageError(
+            f"{directory} cannot hold checkpoints: of two runs that save one step, one must win. Expected "
+            "s3://, gs:// or az://bucket/path, or a directory.\n  Checkpoints may be elsewhere than the "
+            "rest of a run: checkpoints.directory."
+        )
+    return directory
+
+
 def step_name(step: int) -> str:
     """Return what the checkpoint of `step` is called."""
     return f"step_{step:08d}"
@@ -161,7 +176,7 @@ def probe(directory: Directory) -> None:
       UsageError: Something of this cannot be done.
     """
     if isinstance(directory, ObjectPath):
-        directory.probe()
+        _remote.probe(directory)
         return
     with _telling(directory):
         file = directory / f"{_PROBE}{secrets.token_hex(4)}"

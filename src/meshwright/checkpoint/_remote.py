@@ -14,7 +14,7 @@ import re
 import secrets
 
 from meshwright.checkpoint._format import MANIFEST, read_manifest
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, UsageError
 from meshwright.storage import ObjectPath
 
 ASIDE = f"{MANIFEST}.damaged-"
@@ -26,6 +26,33 @@ _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 def new_attempt(step: ObjectPath) -> ObjectPath:
     """Return a fresh name for an attempt at a step."""
     return step / secrets.token_hex(4)
+
+
+def probe(directory: ObjectPath) -> None:
+    """Create, look for, read and delete an object, without much patience.
+
+    A typing error in the name of a bucket must be an error, and not look like a directory without
+    checkpoints, from which training would begin anew. A store that creates an object twice would let two runs
+    save one step.
+
+    Raises:
+      UsageError: Something of this cannot be done.
+    """
+    path = directory.impatient() / f".probe-{secrets.token_hex(4)}"
+    try:
+        is_refused = path.create(b"written") and not path.create(b"written again")
+        is_there = path.is_file()
+        path.unlink()
+    except MeshwrightError as error:
+        raise UsageError(
+            f"{directory} cannot be used: {error}\n  Mend the address, the endpoint (AWS_ENDPOINT_URL) or "
+            "the credentials; they must allow to write, read, list and delete."
+        ) from None
+    if not (is_refused and is_there):
+        raise UsageError(
+            f"{directory} cannot be used: this store does not refuse to create an object that is there "
+            "(`If-None-Match`), so two runs could save one step.\n  Use another, or a newer version of it."
+        )
 
 
 def is_attempt(path: ObjectPath) -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from meshwright.addresses import local_path
 from meshwright.errors import UsageError
 from meshwright.events import read_scalars
+from meshwright.storage import local_path
 
 Scores = Mapping[str, float]
 Keep = Callable[[Mapping[int, Scores]], set[int]]

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from meshwright.addresses import is_address
 from meshwright.arrays import Opened, Source, subtree
 from meshwright.checkpoint import called_as_ours, rewritten
 from meshwright.checkpoint import convert as convert_checkpoint
@@ -24,6 +23,7 @@ from meshwright.formats import (
     t5x_names,
 )
 from meshwright.models import hugging_face
+from meshwright.storage import is_address
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 

@@ -4,10 +4,10 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from meshwright.addresses import join, put_at
 from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
+from meshwright.storage import join, put_at
 
 
 def hlo(options: argparse.Namespace) -> Result:

@@ -5,7 +5,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import local_copy
 from meshwright.arrays import LazyArray
 from meshwright.cli._train import Result
 from meshwright.engine import checkpoints_of
@@ -13,6 +12,7 @@ from meshwright.errors import printable
 from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
 from meshwright.sharding import human_bytes
+from meshwright.storage import local_copy
 
 METRICS = "metrics.jsonl"
 

@@ -4,8 +4,8 @@ import argparse
 import contextlib
 
 from meshwright import report as room
-from meshwright.addresses import join, local_copy
 from meshwright.cli._train import Result
+from meshwright.storage import join, local_copy
 
 COMPARISON = "comparison.html"
 

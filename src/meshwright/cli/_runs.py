@@ -3,10 +3,10 @@
 import argparse
 from pathlib import PurePath
 
-from meshwright.addresses import is_address, local_copy
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
 from meshwright.report import list_runs, runs_table
+from meshwright.storage import is_address, local_copy
 
 _SMALL = (".json", ".jsonl", ".log", ".txt")
 """How the names end of the files of a run that say how it fares."""

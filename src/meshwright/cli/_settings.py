@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import read_text
 from meshwright.errors import OverrideError
+from meshwright.storage import read_text
 
 
 def read_settings(path: str | Path) -> dict[str, str]:

@@ -4,11 +4,11 @@ import argparse
 import contextlib
 from typing import Any
 
-from meshwright.addresses import is_address, join, read_text
 from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, InputError
+from meshwright.storage import is_address, join, read_text
 
 EXIT_DIFFERENT = 1
 

@@ -5,9 +5,9 @@ import dataclasses
 from pathlib import Path
 
 from meshwright import profile
-from meshwright.addresses import is_address, local_copy
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
+from meshwright.storage import is_address, local_copy
 
 
 def trace(options: argparse.Namespace) -> Result:

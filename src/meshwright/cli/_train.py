@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import join, read_text
 from meshwright.cli._overrides import build, with_secrets
 from meshwright.cli._target import load
 from meshwright.cli._vouched import check_is_experiment, check_vouched
 from meshwright.documents import parse_object
 from meshwright.errors import EXIT_DONE, InputError, OverrideError, UsageError, printable
+from meshwright.storage import join, read_text
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """An exit code; or text, the same as a JSON-able document, and the exit code where it is not 0."""

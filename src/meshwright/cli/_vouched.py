@@ -16,8 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from meshwright.addresses import is_address, local_path
 from meshwright.errors import UsageError
+from meshwright.storage import is_address, local_path
 
 
 def check_vouched(place: str, origin: Mapping[str, Any], named: str | None) -> None:

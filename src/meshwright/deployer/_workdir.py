@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from meshwright import process
-from meshwright.addresses import local_path
 from meshwright.errors import UsageError
+from meshwright.storage import local_path
 
 _INSTEAD = "Give a workdir of this machine; `save_ckpt` takes addresses."
 

@@ -26,10 +26,10 @@ from pathlib import Path
 import jax
 
 from meshwright import process
-from meshwright.addresses import is_address, join, local_path, mirrored, read_text
 from meshwright.documents import parse_object
 from meshwright.engine._full_disks import telling_of_full_disks
 from meshwright.errors import InputError, MeshwrightError, UsageError
+from meshwright.storage import is_address, join, local_path, mirrored, read_text
 from meshwright.train import compile_cache, nothing
 
 _FILES = (
@@ -50,7 +50,7 @@ def open_directory(
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Give the run directory and, where it is at an address, what puts there at once what has changed.
 
-    In that case it is a temporary one, each process's own; see `addresses.mirrored`. A directory of this
+    In that case it is a temporary one, each process's own; see `storage.mirrored`. A directory of this
     machine is held meanwhile, by process 0 for all; stores have no locks. Collective.
 
     Args:
@@ -155,7 +155,7 @@ def checkpoints_of(path: str) -> str:
             return path
     except InputError:  # it is there, and what it says is not needed
         pass
-    except MeshwrightError:  # fsspec lacks a package or credentials: checkpoints do without them
+    except MeshwrightError:  # the store does not answer, as whoever opens the checkpoints will say
         return path
     file = join(path, "environment.json")
     try:

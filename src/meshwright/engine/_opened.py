@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright import process
-from meshwright.addresses import join
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._directory import compiled_programs, log_file, open_directory
 from meshwright.engine._naming import naming
@@ -16,6 +15,7 @@ from meshwright.engine._say import saying
 from meshwright.engine._settings import Saving, Settings
 from meshwright.errors import UsageError
 from meshwright.metrics import Console, sync_jsonl
+from meshwright.storage import join
 from meshwright.train import TrainState, Tx, Watchdog, check_finite
 
 

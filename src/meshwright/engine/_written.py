@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from meshwright.addresses import is_address
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
+from meshwright.storage import is_address
 from meshwright.train import describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")

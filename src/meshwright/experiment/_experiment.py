@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from meshwright.adapters import Functional
-from meshwright.addresses import is_file_name
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.engine import InformedWhen, StopEarly, WhenEvaluated, is_informed
@@ -16,6 +15,7 @@ from meshwright.errors import UsageError, listed
 from meshwright.experiment._types import check_types
 from meshwright.metrics import Tracker, is_writer
 from meshwright.sharding import MeshRule, Rule
+from meshwright.storage import is_file_name
 from meshwright.train import (
     PHASES,
     Builder,
@@ -168,7 +168,7 @@ class Experiment:
     is_known_by_place: ClassVar[bool] = True
 
     run: str
-    """The run directory, or its address in a store that fsspec knows, `s3://bucket/runs/x`. An unfinished run
+    """The run directory, or its address in a store, `s3://bucket/runs/x`. An unfinished run
     found there is continued."""
     model: Init | Functional
     """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""

@@ -27,13 +27,14 @@ from meshwright.arrays import (
 from meshwright.checkpoint import staged
 from meshwright.durable import fsync_directory
 from meshwright.errors import UsageError
-from meshwright.formats.readers import store_of
+from meshwright.formats.readers import store_of, telling, tensorstore_for
 from meshwright.process import on_lead
-from meshwright.storage import Directory, ObjectPath, location, telling, tensorstore_for
+from meshwright.storage import Directory, ObjectPath, location
 
 # Of several threads each would keep the memory in which it compressed or wrote a chunk.
 _ONE_AT_A_TIME = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
 _NONE = {"", ".", "..", ".zarray", ".zattrs", ".zgroup"}  # what no array, nor what is above it, is called
+_ARRAY = ".zarray"
 _BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
 
 
@@ -105,12 +106,52 @@ def _refuse_if_there(place: Directory) -> None:
 
 
 def _write(place: Directory, arrays: Mapping[str, Chosen], source: Source | TreeSource) -> None:
-    context = tensorstore_for("seqax").Context(_ONE_AT_A_TIME)
-    store = store_of(place, context)
-    _put(store, ".zgroup", {"zarr_format": 2})
+    writer = _Writer(place)
+    writer.put(".zgroup", {"zarr_format": 2})
     for name, each in arrays.items():
-        _write_array(store, context, name, source, each)
-    _put(store, ".zattrs", {"write_completed": True})
+        _write_array(writer, name, source, each)
+    writer.put(".zattrs", {"write_completed": True})
+
+
+class _Writer:
+    """Writes by TensorStore: to a disk or, for a place in a store, into memory, from where it is put."""
+
+    def __init__(self, place: Directory):
+        tensorstore = tensorstore_for("seqax")
+        self.context, self._place = tensorstore.Context(_ONE_AT_A_TIME), place
+        if isinstance(place, ObjectPath):
+            self._store = tensorstore.KvStore.open("memory://", context=self.context).result()
+        else:
+            self._store = store_of(place, self.context)
+
+    def put(self, name: str, document: dict[str, Any]) -> None:
+        with telling(f"write {name} in {self._place}"):
+            content = json.dumps(document, indent=4, sort_keys=True).encode()  # as zarr does
+            self._store.write(name, content).result()
+        if not name.endswith(_ARRAY):  # which is looked for when the array is opened
+            self._hand_on()
+
+    def opened(self, name: str) -> Any:
+        """Return the array whose metadata were put, to write to."""
+        spec = {"driver": "zarr", "store_data_equal_to_fill_value": True}
+        with telling(f"open {name} in {self._place}"):
+            kvstore = self._store / f"{name}/"
+            opening = tensorstore_for("seqax").open(spec, kvstore=kvstore, open=True, context=self.context)
+            return opening.result()
+
+    def put_chunk(self, name: str, place: Any, block: np.ndarray) -> None:
+        """Write one chunk, which is not copied before, and is let go of before the next one is read."""
+        with telling(f"write {name} in {self._place}"):
+            place.write(block, can_reference_source_data_indefinitely=True).result()
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Put what is in memory where it belongs."""
+        if not isinstance(self._place, ObjectPath):
+            return
+        for key in self._store.list().result():
+            (self._place / key.decode()).put(self._store.read(key).result().value)
+            self._store.write(key, None).result()
 
 
 def _keystrs(leaves: tree.PyTree) -> dict[str, str]:
@@ -119,12 +160,7 @@ def _keystrs(leaves: tree.PyTree) -> dict[str, str]:
     return dict(zip(tree.leaf_names(leaves), paths, strict=True))
 
 
-def _put(store: Any, name: str, document: dict[str, Any]) -> None:
-    with telling(f"write {name} in {store.path}"):
-        store.write(name, json.dumps(document, indent=4, sort_keys=True).encode()).result()  # as zarr does
-
-
-def _write_array(store: Any, context: Any, name: str, source: Source | TreeSource, each: Chosen) -> None:
+def _write_array(writer: _Writer, name: str, source: Source | TreeSource, each: Chosen) -> None:
     shape, chunks = each.array.shape, _chunks(each.array)
     metadata = {
         "zarr_format": 2,
@@ -136,23 +172,10 @@ def _write_array(store: Any, context: Any, name: str, source: Source | TreeSourc
         "filters": None,
         "order": "C",
     }
-    _put(store, f"{name}/.zarray", metadata)
-    opened = _opened(store, name, context)
+    writer.put(f"{name}/{_ARRAY}", metadata)
+    opened = writer.opened(name)
     for index in _indices(shape, chunks):
-        _write_chunk(store, name, opened[index], source.read(each.name, index))
-
-
-def _write_chunk(store: Any, name: str, place: Any, block: np.ndarray) -> None:
-    """Write one chunk, which is not copied before, and is let go of before the next one is read."""
-    with telling(f"write {name} in {store.path}"):
-        place.write(block, can_reference_source_data_indefinitely=True).result()
-
-
-def _opened(store: Any, name: str, context: Any) -> Any:
-    spec = {"driver": "zarr", "store_data_equal_to_fill_value": True}
-    with telling(f"open {name} in {store.path}"):
-        opening = tensorstore_for("seqax").open(spec, kvstore=store / f"{name}/", open=True, context=context)
-        return opening.result()
+        writer.put_chunk(name, opened[index], source.read(each.name, index))
 
 
 def _chunks(array: Any) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import jax
 
-from meshwright.addresses import join, put_at
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.hlo._graph import to_dot
+from meshwright.storage import join, put_at
 
 MAX_NODES = 1500  # of which Graphviz takes a minute, and the picture is metres wide
 DRAWING_SECONDS = 120
@@ -30,11 +30,11 @@ def save_hlo(compiled: jax.stages.Compiled, directory: str | Path, name: str = "
     pygraphviz), or where the graph is too large to be looked at, there is no picture, and a warning says why.
 
     Args:
-      directory: made if missing; or an address that fsspec knows, `s3://bucket/run`.
+      directory: made if missing; or an address, `s3://bucket/run`.
       name: what the files are called, but for what follows the dot.
 
     Raises:
-      UsageError: the directory cannot be written to, or fsspec does not know the address.
+      UsageError: the directory cannot be written to, or the address cannot be opened.
       MeshwrightError: this platform does not show its programs; or the store cannot be written to.
     """
     text = compiled.as_text()

@@ -24,12 +24,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import local_path
 from meshwright.documents import open_file, parse_json
 from meshwright.errors import InputError, UsageError
 from meshwright.metrics._histogram import EDGES, Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.metrics._writers import Writer
+from meshwright.storage import local_path
 
 _STEPS = 1 << 63
 _SHORT = {edge: float(f"{edge:.4g}") for edge in EDGES.tolist()}
@@ -44,7 +44,7 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
 
     Args:
       path: made if missing, with its directory. Nothing can be appended at an address: write into a
-        directory that is `addresses.mirrored` there.
+        directory that is `storage.mirrored` there.
       after: the step that a run continues from. Lines of later steps tell of a past that did not
         last, and are removed, those of step 0 and before never; None keeps every line.
 

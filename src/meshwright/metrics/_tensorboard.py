@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import local_path
 from meshwright.events import messages, record
 from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
+from meshwright.storage import local_path
 
 _DT_STRING, _START = (
     7,
@@ -87,7 +87,7 @@ def tensorboard(directory: str | Path, *, after: int | None = None) -> Generator
 
     Args:
       directory: made if missing. TensorBoard shows all event files in it as one run. Nothing can be appended
-        at an address: write into a directory that is `addresses.mirrored` there.
+        at an address: write into a directory that is `storage.mirrored` there.
       after: the step that a run continues from. TensorBoard then forgets what earlier files say
         of later steps; None lets everything stand.
 

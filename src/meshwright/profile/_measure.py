@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from meshwright.addresses import local_path
 from meshwright.hlo import collective_of
 from meshwright.profile._summary import DeviceTimes, OpTimes, StepTimes, Summary
 from meshwright.profile._xplane import Op, Span, read_profile
+from meshwright.storage import local_path
 
 """Names of collectives in HLO, and of NCCL's kernels."""
 

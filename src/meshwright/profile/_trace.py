@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import jax
 
-from meshwright.addresses import connect, is_address, local_path, put_at
 from meshwright.errors import UsageError
+from meshwright.storage import location, put_at
 from meshwright.when import Tick
 
 Trace = Callable[[Tick], AbstractContextManager[Any]]
@@ -41,21 +41,21 @@ def tracer(
     warning and the run goes on.
 
     Args:
-      directory: made if missing; or an address that fsspec knows, `s3://bucket/run`, where a window is put
+      directory: made if missing; or an address, `s3://bucket/run`, where a window is put
         when it ends. Each window goes to `plugins/profile/step_N` in it, on a run of several processes to
         `step_N_process_P`. TensorBoard is given `directory`.
       start_steps: the first update of each window, counted from 1 as ticks are.
       processes: those that profile.
 
     Raises:
-      UsageError: a number that cannot be; or an address that fsspec does not know.
+      UsageError: a number that cannot be; or an address that cannot be opened.
     """
     _check(start_steps, num_steps, processes)
     if processes != "all" and jax.process_index() not in processes:
         yield lambda _: nullcontext()
         return
     # To be told now that it cannot be.
-    connect(str(directory)) if is_address(directory) else local_path(directory)
+    location(directory)
     windows = _Windows(directory, frozenset(start_steps), num_steps)
     try:
         yield windows.step

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
 
-from meshwright.addresses import local_path
 from meshwright.errors import InputError
+from meshwright.storage import local_path
 
 INPUT_WAIT = "input wait"
 """What `input.Batches` calls the time in which it waits for examples."""

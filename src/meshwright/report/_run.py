@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright import description
-from meshwright.addresses import local_path
 from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
 from meshwright.formats import Contents, contents
@@ -26,6 +25,7 @@ from meshwright.report._history import (
     scores_of,
 )
 from meshwright.report._incidents import Incident, incidents_of
+from meshwright.storage import local_path
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.addresses import join, local_path
 from meshwright.errors import MeshwrightError, printable
 from meshwright.metrics import duration, json_number, number
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._words import best_in_words, facts_of
+from meshwright.storage import join, local_path
 
 Document = dict[str, Any]
 _HEADS = ("run", "state", "step", "loss", "best", "last report", "trained")

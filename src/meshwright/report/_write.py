@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from meshwright.addresses import put_file_at
 from meshwright.errors import UsageError
 from meshwright.report._comparison import compare
 from meshwright.report._comparison_page import comparison_page
 from meshwright.report._page import page
 from meshwright.report._run import Run
+from meshwright.storage import put_file_at
 
 PAGE = "report.html"
 

@@ -35,7 +35,6 @@ class ObjectBytes:
         """Take the objects of a file, none of which is opened yet."""
         self._parts = parts
         self._num_blocks = _blocks(slice(0, parts[-1].offset + parts[-1].nbytes)).stop
-        self._ends: list[Any] = [None] * len(self._parts)
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._all.add(self)
@@ -56,7 +55,7 @@ class ObjectBytes:
                 self._request(each)
             start = block * BLOCK_BYTES
             first, last = max(part.start, start), min(part.stop, start + BLOCK_BYTES)
-            content = self._content(block)
+            content = np.frombuffer(self._content(block), np.uint8)
             out[first - part.start : last - part.start] = content[first - start : last - start]
         return out
 
@@ -73,41 +72,24 @@ class ObjectBytes:
             return self._blocks[block]
 
     def _asked_for(self, block: int) -> Any:
-        """Ask for a block and, if it is the first of its object, whether that ends where it should."""
-        number, part, first = self._place(block)
-        if self._ends[number] is None:
-            self._ends[number] = part.request_beyond()
+        part, first = self._place(block)
         return part.request(first, min(first + BLOCK_BYTES, part.nbytes))
 
-    def _place(self, block: int) -> tuple[int, Part, int]:
-        """Return the object that holds a block, its number, and where in it the block begins."""
-        number = block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0
-        part = self._parts[number]
-        return number, part, block * BLOCK_BYTES - part.offset
+    def _place(self, block: int) -> tuple[Part, int]:
+        """Return the object that holds a block, and where in it the block begins."""
+        part = self._parts[block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0]
+        return part, block * BLOCK_BYTES - part.offset
 
-    def _content(self, block: int) -> np.ndarray:
+    def _content(self, block: int) -> memoryview:
         requested = self._request(block)
-        if isinstance(requested, np.ndarray):
-            return requested
-        content = np.frombuffer(self._answer(block, requested), np.uint8)
-        with self._lock:
-            if block in self._blocks:  # each look at an answer copies it
-                self._blocks[block] = content
-        return content
-
-    def _answer(self, block: int, requested: Any) -> bytes:
-        number, part, _ = self._place(block)
         try:
-            content = part.answer(requested)
-            part.check_end(self._ends[number])
+            return self._place(block)[0].answer(requested)
         except MeshwrightError as error:
             with self._lock:  # to be asked for again
                 self._blocks.pop(block, None)
-                self._ends[number] = part.request_beyond()
             if isinstance(error, DamagedError):
                 raise DamagedError(f"{error}. Copy it again, or use another checkpoint.") from None
             raise
-        return content
 
 
 def _blocks(part: slice) -> range:

@@ -5,8 +5,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from meshwright.addresses import local_path
 from meshwright.errors import UsageError
+from meshwright.storage import local_path
 
 
 def compile_cache(directory: str | Path | None) -> None:

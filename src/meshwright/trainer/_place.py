@@ -3,9 +3,9 @@
 from pathlib import Path
 from weakref import ref
 
-from meshwright.addresses import is_file_name
 from meshwright.deployer import Deployer
 from meshwright.errors import UsageError
+from meshwright.storage import is_file_name
 
 CHECKPOINTS = "checkpoints"
 

@@ -13,7 +13,7 @@ from meshwright import tree
 from meshwright.arrays import restore
 from meshwright.arrays._spelling import stored_names
 from meshwright.formats import open_source
-from meshwright.storage._object_path import location
+from meshwright.storage import location
 
 
 def slices(size):

@@ -14,7 +14,7 @@ from meshwright.arrays import LazyArray, as_source, restore
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats import export_seqax, open_source
 from meshwright.formats.readers import _zarr
-from meshwright.storage._object_path import location
+from meshwright.storage import location
 
 
 @pytest.fixture

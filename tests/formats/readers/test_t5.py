@@ -15,7 +15,7 @@ from formats.readers import tensorflow
 from formats.readers.real import FIXTURES, arrays_of, assert_same, needs_fixtures, restored, wanted_of
 from meshwright.arrays import subtree
 from meshwright.errors import CheckpointError, DamagedError
-from meshwright.storage._object_path import location
+from meshwright.storage import location
 
 RANDOM = np.random.default_rng(0)
 Q = RANDOM.standard_normal((8, 12), np.float32)

@@ -18,7 +18,7 @@ from formats.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, needs_
 from meshwright import tree
 from meshwright.arrays import cast, load, load_lazily
 from meshwright.errors import CheckpointError, DamagedError, UsageError
-from meshwright.storage._object_path import ObjectPath, location
+from meshwright.storage import _obstore, location
 
 RANDOM = np.random.default_rng(0)
 KERNEL = RANDOM.standard_normal((12, 8), np.float32)
@@ -159,7 +159,7 @@ def test_what_t5x_writes_itself_is_read_without_tensorstore_and_zstd_says_what_t
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     assert_same(restored(mw.open_source(directory)), ARRAYS)
     source = mw.open_source(directory.with_name("checkpoint_4"))
-    with pytest.raises(UsageError, match=r"need TensorStore: pip install 'meshwright\[remote\]'"):
+    with pytest.raises(UsageError, match=r"need TensorStore: pip install 'meshwright\[tensorstore\]'"):
         restored(source)
 
 
@@ -249,8 +249,10 @@ def test_a_store_is_asked_a_few_times_for_each_step_and_not_for_each_array(tmp_p
         for file in t5x.write(tmp_path / f"checkpoint_{step}", arrays).rglob("*"):
             if file.is_file():
                 location(f"memory://asked/{file.relative_to(tmp_path)}").put(file.read_bytes())
-    asked, listed = [], ObjectPath._list
-    monkeypatch.setattr(ObjectPath, "_list", lambda *args: asked.append(args) or listed(*args))
+    asked = []
+    for name in ("below", "children", "look"):
+        ask = getattr(_obstore.Obstore, name)
+        monkeypatch.setattr(_obstore.Obstore, name, lambda *args, ask=ask: asked.append(args) or ask(*args))
     assert mw.open_source("memory://asked").step == 2
     assert len(asked) < len(arrays)
 

@@ -10,7 +10,7 @@ from meshwright.formats.readers._orbax import TEMPORARY as ORBAX_TEMPORARY
 from meshwright.formats.readers._reader import Foreign, Reader, opened
 from meshwright.formats.readers._t5 import open_tensorflow
 from meshwright.formats.readers._t5x import open_t5x
-from meshwright.formats.readers._zarr import store_of
+from meshwright.formats.readers._tensorstore import store_of, telling, tensorstore_for
 
 READERS: tuple[Reader, ...] = (
     _seqax.READER,
@@ -34,4 +34,6 @@ __all__ = [
     "open_tensorflow",
     "opened",
     "store_of",
+    "telling",
+    "tensorstore_for",
 ]

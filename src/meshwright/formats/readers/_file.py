@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.documents import check_depth, parse_json
 from meshwright.errors import DamagedError
-from meshwright.storage import Directory, ObjectBytes, ObjectPath, Part, size_of
+from meshwright.storage import Directory, ObjectBytes, ObjectPath, Part
 
 
 class File:
@@ -88,7 +88,8 @@ class _Stream(io.RawIOBase):
 def head(path: Directory, nbytes: int) -> bytes:
     """Return the first bytes of a file, fewer where it is shorter; none where there is no file."""
     if isinstance(path, ObjectPath):
-        return _remote_head(path, nbytes)
+        found = path.answer_with_size(path.request(0, nbytes))
+        return bytes(found[0]) if found else b""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
@@ -123,17 +124,14 @@ def read_document(path: Directory) -> dict[str, Any]:
     return content
 
 
-def _remote_head(path: ObjectPath, nbytes: int) -> bytes:
-    if not path.is_file():
-        return b""
-    part = Part(path, 0, nbytes)
-    return part.answer(request) if part.has(request := part.request(0, nbytes)) else path.read_bytes()
-
-
 def _size(path: Directory, nbytes: int | None) -> int:
-    if isinstance(path, ObjectPath):  # whose end is looked at when some of it is read
-        return size_of(path) if nbytes is None else nbytes
-    return path.stat().st_size
+    if not isinstance(path, ObjectPath):
+        return path.stat().st_size
+    if nbytes is not None:  # the size is looked at when some of it is read
+        return nbytes
+    if (found := path.look()) is None:
+        raise FileNotFoundError(str(path))
+    return found.nbytes
 
 
 def _remote(path: ObjectPath, nbytes: int) -> ObjectBytes:

@@ -33,8 +33,9 @@ from meshwright.formats.readers._file import head, read_document, read_json
 from meshwright.formats.readers._flax_msgpack import read_tree
 from meshwright.formats.readers._reader import Foreign, Reader
 from meshwright.formats.readers._steps import complete_in, newest, step_of, steps_in
-from meshwright.formats.readers._zarr import open_arrays, store_of
-from meshwright.storage import Directory, shared_context, telling, tensorstore_for
+from meshwright.formats.readers._tensorstore import shared_context, store_of, telling, tensorstore_for
+from meshwright.formats.readers._zarr import open_arrays
+from meshwright.storage import Directory
 
 log = logging.getLogger("meshwright")
 

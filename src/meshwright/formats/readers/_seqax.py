@@ -22,7 +22,8 @@ from meshwright.arrays import Spelling
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats.readers._reader import Foreign, Reader
 from meshwright.formats.readers._steps import complete_in, newest, step_of, steps_in
-from meshwright.formats.readers._zarr import open_arrays, store_of
+from meshwright.formats.readers._tensorstore import store_of
+from meshwright.formats.readers._zarr import open_arrays
 from meshwright.storage import Directory, ObjectPath, read_each
 
 _GROUP, _ARRAY = ".zgroup", ".zarray"

@@ -11,25 +11,13 @@ import numpy as np
 
 from meshwright.arrays import Index, LazyArray
 from meshwright.errors import DamagedError, MeshwrightError
+from meshwright.formats.readers._tensorstore import shared_context, tensorstore_for, told
 from meshwright.formats.readers._zarr2 import shares_of
-from meshwright.storage import Directory, ObjectPath, shared_context, tensorstore_for, told
+from meshwright.storage import Directory
 
 _IN_FLIGHT_NBYTES = 64 << 20
 _OUTSIDE = re.compile(r"(?!NOT_FOUND|FAILED_PRECONDITION|DATA_LOSS|OUT_OF_RANGE)[A-Z_]+: ")
 """What begins to tell of an error that lies not in the bytes; of what cannot be decoded there is no code."""
-
-
-def store_of(directory: Directory, context: Any = None) -> Any:
-    """Return the `tensorstore.KvStore` of a directory; of a local one in `context`, if that is given.
-
-    Raises:
-      UsageError: TensorStore is not installed.
-    """
-    tensorstore = tensorstore_for(str(directory))
-    if isinstance(directory, ObjectPath):
-        return directory.store + _directory(directory.key)
-    spec = {"driver": "file", "path": f"{directory}/"}
-    return tensorstore.KvStore.open(spec, context=context or shared_context()).result()
 
 
 def open_arrays(

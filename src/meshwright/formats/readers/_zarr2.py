@@ -200,7 +200,7 @@ def _by_tensorstore(content: bytes, zarr: Zarr2) -> bytes:
         import tensorstore
     except ImportError:
         raise UsageError(
-            f"chunks compressed by {zarr.compressor} need TensorStore: pip install 'meshwright[remote]'."
+            f"chunks compressed by {zarr.compressor} need TensorStore: pip install 'meshwright[tensorstore]'."
         ) from None
     shape = [math.prod(zarr.chunks) * zarr.dtype.itemsize]
     metadata = {"shape": shape, "chunks": shape, "dtype": "|u1", "compressor": zarr.compressor}

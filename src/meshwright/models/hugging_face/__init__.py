@@ -16,13 +16,13 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from meshwright import tree
-from meshwright.addresses import local_path
 from meshwright.arrays import Source, restore_lazily, source_of
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, t5
 from meshwright.models._map import Map
 from meshwright.models.hugging_face import _decoder, _gpt2, _t5
+from meshwright.storage import local_path
 from meshwright.train import key_of
 
 __all__ = ["config", "export_model", "open_model", "parameter_map", "to_ours"]

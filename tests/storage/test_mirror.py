@@ -1,13 +1,12 @@
 import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 
-from addresses.stores import files
 from disk import no_room_for_more_than
-from meshwright.addresses import _mirror, mirrored
 from meshwright.errors import MeshwrightError, UsageError
+from meshwright.storage import _mirror, _settings, mirrored
+from storage.stores import files, put
 
 
 @pytest.fixture
@@ -18,13 +17,13 @@ def impatient(monkeypatch):
 @pytest.fixture
 def puts(memory, monkeypatch):
     """The names of the files that are put, in order."""
-    names, put = [], type(memory).put_file
+    names, write = [], memory.write
 
-    def put_file(self, here, there, **more):
-        names.append(there.rpartition("/")[2])
-        return put(self, here, there, **more)
+    def write_and_tell(self, key, content):
+        names.append(key.rpartition("/")[2])
+        return write(self, key, content)
 
-    monkeypatch.setattr(type(memory), "put_file", put_file)
+    monkeypatch.setattr(memory, "write", write_and_tell)
     return names
 
 
@@ -32,7 +31,7 @@ def test_what_is_written_is_there_at_the_end_with_all_names_as_they_are(memory, 
     with mirrored(f"{at}[1]", (), pytest.fail) as mirror:
         (mirror.path / "logs").mkdir()
         (mirror.path / "logs/[0].log").write_text("said")
-    assert files(memory, f"{at}[1]") == {"logs/[0].log": b"said"}
+    assert files(f"{at}[1]") == {"logs/[0].log": b"said"}
     assert not mirror.path.exists()
 
 
@@ -47,46 +46,47 @@ def test_only_what_has_changed_is_put_in_the_order_in_which_it_was_changed(puts,
 
 
 def test_what_is_removed_here_is_removed_there_and_nothing_of_others(memory, at):
-    memory.pipe_file(f"{at}/outcome.json", b"{}")
-    memory.pipe_file(f"{at}/logs/process-00001.log", b"of another process")
+    put(f"{at}/outcome.json", b"{}")
+    put(f"{at}/logs/process-00001.log", b"of another process")
     with mirrored(at, ["outcome.json"], pytest.fail) as mirror:
         (mirror.path / "outcome.json").unlink()
-    assert list(files(memory, at)) == ["logs/process-00001.log"]
+    assert list(files(at)) == ["logs/process-00001.log"]
 
 
 def test_what_is_there_already_can_be_continued(memory, at, puts):
-    memory.pipe_file(f"{at}/logs/a", b"first\n")
+    put(f"{at}/logs/a", b"first\n")
+    del puts[:]
     with mirrored(at, ["logs/a", "logs/b"], pytest.fail) as mirror:
         mirror.put()
         assert "a" not in puts
         with (mirror.path / "logs/a").open("a") as file:
             file.write("second\n")
-    assert files(memory, at) == {"logs/a": b"first\nsecond\n"}
+    assert files(at) == {"logs/a": b"first\nsecond\n"}
 
 
 def test_a_file_that_is_removed_meanwhile_is_no_failure_of_the_store(memory, at, monkeypatch):
-    def put_file(self, here, there, put=type(memory).put_file, **more):
-        if there.endswith("/a"):
-            Path(here).unlink()
-        put(self, here, there, **more)
+    def remove_and_write(self, key, content, write=memory.write):
+        if key.endswith("/a"):
+            content.unlink()
+        write(self, key, content)
 
-    monkeypatch.setattr(type(memory), "put_file", put_file)
+    monkeypatch.setattr(memory, "write", remove_and_write)
     with mirrored(at, (), pytest.fail) as mirror:
         for name in ("a", "b"):
             (mirror.path / name).write_text(name)
         mirror.put()
-        assert list(files(memory, at)) == ["b"]
+        assert list(files(at)) == ["b"]
 
 
 def test_a_thread_puts_what_has_changed_now_and_then(memory, at, monkeypatch):
-    is_there, put = threading.Event(), type(memory).put_file
+    is_there, write = threading.Event(), memory.write
 
-    def put_file(self, here, there, **more):
-        put(self, here, there, **more)
-        if there.endswith("/a"):
+    def write_and_tell(self, key, content):
+        write(self, key, content)
+        if key.endswith("/a"):
             is_there.set()
 
-    monkeypatch.setattr(type(memory), "put_file", put_file)
+    monkeypatch.setattr(memory, "write", write_and_tell)
     monkeypatch.setattr(_mirror, "PUT_SECONDS", 0.001)
     with mirrored(at, (), pytest.fail) as mirror:
         (mirror.path / "a").write_text("a")
@@ -100,17 +100,17 @@ def test_a_store_that_fails_for_a_while_is_told_of_once_and_nothing_is_lost(memo
         for name in ("a", "b"):
             (mirror.path / name).write_text(name)
             mirror.put()
-        assert [text.splitlines()[0] for text in said] == [f"{at} cannot be written to: out of order"]
+        assert [text.splitlines()[0] for text in said] == [f"cannot write {at}/a: out of order"]
         assert str(mirror.path) in said[0]
         failing.clear()
         mirror.put()
     assert said[1:] == [f"{at} can be written to again, and all is there."]
-    assert sorted(files(memory, at)) == ["a", "b"]
+    assert sorted(files(at)) == ["a", "b"]
 
 
 def test_an_address_that_cannot_be_written_to_is_refused_at_once(at, failing, tmp_path):
     failing.append("forbidden")
-    with pytest.raises(UsageError, match=f"{at} cannot be written to: forbidden"), mirrored(at, (), print):
+    with pytest.raises(UsageError, match=f"cannot write {at}/.*: forbidden"), mirrored(at, (), print):
         pytest.fail("it was opened")
     assert not list((tmp_path / "temporary").iterdir())
 
@@ -137,25 +137,24 @@ def test_an_error_goes_on_with_all_put_or_is_told_where_the_rest_is(memory, at, 
 
     with pytest.raises(OverflowError) as caught:
         fail()
-    assert list(files(memory, at)) == ([] if faults else ["a"])
+    assert list(files(at)) == ([] if faults else ["a"])
     assert [f"is in {caught.value}:" in text for text in said] == [True] * len(faults)
 
 
 def test_a_store_that_does_not_answer_is_told_of_in_time(s3_run, s3_faults, impatient, monkeypatch):
     said = []
+    monkeypatch.setitem(_settings.IMPATIENCE, "stalled", 0.2)
     with mirrored(s3_run, (), said.append) as mirror:
-        monkeypatch.setattr(_mirror, "ANSWER_SECONDS", 0.2)
         s3_faults.fault = lambda request: "hang"
         (mirror.path / "a").write_text("a")
         mirror.put()
-        assert said[0].startswith(f"{s3_run} cannot be written to: the store does not answer\n")
+        assert said[0].startswith(f"cannot write {s3_run}/a: the store does not answer\n")
         s3_faults.fault = lambda request: None
-        monkeypatch.setattr(_mirror, "ANSWER_SECONDS", 30)
     assert said[1:] == []
 
 
 def test_a_machine_without_room_for_what_is_continued_says_so(memory, at, tmp_path):
-    memory.pipe_file(f"{at}/metrics.jsonl", b"{} " * 10)
+    put(f"{at}/metrics.jsonl", b"{} " * 10)
     wanted = r"(?s)on this machine first, and \S+/meshwright-run-\S+ cannot be written to: File too.*TMPDIR"
     mirror = mirrored(at, ["metrics.jsonl"], print)
     with no_room_for_more_than(10), pytest.raises(UsageError, match=wanted):

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.addresses import connect, is_address, join, local_path, read_text
 from meshwright.errors import MeshwrightError, UsageError
+from meshwright.storage import is_address, join, local_path, location, read_text
+from storage.stores import put
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/run", "memory://x", "hf://datasets/a"])
@@ -28,7 +29,7 @@ def test_a_small_file_is_read_from_anywhere(memory, at, tmp_path):
     for place in (at, str(tmp_path)):
         with pytest.raises(FileNotFoundError):
             read_text(join(place, "[a].txt"))
-    memory.pipe_file(join(at, "[a].txt"), "é".encode())
+    put(join(at, "[a].txt"), "é".encode())
     (tmp_path / "[a].txt").write_text("é", encoding="utf-8")
     assert read_text(join(at, "[a].txt")) == read_text(join(tmp_path, "[a].txt")) == "é"
 
@@ -37,22 +38,27 @@ def test_a_store_that_cannot_be_read_is_not_one_without_the_file(memory, at, mon
     def refuse(*_, **__):
         raise PermissionError("forbidden")
 
-    monkeypatch.setattr(type(memory), "cat_file", refuse)
-    with pytest.raises(MeshwrightError, match=f"{at}/a cannot be read: forbidden"):
+    monkeypatch.setattr(memory, "read", refuse)
+    with pytest.raises(MeshwrightError, match=f"cannot read {at}/a: forbidden"):
         read_text(join(at, "a"))
 
 
 def test_an_address_of_no_known_kind_says_what_to_install():
-    with pytest.raises(UsageError, match=r"nowhere://x cannot be opened: Protocol not known.*\n.*s3fs"):
-        connect("nowhere://x")
+    with pytest.raises(UsageError, match=r"nowhere://x cannot be opened: Protocol not known.*\n.*fsspec"):
+        location("nowhere://x")
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///", "gs://", "memory://"])
 def test_an_address_without_a_bucket_says_what_one_looks_like(address):
     with pytest.raises(UsageError, match=rf"^{address} names no bucket: expected \w+://bucket/path\.$"):
-        connect(address)
+        location(address)
 
 
-def test_slashes_too_many_name_the_same_place(memory):
-    assert connect("memory://a//b///c/")[1] == connect("memory://a/b/c")[1] == "/a/b/c"
-    assert connect("local:///tmp//a")[1] == "/tmp/a"
+def test_slashes_too_many_name_the_same_place():
+    assert str(location("memory://a//b///c/")) == str(location("memory://a/b/c")) == "memory://a/b/c"
+
+
+@pytest.mark.parametrize("name", ["../b", "c/../../b", "/b"])
+def test_no_name_leaves_the_place(name):
+    with pytest.raises(UsageError, match="leaves the place"):
+        location("memory://a/run") / name

@@ -12,6 +12,7 @@ from meshwright import arrays, checkpoint, events, formats, metrics, profile, re
 from meshwright.cli._settings import read_settings
 from meshwright.errors import UsageError
 from meshwright.models import hugging_face
+from storage.stores import put
 
 GS = "gs://bucket/run"
 TREE = {"w": jnp.ones(3)}
@@ -29,6 +30,7 @@ def deployer():
 
 
 REFUSE = {
+    "arrays.local": lambda place: arrays.local(place),
     "metrics.jsonl": lambda place: metrics.jsonl(place),
     "metrics.read_jsonl": lambda place: metrics.read_jsonl(place),
     "metrics.newest_step": lambda place: metrics.newest_step(place),
@@ -38,7 +40,6 @@ REFUSE = {
     "metrics.TensorBoard": lambda place: metrics.TensorBoard(place),
     "events.read_scalars": lambda place: events.read_scalars(place, "loss"),
     "checkpoint.best": lambda place: checkpoint.best("loss", "min", events=place),
-    "arrays.local": lambda place: arrays.local(place),
     "formats.export_npz": lambda place: formats.export_npz(TREE, place),
     "formats.export_safetensors": lambda place: formats.export_safetensors(TREE, place),
     "formats.export_t5x": lambda place: formats.export_t5x(TREE, place, step=0),
@@ -51,13 +52,13 @@ REFUSE = {
     "deployer.Deployer": lambda place: mw.Deployer(0, workdir=place),
 }
 TAKE = {  # what takes addresses, as tests elsewhere show
-    "addresses.is_address",
-    "addresses.join",
-    "addresses.local_copy",
-    "addresses.local_path",
-    "addresses.put_at",
-    "addresses.put_file_at",
-    "addresses.read_text",
+    "storage.is_address",
+    "storage.join",
+    "storage.local_copy",
+    "storage.local_path",
+    "storage.put_at",
+    "storage.put_file_at",
+    "storage.read_text",
     "deployer.load_ckpt",
     "deployer.load_params_shape",
     "deployer.save_ckpt",
@@ -98,7 +99,7 @@ def test_a_profile_whose_address_was_made_a_path_is_refused(tmp_path, monkeypatc
 
 
 def test_settings_are_read_from_an_address(memory, at):
-    memory.pipe_file(f"{at}/s.yaml", b"max_step: 3\n")
+    put(f"{at}/s.yaml", b"max_step: 3\n")
     assert read_settings(f"{at}/s.yaml") == {"max_step": "3"}
 
 
@@ -118,7 +119,7 @@ def public():
         door = importlib.import_module(f"meshwright.{room}")
         yield from ((f"{room}.{name}", vars(door).get(name)) for name in getattr(door, "__all__", vars(door)))
     yield from ((f"models.hugging_face.{name}", one) for name, one in vars(hugging_face).items())
-    yield from ((f"deployer.{name}", one) for name, one in vars(mw.Deployer).items())
+    yield from ((f"deployer.{name}", one) for name, one in inspect.getmembers(mw.Deployer))
     yield "predictor.predict", mw.Predictor.predict
 
 

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from meshwright.addresses._address import connect, telling
 from meshwright.errors import MeshwrightError, UsageError
+from meshwright.storage._path import ObjectPath
 
 PUT_SECONDS = 30
 """How old may be what is at the address."""
 RETRY_SECONDS = (1, 2, 4, 8)
 """At the end, how long to wait before each further try."""
-ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND = 30, 1e6
-"""How long a store may take, and longer by what is sent to it: checkpoints and the end wait for it."""
 _UNFINISHED = (".part", ".tmp")
 
 Stamp = tuple[int, int]
@@ -28,8 +26,7 @@ class Mirror:
     """A temporary directory, and what of it is at an address. `mirrored` opens it."""
 
     def __init__(self, address: str, warn: Callable[[str], None]):
-        self._filesystem, self._root = connect(address)
-        self._address, self._warn = address, warn
+        self._root, self._warn = ObjectPath.parse(address).impatient(), warn
         self._there: dict[str, Stamp] = {}
         self._lock = threading.Lock()
         self._is_failing = False
@@ -45,8 +42,8 @@ class Mirror:
           UsageError: it is this machine that has no place for them.
         """
         for name in names:
-            with telling(f"{self._address} cannot be read"), suppress(FileNotFoundError):
-                self._keep(name, self._filesystem.cat_file(f"{self._root}/{name}"))
+            with suppress(FileNotFoundError):
+                self._keep(name, (self._root / name).read_bytes())
         self._there = self._here()
         probe = f".probe-{secrets.token_hex(4)}"
         self._keep(probe, b"written")
@@ -65,7 +62,7 @@ class Mirror:
         if failure and not self._is_failing:
             self._warn(f"{failure}\n  It is tried again; until then the files are in {self.path}.")
         elif self._is_failing and not failure:
-            self._warn(f"{self._address} can be written to again, and all is there.")
+            self._warn(f"{self._root} can be written to again, and all is there.")
         self._is_failing = failure is not None
 
     def close(self) -> str | None:
@@ -90,11 +87,10 @@ class Mirror:
 
     def _put_changed(self) -> None:
         """Put files in the order in which they were changed, so that what is there was once here."""
-        with self._lock, telling(f"{self._address} cannot be written to"):
+        with self._lock:
             here = self._here()
             for name in self._there.keys() - here.keys():
-                with suppress(FileNotFoundError):
-                    self._filesystem.rm_file(f"{self._root}/{name}", **self._patience())
+                (self._root / name).unlink()
                 del self._there[name]
             for name in sorted(here, key=here.__getitem__):
                 if self._there.get(name) != here[name]:
@@ -104,16 +100,10 @@ class Mirror:
     def _put_file(self, name: str) -> None:
         """Put a file. One that was removed since it was seen is left to the next call, to remove it there."""
         try:
-            patience = self._patience((self.path / name).stat().st_size)
-            self._filesystem.put_file(str(self.path / name), f"{self._root}/{name}", **patience)
-        except FileNotFoundError:
+            (self._root / name).put(self.path / name)
+        except MeshwrightError:
             if (self.path / name).exists():  # it is the store that lacks something
                 raise
-
-    def _patience(self, nbytes: int = 0) -> dict[str, float]:
-        """Return when to give up the store, as an argument of its methods: synchronous ones take none."""
-        seconds = ANSWER_SECONDS + nbytes / SLOWEST_BYTES_PER_SECOND
-        return {"timeout": seconds} if self._filesystem.async_impl else {}
 
     def _here(self) -> dict[str, Stamp]:
         found = {}

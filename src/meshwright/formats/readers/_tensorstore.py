@@ -1,0 +1,155 @@
+"""TensorStore, which `meshwright[tensorstore]` installs: for Orbax's OCDBT, and codecs that only it has.
+
+Into stores it is let by a server of this process, on loopback and below a secret word: it reads bytes by
+HTTP, and these are read from the store as all else is. So there is one way to
+sign in, and one of trying again.
+"""
+
+import functools
+import re
+import secrets
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from meshwright.errors import MeshwrightError, UsageError
+from meshwright.storage import Directory, ObjectPath
+
+_CACHED = 16 << 20
+"""Bytes of chunks, decoded, that are kept: of one chunk, a slice may be wanted after another."""
+
+_HOST = "127.0.0.1"
+
+
+def tensorstore_for(what: str) -> Any:
+    """Return the module `tensorstore`.
+
+    Raises:
+      UsageError: It is not installed, and `what` needs it.
+    """
+    try:
+        import tensorstore
+    except ImportError:
+        raise UsageError(
+            f"{what} needs TensorStore. Install it: pip install 'meshwright[tensorstore]'."
+        ) from None
+    return tensorstore
+
+
+@functools.cache
+def shared_context() -> Any:
+    """Return the context of all that is read, which keeps some decoded chunks."""
+    import tensorstore
+
+    retries = {
+        "max_retries": 2,
+        "initial_delay": "50ms",
+        "max_delay": "500ms",
+    }  # the store is tried again below
+    return tensorstore.Context(
+        {"cache_pool": {"total_bytes_limit": _CACHED}, "http_request_retries": retries}
+    )
+
+
+def store_of(directory: Directory, context: Any = None) -> Any:
+    """Return the `tensorstore.KvStore` of a directory, which of one in a store can only be read.
+
+    Args:
+      directory: Local or not.
+      context: Of a local one. By default it is the shared one.
+
+    Raises:
+      UsageError: TensorStore is not installed, or would ask a proxy for what is on this machine.
+    """
+    tensorstore = tensorstore_for(str(directory))
+    if isinstance(directory, ObjectPath):
+        spec = {"driver": "http", "base_url": _served(directory)}
+    else:
+        spec = {"driver": "file", "path": f"{directory}/"}
+    return tensorstore.KvStore.open(spec, context=context or shared_context()).result()
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Say of what goes wrong in TensorStore what was tried.
+
+    Raises:
+      MeshwrightError: Something did.
+    """
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, MeshwrightError):
+            raise
+        raise MeshwrightError(f"cannot {what}: {told(error)}") from None
+
+
+def told(error: Exception) -> str:
+    """Return what TensorStore says of an error, without where in its sources; of a store, what that said."""
+    if (word := re.search(rf"{_HOST}:\d+/([\w-]+)/", str(error))) and word[1] in _FAILURES:
+        return _FAILURES.pop(word[1])
+    return re.split(r" \[(?=[\w ]+=')", str(error), maxsplit=1)[0]  # and not at "Byte range [0, 10)"
+
+
+_SERVED: dict[str, ObjectPath] = {}
+"""What is to be read, by secret words."""
+_FAILURES: dict[str, str] = {}
+"""What went wrong the last time, by secret words."""
+
+
+def _served(directory: ObjectPath) -> str:
+    if "http" in urllib.request.getproxies() and not urllib.request.proxy_bypass(_HOST):
+        raise UsageError(
+            f"{directory} is read by TensorStore over {_HOST}, and http_proxy sends that elsewhere. "
+            f"Put {_HOST} into no_proxy, or copy the checkpoint to a disk."
+        )
+    word = secrets.token_urlsafe(16)
+    _SERVED[word] = directory
+    return f"http://{_HOST}:{_server().server_port}/{word}/"
+
+
+@functools.cache
+def _server() -> ThreadingHTTPServer:
+    server = ThreadingHTTPServer((_HOST, 0), _Reads)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="storage-reads", daemon=True).start()
+    return server
+
+
+class _Reads(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and body in one packet, or each answer takes a delayed acknowledgement
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - called so by the base class
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Answer with some bytes of an object."""
+        word, _, key = urlsplit(self.path).path.lstrip("/").partition("/")
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first, last = (int(wanted[1]), int(wanted[2]) + 1 if wanted[2] else None) if wanted else (0, None)
+        try:
+            path = _SERVED[word] / unquote(key)
+            found = path.answer_with_size(path.request(first, last if wanted else None))
+        except KeyError:
+            found = None
+        except MeshwrightError as error:
+            _FAILURES[word] = str(error)
+            self._send(503, b"")
+            return
+        if found is None or (wanted and first >= found[1]):
+            self._send(404 if found is None else 416, b"")
+        else:
+            span = f"bytes {first}-{first + len(found[0]) - 1}/{found[1]}"
+            self._send(206 if wanted else 200, found[0], {"Content-Range": span} if wanted else {})
+
+    def _send(self, status: int, content: bytes | memoryview, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)

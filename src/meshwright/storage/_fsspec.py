@@ -1,0 +1,101 @@
+"""Stores of other kinds, `hf://` or `hdfs://`, reached through fsspec and its package for the kind.
+
+None of them promises that of several that create an object one wins, so no checkpoints are saved there. Of
+file systems only the methods for one file are used: those for many take names with brackets for patterns.
+"""
+
+import importlib
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import UsageError
+from meshwright.storage._s3_listing import is_key
+from meshwright.storage._store import Entry, without_secrets
+
+
+class Fsspec:
+    """A file system, from some path on."""
+
+    creates = False
+
+    def __init__(self, filesystem: Any, root: str, seconds: float | None):
+        """Take a file system, what comes before each key, and how long it may take, if that can be said."""
+        self._filesystem, self._root = filesystem, root.rstrip("/")
+        self._within = {"timeout": seconds} if filesystem.async_impl and seconds else {}
+
+    def below(self, key: str) -> list[Entry]:
+        entries, folders = self.children(key)
+        return entries + [entry for folder in folders for entry in self.below(folder)]
+
+    def children(self, key: str) -> tuple[list[Entry], list[str]]:
+        self._filesystem.invalidate_cache()  # of listings, which others' files are not in
+        path = self._path(key)
+        try:
+            found = [
+                each for each in self._filesystem.ls(path, detail=True) if self._key(each).strip("/") != key
+            ]
+        except (FileNotFoundError, NotADirectoryError):
+            return [], []
+        fit = [each for each in found if is_key(self._key(each))]
+        folders = [self._key(each) for each in fit if each["type"] == "directory"]
+        return [self._entry(each) for each in fit if each["type"] == "file"], folders
+
+    def look(self, key: str) -> Entry | None:
+        try:
+            found = self._filesystem.info(self._path(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return self._entry(found) if found["type"] == "file" else None
+
+    def read(self, key: str, first: int = 0, last: int | None = None) -> tuple[memoryview, int] | None:
+        if (there := self.look(key)) is None:
+            return None
+        stop = there.nbytes if last is None else min(last, there.nbytes)
+        part = self._filesystem.cat_file(self._path(key), start=first, end=stop) if first < stop else b""
+        return memoryview(part), there.nbytes
+
+    def write(self, key: str, content: bytes | bytearray | Path) -> None:
+        if isinstance(content, Path):
+            self._filesystem.put_file(str(content), self._path(key), **self._within)
+        else:
+            self._filesystem.pipe_file(self._path(key), bytes(content), **self._within)
+
+    def create(self, key: str, content: bytes) -> None:
+        raise NotImplementedError(f"{type(self._filesystem).__name__} has no creation on a condition")
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._filesystem.rm_file(self._path(key), **self._within)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _key(self, found: dict[str, Any]) -> str:
+        return found["name"][len(self._root) :].removeprefix("/")
+
+    def _entry(self, found: dict[str, Any]) -> Entry:
+        times = (found.get(name) for name in ("LastModified", "last_modified", "mtime", "created"))
+        modified = next((each for each in times if each is not None), None)
+        seconds = modified.timestamp() if isinstance(modified, datetime) else modified
+        return Entry(self._key(found), found["size"], seconds if isinstance(seconds, int | float) else None)
+
+
+def connect(address: str, seconds: float | None) -> Fsspec:
+    """Return the file system of an address, from it on.
+
+    Raises:
+      UsageError: fsspec, or its package for this kind of address, is not installed, or knows no such kind.
+    """
+    try:
+        filesystem, root = importlib.import_module("fsspec.core").url_to_fs(address)
+    except (ImportError, ValueError, OSError) as error:  # some connect at once
+        raise UsageError(
+            f"{without_secrets(address.rstrip('/'))} cannot be opened: {error}.\n  s3://, gs://, az:// and "
+            "https:// need meshwright[remote]; other kinds need fsspec's package for them besides. Or give a "
+            "directory of this machine."
+        ) from None
+    return Fsspec(filesystem, root, seconds)

@@ -1,0 +1,90 @@
+"""A bucket of a store that obstore knows, which `meshwright[remote]` installs."""
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshwright.storage._s3_listing import S3Listing
+from meshwright.storage._store import Entry
+
+_MULTIPART = {"chunk_size": 1 << 24, "max_concurrency": 4}
+"""Objects of more bytes are sent in parts. A part that fails is sent again, not all of them."""
+
+
+class Obstore:
+    """A bucket."""
+
+    def __init__(self, store: Any, lenient: S3Listing | None = None, *, creates: bool = True):
+        """Take obstore's store and, if there is one, what lists where there are keys that obstore refuses."""
+        self.creates = creates
+        self._obstore, self._store, self._lenient = importlib.import_module("obstore"), store, lenient
+        self._errors = importlib.import_module("obstore.exceptions")
+
+    def below(self, key: str) -> list[Entry]:
+        try:
+            found = [each for some in self._obstore.list(self._store, key or None) for each in some]
+        except self._errors.InvalidPathError as error:
+            return self._leniently(error, key, "")[0]
+        return _entries(found, key)
+
+    def children(self, key: str) -> tuple[list[Entry], list[str]]:
+        try:
+            found = self._obstore.list_with_delimiter(self._store, key or None)
+        except self._errors.InvalidPathError as error:
+            return self._leniently(error, key, "/")
+        return _entries(found["objects"], key), list(found["common_prefixes"])
+
+    def _leniently(self, error: Exception, key: str, delimiter: str) -> tuple[list[Entry], list[str]]:
+        """List all but the keys that can be no path, of which obstore lets one spoil a listing."""
+        if self._lenient is None:
+            text = str(error).partition("\n")[0]
+            raise ValueError(f"{text}. Delete it, or copy the rest to another place") from None
+        return self._lenient(key, delimiter)
+
+    def look(self, key: str) -> Entry | None:
+        try:
+            return _entry(self._obstore.head(self._store, key))
+        except FileNotFoundError:
+            return None
+
+    def read(self, key: str, first: int = 0, last: int | None = None) -> tuple[memoryview, int] | None:
+        try:
+            options = None if last is None else {"range": (first, last)}
+            found = self._obstore.get(self._store, key, options=options)
+            return memoryview(found.bytes()), found.meta["size"]
+        except FileNotFoundError:
+            return None
+        except self._errors.BaseError:
+            there = self.look(key) if last is not None else None
+            if there is None or first < min(last or 0, there.nbytes):
+                raise
+            return memoryview(b""), there.nbytes  # nothing was asked for, or what lies behind the end
+
+    def write(self, key: str, content: bytes | bytearray | Path) -> None:
+        self._obstore.put(self._store, key, content, **_MULTIPART)
+
+    def create(self, key: str, content: bytes) -> None:
+        try:
+            self._obstore.put(self._store, key, content, mode="create", use_multipart=False)
+        except self._errors.AlreadyExistsError as error:
+            raise FileExistsError(str(error)) from None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if len(keys) > 1:
+            self._obstore.delete(self._store, keys)
+        for key in keys if len(keys) == 1 else ():
+            try:
+                self._obstore.delete(self._store, key)
+            except FileNotFoundError:
+                return
+
+
+def _entries(found: Iterable[Mapping[str, Any]], key: str) -> list[Entry]:
+    """Return the objects below a key: consoles of stores make one of that very key, to stand for a folder."""
+    start = f"{key}/" if key else ""
+    return [_entry(each) for each in found if each["path"].startswith(start)]
+
+
+def _entry(found: Mapping[str, Any]) -> Entry:
+    return Entry(found["path"], found["size"], found["last_modified"].timestamp())

@@ -1,0 +1,79 @@
+"""A listing of S3 that passes over keys which can be no path, such as `a//b` or `a/../b`.
+
+obstore lists nothing at all where there is one of them, and whoever may write to a bucket can put it there.
+So this asks itself, at addresses that obstore signs: they are of an endpoint that ends with the question.
+"""
+
+import importlib
+import logging
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import unquote_plus, urlencode
+from xml.etree import ElementTree
+
+from meshwright.errors import printable
+from meshwright.storage._store import Entry
+
+log = logging.getLogger("meshwright")
+
+_SECONDS, _TRIES = 60, 3
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def is_key(key: str) -> bool:
+    """Return whether a key is one that a path can have."""
+    parts = key.removesuffix("/").split("/")
+    return not any(part in ("", ".", "..") for part in parts) and not _CONTROL.search(key)
+
+
+class S3Listing:
+    """Lists a bucket."""
+
+    def __init__(self, opened: Callable[..., Any], url: str):
+        """Take what opens the `S3Store`, given an endpoint, and the address of the bucket."""
+        self._opened, self._url = opened, url
+
+    def __call__(self, key: str, delimiter: str) -> tuple[list[Entry], list[str]]:
+        """Return the objects below a key, and the folders if there is a delimiter; others are told."""
+        query = {"list-type": "2", "encoding-type": "url", "prefix": f"{key}/" if key else ""}
+        query |= {"delimiter": delimiter} if delimiter else {}
+        entries, folders, more = [], [], {}
+        while more is not None:
+            page = self._page(query | more)
+            plain = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
+            entries += [_entry(each, plain) for each in page.iterfind("{*}Contents")]
+            folders += [plain(_text(each, "Prefix")) for each in page.iterfind("{*}CommonPrefixes")]
+            token = page.findtext("{*}NextContinuationToken")
+            more = {"continuation-token": token} if token else None
+        for wrong in [each for each in (*(entry.key for entry in entries), *folders) if not is_key(each)]:
+            log.warning(
+                "%s is left out: as a file it would be elsewhere than its key says", printable(wrong, keep="")
+            )
+        kept = [each for each in entries if is_key(each.key) and not each.key.endswith("/")]
+        return kept, [folder.removesuffix("/") for folder in folders if is_key(folder)]
+
+    def _page(self, query: dict[str, str]) -> ElementTree.Element:
+        endpoint = f"{self._url}?{urlencode(query)}&end="
+        store = self._opened(aws_endpoint_url_s3=endpoint, virtual_hosted_style_request=True)
+        url = importlib.import_module("obstore").sign(store, "GET", "", timedelta(seconds=10 * _SECONDS))
+        for again in range(_TRIES - 1, -1, -1):
+            try:
+                with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
+                    return ElementTree.fromstring(answer.read())
+            except (urllib.error.URLError, ElementTree.ParseError):
+                if not again:
+                    raise
+        raise AssertionError
+
+
+def _entry(found: ElementTree.Element, plain: Callable[[str], str]) -> Entry:
+    modified = datetime.fromisoformat(_text(found, "LastModified").replace("Z", "+00:00"))
+    return Entry(plain(_text(found, "Key")), int(_text(found, "Size")), modified.timestamp())
+
+
+def _text(found: ElementTree.Element, tag: str) -> str:
+    return found.findtext(f"{{*}}{tag}") or ""

@@ -1,0 +1,159 @@
+"""How stores are connected to: the schemes of addresses, settings of the environment, and patience.
+
+    s3      AWS_ACCESS_KEY_ID, …, AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3
+    gs      GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST
+    az      AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, …
+
+They are read as other programs read them, most by obstore, which is imported when an address is opened.
+"""
+
+import configparser
+import functools
+import importlib
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import UsageError
+from meshwright.storage._obstore import Obstore
+from meshwright.storage._s3_listing import S3Listing
+from meshwright.storage._store import told
+
+BUCKETS = ("s3", "gs", "az", "abfs")
+"""The schemes of addresses that begin with a bucket, or what Azure calls a container."""
+SCHEMES = (*BUCKETS, "https", "http", "memory")
+
+PATIENCE = {"max_retries": 12, "first": 0.1, "longest": 15.0, "seconds": 180.0, "stalled": 60.0}
+IMPATIENCE = {"max_retries": 3, "first": 0.05, "longest": 0.5, "seconds": 20.0, "stalled": 30.0}
+"""How often a request is tried again, after how many seconds, and for how long; and for how long a connection
+may stand still. With impatience, whoever asks tries again, or had better hear of an error soon."""
+
+_REQUEST_SECONDS = 3600
+_KNOWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "AZURE_", "HOME")
+_AZURE = " Set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another way to sign in."
+_HINTS = {"az": _AZURE, "abfs": _AZURE, "gs": " Is GOOGLE_APPLICATION_CREDENTIALS a file of credentials?"}
+_OF_PROFILE = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token", "region")
+
+
+def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
+    """Return a bucket; nothing is sent yet.
+
+    Raises:
+      UsageError: obstore is not installed, or does not understand the settings in the environment.
+    """
+    try:
+        errors = importlib.import_module("obstore.exceptions")
+        stores = importlib.import_module("obstore.store")
+    except ImportError:
+        raise UsageError(
+            f"{scheme}://{bucket} needs obstore. Install it: pip install 'meshwright[remote]'."
+        ) from None
+    environ = tuple(sorted(each for each in os.environ.items() if each[0].startswith(_KNOWN)))
+    try:
+        return _connected(stores, scheme, bucket, tuple(patience.items()), environ)
+    except (ValueError, errors.BaseError) as error:
+        if isinstance(error, UsageError):
+            raise
+        hint = _HINTS.get(scheme, "")
+        raise UsageError(f"{scheme}://{bucket} cannot be opened: {told(error)}.{hint}") from None
+
+
+@functools.lru_cache(maxsize=64)  # so that connections are kept, which take long to open
+def _connected(stores: Any, scheme: str, bucket: str, patience: Any, environ: Any) -> Obstore:
+    client, settings = _client(dict(patience)), dict(environ)
+    match scheme:
+        case "memory":
+            return _memory(bucket)
+        case "s3":
+            given = _aws(settings, client)
+            opened = functools.partial(stores.S3Store, bucket, **client, **given)
+            endpoint = given.get("aws_endpoint_url_s3") or _amazon(settings, given)
+            return Obstore(opened(), S3Listing(opened, f"{endpoint.rstrip('/')}/{bucket}"))
+        case "gs":
+            return Obstore(stores.GCSStore(bucket, **client, **_google(settings, client)))
+        case "az" | "abfs":
+            _allow_http(client, settings.get("AZURE_STORAGE_ENDPOINT") or settings.get("AZURE_ENDPOINT"))
+            return Obstore(stores.AzureStore(bucket, **client))
+    _allow_http(client, f"{scheme}://")
+    return Obstore(stores.HTTPStore.from_url(f"{scheme}://{bucket}", **client), creates=False)
+
+
+@functools.cache
+def _memory(bucket: str) -> Obstore:
+    """Return the one memory of this name, which all in this process share."""
+    return Obstore(importlib.import_module("obstore.store").MemoryStore())
+
+
+def _client(patience: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "client_options": {
+            "timeout": timedelta(seconds=_REQUEST_SECONDS),
+            "read_timeout": timedelta(seconds=patience["stalled"]),
+        },
+        "retry_config": {
+            "max_retries": patience["max_retries"],
+            "retry_timeout": timedelta(seconds=patience["seconds"]),
+            "backoff": {
+                "init_backoff": timedelta(seconds=patience["first"]),
+                "max_backoff": timedelta(seconds=patience["longest"]),
+                "base": 2,
+            },
+        },
+    }
+
+
+def _allow_http(client: dict[str, Any], endpoint: str | None) -> None:
+    if endpoint and endpoint.startswith("http://"):
+        client["client_options"]["allow_http"] = True
+
+
+def _aws(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:
+    """Return what obstore does not take from the environment: endpoints without TLS, and profiles."""
+    endpoint = settings.get("AWS_ENDPOINT_URL_S3") or settings.get("AWS_ENDPOINT_URL")
+    _allow_http(client, endpoint)
+    given = {"aws_endpoint_url_s3": endpoint} if endpoint else {}
+    signs_in = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"} & settings.keys()
+    return given | ({} if signs_in and "AWS_PROFILE" not in settings else _profile(settings))
+
+
+def _amazon(settings: dict[str, str], given: dict[str, str]) -> str:
+    region = settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION") or given.get("region")
+    return f"https://s3.{region or 'us-east-1'}.amazonaws.com"
+
+
+def _profile(settings: dict[str, str]) -> dict[str, str]:
+    """Return the keys and the region that AWS's own files have for the profile.
+
+    Raises:
+      UsageError: A profile is asked for, and has no keys: it signs in by a program or by a browser.
+    """
+    name, home = settings.get("AWS_PROFILE", "default"), Path("~/.aws").expanduser()
+    found: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", home / "config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", home / "credentials", name),
+    ):
+        parser = configparser.RawConfigParser()
+        parser.read(settings.get(variable, file), encoding="utf-8")
+        found |= dict(parser[section]) if section in parser else {}
+    if "AWS_PROFILE" in settings and _OF_PROFILE[0] not in found:
+        raise UsageError(
+            f"the AWS profile {name} has no keys in {home}. If it signs in by a program or a browser, put "
+            "its keys into the environment: "
+            f'eval "$(aws configure export-credentials --profile {name} --format env)"'
+        )
+    if settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION"):
+        found.pop("region", None)
+    return {key: found[key] for key in _OF_PROFILE if key in found}
+
+
+def _google(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:
+    """Return the address of an emulator, as Google's own programs know it, which takes any token."""
+    if not (host := settings.get("STORAGE_EMULATOR_HOST")):
+        return {}
+    url = host if re.match("https?://", host) else f"http://{host}"
+    _allow_http(client, url)
+    return {"base_url": url, "bearer_token": "of-an-emulator"}
