@@ -155,7 +155,7 @@ def test_what_holds_for_the_whole_process_is_set_where_the_design_says():
     found = {
         str(path.relative_to(PACKAGE)) for path in inside if SETS_FOR_THE_PROCESS.search(path.read_text())
     }
-    assert found <= named
+    assert found == named
 
 
 def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():
