@@ -101,7 +101,7 @@ class Program:
         return replace(
             self.experiment(stopwatch),
             mesh_rules=(("no such hardware", mw.edit(microbatches=2)),) * 10 * times,
-            rules=(mw.match("no such name"),) * 10 * times,
+            rules=(mw.match(mw.optional("no such name")),) * 10 * times,
             evalers={f"evaler{i}": evaler for i in range(2 * times)},
             stop_early=mw.no_better("evaler0/loss", "min", patience=5),
             max_seconds=1e6,
@@ -135,7 +135,7 @@ def run_loop(program: Program, nowhere: TextIO, described: Any) -> Run:
 def our_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
     layout = mw.Layout(mw.make_mesh("data=-1"))
     experiment = program.experiment()
-    compiled = experiment.compile().compiled
+    compiled = mw.experiment.compile_ahead(experiment).compiled
 
     def bare(place: Any) -> Run:
         state = mw.init_state(experiment.model, experiment.optimizer, 0, layout)

@@ -36,7 +36,7 @@ from meshwright import tree
 from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints
 from meshwright.description import values
-from meshwright.experiment import describe
+from meshwright.engine import describe
 from meshwright.formats import open_source, verify
 from meshwright.metrics import jsonl, read_jsonl
 from meshwright.report import list_runs, read_run, summary, write_page
@@ -96,7 +96,7 @@ def of_arrays(size: int, folder: Path) -> dict[str, Act]:
 
 
 def of_rules(size: int, folder: Path) -> dict[str, Act]:
-    rules = tuple(mw.match(f"unknown{i}", "fsdp") for i in range(size))
+    rules = tuple(mw.match(mw.optional(f"unknown{i}"), "fsdp") for i in range(size))
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"), rules)
     params = jax.eval_shape(lambda: layers(40))
     return {

@@ -139,6 +139,7 @@ def run(program: str, num_arrays: int) -> tuple[float, float]:
     """Return the CPU seconds of a process, and its MB."""
     arguments = [sys.executable, __file__, "--only", program, str(num_arrays)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"} | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles Python's sources again
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{program} of {num_arrays} arrays failed:\n{done.stderr}")

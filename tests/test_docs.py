@@ -8,10 +8,13 @@ import shlex
 import textwrap
 from pathlib import Path
 
+import numpy as np
+import optax
 import pytest
 
 import meshwright as mw
 from experiment import runs
+from input.loaders import DataLoader
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, parser
 
@@ -131,3 +134,29 @@ def test_planning_is_where_its_page_says():
     page = (ROOT / "docs/plan.md").read_text()
     assert "`meshwright.plan.plan(experiment" in page
     assert callable(mw.plan.plan)
+
+
+def test_the_snippets_about_data_run():
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S)
+    rows = [{"image": np.ones((2, 2), np.float32), "y": np.float32(i)} for i in range(64)]
+    texts = [{"tokens": np.ones(n), "mask": np.ones(n)} for n in range(1, 65)]
+    of_images = lambda params, batch: ((params["w"] * batch["image"].mean((1, 2)) - batch["y"]) ** 2).mean()
+    of_texts = lambda params, batch: mw.Mean.of((params["w"] * batch["tokens"] - 1) ** 2, batch["mask"])
+    losses = [of_images, of_images, of_texts]
+    for snippet, loss in zip(snippets, losses, strict=True):
+        made = mw.Trainer(
+            mw.Deployer(0, verbose=False), params={"w": np.float32(1)}, loss=loss, optimizer=optax.sgd(1e-3)
+        )
+        exec(
+            snippet,
+            {
+                "mw": mw,
+                "np": np,
+                "trainer": made,
+                "dataset": rows,
+                "examples": rows,
+                "texts": texts,
+                "DataLoader": lambda dataset, batch_size, shuffle: DataLoader(dataset, batch_size),
+            },
+        )
+        assert made.step == 4

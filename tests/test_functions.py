@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adapters import models
-from meshwright.adapters import functional
+from meshwright.adapters import Bound, functional
 from meshwright.errors import UsageError
-from meshwright.functions import Bound, loss_of, prediction_of, step_of
+from meshwright.functions import loss_of, prediction_of, step_of
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)

@@ -1,6 +1,7 @@
 """The shape of the house, held: what may import what, by which door, and how long a file may be."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,16 @@ VERSION = {"_version", "__version__"}
 GROUND = {
     "arguments",
     "crc32",
+    "collector",
     "crc32c",
     "description",
     "documents",
     "durable",
     "errors",
     "events",
+    "patterns",
     "storage",
+    "protobufs",
     "tree",
     "process",
     "when",
@@ -33,6 +37,7 @@ FLOORS = [
     {"train", "checkpoint"},
     {"formats", "adapters", "predict"},
     {"models", "report"},
+    {"engine"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},
     {"trainer"},
@@ -48,7 +53,18 @@ MAY_IMPORT = {
     "program": set(),
     "checkpoint": {"arrays"},
 }
-LIBRARIES = {"tensorflow", "torch", "flax", "equinox", "orbax", "grain", "tensorstore", "zarr", "PIL"}
+LIBRARIES = {
+    "tensorflow",
+    "torch",
+    "flax",
+    "equinox",
+    "orbax",
+    "grain",
+    "tensorstore",
+    "zarr",
+    "PIL",
+    "cramjam",
+}
 TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS
 
@@ -87,10 +103,60 @@ def test_a_room_imports_only_the_floors_below(path):
     assert {parts[0] for parts in ours(path)} <= allowed
 
 
+def module_of(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_imported(path, modules):
+    """The modules of ours that a file imports, those for type checkers too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            inner = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in modules else node.module for name in inner)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def circles():
+    """The sets of modules, each of which imports all others of the set by way of others."""
+    # The package itself names all that it has, for type checkers; of it others take the version alone.
+    modules = {module_of(path): path for path in FILES if path != PACKAGE / "__init__.py"}
+    reached = {name: {*modules_imported(path, modules)} & {*modules} for name, path in modules.items()}
+    for through in modules:
+        for name in modules:
+            if through in reached[name]:
+                reached[name] = reached[name] | reached[through]
+    return {frozenset(m for m in reached[name] if name in reached[m]) for name in modules} - {frozenset()}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    known = {f"meshwright.experiment.{name}" for name in ("_ahead", "_experiment", "_parts")}  # the engine's
+    assert circles() <= {frozenset(known)}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_rooms_are_entered_by_the_door(path):
     elsewhere = [parts for parts in ours(path) if parts[0] not in {room_of(path)} | VERSION]
     assert not [parts for parts in elsewhere if any(part.startswith("_") for part in parts)]
+
+
+SETS_FOR_THE_PROCESS = re.compile(
+    r"^ *global |os\.environ\[[^\]]+\] = |environ\.(setdefault|update)\(|sys\.modules(\[[^\]]+\] =| \|=)"
+    r"|sys\.excepthook =|(os\.register_at_fork|atexit\.register|gc\.disable|gc\.freeze|signal\.signal)\("
+    r"|(jax\.config\.update|faulthandler\.dump_traceback_later)\(",
+    re.MULTILINE,
+)
+
+
+def test_what_holds_for_the_whole_process_is_set_where_the_design_says():
+    design = (PACKAGE.parents[1] / "docs/design.md").read_text()
+    named = set(re.findall(r"^\| `(\w+/[\w/]+\.py)` \|", design, re.MULTILINE))
+    inside = (path for path in FILES if room_of(path) != "cli")
+    found = {
+        str(path.relative_to(PACKAGE)) for path in inside if SETS_FOR_THE_PROCESS.search(path.read_text())
+    }
+    assert found <= named
 
 
 def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():

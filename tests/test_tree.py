@@ -77,14 +77,6 @@ def test_an_abstract_tree_keeps_shapes_dtypes_and_shardings():
     assert (found["n"].shape, found["n"].dtype) == ((), np.float32)
 
 
-def test_a_pattern_matches_the_whole_name_or_its_last_components():
-    matches = tree.ends_in("layers/.*/q|k")
-    assert matches("params/layers/0/q")
-    assert matches("k")
-    assert not matches("params/layers/0/k_scale")
-    assert not matches("params/risk")
-
-
 def test_differences_are_told_by_name_with_the_dtypes_that_jax_makes():
     then = {"same": np.ones(2), "shape": np.ones(3), "dtype": np.ones(1), "gone": np.ones(1)}
     now = {"same": jnp.ones(2), "shape": np.ones(4), "dtype": np.ones(1, np.int64)}

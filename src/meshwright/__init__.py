@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         arguments,
         arrays,
         checkpoint,
+        engine,
         errors,
         events,
         experiment,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         input,
         metrics,
         models,
+        patterns,
         plan,
         process,
         profile,
@@ -38,20 +40,13 @@ if TYPE_CHECKING:
     from meshwright.arrays import restore
     from meshwright.checkpoint import Checkpoints
     from meshwright.deployer import Deployer
+    from meshwright.engine import no_better
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import (
-        Evaler,
-        Experiment,
-        Input,
-        Save,
-        from_checkpoint,
-        no_better,
-        open_averages,
-        run,
-    )
+    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
     from meshwright.formats import open_source
-    from meshwright.input import Arrays, batches, padded_batches
+    from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
+    from meshwright.patterns import optional
     from meshwright.predictor import Predictor
     from meshwright.profile import tracer
     from meshwright.sharding import (
@@ -105,6 +100,7 @@ _ROOMS = (
     "arguments",
     "arrays",
     "checkpoint",
+    "engine",
     "errors",
     "events",
     "experiment",
@@ -113,6 +109,7 @@ _ROOMS = (
     "input",
     "metrics",
     "models",
+    "patterns",
     "plan",
     "process",
     "profile",
@@ -129,6 +126,7 @@ _NAMES = {
     "adapters": ("functional",),
     "arrays": ("restore",),
     "checkpoint": ("Checkpoints",),
+    "engine": ("no_better",),
     "errors": ("MeshwrightError",),
     "experiment": (
         "Evaler",
@@ -136,12 +134,11 @@ _NAMES = {
         "Input",
         "Save",
         "from_checkpoint",
-        "no_better",
         "open_averages",
         "run",
     ),
     "formats": ("open_source",),
-    "input": ("Arrays", "batches", "padded_batches"),
+    "input": ("Arrays", "Batched", "Bucketed", "batches", "mapped", "padded_batches"),
     "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
     "sharding": (
         "Layout",
@@ -187,6 +184,7 @@ _NAMES = {
         "watchdog",
     ),
     "deployer": ("Deployer",),
+    "patterns": ("optional",),
     "predictor": ("Predictor",),
     "profile": ("tracer",),
     "trainer": ("Trainer",),

@@ -1,5 +1,7 @@
 """CRC-32 as ZIP has it, also of data that several threads went through in parts.
 
+These are joined here: isal can do so, and Python's zlib, which is used where isal has no wheel, cannot.
+
 Source of `joined`: appending n zero bits to a message multiplies its remainder by x**n modulo the
 polynomial, as in zlib's crc32_combine.
 """

@@ -33,7 +33,19 @@ def differences(a: str, b: str) -> list[Difference]:
     before, after = values(a), values(b)
     paths = [*before, *(path for path in after if path not in before)]
     found = (Difference(path, before.get(path), after.get(path)) for path in paths)
-    return [each for each in found if each.a != each.b]
+    return [each for each in found if not _is_same(each.a, each.b)]
+
+
+def _is_same(a: str | None, b: str | None) -> bool:
+    """Return whether two values are one, as 900 and 900.0, which a schedule of optax's makes of it, are."""
+    return a == b or (_number(a) is not None and _number(a) == _number(b))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
 
 
 def _taken_apart(path: str, text: str) -> list[tuple[str, str]]:

@@ -1,4 +1,7 @@
-"""TensorBoard's event files without TensorFlow: their records, and the import of their protobufs.
+"""TensorBoard's event files without TensorFlow: their records and their messages.
+
+The records are framed here. The packages that do so either bring PyTorch or TensorFlow along, or gather what
+is written, or wait for the disk at each report; and none reads a file up to where it is damaged.
 
 An event file is a sequence of records, little-endian (TensorFlow's `core/lib/io/record_writer.h`), each of
 which holds one `Event` protobuf:
@@ -10,7 +13,6 @@ which holds one `Event` protobuf:
 """
 
 import struct
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright import protobufs
 from meshwright.crc32c import masked_crc32c
 from meshwright.storage import local_path
 
@@ -37,11 +40,10 @@ def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
     evaluation may not have begun yet.
     """
     run, tag = _run_and_tag(local_path(directory), name)
-    event_pb2 = import_tensorboardx().proto.event_pb2
     records = (record for path in _event_files(run) for record in _records(path, tag.encode()))
     return {
         event.step: number
-        for event in map(event_pb2.Event.FromString, records)
+        for event in map(messages()["Event"].FromString, records)
         for value in event.summary.value
         if value.tag == tag and (number := _number(value)) is not None
     }
@@ -54,21 +56,60 @@ def record(event: bytes) -> bytes:
 
 
 @cache
-def import_tensorboardx() -> Any:
-    """Import it without PyTorch and Comet, which it loads where they are installed, to no use here.
+def messages() -> dict[str, Any]:
+    """Return the classes of the messages in an event, by name.
 
-    The first call belongs on the main thread: for its time, no other thread can import PyTorch.
+    Source: `event.proto`, `summary.proto`, `tensor.proto` of github.com/tensorflow/tensorflow. Enums are
+    numbers here, which are the same bytes.
     """
-    modules: dict[str, Any] = sys.modules
-    hidden = {"torch", "comet_ml"} - modules.keys()
-    modules |= dict.fromkeys(hidden)  # None lets an import fail: "The module cache" in Python's reference
-    try:
-        import tensorboardX.proto.event_pb2
-        import tensorboardX.proto.summary_pb2
-    finally:
-        for name in hidden:
-            del modules[name]
-    return tensorboardX
+    return protobufs.messages(
+        "tensorboard",
+        {
+            "Event": (
+                "double wall_time = 1",
+                "int64 step = 2",
+                "oneof string file_version = 3",
+                "oneof Summary summary = 5",
+                "oneof SessionLog session_log = 7",
+            ),
+            "SessionLog": ("int32 status = 1",),
+            "Summary": ("repeated Value value = 1",),
+            "Value": (
+                "string tag = 1",
+                "oneof float simple_value = 2",
+                "oneof Image image = 4",
+                "oneof Histogram histo = 5",
+                "oneof Tensor tensor = 8",
+                "Metadata metadata = 9",
+            ),
+            "Image": (
+                "int32 height = 1",
+                "int32 width = 2",
+                "int32 colorspace = 3",
+                "bytes encoded_image_string = 4",
+            ),
+            "Histogram": (
+                "double min = 1",
+                "double max = 2",
+                "double num = 3",
+                "double sum = 4",
+                "double sum_squares = 5",
+                "repeated double bucket_limit = 6",
+                "repeated double bucket = 7",
+            ),
+            "Tensor": (
+                "int32 dtype = 1",
+                "bytes tensor_content = 4",
+                "repeated float float_val = 5",
+                "repeated double double_val = 6",
+                "repeated int32 int_val = 7",
+                "repeated bytes string_val = 8",
+                "repeated int64 int64_val = 10",
+            ),
+            "Metadata": ("PluginData plugin_data = 1",),
+            "PluginData": ("string plugin_name = 1",),
+        },
+    )
 
 
 def _run_and_tag(directory: Path, name: str) -> tuple[Path, str]:

@@ -5,9 +5,7 @@ errors alike. `%` and `/` inside a key are written `%25` and `%2F`, so that two 
 a name and a name can always be taken apart again.
 """
 
-import functools
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -99,19 +97,6 @@ def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTr
     others = [structure.flatten_up_to(each) for each in rest]
     names = _names([path for path, _ in leaves])
     return structure.unflatten(map(function, names, (leaf for _, leaf in leaves), *others))
-
-
-@functools.cache  # Python itself keeps 512 patterns, and there may be a rule for each of thousands of arrays
-def ends_in(pattern: str) -> Callable[[str], bool]:
-    """Return whether a name is matched, whole or in its last components, by a regular expression.
-
-    So `q|k|v` matches the leaves called q, k or v, and not `freq`; `decoder/.*/q` those below `decoder`.
-
-    Raises:
-      re.error: `pattern` is not a regular expression.
-    """
-    whole = re.compile(rf"(?:.*/)?(?:{pattern})")
-    return lambda name: whole.fullmatch(name) is not None
 
 
 def abstract(tree: PyTree) -> PyTree:

@@ -6,7 +6,7 @@ other: rule 7 of docs/design.md. `every_minutes`, which reads a clock, asks proc
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright import process
 from meshwright.errors import UsageError
@@ -32,23 +32,48 @@ def every(num_steps: int) -> When:
         raise UsageError(
             f"every({num_steps}): the number of steps must be at least 1; use `never` for never."
         )
-    return lambda step: step % num_steps == 0
+    return Every(num_steps)
+
+
+@dataclass(frozen=True)
+class Every:
+    """The policy that `every` makes."""
+
+    num_steps: int
+
+    def __call__(self, step: int) -> bool:
+        return step % self.num_steps == 0
 
 
 def at(*steps: int) -> When:
     """Due after exactly these steps."""
-    chosen = frozenset(steps)
-    return lambda step: step in chosen
+    return At(frozenset(steps))
+
+
+@dataclass(frozen=True)
+class At:
+    """The policy that `at` makes."""
+
+    steps: frozenset[int]
+
+    def __call__(self, step: int) -> bool:
+        return step in self.steps
 
 
 def either(*whens: When) -> When:
     """Due when any of `whens` is. All are asked, so that those which keep time go on keeping it."""
+    return Either(whens)
 
-    def when(step: int) -> bool:
-        answers = [each(step) for each in whens]
+
+@dataclass(frozen=True)
+class Either:
+    """The policy that `either` makes."""
+
+    whens: tuple[When, ...]
+
+    def __call__(self, step: int) -> bool:
+        answers = [when(step) for when in self.whens]
         return any(answers)
-
-    return when
 
 
 def asked_once(when: When) -> When:
@@ -80,18 +105,27 @@ def every_minutes(
     Collective: each `asked_every` steps all processes ask process 0. Call it in the same order
     everywhere, on the main thread.
     """
-    last = clock()
+    return EveryMinutes(minutes, asked_every, clock)
 
-    def when(step: int) -> bool:
-        nonlocal last
-        if step % asked_every:
+
+@dataclass(eq=False)
+class EveryMinutes:
+    """The policy that `every_minutes` makes. It remembers the time, so each run needs its own."""
+
+    minutes: float
+    asked_every: int
+    clock: Callable[[], float] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self._last = self.clock()
+
+    def __call__(self, step: int) -> bool:
+        if step % self.asked_every:
             return False
-        due = process.agree(clock() - last >= 60 * minutes)
+        due = process.agree(self.clock() - self._last >= 60 * self.minutes)
         if due:
-            last = clock()
+            self._last = self.clock()
         return due
-
-    return when
 
 
 class Due:

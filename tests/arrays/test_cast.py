@@ -51,7 +51,7 @@ def test_the_first_cast_that_matches_decides(saved):
 @pytest.mark.parametrize(
     ("casts", "said"),
     [
-        ([("parms/.*", "float32")], "'parms/.*', matches no name"),
+        ([("parms/.*", "float32")], "'parms/.*' matches no name"),
         (
             [("params/ids", "float32")],
             "nothing that 'params/ids' matches is of the kind of number that float32 is",

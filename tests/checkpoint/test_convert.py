@@ -70,8 +70,8 @@ def test_a_conversion_can_be_resumed_from(source, to, state, same_bytes):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"only": "parms/.*"}, r"'parms/\.\*' matches the whole name of no array.* nearest name is params/"),
-        ({"dtype": {"params": "float32"}}, "'params' matches the whole name of no array"),
+        ({"only": "parms/.*"}, r"only: 'parms/\.\*' matches no name; the nearest is params/"),
+        ({"dtype": {"params": "float32"}}, "dtype: 'params' matches no name"),
         ({"dtype": "int8"}, "int8: it is not a dtype of floating-point"),
         ({"dtype": "flaot32"}, "there is no dtype 'flaot32'"),
     ],

@@ -266,7 +266,7 @@ def test_convert_writes_what_other_programs_read(train, tmp_path, capsys):
     ("option", "code", "says"),
     [
         ("--only=(", 2, "is not a regular expression"),
-        ("--only=x", 2, "matches the whole name of no array"),
+        ("--only=x", 2, "only: 'x' matches no name"),
         ("--subtree=param", 3, "did you mean params?"),
         ("--dtype=x", 2, "there is no dtype 'x'"),
         ("--config=x", 2, "--config is for --map"),

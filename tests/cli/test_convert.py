@@ -48,7 +48,7 @@ def names(place):
     [
         (
             ("--only", ""),
-            "the pattern '' matches the whole name of no array. There are params/a/w, rng, step",
+            "only: '' matches no name; there are params/a/w, rng, step",
         ),
         (("--only", "("), "'(' is not a regular expression"),
         (("--subtree", ""), "has no subtree"),

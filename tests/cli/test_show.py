@@ -72,7 +72,7 @@ def test_it_is_compared_with_another(call):
     assert call("show", "tiny:tiny", "--against", "tiny:tiny")[0] == 0
     code, out, _ = call("show", "tiny:tiny", "learning_rate=0.5", "--against", "tiny:tiny")
     assert code == 1
-    assert "  optimizer.1.step_size: -0.1 → -0.5\n1 values differ" in out
+    assert "  optimizer.1.tx.step_size: -0.1 → -0.5\n1 values differ" in out
     found = json.loads(call("show", "tiny:tiny", "width=3", "--against=tiny:tiny", "--json")[1])
     assert found["different"] == {"model.width": {"a": "2", "b": "3"}}
 
@@ -96,7 +96,7 @@ def test_settings_come_from_files_and_the_command_line_wins(call, tmp_path):
     words = ["--settings", "one.yaml", "--settings=two.yaml", "max_step=7"]
     _, out, _ = call("show", "tiny:tiny", *words)
     assert {"max_step = 7", "evalers.test.when = 9", "input.epochs = None"} <= set(out.splitlines())
-    assert "optimizer.1 = optax.scale(step_size=-0.001)" in out.splitlines()
+    assert "optimizer.1.tx = optax.scale(step_size=-0.001)" in out.splitlines()
 
 
 def test_a_run_continues_without_the_file_of_its_settings(call, tmp_path):

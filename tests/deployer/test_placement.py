@@ -48,7 +48,7 @@ def test_what_is_no_rule_and_what_does_not_fit_are_told(deployer, params):
     with pytest.raises(UsageError, match=r"is no sharding rule.\n.*mw.match\("):
         deployer.get_params_spec(params, [(("hidden", "w"), P("mp"))])
     with pytest.raises(LayoutError, match="hidden/w"):
-        deployer.get_params_spec({"hidden": {"w": np.ones((3, 3))}}, RULES)
+        deployer.get_params_spec({"hidden": {"w": np.ones((3, 3))}}, RULES[:1])
 
 
 def test_rules_that_are_found_can_be_printed_changed_and_given_back(make_deployer):
@@ -70,9 +70,32 @@ def test_where_no_rule_is_found_that_is_what_a_trainer_and_a_predictor_take(make
     deployer, params = make_deployer(), {"w": np.ones(4, np.float32)}
     rules = deployer.get_sharding_rules(params)
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] * params["w"], rules=rules)
-    assert [*map(list, predictor.predict([{"x": np.ones(4)}] * 8, params, 1))] == [[1.0] * 4] * 8
+    assert [*map(list, predictor.predict([{"x": np.ones(4)}] * 8, 1, params))] == [[1.0] * 4] * 8
     loss = lambda params, batch: (params["w"] * batch["x"]).sum()
     mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.sgd(0.1), rules=rules)
+
+
+def test_a_trainer_and_a_predictor_take_a_dictionary_of_rules_by_model(deployer):
+    params = {"model": {"w": np.ones((8, 4), np.float32)}, "lora": {"w": np.ones((8, 4), np.float32)}}
+    rules = {"model": [mw.match("params/w", "fsdp", "tensor")], "lora": None}
+    loss = lambda params, batch: (batch["x"] @ (params["model"]["w"] + params["lora"]["w"])).mean()
+    trainer = mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.adam(0.1), rules=rules)
+    trainer.fit({"x": np.ones((16, 8), np.float32)}, 1, 1)
+    assert trainer.params["model"]["w"].sharding.spec == P("fsdp", "tensor")
+    seen = lambda params, batch: batch["x"] @ params["model"]["w"]
+    predictor = mw.Predictor(deployer, predict=seen, rules=rules)
+    assert len(predictor.predict({"x": np.ones((8, 8), np.float32)}, 1, params)) == 8
+    mistyped = {"modl": None, "lora": None}
+    for refused in (
+        lambda: (
+            mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.sgd(0.1), rules=mistyped).layout
+        ),
+        lambda: mw.Predictor(deployer, predict=seen, rules=mistyped).predict(
+            {"x": np.ones((8, 8))}, 1, params
+        ),
+    ):
+        with pytest.raises(UsageError, match=r"sharding rules for 'modl', .*Did you mean 'model'"):
+            refused()
 
 
 W, B = ("fsdp", "tensor"), ()

@@ -12,8 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import meshwright as mw
 from experiment.runs import EXAMPLES, experiment, losses, measure
 from meshwright.cli import main
+from meshwright.engine import checkpoints_of
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError, UsageError
-from meshwright.experiment import checkpoints_of
 from meshwright.storage import _mirror, local_copy
 from storage.stores import files
 

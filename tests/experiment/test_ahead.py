@@ -20,7 +20,7 @@ def of_wide(params, batch, key):
 
 def ahead(run, **more):
     described = {"model": wide, "loss": of_wide, "optimizer": optax.adam(1e-3)}
-    return experiment(run, **described | more).compile()
+    return mw.experiment.compile_ahead(experiment(run, **described | more))
 
 
 def test_the_state_counts_once_although_it_goes_in_and_comes_out(tmp_path):
@@ -41,7 +41,9 @@ def test_a_split_state_takes_a_share_of_each_device(tmp_path):
 )
 def test_it_counts_operations_of_all_microbatches_and_of_what_is_computed_again(tmp_path, more, times):
     described = {"mesh": "data=1", "model": wide, "loss": of_wide, "input": mw.Input(EXAMPLES, 64)} | more
-    found = experiment(tmp_path, **described).compile(jax.devices()[: 4 if "mesh" in more else 1])
+    found = mw.experiment.compile_ahead(
+        experiment(tmp_path, **described), jax.devices()[: 4 if "mesh" in more else 1]
+    )
     forward_and_backward = 5 * 2 * 64 * 4 * 1024  # two products and three: the examples need no gradient
     assert found.flops == pytest.approx(times * forward_and_backward)
     assert f"{found.flops:.3g} FLOP" in str(found)
@@ -53,7 +55,7 @@ def test_a_batch_over_the_devices_of_one_is_a_share_of_it(tmp_path):
 
 def test_nothing_is_allocated_run_or_written(tmp_path):
     before = len(jax.live_arrays())
-    experiment(tmp_path / "run", model=lambda key: {"w": jnp.ones((4, 10**9))}).compile()
+    mw.experiment.compile_ahead(experiment(tmp_path / "run", model=lambda key: {"w": jnp.ones((4, 10**9))}))
     assert len(jax.live_arrays()) == before
     assert not (tmp_path / "run").exists()
 
@@ -63,13 +65,13 @@ def test_it_is_the_step_that_the_run_compiles(tmp_path):
         tmp_path, mesh="data=2,tensor=4", model=wide, loss=of_wide, optimizer=optax.sgd(1e-6)
     )
     target = mw.run(described).state
-    state, _ = described.compile().compiled(target, {"x": EXAMPLES["x"][:16]})
+    state, _ = mw.experiment.compile_ahead(described).compiled(target, {"x": EXAMPLES["x"][:16]})
     assert int(state.step) == 11
 
 
 def test_the_mesh_rule_of_the_devices_given_decides(tmp_path):
     rules = (("cpu:4", mw.edit(mesh="fsdp=4")), ("cpu:8", mw.edit(mesh="data=2,fsdp=4")))
-    four = experiment(tmp_path, mesh_rules=rules).compile(jax.devices()[:4])
+    four = mw.experiment.compile_ahead(experiment(tmp_path, mesh_rules=rules), jax.devices()[:4])
     assert four.mesh == {"fsdp": 4}
 
 

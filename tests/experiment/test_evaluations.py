@@ -289,7 +289,7 @@ def test_a_run_that_is_killed_evaluates_at_the_same_steps(informed, tmp_path, mo
 
 def test_a_save_can_wait_for_several_evaluations_at_one_step(tmp_path, monkeypatch):
     evalers = {"twos": mw.Evaler(measure, FEW, when=2), "threes": mw.Evaler(measure, FEW, when=3)}
-    both = mw.Save(when=mw.experiment.when_evaluated("twos", "threes"), keep=9)
+    both = mw.Save(when=mw.engine.when_evaluated("twos", "threes"), keep=9)
     with monkeypatch.context() as crashing:
         crash_at(8, crashing)
         with pytest.raises(ZeroDivisionError):
@@ -319,7 +319,7 @@ def test_the_last_checkpoint_has_the_scores_of_the_last_evaluation(tmp_path):
 
 
 def test_a_save_that_waits_for_what_there_is_not_is_refused(tmp_path):
-    waiting = mw.Save(when=mw.experiment.when_evaluated("al"))
+    waiting = mw.Save(when=mw.engine.when_evaluated("al"))
     with pytest.raises(UsageError, match=r"'al'.*Did you mean 'all'\?\n  There are: all"):
         run(tmp_path, evalers={"all": WHOLE}, checkpoints=waiting)
 
@@ -334,7 +334,7 @@ def test_a_policy_of_three_arguments_is_refused(part):
 def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, num_devices):
     layout = mw.Layout(mw.make_mesh("data=-1", jax.devices()[:num_devices]))
     state = mw.init_state(init, optax.sgd(0.1), 0, layout)
-    OutputFiles(tmp_path / "outputs/few", WRITING, layout, None, 0)(5, state)
+    OutputFiles(WRITING, layout, None, 0)(tmp_path / "outputs/few", 5, state)
     found = outputs(tmp_path, 5)
     assert [row["x"] for row in found] == FEW["x"].tolist()
     np.testing.assert_allclose([row["e"] for row in found], exact(state.params, FEW), rtol=1e-5)

@@ -28,7 +28,7 @@ def run(experiment, tmp_path_factory):
 
 def test_the_experiment_is_described_as_the_page_says(experiment):
     shown = re.search(r"^```\n((?:\S+ = .*\n)+)```$", PAGE, re.M)[1].splitlines()
-    assert set(shown) <= set(mw.experiment.describe(experiment()).splitlines())
+    assert set(shown) <= set(mw.engine.describe(experiment()).splitlines())
 
 
 def test_the_run_directory_holds_what_the_page_says_and_nothing_else(run):

@@ -9,8 +9,8 @@ import pytest
 import meshwright as mw
 from experiment.runs import EXAMPLES, experiment, loss, losses, measure
 from meshwright import report
+from meshwright.engine._reports import saying
 from meshwright.errors import DivergedError, Interrupted, UsageError
-from meshwright.experiment._reports import saying
 
 
 def outcome(run):
@@ -96,7 +96,7 @@ def test_a_page_that_cannot_be_made_does_not_fail_the_run(tmp_path, caplog):
 
 
 def test_the_end_of_a_run_does_not_wait_for_a_page_that_takes_long(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("meshwright.experiment._record.LARGEST_METRICS_NBYTES", 100)
+    monkeypatch.setattr("meshwright.engine._record.LARGEST_METRICS_NBYTES", 100)
     mw.run(experiment(tmp_path))
     assert not (tmp_path / "report.html").exists()
     assert f"`meshwright report {tmp_path}` does" in caplog.text

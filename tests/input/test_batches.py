@@ -207,7 +207,8 @@ def test_a_batch_that_cannot_be_made_is_not_skipped_when_tried_again():
         ({}, "must be equal"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, r"\{'x': 3, 'y': 4\}"),
         ((np.zeros(3), np.zeros(3)), "Give the arrays names"),
-        (iter([1]), "must have __len__ and __getitem__"),
+        (iter([1]), "can be read once"),
+        (7, "must have __len__ and __getitem__"),
     ],
 )
 def test_what_is_no_set_of_examples_is_refused(examples, says):

@@ -11,7 +11,7 @@ import pytest
 import meshwright as mw
 from meshwright import plan
 from meshwright.cli import main
-from meshwright.experiment import describe
+from meshwright.engine import describe
 from meshwright.models import decoder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

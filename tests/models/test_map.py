@@ -113,7 +113,7 @@ def test_parts_must_be_there_together_and_fit():
         (lambda: Row("b/{}/a", "wte"), "the row of wte has a {} in b/{}/a only"),
         (lambda: Map((Row("a", "w"), Row("b", "w"))), "several rows for w"),
         (lambda: Map((Row("a", "v"), Row(("b", "a"), "w", sizes=(1, 2)))), "several rows for a"),
-        (lambda: Map((), ignore="*"), "ignore='*' is no pattern: nothing to repeat"),
+        (lambda: Map((), ignore="*"), "Map.ignore: '*' is not a regular expression: nothing to repeat"),
     ],
 )
 def test_a_table_that_means_nothing_is_refused_when_it_is_made(make, message):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
@@ -130,6 +131,21 @@ def test_of_the_branches_of_a_condition_the_one_that_exchanges_most_counts():
     shapes = {"c": ((), P()), "w": ((64, 32), P("tensor"))}
     found = costs(chosen, shapes, (8, 64), {"tensor": 4})
     assert sent(found.collectives) == {("all-reduce", ("tensor",)): 2 * 8 * 32 * F32 * 3 // 4}
+
+
+def test_attention_of_cudnn_is_done_where_batch_and_heads_are():
+    fused = Primitive("dot_product_attention_fwd_wrapper")
+    fused.def_abstract_eval(lambda q, *_, layout: q)
+
+    def attended(state, x):
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x.reshape(8, 16, 32), state[name]) for name in "qkv")
+        return jnp.tanh(fused.bind(q, k, v, layout=0)).sum()
+
+    by_heads = P(None, "tensor")
+    shapes = {"q": ((32, 8, 16), by_heads), "k": ((32, 4, 16), by_heads), "v": ((32, 4, 16), by_heads)}
+    found = costs(attended, shapes, (8, 512), {"data": 2, "tensor": 4})
+    assert (sent(found.collectives), found.not_understood) == ({}, ())
+    assert found.products[-1].flops == 2 * (2 * 8 * 16 * 16 * 8 * 16) / 8
 
 
 def test_one_device_exchanges_nothing():

@@ -29,7 +29,7 @@ def doubling():
 @pytest.mark.parametrize("num_examples", [0, 1, 3, 7, 8, 9, 33, 64])
 @pytest.mark.parametrize("per_device_batch_size", [1, 2, 3, 5])
 def test_every_example_has_its_prediction_in_order(doubling, num_examples, per_device_batch_size):
-    found = doubling.predict(list(range(num_examples)), 2, per_device_batch_size)
+    found = doubling.predict(list(range(num_examples)), per_device_batch_size, 2)
     assert found == [2 * i for i in range(num_examples)]
 
 
@@ -46,23 +46,23 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_examples_may_be_anything_that_can_be_read_once(doubling, kind):
-    assert doubling.predict(EXAMPLES[kind], 2, 1) == [2 * i for i in range(10)]
+    assert doubling.predict(EXAMPLES[kind], 1, 2) == [2 * i for i in range(10)]
 
 
 @pytest.mark.parametrize("none", [[], {"x": np.zeros((0, 3))}, iter(()), lambda: iter(())], ids=str)
 def test_of_no_examples_there_are_no_predictions(doubling, none):
-    assert doubling.predict(none, 2, 1) == []
+    assert doubling.predict(none, 1, 2) == []
 
 
 def test_what_cannot_be_read_is_refused(doubling):
     with pytest.raises(ExamplesError, match="examples must have __len__ and __getitem__; int has not"):
-        doubling.predict(3, 2, 1)
+        doubling.predict(3, 1, 2)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_predictions_are_those_of_one_device(mesh):
     predictor = mw.Predictor(deployer(mesh), predict=times)
-    found = predictor.predict({"x": ROWS}, {"w": WEIGHTS}, 2)
+    found = predictor.predict({"x": ROWS}, 2, {"w": WEIGHTS})
     np.testing.assert_allclose([row["x"] for row in found], ROWS @ WEIGHTS, rtol=1e-5, atol=1e-5)
     assert [row["first"] for row in found] == ROWS[:, 0].tolist()
 
@@ -89,7 +89,7 @@ COPIES = {"numpy": 1, "one device": 1, "on the mesh": 0, "whole on its devices":
 def test_parameters_of_any_sort_stay_the_callers(sort):
     predictor, weights = mw.Predictor(deployer(), predict=times), given(sort)
     for _ in range(2):
-        found = predictor.predict({"x": ROWS}, {"w": weights}, 2)
+        found = predictor.predict({"x": ROWS}, 2, {"w": weights})
     np.testing.assert_allclose([row["x"] for row in found], ROWS @ WEIGHTS, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(weights, WEIGHTS)
 
@@ -101,7 +101,7 @@ def test_parameters_are_copied_only_if_they_are_not_on_the_mesh(sort):
     predictor = mw.Predictor(deployer(), predict=times, output=output)
     params = {"w": given(sort), "elsewhere": np.ones(3)}  # what is copied has the others left alone
     before = alive()
-    predictor.predict({"x": ROWS[:8]}, params, 2)
+    predictor.predict({"x": ROWS[:8]}, 2, params)
     assert seen == [before + COPIES[sort]]
 
 
@@ -114,13 +114,13 @@ def test_each_device_computes_its_share():
         )
         return batch["x"]
 
-    mw.Predictor(deployer("data=4,tensor=2"), predict=predict).predict({"x": ROWS[:8]}, {}, 2)
+    mw.Predictor(deployer("data=4,tensor=2"), predict=predict).predict({"x": ROWS[:8]}, 2, {})
     assert seen == [(2, 16)]
 
 
 def test_models_may_constrain_arrays_by_the_names_of_axes():
     predict = lambda batch: jax.lax.with_sharding_constraint(batch["x"], P("data", "tensor"))
-    found = mw.Predictor(deployer(), predict=predict).predict({"x": ROWS}, {}, 2)
+    found = mw.Predictor(deployer(), predict=predict).predict({"x": ROWS}, 2, {})
     np.testing.assert_array_equal(found, ROWS)
 
 
@@ -130,7 +130,7 @@ def test_repeated_calls_compile_once():
     predictor = mw.Predictor(deployer(), predict=predict)
     for scale in (2, 3):
         for examples in (range(5), range(99)):
-            assert predictor.predict(examples, np.int32(scale), 2) == [scale * i for i in examples]
+            assert predictor.predict(examples, 2, np.int32(scale)) == [scale * i for i in examples]
     assert traced == [1]
 
 
@@ -149,14 +149,14 @@ def test_evaluation_after_each_epoch_compiles_once_and_is_of_the_newest_paramete
         eval_metric_fn=lambda preds: seen.append(preds) or {},
     )
     assert (traced, len(seen)) == ([1], 4)  # the first is to find mistakes before training
-    np.testing.assert_array_equal(seen[-1], predictor.predict({"x": ROWS}, trainer.params, 2))
+    np.testing.assert_array_equal(seen[-1], predictor.predict({"x": ROWS}, 2, trainer.params))
 
 
 def test_output_sees_real_examples_only():
     seen = []
     output = lambda prediction: seen.append(prediction) or prediction.tolist()
     predictor = mw.Predictor(deployer(), predict=lambda batch: batch, output=output)
-    assert predictor.predict(list(range(19)), {}, 2) == list(range(19))
+    assert predictor.predict(list(range(19)), 2, {}) == list(range(19))
     assert [len(each) for each in seen] == [8, 8, 3]
     assert all(isinstance(each, np.ndarray) for each in seen)
 
@@ -167,7 +167,13 @@ def test_another_number_of_outputs_than_examples_is_refused(num_outputs):
         deployer(), predict=lambda batch: batch, output=lambda _: iter(range(num_outputs))
     )
     with pytest.raises(UsageError, match=f"`output` returned {num_outputs} outputs for 3 examples"):
-        predictor.predict([1, 2, 3], {}, 1)
+        predictor.predict([1, 2, 3], 1, {})
+
+
+def test_an_output_that_returns_nothing_is_told_so():
+    predictor = mw.Predictor(deployer(), predict=lambda batch: batch, output=lambda rows: None)
+    with pytest.raises(UsageError, match=r"`output` returned None for 3 examples.\n.* one output for each"):
+        predictor.predict([1, 2, 3], 1, {})
 
 
 @pytest.mark.parametrize(
@@ -181,12 +187,12 @@ def test_another_number_of_outputs_than_examples_is_refused(num_outputs):
 )
 def test_predictions_need_a_row_for_each_example(predict, problem):
     with pytest.raises(UsageError, match=f"a row for each of the 8 examples of a batch: {problem}"):
-        mw.Predictor(deployer(), predict=predict).predict([1, 2, 3], {}, 2)
+        mw.Predictor(deployer(), predict=predict).predict([1, 2, 3], 2, {})
 
 
 def test_a_batch_of_nothing_is_refused(doubling):
     with pytest.raises(UsageError, match="per_device_batch_size=0: it must be at least 1"):
-        doubling.predict([1], 2, 0)
+        doubling.predict([1], 0, 2)
 
 
 def test_a_prediction_that_asks_for_what_there_is_not_is_refused():
@@ -204,22 +210,56 @@ def initial(key):
 
 def test_a_model_with_a_state_predicts_with_the_state_given():
     predictor = mw.Predictor(deployer(), predict=lambda model, batch: model(batch), model=(initial, centred))
-    found = predictor.predict(ROWS[:, 0], {"w": np.float32(2)}, 2, model_state={"mean": np.float32(1)})
+    found = predictor.predict(ROWS[:, 0], 2, {"w": np.float32(2)}, model_state={"mean": np.float32(1)})
     np.testing.assert_array_equal(found, 2 * (ROWS[:, 0] - 1))
 
 
 def test_a_model_with_a_state_asks_for_it():
     predictor = mw.Predictor(deployer(), predict=lambda model, batch: model(batch), model=(initial, centred))
     with pytest.raises(UsageError, match="this model has a state besides its parameters, and none was given"):
-        predictor.predict(ROWS[:, 0], {"w": np.float32(2)}, 2)
+        predictor.predict(ROWS[:, 0], 2, {"w": np.float32(2)})
 
 
 def test_randomness_differs_between_batches_and_not_between_calls():
     draw = lambda batch, rng: jax.random.normal(rng, batch.shape)
     predictor = mw.Predictor(deployer(), predict=draw)
-    first, second = (predictor.predict(range(32), {}, 2) for _ in range(2))
+    first, second = (predictor.predict(range(32), 2, {}) for _ in range(2))
     assert first == second
     assert len(set(first)) == 32
+
+
+def test_another_seed_draws_anew_and_compiles_nothing():
+    traced = []
+    draw = lambda batch, rng: traced.append(1) or jax.random.normal(rng, batch.shape)
+    predictor = mw.Predictor(deployer(), predict=draw)
+    first, again, second = (predictor.predict(range(32), 2, {}, seed=seed) for seed in (None, 0, 1))
+    assert first == again  # the deployer's
+    assert not {*first} & {*second}
+    of_another_run = mw.Predictor(mw.Deployer(1, mesh="data=8", verbose=False), predict=draw)
+    assert of_another_run.predict(range(32), 1, {})[:8] == second[:8]
+    assert len(traced) == 2
+    with pytest.raises(UsageError, match="seed=-1: it must be a whole number from 0"):
+        predictor.predict(range(32), 2, {}, seed=-1)
+
+
+def test_the_order_is_that_of_redco_and_another_is_refused():
+    predictor = mw.Predictor(deployer(), predict=lambda params, batch: batch["x"] @ params["w"])
+    np.testing.assert_allclose(predictor.predict({"x": ROWS}, 2, {"w": WEIGHTS}), ROWS @ WEIGHTS, rtol=1e-4)
+    with pytest.raises(UsageError, match=r"found a dict.\n  The order is predict\(examples, per_device"):
+        predictor.predict({"x": ROWS}, {"w": WEIGHTS}, 2)
+
+
+def test_functions_may_take_things_out_of_the_batch():
+    def loss(params, batch):
+        return ((batch.pop("x") @ params["w"] - batch.pop("y")[:, None]) ** 2).mean()
+
+    run, data = deployer(), {"x": ROWS, "y": ROWS[:, 0]}
+    predictor = mw.Predictor(run, predict=lambda params, batch: batch.pop("y") + batch.pop("x")[:, 0])
+    assert len(predictor.predict(data, 2, {"w": WEIGHTS})) == 50
+    trainer = mw.Trainer(run, loss=loss, optimizer=optax.sgd(0.1), params={"w": WEIGHTS})
+    mean = lambda preds: {"mean": float(np.mean(preds))}
+    scores = trainer.fit(data, 2, 1, data, eval_predictor=predictor, eval_metric_fn=mean)
+    assert scores.keys() == {"loss", "mean"}
 
 
 def test_few_batches_are_in_flight():
@@ -227,7 +267,7 @@ def test_few_batches_are_in_flight():
     collate = lambda examples: read.append(1) or {"id": np.asarray(examples)}
     output = lambda prediction: most.append(len(read) - len(most)) or prediction
     predictor = mw.Predictor(deployer(), predict=lambda batch: batch["id"], collate=collate, output=output)
-    assert len(predictor.predict(range(800), {}, 2)) == 800
+    assert len(predictor.predict(range(800), 2, {})) == 800
     assert max(most) <= 10  # of 100: some read ahead, some computing
 
 
@@ -247,5 +287,5 @@ TOTALS = {"a list": list(range(19)), "arrays": {"id": np.arange(19)}, "an iterat
 def test_progress_is_counted_in_batches(kind):
     run = Telling(jax_seed=0, mesh="data=8", verbose=False)
     predictor = mw.Predictor(run, predict=lambda batch: batch)
-    assert len(predictor.predict(TOTALS[kind], {}, 1, desc="Labels")) == 19
+    assert len(predictor.predict(TOTALS[kind], 1, {}, desc="Labels")) == 19
     assert run.told == ("Labels", None if kind == "an iterator" else 3, 3)

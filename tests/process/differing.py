@@ -135,7 +135,7 @@ def predicted(*, examples=ROWS, scale=1.0, start=1.0, iterated=False):
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] @ params["w"] * table[0])
     rows = [{"x": x} for x in examples]
     params = {"w": np.full((8, 4), start, np.float32)}
-    return len(predictor.predict(iter(rows) if iterated else rows, params, 4))
+    return len(predictor.predict(iter(rows) if iterated else rows, 4, params))
 
 
 def looped(*, steps=3, factor=1.0, rows=ROWS, seed=0, start=1.0):
@@ -184,9 +184,11 @@ CASES = {
     "save_input_iterator": setting("save_input_iterator", True, False),
     "norms": setting("norms", None, ".*"),
     "learning rate": setting(
-        "optimizer", optax.sgd(0.01), optax.sgd(0.02), ("-0.01", "-0.02"), "optimizer.1.step_size"
+        "optimizer", optax.sgd(0.01), optax.sgd(0.02), ("-0.01", "-0.02"), "optimizer.1.tx.step_size"
     ),
-    "optimizer": setting("optimizer", optax.sgd(0.1), optax.adam(0.1), ("", "scale_by_adam"), "optimizer.0"),
+    "optimizer": setting(
+        "optimizer", optax.sgd(0.1), optax.adam(0.1), ("", "scale_by_adam"), "optimizer.0.tx"
+    ),
     "width": one_of(run, "model", init, lambda key: init(key, 5), r"model: .*<lambda> on OTHER"),
     "loss": setting("loss", loss, other_loss, ("", "other_loss")),
     "when saved": one_of(
@@ -236,7 +238,9 @@ CASES = {
         lambda bad: run(loss=over_a_set), r"(?s)the program of the step:.*iterates over a `set` of strings"
     ),
     "trainer: seed": one_of(fitted, "seed", 0, 1, "jax_seed: .*1 on OTHER"),
-    "trainer: learning rate": one_of(fitted, "lr", 0.1, 0.2, r"optimizer\.1\.step_size: .*-0\.2 on OTHER"),
+    "trainer: learning rate": one_of(
+        fitted, "lr", 0.1, 0.2, r"optimizer\.1\.tx\.step_size: .*-0\.2 on OTHER"
+    ),
     "trainer: n_epochs": one_of(fitted, "n_epochs", 1, 2, "n_epochs: .*2 on OTHER"),
     "trainer: batch size": one_of(fitted, "global_batch_size", 16, 32, "global_batch_size: .*32 on OTHER"),
     "trainer: loss": one_of(fitted, "train_loss", loss, other_loss, "train_loss: .*other_loss on OTHER"),

@@ -46,9 +46,9 @@ def predicted(params, model_state):
     size, options = 16 // jax.device_count(), {"model_state": model_state}
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "preds.jsonl"
-        predictor.predict(iter(ROWS[:21]), params, size, to=to, **options)
+        predictor.predict(iter(ROWS[:21]), size, params, to=to, **options)
         lines = mw.process.on_lead(to.read_text).splitlines()
-    found = predictor.predict(ROWS[:21], params, size, **options)
+    found = predictor.predict(ROWS[:21], size, params, **options)
     return [json.loads(line) for line in lines], jax.tree.map(float, found)
 
 

@@ -120,6 +120,16 @@ def test_what_nothing_reads_is_not_computed():
     assert flops(lambda x, w: (x @ w, layer(x, w).sum())[0], x, w).model == PRODUCT
 
 
+def test_what_nothing_reads_of_a_call_or_of_a_loop_is_not_computed():
+    called = jax.jit(lambda x, w: (x @ w, layer(x, w)))
+    assert flops(lambda x, w: called(x, w)[0], x, w).model == PRODUCT
+
+    def looping(x, stacked):
+        return jax.lax.scan(lambda x, w: (jnp.sin(x), x @ w), x, stacked)[0]
+
+    assert flops(looping, x, stacked).model == 0
+
+
 def test_rows_of_many_experts_cost_as_with_one_and_so_do_the_gradients():
     rows, experts = jnp.ones((12, 4)), jnp.ones((3, 4, 5))
     sizes = jnp.array([4, 6, 2])

@@ -124,7 +124,10 @@ QUICK = (
     *("dot", "gather", "meta-learning"),
 )
 """Those that went wrong, and some of the others; all of them take long to compile."""
-RULES = (mw.match("dot|logits", None, "tensor"), mw.match("conv", None, None, None, "tensor"))
+RULES = (
+    mw.match(mw.optional("dot|logits"), None, "tensor"),
+    mw.match(mw.optional("conv"), None, None, None, "tensor"),
+)
 
 
 @cache

@@ -106,5 +106,5 @@ def test_a_predictor_tells_it_once(capsys):
     deployer = mw.Deployer(jax_seed=0, mesh="data=2,tensor=4")
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] * params["scale"])
     for _ in range(2):
-        predictor.predict({"x": np.ones((32, 8), np.float32)}, {"scale": np.float32(2)}, 8)
+        predictor.predict({"x": np.ones((32, 8), np.float32)}, 8, {"scale": np.float32(2)})
     assert capsys.readouterr().err.count("predictions: mesh axis 'tensor' of size 4 only repeats") == 1

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
@@ -100,6 +101,32 @@ def test_keys_and_values_stacked_in_one_kernel():
 
     found = mixer_specs(mix, q=struct(H, D, K), kv=struct(2, 4, D, K), o=struct(H, K, D))
     assert found == {"q": ROWS, "kv": P(None, "tensor"), "o": ROWS}
+
+
+def test_kernels_that_are_stacked_where_they_are_used():
+    def mix(p, x):
+        q, k, v = jnp.einsum("btd,cdf->cbtf", x, jnp.stack([p[name] for name in "qkv"]))
+        return attend(*map(split_heads, (q, k, v))) @ p["o"]
+
+    found = mixer_specs(mix, **dict.fromkeys("qkvo", SQUARE))
+    assert found == {"q": COLUMNS, "k": COLUMNS, "v": COLUMNS, "o": ROWS}
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "is_split"), [(8, 8, True), (8, 4, True), (2, 2, False)]
+)
+def test_heads_are_known_in_the_attention_of_cudnn(num_heads, num_kv_heads, is_split):
+    fused = Primitive("dot_product_attention_fwd_wrapper")
+    fused.def_abstract_eval(lambda q, *_, layout: q)
+
+    def mix(p, x):
+        counts = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
+        q, k, v = (split_heads(x @ p[name], count) for name, count in counts.items())
+        return fused.bind(q, k, v, layout=0).reshape(x.shape) @ p["o"]
+
+    narrow = struct(D, D // num_heads * num_kv_heads)
+    found = mixer_specs(mix, q=SQUARE, k=narrow, v=narrow, o=SQUARE)
+    assert [found[name] for name in "qkvo"] == ([COLUMNS] * 3 + [ROWS] if is_split else [WHOLE] * 4)
 
 
 def test_queries_keys_and_values_behind_one_another():
@@ -202,6 +229,34 @@ def ragged(p, x):
     rows, sizes = x.reshape(-1, D), jnp.full(4, 32)
     hidden = jax.nn.relu(jax.lax.ragged_dot(rows, p["wi"], sizes)) * (rows @ p["router"]).max()
     return jax.lax.ragged_dot(hidden, p["wo"], sizes).reshape(x.shape)
+
+
+def groups(params, function, *arguments):
+    """The group of each dimension of the parameters."""
+    known = mw.auto(params, function, *arguments).structure.dims
+    return {name: [dim.group for dim in dims] for name, dims in known.items()}
+
+
+def test_tokens_that_are_written_to_their_experts_keep_their_features():
+    def loss(params, tokens, expert, place):
+        x = params["embed"][tokens.reshape(-1)]
+        rows = jnp.zeros((4, 64, D)).at[expert, place].set(x)
+        return jnp.einsum("ecd,edf->ecf", rows, params["wi"]).sum()
+
+    ids = jax.ShapeDtypeStruct((TOKENS.size,), jnp.int32)
+    found = groups({"embed": struct(V, D), "wi": struct(4, D, F)}, loss, TOKENS, ids, ids)
+    assert found["wi"][1] == found["embed"][1] is not None
+
+
+def test_a_lookup_in_each_of_several_tables_keeps_them_apart():
+    def loss(params, ids):
+        each = jax.vmap(lambda table, ids: table[ids])(params["tables"], ids)
+        return jnp.einsum("hnk,hkd->nd", each, params["out"]).sum()
+
+    params = {"tables": struct(H, V, K), "out": struct(H, K, D)}
+    rule = mw.auto(params, loss, jax.ShapeDtypeStruct((H, 16), jnp.int32))
+    first = [rule.structure.dims[name][0].kind for name in params]
+    assert first == ["experts", "experts"]
 
 
 @pytest.mark.parametrize("mix", [dispatched, all_computed, ragged])

@@ -59,7 +59,8 @@ def test_optimizers_by_path_see_only_what_is_trained():
 
 
 def test_a_multiplier_is_another_learning_rate():
-    scaled = trained(optax.chain(optax.sgd(0.2), mw.scale_by_path([("bias", 0.5), ("b.*", 9.0)])), steps=1)
+    factors = [("bias", 0.5), (mw.optional("b.*"), 9.0)]
+    scaled = trained(optax.chain(optax.sgd(0.2), mw.scale_by_path(factors)), steps=1)
     np.testing.assert_allclose(scaled["a/bias"], trained(optax.sgd(0.1), steps=1)["a/bias"], rtol=1e-5)
     np.testing.assert_allclose(scaled["a/weight"], trained(optax.sgd(0.2), steps=1)["a/weight"], rtol=1e-5)
 
@@ -74,5 +75,5 @@ def test_decay_by_path_is_that_of_adamw_where_a_pattern_matches():
 
 
 def test_a_pattern_that_cannot_be_read_is_told():
-    with pytest.raises(UsageError, match=r"pattern='\(' is not a regular expression"):
+    with pytest.raises(UsageError, match=r"scale_by_path: '\(' is not a regular expression"):
         mw.scale_by_path([("(", 1.0)])

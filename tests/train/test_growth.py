@@ -77,7 +77,8 @@ def test_gradients_that_are_split_in_different_ways_are_not_exchanged_for_their_
 
 
 def test_the_patterns_of_a_thousand_rules_are_compiled_once_each():
-    layout = mw.Layout(mw.make_mesh("data=8"), tuple(mw.match(f"unknown{i}", "data") for i in range(1000)))
+    rules = (mw.match(mw.optional(f"unknown{i}"), "data") for i in range(1000))
+    layout = mw.Layout(mw.make_mesh("data=8"), tuple(rules))
     compiled = []
 
     def count(frame, event, argument):

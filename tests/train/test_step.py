@@ -201,14 +201,49 @@ def test_a_model_without_parameters_is_refused(mesh):
         mw.abstract_state(lambda key: {}, TX, mw.Layout(mesh))
 
 
-def test_a_batch_that_changes_shape_is_named_and_never_compiles_again():
+def test_a_batch_of_another_shape_is_compiled_for_once_and_told(caplog):
     layout = mw.Layout(mw.make_mesh("data=8"))
     state, step = mw.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
     state, _ = step(state, batch_of(16))
-    compiled = step.compile_seconds
-    with pytest.raises(UsageError, match=r"x was float32\[16, 8\], is float32\[8, 8\]"):
-        step(state, batch_of(8))
-    assert step.compile_seconds == compiled
+    took = [step.compile_seconds]
+    for size in (8, 16, 8, 16):
+        state, _ = step(state, batch_of(size))
+        took.append(step.compile_seconds)
+    assert took[0] < took[1] == took[-1]
+    assert step.num_shapes == 2
+    assert [record.getMessage().partition(" where ")[2] for record in caplog.records] == [
+        "x was float32[16, 8], is float32[8, 8]; y was float32[16, 4], is float32[8, 4]"
+    ]
+
+
+def test_shapes_that_are_known_are_compiled_for_before_the_first_step(caplog):
+    layout = mw.Layout(mw.make_mesh("data=8"))
+    state, step = mw.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
+    for size in (16, 8):
+        step.compile(mw.abstract_state(init, TX, layout), batch_of(size))
+    took = step.compile_seconds
+    for i, size in enumerate((16, 8, 8, 16)):
+        state, _ = step(state, batch_of(size, seed=i))
+    assert (step.compile_seconds, caplog.records) == (took, [])
+    assert int(state.step) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda batch: {**batch, "x": batch["x"].astype(np.int32)}, r"x was float32\[16, 8\], is int32"),
+        (lambda batch: {**batch, "z": batch["x"]}, r"z was missing, is float32\[16, 8\]"),
+        (lambda batch: {**batch, "x": batch["x"][0]}, r"x was float32\[16, 8\], is float32\[8\]"),
+    ],
+    ids=["dtype", "array", "dimensions"],
+)
+def test_a_batch_of_other_arrays_is_refused_and_the_state_is_kept(change, says):
+    layout = mw.Layout(mw.make_mesh("data=8"))
+    state, step = mw.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
+    state, _ = step(state, batch_of(16))
+    with pytest.raises(UsageError, match=says):
+        step(state, change(batch_of(16)))
+    assert int(step(state, batch_of(16))[0].step) == 2
 
 
 def test_a_batch_that_does_not_divide_over_devices_and_microbatches_is_refused():

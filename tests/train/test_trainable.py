@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.errors import UsageError
 
-LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=4"), (mw.match("weight|lora_a", "fsdp"),))
+LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=4"), (mw.match(mw.optional("weight|lora_a"), "fsdp"),))
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.integers(-100, 100, (8, 4), np.int8)
 BATCH = {"x": RNG.normal(size=(16, 8)).astype(np.float32), "y": RNG.normal(size=(16, 4)).astype(np.float32)}
@@ -87,7 +87,7 @@ def test_a_predicate_freezes_a_backbone_by_name_and_array():
         ("lora", r"nothing to train: trainable='lora' matches none of 4 parameters: params/dense/lora_a, "),
         (lambda name, x: False, "nothing to train"),
         ("weight|lora_a", "params/dense/weight is int8"),
-        ("(", r"trainable='\(' is not a regular expression"),
+        ("(", r"trainable: '\(' is not a regular expression"),
     ],
 )
 def test_what_cannot_be_trained_is_told(trainable, says):

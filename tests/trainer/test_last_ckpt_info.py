@@ -45,6 +45,18 @@ def test_a_workdir_that_holds_a_run_of_its_own_goes_on_with_that(half, tmp_path)
     assert made.step == 12
 
 
+def test_what_is_given_and_not_used_is_told_or_refused_where_it_is_of_a_later_step(half, tmp_path):
+    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), n_epochs=3)
+    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), n_epochs=4)
+    [line] = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "not used" in line]
+    assert "params, opt_state, last_ckpt_info. The workdir's run is continued after step 9" in line
+    later = trainer(tmp_path, **half, last_ckpt_info={"step": 30, "epoch_idx": 9})
+    with pytest.raises(
+        UsageError, match=r"last_ckpt_info is of step 30, .*at step 12, .*\n.*another workdir"
+    ):
+        fit(later, n_epochs=12)
+
+
 def test_nothing_is_left_to_train_where_all_epochs_were(half):
     made = trainer(**half, last_ckpt_info=HALF)
     fit(made, n_epochs=2)

@@ -7,6 +7,7 @@ know. The object is rebuilt where a step is traced, so running the step costs no
 Flax and Equinox are imported when a model of theirs is given, and not before.
 """
 
+from meshwright.adapters._bound import Bound
 from meshwright.adapters._functional import Functional, functional
 
-__all__ = ["Functional", "functional"]
+__all__ = ["Bound", "Functional", "functional"]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright import tree
-from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick
+from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick, reach, wanted
 from meshwright.train import Variables
 
 
@@ -46,15 +46,17 @@ class Equinox:
         return eqx.nn.make_with_state(lambda: model)() if self._indexed else model
 
     def call(
-        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any]
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any], path: str
     ) -> tuple[Any, PyTree]:
         """Return what the module returns, which is its new state, too, if it has any."""
         if self._indexed:
             model, state = model
-            out, state = call(model, args, kwargs, {**told, "state": state})
+            out = call(reach(model, path), args, kwargs, {**told, "state": state})
+            if wanted(reach(model, path), {"state": state}):
+                out, state = out
             model = _rejoined(model, state)
         else:
-            out = call(model, args, kwargs, told)
+            out = call(reach(model, path), args, kwargs, told)
         return out, _nested(tree.named_leaves(eqx.filter(model, eqx.is_array)), self._state_names)
 
     def _take_apart(self, key: jax.Array) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +45,14 @@ class Functional:
         model_state: PyTree = None,
         key: jax.Array | None = None,
         train: bool = False,
+        method: str | Callable[..., Any] = "",
         **kwargs: Any,
     ) -> Any:
         """Return what the model makes of `args` and `kwargs`; if given a `model_state`, also the new one.
+
+        With `method="encode"` that method is called instead, or a module inside, `method="decoder.embed"`. Of
+        Linen, `mutable=["cache"]` returns these collections beside the result, and `variables={"cache": …}`
+        gives some that are no part of the model's state, as `module.apply` does both.
 
         The model hears of `train` and `key` as its library does it, and by the arguments with which
         models usually ask: `train`, `training`, `is_training`, `deterministic`, `inference`, and `key`,
@@ -57,7 +62,8 @@ class Functional:
           UsageError: a tree is not the model's, or it needs a state, or a key to train.
         """
         model = self.bind(params, model_state=model_state, key=key, train=train)
-        out, moved = self._library.call(model, args, kwargs, mode_and_key(train, key))
+        path = method if isinstance(method, str) else method.__name__
+        out, moved = self._library.call(model, args, kwargs, mode_and_key(train, key), path)
         if model_state is None:
             return out
         return out, (moved if train else model_state)

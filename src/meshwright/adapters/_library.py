@@ -1,5 +1,6 @@
 """What the adapter of each library provides, and the steps that they share."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -31,9 +32,9 @@ class Library(Protocol):
         ...
 
     def call(
-        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any]
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any], path: str
     ) -> tuple[Any, PyTree]:
-        """Return what the bound `model` returns, and its state after that."""
+        """Return what the bound `model`, or what it has at `path`, returns, and its state after that."""
         ...
 
 
@@ -42,6 +43,26 @@ def mode_and_key(train: bool, key: jax.Array | None) -> dict[str, Any]:
     mode = {"train": train, "training": train, "is_training": train}
     mode |= {"deterministic": not train, "inference": not train}
     return mode if key is None else mode | {"key": key, "rng": key}
+
+
+def reach(model: Any, path: str) -> Any:
+    """Return what `model` has at `path`, attributes and keys with dots between them; "" is the model.
+
+    Raises:
+      AttributeError: The model has no such attribute.
+      UsageError: It is a pair of functions, which has none.
+    """
+    if path and isinstance(model, functools.partial):
+        raise UsageError(
+            f"there is no method {path!r}: this model is a pair of functions, (init, apply).\n"
+            "  Name `params` among the arguments of your function, and call what you want with them."
+        )
+    for key in path.split(".") if path else ():
+        if isinstance(model, Mapping):
+            model = model[key]
+        else:
+            model = model[int(key)] if key.isdecimal() else getattr(model, key)
+    return model
 
 
 def call(

@@ -11,7 +11,17 @@ from flax.core import unfreeze
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from meshwright import tree
-from meshwright.adapters._library import Axes, PyTree, abstract, arrays, call, mode_and_key, pick, wanted
+from meshwright.adapters._library import (
+    Axes,
+    PyTree,
+    abstract,
+    arrays,
+    call,
+    mode_and_key,
+    pick,
+    reach,
+    wanted,
+)
 from meshwright.errors import UsageError
 from meshwright.train import Variables
 
@@ -49,12 +59,37 @@ class Linen:
         return self._module.bind({"params": params, **state}, rngs=rngs, mutable=mutable)
 
     def call(
-        self, model: linen.Module, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any]
+        self,
+        model: linen.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        told: Mapping[str, Any],
+        path: str,
     ) -> tuple[Any, PyTree]:
         """Return what the module returns; the call has changed its collections in place."""
-        out = call(model, args, kwargs, told)
+        if kwargs.keys() & {"mutable", "variables"}:
+            return self._with_collections(model, args, told, path, **kwargs), {}
+        out = call(reach(model, path), args, kwargs, told)
         moved = {path: leaf for _, path, leaf in _state_leaves(model.variables)}
         return out, unflatten_dict({path: moved[path] for path in self._collection_of})
+
+    def _with_collections(
+        self,
+        model: linen.Module,
+        args: Sequence[Any],
+        told: Mapping[str, Any],
+        path: str,
+        *,
+        variables: Mapping[str, Any] = {},
+        mutable: str | Sequence[str] = (),
+        **kwargs: Any,
+    ) -> Any:
+        """Return what the module returns with these collections, and beside it those that are `mutable`."""
+        names = [mutable] if isinstance(mutable, str) else list(mutable)
+        rngs: Any = model.scope.rngs if model.scope else {}
+        bound = self._module.bind({**model.variables, **variables}, rngs=rngs, mutable=names)
+        out = call(reach(bound, path), args, kwargs, told)
+        return (out, {name: bound.variables.get(name, {}) for name in names}) if names else out
 
     def _collections(self, model_state: PyTree) -> dict[str, Any]:
         collections: dict[str, Any] = {name: {} for name in self._collection_of.values()}

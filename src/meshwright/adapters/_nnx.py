@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from meshwright import tree
-from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick
+from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick, reach
 from meshwright.errors import UsageError
 from meshwright.train import Variables, key_of
 
@@ -48,11 +48,16 @@ class Nnx:
         return nnx.merge(self._graphs[train], *states)
 
     def call(
-        self, model: nnx.Module, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any]
+        self,
+        model: nnx.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        told: Mapping[str, Any],
+        path: str,
     ) -> tuple[Any, PyTree]:
         """Return what the module returns; the call has changed its state in place."""
         rngs = {"rngs": nnx.Rngs(told["key"])} if "key" in told else {}
-        out = call(model, args, kwargs, {**told, **rngs})
+        out = call(reach(model, path), args, kwargs, {**told, **rngs})
         state = tree.named_leaves(_plain(_split(model)[3]))
         return out, tree.nested({name: state[name] for name in self._names[2]})
 

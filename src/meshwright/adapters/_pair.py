@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from meshwright.adapters._library import Axes, PyTree, abstract, arrays, mode_and_key, wanted
+from meshwright.adapters._library import Axes, PyTree, abstract, arrays, mode_and_key, reach, wanted
 from meshwright.errors import UsageError
 from meshwright.train import Variables
 
@@ -49,9 +49,10 @@ class Pair:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         told: Mapping[str, Any],
+        path: str,
     ) -> tuple[Any, PyTree]:
         """Return the result and the new state, which are what a stateful `apply` returns."""
-        returned = model(*args, **kwargs)
+        returned = reach(model, path)(*args, **kwargs)
         if not self.stateful:
             return returned, {}
         if not isinstance(returned, tuple) or len(returned) != 2:

@@ -19,7 +19,6 @@ from meshwright.arrays._lazy import Index, LazyArray, concatenate, in_memory, st
 from meshwright.arrays._load import load, load_lazily
 from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
-from meshwright.arrays._patterns import compiled, first_matches, optional
 from meshwright.arrays._restore import read_for, restore, restore_lazily
 from meshwright.arrays._slabs import slabs
 from meshwright.arrays._source import Opened, Source
@@ -50,12 +49,10 @@ __all__ = [
     "cast_leaves",
     "chosen",
     "chunks_of",
-    "compiled",
     "concatenate",
     "converted",
     "diff",
     "empty_of",
-    "first_matches",
     "floating",
     "grid",
     "in_memory",
@@ -66,7 +63,6 @@ __all__ = [
     "load_lazily",
     "local",
     "named_back",
-    "optional",
     "origins",
     "overlapping",
     "read_for",

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from meshwright.arrays._patterns import OptionalPattern, first_matches
 from meshwright.errors import UsageError
+from meshwright.patterns import OptionalPattern, Table, judge
 
 Casts = Sequence[tuple[str, DTypeLike]]
-"""Patterns for whole names, and dtypes. A floating dtype leaves arrays of integers as they are, and so on."""
+"""Patterns for names, and dtypes. A floating dtype leaves arrays of integers as they are, and so on."""
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
@@ -62,11 +62,11 @@ def cast_dtypes(
         [_dtype(given) for _, given in casts],
     )
     numeric = [name for name, kind in kinds.items() if kind]
-    decided = first_matches([pattern for pattern, _ in casts], numeric, also)
-    chosen = {
-        name: number for name, (number, _) in decided.items() if jnp.issubdtype(dtypes[number], kinds[name])
-    }
-    for number in set(range(len(casts))) - set(chosen.values()):
+    table = Table.of("cast", casts)
+    judge({table: numeric}, also)
+    first = {name: number for name, (number, _) in table.decisions(numeric, also).items()}
+    chosen = {name: number for name, number in first.items() if jnp.issubdtype(dtypes[number], kinds[name])}
+    for number in sorted(set(first.values()) - set(chosen.values())):
         pattern, dtype = casts[number][0], dtypes[number]
         if isinstance(pattern, OptionalPattern):
             continue

@@ -9,13 +9,13 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays._cast import dtype_of
 from meshwright.arrays._keys import is_key, key_type
-from meshwright.arrays._patterns import compiled, first_matches
 from meshwright.arrays._source import Source
 from meshwright.arrays._spelling import spelling_of, stored_names
 from meshwright.errors import CheckpointError, UsageError, nearest
+from meshwright.patterns import Table, judge
 
 Assign = Sequence[tuple[str, str | None]]
-"""Patterns for whole wanted names, and the saved name each gets, in which `\\1` is a group, or None."""
+"""Patterns for wanted names, and the saved name each gets, in which `\\1` is a group, or None."""
 
 Fallback = tree.PyTree | Callable[[], tree.PyTree]
 """Values for what a checkpoint lacks, in a tree that names them as the target does; or how to make it."""
@@ -65,14 +65,16 @@ def origins(source: Source, names: Iterable[str], assign: Assign) -> dict[str, s
 def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
     """Return the saved name that each wanted name stands for; None where the fallback is to be taken.
 
-    The first pattern that matches the whole name decides; names that none matches stand for themselves.
-    Source: T5X's `apply_assignment_map`.
+    The first pattern that matches decides; names that none matches stand for themselves. Of a name that only
+    the last components match, what is above them is in no group, and so not in the saved name.
+    Source: T5X's `apply_assignment_map`, whose patterns are for whole names alone.
 
     Raises:
       UsageError: A pattern decides nothing, or a saved name refers to a group that is not there.
     """
-    names = list(names)
-    decided = first_matches([pattern for pattern, _ in assign], names)
+    names, table = list(names), Table.of("assign", assign)
+    judge({table: names})
+    decided = table.decisions(names)
 
     def origin(name: str) -> str | None:
         if name not in decided:
@@ -97,8 +99,9 @@ def _surplus(source: Source, origins: Mapping[str, str | None], ignore: str | No
     surplus = [name for name in source.arrays() if name not in used]
     if ignore is None:
         return surplus
-    ignored = compiled(ignore).fullmatch
-    return [name for name in surplus if not (ignored(name) or ignored(ours(name)))]
+    table = Table("ignore", (ignore,))
+    judge({table: source.arrays()}, ours)
+    return [name for name in surplus if table.first(name, ours(name)) is None]
 
 
 def _missing(

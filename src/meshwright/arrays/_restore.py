@@ -38,19 +38,19 @@ def restore(
     Collective, where an array of `target` is of several processes.
 
     Args:
-      assign: Other names for what is wanted: pairs of a pattern for whole names in `target` and the
-        name in `source`, `("params/(.*)", r"model/\1")`. The first pattern that matches decides, and
-        one saved array may be assigned to many. None instead of a name leaves it to `fallback`. A pattern
-        that decides nothing is an error, unless it is `optional`.
+      assign: Other names for what is wanted: pairs of a pattern for names in `target` (see
+        `meshwright.patterns`) and the name in `source`, `("params/(.*)", r"model/\1")`. The first pattern
+        that matches decides, and one saved array may be assigned to many. None instead of a name leaves it
+        to `fallback`. A pattern that decides nothing is an error, unless it is `mw.optional`.
       fallback: A tree with the values of what `source` lacks, or a function that makes it, which is
         called if anything is lacking. Where `source` has a value, too, that is taken. The arrays of the
         fallback are used, not copied.
-      ignore: A pattern for whole names in `source` that need not be wanted.
+      ignore: A pattern for names in `source` that need not be wanted. One that matches none is an error.
 
     Raises:
       CheckpointError: Names, shapes or dtypes differ, and then all differences are listed; or a
         piece is damaged.
-      UsageError: A pattern is none, or one of `assign` decides nothing.
+      UsageError: A pattern is no regular expression, or decides nothing.
     """
     read = partial(read_for, source, target, assign=assign, fallback=fallback, ignore=ignore)
     return (together(read) if _is_of_several_processes(target) else read())()

@@ -46,7 +46,7 @@ def subtree(source: Source, prefix: str) -> Source:
 
 
 def cast(source: Source, casts: Casts) -> Source:
-    """Return `source` with arrays cast while they are read: pairs of a pattern for whole names and a dtype.
+    """Return `source` with arrays cast while they are read: pairs of a pattern for names and a dtype.
 
     The first pattern that matches decides. Numbers stay of their kind: a floating dtype casts
     floating arrays only, and leaves the others that its pattern matches as they are. Names are those of

@@ -1,6 +1,5 @@
 """One checkpoint made from another: of other dtypes, or of a part of it, in our format."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Event
@@ -17,7 +16,6 @@ from meshwright.arrays import (
     Opened,
     Source,
     cast_leaf,
-    compiled,
     empty_of,
     floating,
     spelling_of,
@@ -36,10 +34,11 @@ from meshwright.checkpoint._format import (
     write_streamed,
 )
 from meshwright.checkpoint._staging import told_of
-from meshwright.errors import UsageError, listed, nearest
+from meshwright.errors import UsageError
+from meshwright.patterns import Table, compiled, judge
 from meshwright.storage import Directory, ObjectPath, location
 
-PARAMETERS = ("params/.*", "target/.*", "weights.*", ".*")
+PARAMETERS = ("^params/.*", "^target/.*", "^weights.*", ".*")
 """What the parameters are called, by us, by T5X, by seqax; of others all arrays are taken to be such."""
 
 DTypes = DTypeLike | Mapping[str, DTypeLike]
@@ -91,24 +90,25 @@ def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None =
 
     Args:
       source: an opened checkpoint.
-      dtype: of the parameters (`params/.*`), or by patterns: full matches, the first decides. Only
+      dtype: of the parameters (`^params/.*`), or by patterns, of which the first that matches decides. Only
         arrays of floating-point numbers are converted. Where nothing is called so, they are what
         other systems' are called, or all arrays.
-      only: a pattern of the arrays to take, as a full match.
+      only: a pattern of the arrays to take.
 
     Patterns go by the names of the source, or by ours, where its format spells them otherwise.
 
     Raises:
-      UsageError: A pattern is none or matches nothing, or a dtype is none of floating-point numbers;
+      UsageError: A pattern is none or decides nothing, or a dtype is none of floating-point numbers;
         when it is read, a number does not fit into its dtype.
     """
     arrays, spelling = source.arrays(), spelling_of(source)
     ours = {name: spelling.ours(name) for name in arrays}
-    taken = ours if only is None else {name: ours[name] for name in _matching(only, ours)}
+    chosen = Table("only", (".*" if only is None else only,))
+    judge({chosen: ours}, spelling.ours)
+    taken = {name: other for name, other in ours.items() if chosen.first(name, other)}
     new = _new_dtypes(arrays, taken, _patterns(dtype, taken))
     held = {name: cast_leaf(name, arrays[name], new[name]) if name in new else arrays[name] for name in taken}
-    is_taken = compiled(".*" if only is None else only).fullmatch
-    empty = {name: node for name, node in empty_of(source).items() if is_taken(name)}
+    empty = {name: node for name, node in empty_of(source).items() if chosen.first(name)}
     return Arrays(str(source), held, empty, spelling)
 
 
@@ -116,7 +116,7 @@ def _patterns(dtype: DTypes | None, ours: Mapping[str, str]) -> Mapping[str, DTy
     if isinstance(dtype, Mapping):
         return dtype
     names = ours.values()
-    called = next((each for each in PARAMETERS if any(re.fullmatch(each, name) for name in names)), ".*")
+    called = next((each for each in PARAMETERS if any(map(compiled(each), names))), ".*")
     return {} if dtype is None else {called: dtype}
 
 
@@ -175,28 +175,15 @@ def _new_dtypes(
     arrays: Mapping[str, LazyArray], ours: Mapping[str, str], patterns: Mapping[str, DTypeLike]
 ) -> dict[str, np.dtype]:
     """Return the dtype of each array that gets another."""
-    new: dict[str, np.dtype] = {}
-    for pattern, dtype in patterns.items():
-        for name in _matching(pattern, ours):
-            if _is_floating(arrays[name].dtype):
-                new.setdefault(name, floating(dtype))
-    return new
+    table, dtypes = Table("dtype", tuple(patterns)), [floating(dtype) for dtype in patterns.values()]
+    judge({table: ours}, ours.__getitem__)
+    decided = table.decisions(ours, ours.__getitem__)
+    return {name: dtypes[number] for name, (number, _) in decided.items() if _is_floating(arrays[name].dtype)}
 
 
 def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLayout:
     """Return the same chunks, of their new dtype and all written by one process."""
     return replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))
-
-
-def _matching(pattern: str, ours: Mapping[str, str]) -> list[str]:
-    """Return the names of the source that a pattern matches, which are given with ours."""
-    regex = compiled(pattern)
-    found = [name for name, other in ours.items() if regex.fullmatch(name) or regex.fullmatch(other)]
-    if not found:
-        close = nearest(pattern, ours)
-        hint = f" The nearest name is {close}." if close else f" There are {listed(ours) or 'none'}."
-        raise UsageError(f"the pattern {pattern!r} matches the whole name of no array.{hint}")
-    return found
 
 
 def _is_floating(dtype: Any) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.errors import UsageError
-from meshwright.events import import_tensorboardx, read_scalars
+from meshwright.events import read_scalars
 from meshwright.storage import local_path
 
 Scores = Mapping[str, float]
@@ -54,13 +54,33 @@ def last(num_checkpoints: int) -> Keep:
     """Keep the newest `num_checkpoints`, among which pinned ones count like any other."""
     if num_checkpoints < 1:
         raise UsageError(f"last({num_checkpoints}): at least the newest checkpoint is kept.")
-    return lambda scores: set(sorted(scores)[-num_checkpoints:])
+    return Last(num_checkpoints)
+
+
+@dataclass(frozen=True)
+class Last:
+    """The policy that `last` makes."""
+
+    num_checkpoints: int
+
+    def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
+        return set(sorted(scores)[-self.num_checkpoints :])
 
 
 def multiples(num_steps: int) -> Keep:
     """Keep those whose step `num_steps` divides."""
     _at_least_1("multiples", num_steps)
-    return lambda scores: {step for step in scores if step % num_steps == 0}
+    return Multiples(num_steps)
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """The policy that `multiples` makes."""
+
+    num_steps: int
+
+    def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
+        return {step for step in scores if step % self.num_steps == 0}
 
 
 def spaced(num_steps: int) -> Keep:
@@ -69,15 +89,21 @@ def spaced(num_steps: int) -> Keep:
     Unlike `multiples`, this does not need saves to fall on certain steps.
     """
     _at_least_1("spaced", num_steps)
+    return Spaced(num_steps)
 
-    def keep(scores: Mapping[int, Scores]) -> set[int]:
+
+@dataclass(frozen=True)
+class Spaced:
+    """The policy that `spaced` makes."""
+
+    num_steps: int
+
+    def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
         kept: list[int] = []
         for step in sorted(scores):
-            if not kept or step >= kept[-1] + num_steps:
+            if not kept or step >= kept[-1] + self.num_steps:
                 kept.append(step)
         return set(kept)
-
-    return keep
 
 
 def best(
@@ -109,13 +135,12 @@ def best(
     _at_least_1("best", num_checkpoints)
     if events is not None:
         local_path(events)  # raises if it is an address
-        import_tensorboardx()  # here, as policies are called on a thread
     return Best(metric, mode, num_checkpoints, without_metric, events)
 
 
 @dataclass(frozen=True)
 class Best:
-    """What `best` returns."""
+    """The policy that `best` makes."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -143,7 +168,7 @@ def any_of(*keeps: int | Keep) -> Keep:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """What `any_of` returns."""
+    """The policy that `any_of` makes."""
 
     keeps: tuple[Keep, ...]
 
@@ -166,7 +191,7 @@ def always(keep: int | Keep, *, then: int | Keep) -> Keep:
 
 @dataclass(frozen=True)
 class Always:
-    """What `always` returns."""
+    """The policy that `always` makes."""
 
     keep: Keep
     then: Keep

@@ -7,8 +7,8 @@ from typing import Any
 from meshwright.arrays import Difference, LazyArray
 from meshwright.arrays import diff as diff_checkpoints
 from meshwright.cli._train import Result
+from meshwright.engine import checkpoints_of
 from meshwright.errors import EXIT_DONE, printable
-from meshwright.experiment import checkpoints_of
 from meshwright.formats import open_source
 
 EXIT_DIFFERENT = 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.cli._train import Result, use_fake_devices
 
-PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "tensorboardX")
+PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "protobuf")
 VARIABLES = (
     "JAX_",
     "XLA_",

@@ -22,7 +22,7 @@ def hlo(options: argparse.Namespace) -> Result:
 
     made = build(load(options.target), options.settings, experiment.Experiment)
     with put_at(options.to) as directory:
-        ahead = made.compile()
+        ahead = experiment.compile_ahead(made)
         files = [join(options.to, Path(file).name) for file in hlo.save_hlo(ahead.compiled, directory)]
     told = {field.name: getattr(ahead, field.name) for field in dataclasses.fields(ahead)}
     del told["compiled"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshwright.arrays import LazyArray
 from meshwright.cli._train import Result
+from meshwright.engine import checkpoints_of
 from meshwright.errors import printable
-from meshwright.experiment import checkpoints_of
 from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
 from meshwright.sharding import human_bytes

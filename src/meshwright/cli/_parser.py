@@ -207,7 +207,9 @@ def _add_convert(commands: _Commands) -> None:
     )
     convert.add_argument("--subtree", metavar="NAME", help="what is below it, named from there on: params")
     convert.add_argument("--dtype", metavar="D", help="of the parameters: bfloat16, say")
-    convert.add_argument("--only", metavar="REGEX", help="the arrays whose whole names, with us, it matches")
+    convert.add_argument(
+        "--only", metavar="REGEX", help="the arrays whose names, with us, or ends of names it matches"
+    )
 
 
 def _add_machines(commands: _Commands) -> None:

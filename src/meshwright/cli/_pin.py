@@ -4,8 +4,8 @@ import argparse
 
 from meshwright import formats
 from meshwright.cli._train import Result
+from meshwright.engine import checkpoints_of
 from meshwright.errors import InputError
-from meshwright.experiment import checkpoints_of
 
 
 def pin(options: argparse.Namespace) -> Result:

@@ -30,13 +30,14 @@ def show(options: argparse.Namespace) -> Result:
 
 
 def _described(target: str, settings: dict[str, str]) -> str:
-    from meshwright.experiment import Experiment, describe
+    from meshwright.engine import describe
+    from meshwright.experiment import Experiment
 
     return describe(build(load(target), settings, Experiment))
 
 
 def _compared(name: str, text: str, against: str) -> Result:
-    from meshwright.experiment import differences
+    from meshwright.engine import differences
 
     found = differences(_description(against), text)
     document: dict[str, Any] = {

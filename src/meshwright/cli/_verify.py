@@ -6,8 +6,8 @@ import dataclasses
 from meshwright.checkpoint import Report
 from meshwright.cli._output import show
 from meshwright.cli._train import Result
+from meshwright.engine import checkpoints_of
 from meshwright.errors import EXIT_DONE, EXIT_INPUT, printable
-from meshwright.experiment import checkpoints_of
 from meshwright.formats import verify_all
 from meshwright.sharding import human_bytes
 

@@ -4,6 +4,7 @@ The images are the test half of "Optical Recognition of Handwritten Digits" by E
 C. Kaynak (1998), UCI Machine Learning Repository, doi:10.24432/C50P49, licensed CC BY 4.0.
 """
 
+import functools
 import importlib.resources
 
 import jax
@@ -63,9 +64,9 @@ def experiment(
     return mw.Experiment(
         run=run,
         mesh="data=-1",
-        model=lambda key: init(key, width),
+        model=functools.partial(init, width=width),
         loss=loss,
-        optimizer=optax.adamw(optax.cosine_decay_schedule(learning_rate, steps), weight_decay=0.01),
+        optimizer=optax.adamw(mw.schedule("cosine", peak=learning_rate, steps=steps), weight_decay=0.01),
         input=mw.Input(train, batch_size=64),
         max_step=steps,
         rules=WEIGHTS,

@@ -49,6 +49,11 @@ def measure(cfg: decoder.Config, params, batch):
     return {"loss": decoder.losses(cfg, params, batch["tokens"])}
 
 
+def loss(cfg: decoder.Config, params, batch, key):
+    """Return the mean loss of a batch, in nats."""
+    return decoder.loss(cfg, params, batch)
+
+
 def experiment(
     run: str = "runs/text",
     learning_rate: float = 4e-3,
@@ -60,11 +65,13 @@ def experiment(
     """Describe the run. What stands here can be changed on the command line: `layers=6`."""
     cfg = decoder.Config(layers=layers)
     train, held_out = topics()
-    rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
+    rate = mw.schedule(
+        "cosine", peak=learning_rate, steps=steps, warmup_steps=steps // 10, end=learning_rate / 10
+    )
     return mw.Experiment(
         run=run,
         model=functools.partial(decoder.init, cfg),
-        loss=lambda params, batch, key: decoder.loss(cfg, params, batch),
+        loss=functools.partial(loss, cfg),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95)),
         input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
         max_step=steps,

@@ -1,9 +1,9 @@
-"""The deployer's methods for batches: how large, in how many parts, and with which learning rates."""
+"""Batches of examples on the deployer's mesh: how large, in how many parts, and with which learning rates."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,14 +12,13 @@ from jax.sharding import NamedSharding
 
 from meshwright import process
 from meshwright.arguments import declares
+from meshwright.deployer._log import Log
 from meshwright.errors import LayoutError, UsageError
 from meshwright.input import Batches, Collate, as_source, batches, is_indexed
 from meshwright.metrics import Bar
+from meshwright.sharding import Layout
 from meshwright.train import schedule
 from meshwright.tree import PyTree
-
-if TYPE_CHECKING:
-    from meshwright.deployer._deployer import Deployer
 
 
 @dataclass(frozen=True)
@@ -34,20 +33,123 @@ class LrSchedule:
         return self.rate(step)
 
 
-def get_local_global_micro_batch_size(deployer: "Deployer", per_device_batch_size: int) -> tuple[int, int]:
-    """Return how many examples of a micro-batch this process reads, and how many there are in it.
+@dataclass(frozen=True)
+class Batching:
+    """The part of the mesh that splits batches, and what is told of them."""
 
-    "Per device" means for each part into which the mesh's batch axes, data and fsdp, split a batch.
+    layout: Layout
+    log: Log
 
-    Raises:
-      UsageError: `per_device_batch_size` is less than 1.
-    """
-    if per_device_batch_size < 1:
-        raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
-    layout = deployer.layout()
-    holders = _holders(layout.batch_sharding, layout.batch_ways)
-    local = parts_read_by(jax.process_index(), holders)
-    return per_device_batch_size * local, per_device_batch_size * layout.batch_ways
+    def get_local_global_micro_batch_size(self, per_device_batch_size: int) -> tuple[int, int]:
+        """Return how many examples of a micro-batch this process reads, and how many there are in it.
+
+        "Per device" means for each part into which the mesh's batch axes, data and fsdp, split a batch.
+
+        Raises:
+          UsageError: `per_device_batch_size` is less than 1.
+        """
+        if per_device_batch_size < 1:
+            raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
+        holders = _holders(self.layout.batch_sharding, self.layout.batch_ways)
+        local = parts_read_by(jax.process_index(), holders)
+        return per_device_batch_size * local, per_device_batch_size * self.layout.batch_ways
+
+    def get_accumulate_grad_batches(self, global_batch_size: int, per_device_batch_size: int) -> int:
+        """Return in how many micro-batches a batch of `global_batch_size` is computed.
+
+        Give it to `get_lr_schedule_fn`, too, which else takes each micro-batch for a step.
+
+        Raises:
+          LayoutError: It is no whole number.
+        """
+        _, micro = self.get_local_global_micro_batch_size(per_device_batch_size)
+        mesh, ways = self.layout.mesh, self.layout.batch_ways
+        if global_batch_size < 1 or global_batch_size % micro:
+            raise LayoutError(
+                f"a batch of {global_batch_size} is no whole number of micro-batches of {micro}, which are "
+                f"{per_device_batch_size} × {ways} on mesh {dict(mesh.shape)}.\n"
+                f"  Make it a multiple of {micro}, or change per_device_batch_size."
+            )
+        return global_batch_size // micro
+
+    def get_model_input_batches(
+        self,
+        examples: Any,
+        per_device_batch_size: int,
+        collate_fn: Callable[..., PyTree],
+        shuffle: bool,
+        shuffle_rng: jax.Array | None,
+        desc: str | None,
+        is_train: bool = False,
+        accumulate_grad_batches: int | None = None,
+    ) -> Bar[PyTree]:
+        """Return an iterator over one pass, as global batches on the mesh; what fills no batch is left out.
+
+        Args:
+          examples: A list, or whatever else `mw.batches` takes. Each process reads its share of each batch.
+          collate_fn: Makes a dictionary of arrays of a list of examples, `collate_fn(examples=...)`.
+          shuffle_rng: The order is drawn from it, if `shuffle`.
+          desc: The progress bar says it, with the size of the batches.
+          accumulate_grad_batches: The progress bar says it, too.
+
+        Raises:
+          UsageError: It is to be shuffled without a `shuffle_rng`.
+          ExamplesError: There are no examples, or, when they are read, they make no batch.
+        """
+        _, size = self.get_local_global_micro_batch_size(per_device_batch_size)
+        sharding, seed = self.layout.batch_sharding, _seed(shuffle_rng) if shuffle else None
+        data = batches(examples, size, sharding, collate=_by_keyword(collate_fn), seed=seed, epochs=1)
+        number = len(as_source(examples)) if is_indexed(examples) else None
+        said = {"number of examples": str(number), "size of a batch": str(size)}
+        process.compare("the examples", lambda: said)
+        total = None if number is None else number // size
+        if total == 0:
+            self.log.log_info(f"{desc}: {number} examples do not fill one batch of {size}")
+        sizes = _sizes(size, is_train, accumulate_grad_batches)
+        return self.log.progress(_placed(data, sharding), total, f"{desc} ({sizes})")
+
+    def get_lr_schedule_fn(
+        self,
+        train_size: int,
+        per_device_batch_size: int,
+        n_epochs: int,
+        learning_rate: float,
+        schedule_type: str = "linear",
+        warmup_ratio: float = 0.0,
+        warmup_steps: int | None = None,
+        init_learning_rate: float = 0.0,
+        end_learning_rate: float = 0.0,
+        *,
+        accumulate_grad_batches: int = 1,
+    ) -> LrSchedule:
+        """Return the learning rate as a function of the *optimizer* step. See `mw.schedule`.
+
+        The number of steps is that of `n_epochs` over `train_size` examples, an incomplete batch at the end
+        of each left out.
+
+        Args:
+          accumulate_grad_batches: So many micro-batches make one step, whether a Trainer accumulates them or
+            `optax.MultiSteps` does.
+
+        Raises:
+          UsageError: There are no steps to decay in, or another impossible combination.
+        """
+        _, micro = self.get_local_global_micro_batch_size(per_device_batch_size)
+        steps = _num_steps(train_size, micro, accumulate_grad_batches, n_epochs)
+        warmup = int(steps * warmup_ratio) if warmup_steps is None else warmup_steps
+        self.log.log_info(
+            f"{schedule_type} learning rate over {steps} optimizer steps of "
+            f"{micro * accumulate_grad_batches} examples, {warmup} to warm up"
+        )
+        rate = schedule(
+            schedule_type,
+            peak=learning_rate,
+            steps=steps,
+            warmup_steps=warmup,
+            init=init_learning_rate if warmup else None,
+            end=end_learning_rate or None,
+        )
+        return LrSchedule(rate, accumulate_grad_batches)
 
 
 def parts_read_by(process: int, holders: np.ndarray) -> int:
@@ -61,121 +163,26 @@ def parts_read_by(process: int, holders: np.ndarray) -> int:
     return int((holders == process).any(axis=1).sum())
 
 
-def get_accumulate_grad_batches(
-    deployer: "Deployer", global_batch_size: int, per_device_batch_size: int
-) -> int:
-    """Return in how many micro-batches a batch of `global_batch_size` is computed.
-
-    Give it to `get_lr_schedule_fn`, too, which else takes each micro-batch for a step.
-
-    Raises:
-      LayoutError: it is no whole number.
-    """
-    _, micro = deployer.get_local_global_micro_batch_size(per_device_batch_size)
-    if global_batch_size < 1 or global_batch_size % micro:
-        raise LayoutError(
-            f"a batch of {global_batch_size} is no whole number of micro-batches of {micro}, which are "
-            f"{per_device_batch_size} × {deployer.layout().batch_ways} on mesh {dict(deployer.mesh.shape)}.\n"
-            f"  Make it a multiple of {micro}, or change per_device_batch_size."
-        )
-    return global_batch_size // micro
-
-
-def get_model_input_batches(
-    deployer: "Deployer",
-    examples: Any,
-    per_device_batch_size: int,
-    collate_fn: Callable[..., PyTree],
-    shuffle: bool,
-    shuffle_rng: jax.Array | None,
-    desc: str | None,
-    is_train: bool = False,
-    accumulate_grad_batches: int | None = None,
-) -> Bar[PyTree]:
-    """Return an iterator over one pass, as global batches on the mesh; what fills no batch is left out.
-
-    Args:
-      examples: a list, or whatever else `mw.batches` takes. Each process reads its own share of each batch.
-      collate_fn: makes a dictionary of arrays of a list of examples, `collate_fn(examples=...)`.
-      shuffle_rng: of the order, if `shuffle`.
-      desc: what the progress bar says, with the size of the batches.
-      accumulate_grad_batches: for the progress bar.
-
-    Raises:
-      UsageError: it is to be shuffled without a `shuffle_rng`.
-      ExamplesError: there are no examples, or, when they are read, they make no batch.
-    """
-    _, size = deployer.get_local_global_micro_batch_size(per_device_batch_size)
-    sharding = deployer.layout().batch_sharding
-    seed = _seed(shuffle_rng) if shuffle else None
-    data = batches(examples, size, sharding, collate=_by_keyword(collate_fn), seed=seed, epochs=1)
-    number = len(as_source(examples)) if is_indexed(examples) else None
-    process.compare("the examples", lambda: {"number of examples": str(number), "size of a batch": str(size)})
-    total = None if number is None else number // size
-    if total == 0:
-        deployer.log_info(f"{desc}: {number} examples do not fill one batch of {size}")
-    return deployer.progress(
-        _placed(data, sharding), total, f"{desc} ({_sizes(size, is_train, accumulate_grad_batches)})"
-    )
-
-
-def get_lr_schedule_fn(
-    deployer: "Deployer",
-    train_size: int,
-    per_device_batch_size: int,
-    n_epochs: int,
-    learning_rate: float,
-    schedule_type: str = "linear",
-    warmup_ratio: float = 0.0,
-    warmup_steps: int | None = None,
-    init_learning_rate: float = 0.0,
-    end_learning_rate: float = 0.0,
-    *,
-    accumulate_grad_batches: int = 1,
-) -> LrSchedule:
-    """Return the learning rate as a function of the *optimizer* step. See `mw.schedule`.
-
-    The number of steps is that of `n_epochs` over `train_size` examples, an incomplete batch at the end
-    of each left out.
-
-    Args:
-      accumulate_grad_batches: how many micro-batches make one step, whether a Trainer accumulates them or
-        `optax.MultiSteps` does.
-
-    Raises:
-      UsageError: there are no steps to decay in, or another impossible combination.
-    """
-    _, micro = deployer.get_local_global_micro_batch_size(per_device_batch_size)
-    if accumulate_grad_batches < 1:
-        raise UsageError(f"accumulate_grad_batches={accumulate_grad_batches}: it must be at least 1.")
-    size = micro * accumulate_grad_batches
-    steps = n_epochs * (train_size // size)
-    if steps < 1:
-        raise UsageError(
-            f"{n_epochs} epochs of {train_size} examples have no step: a batch takes {size}, "
-            f"in {accumulate_grad_batches} micro-batches of {micro}."
-        )
-    warmup = int(steps * warmup_ratio) if warmup_steps is None else warmup_steps
-    deployer.log_info(
-        f"{schedule_type} learning rate over {steps} optimizer steps of {size} examples, {warmup} to warm up"
-    )
-    rate = schedule(
-        schedule_type,
-        peak=learning_rate,
-        steps=steps,
-        warmup_steps=warmup,
-        init=init_learning_rate if warmup else None,
-        end=end_learning_rate or None,
-    )
-    return LrSchedule(rate, accumulate_grad_batches)
-
-
 def _holders(sharding: NamedSharding, num_parts: int) -> np.ndarray:
     """Return the processes that hold each part of a batch: int[parts, devices of a part]."""
     held: list[list[int]] = [[] for _ in range(num_parts)]
     for device, (rows,) in sharding.devices_indices_map((num_parts,)).items():
         held[rows.indices(num_parts)[0]].append(device.process_index)
     return np.array(held)
+
+
+def _num_steps(train_size: int, micro: int, accumulated: int, n_epochs: int) -> int:
+    """Return how many updates `n_epochs` make of batches of `accumulated` micro-batches."""
+    if accumulated < 1:
+        raise UsageError(f"accumulate_grad_batches={accumulated}: it must be at least 1.")
+    size = micro * accumulated
+    steps = n_epochs * (train_size // size)
+    if steps < 1:
+        raise UsageError(
+            f"{n_epochs} epochs of {train_size} examples have no step: a batch takes {size}, "
+            f"in {accumulated} micro-batches of {micro}."
+        )
+    return steps
 
 
 def _placed(data: Batches, sharding: NamedSharding) -> Iterator[PyTree]:

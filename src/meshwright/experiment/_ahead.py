@@ -1,5 +1,6 @@
 """The step of an experiment compiled ahead of time: what it takes of a device, before there is a state."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,14 @@ class AheadOfTime:
 
 
 def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> AheadOfTime:
-    """Compile the step as a run on `devices` (default: all) would. See `Experiment.compile`."""
+    """Compile the step as a run on `devices` would, with no array of the state in memory.
+
+    Args:
+      devices: all of this process if left out. They may be ones to compile for only, as
+        `jax.experimental.topologies` describes them: none of them is used.
+
+    Raises: as `run` does before it starts.
+    """
     experiment = on_hardware(experiment, devices)
     return compile_parts(parts_of(experiment, mesh_of(experiment, devices), some_rows(experiment)))
 
@@ -71,9 +79,13 @@ def some_rows(experiment: Experiment) -> PyTree:
     here = Layout(make_mesh("data=1", jax.local_devices()[:1]))
     data = data_of(experiment, here.batch_sharding)
     try:
-        return data.peek()
+        return max([data.peek(), *data.shapes()], key=_example_bytes)  # the shape that takes most
     finally:
         data.close()
+
+
+def _example_bytes(rows: PyTree) -> int:
+    return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(tree.abstract(rows)))
 
 
 def _told(compiled: jax.stages.Compiled, parts: Parts, seconds: float) -> AheadOfTime:

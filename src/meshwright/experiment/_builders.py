@@ -8,16 +8,17 @@ from typing import Any
 import jax
 
 from meshwright import tree
-from meshwright.arrays import Assign, Casts, Source, cast, first_matches, origins, restore
+from meshwright.arrays import Assign, Casts, Source, cast, origins, restore
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.experiment._adapt import Adapt
 from meshwright.formats import find_step, open_source
+from meshwright.patterns import Table, judge
 from meshwright.train import Builder, Given, TrainState
 
 
 def from_checkpoint(
     path: str,
-    only: str = "params/.*",
+    only: str = "^params/.*",
     *,
     step: int | None = None,
     assign: Assign = (),
@@ -29,32 +30,34 @@ def from_checkpoint(
 
     Args:
       path: a checkpoint, or a directory of them, of which the newest is taken; or an address.
-      only: a pattern for the whole names of what to take: `params/(?!head/).*` leaves the head as it is
-        initialised, `.*` takes all, step and optimizer state too.
+      only: a pattern for the names of what to take, see `meshwright.patterns`: `^params/(?!head/).*` leaves
+        the head as it is initialised, `.*` takes all, step and optimizer state too.
       step: of a directory of checkpoints that of this step, not the newest, whatever wrote them.
       assign: other names for what is wanted, as `mw.restore` takes them: of a model that becomes a part of
         another, `[(r"params/encoder/(.*)", r"params/\1")]`. One saved array may be assigned to many.
       casts: other dtypes, as `mw.arrays.cast` takes them.
-      adapt: for arrays of other shapes, pairs of a pattern for whole names and a function of the saved array
-        and the struct that is wanted, `[("params/position", experiment.truncate())]`; the first that matches
+      adapt: for arrays of other shapes, pairs of a pattern for names and a function of the saved array
+        and the struct that is wanted, `[("position", experiment.truncate())]`; the first that matches
         decides. These are read whole, onto the host.
       open_with: what opens the path: `mw.open_averages`, or anything that returns a source.
 
     Raises:
-      UsageError: `only` is no pattern, or the path is of one step and `step` is given, too; when called,
-        `only` or one of the other patterns matches nothing.
+      UsageError: a pattern is no regular expression, or the path is of one step and `step` is given, too;
+        when called, a pattern decides nothing.
       CheckpointError (when called): there is no checkpoint, or it does not have what is wanted; all
         differences are listed.
     """
-    chosen = _compiled(only)
+    chosen, adapting = Table("only", (only,)), Table.of("adapt", adapt)
     if step is not None and re.fullmatch(r"step_\d+", PurePosixPath(path).name):
         raise UsageError(f"from_checkpoint({path!r}, step={step}): the path says which step; leave one out.")
 
     def build(target: TrainState) -> Given:
-        wanted = _chosen(chosen, tree.named_leaves(target))
+        leaves = tree.named_leaves(target)
+        judge({chosen: leaves})
+        wanted = {name: x for name, x in leaves.items() if chosen.first(name)}
+        judge({adapting: wanted})
         source = cast(open_with(path if step is None else str(find_step(path, step))), casts)
-        rules = first_matches([pattern for pattern, _ in adapt], wanted)
-        adapts = {name: adapt[number][1] for name, (number, _) in rules.items()}
+        adapts = {name: adapt[number][1] for name, (number, _) in adapting.decisions(wanted).items()}
         as_found = wanted | _as_saved(source, wanted, assign, adapts)
         found = tree.named_leaves(restore(source, tree.nested(as_found), assign=assign, ignore=".*"))
         return found | _adapted(adapts, found, wanted, source)
@@ -65,21 +68,6 @@ def from_checkpoint(
 def chain(*builders: Builder) -> Builder:
     """Return a builder that takes what any of `builders` gives; of what several give, the last one's."""
     return lambda target: {name: x for build in builders for name, x in build(target).items()}
-
-
-def _compiled(only: str) -> re.Pattern[str]:
-    try:
-        return re.compile(only)
-    except re.error as error:
-        raise UsageError(f"from_checkpoint(only={only!r}) is not a regular expression: {error}.") from None
-
-
-def _chosen(chosen: re.Pattern[str], leaves: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    wanted = {name: x for name, x in leaves.items() if chosen.fullmatch(name)}
-    if not wanted:
-        some = ", ".join(list(leaves)[:6])
-        raise UsageError(f"from_checkpoint(only={chosen.pattern!r}) matches nothing of the state: {some} …")
-    return wanted
 
 
 def _as_saved(

@@ -3,16 +3,15 @@
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 
 from meshwright.adapters import Functional
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
+from meshwright.engine import InformedWhen, StopEarly, WhenEvaluated, is_informed
 from meshwright.errors import UsageError, listed
-from meshwright.experiment._policies import InformedWhen, WhenEvaluated, is_informed
-from meshwright.experiment._stopping import StopEarly
 from meshwright.experiment._types import check_types
 from meshwright.metrics import Tracker, is_writer
 from meshwright.sharding import MeshRule, Rule
@@ -31,9 +30,6 @@ from meshwright.train import (
 )
 from meshwright.tree import PyTree
 from meshwright.when import When
-
-if TYPE_CHECKING:
-    from meshwright.experiment._ahead import AheadOfTime
 
 Outputs = Callable[..., Mapping[str, jax.Array]]
 """`(params, batch)`, or `(params, batch, model_state)`, `-> {name: array}` with a row for each example."""
@@ -70,8 +66,11 @@ def _check_names(evalers: Mapping[str, Any]) -> None:
 class Input:
     """The examples to train on, and how they are made into batches."""
 
+    is_known_by_place: ClassVar[bool] = True
+
     examples: Any
-    """A mapping of arrays, or anything with `__len__` and `__getitem__`; see `mw.input.Source`."""
+    """A mapping of arrays, anything with `__len__` and `__getitem__`, a function that returns such, or an
+    iterable; `mw.Batched` (a loader's batches), `mw.Bucketed` or `mw.mapped(...)`: see `mw.batches`."""
     batch_size: int
     """Examples in a batch, over all devices."""
     shuffle: bool = True
@@ -94,6 +93,8 @@ class Input:
 @dataclass(frozen=True)
 class Evaler:
     """An evaluation: every example once, the last batch padded and the padding not counted."""
+
+    is_known_by_place: ClassVar[bool] = True
 
     measure: Measure | StatefulMeasure
     """`(params, batch) -> {name: values}`, a value or an array of them for each example; of a model with a
@@ -128,17 +129,19 @@ class Evaler:
 class Save:
     """When to save, where, in what form, and what to keep."""
 
+    is_known_by_place: ClassVar[bool] = True
+
     when: int | When | InformedWhen = 500
     """After these steps (a number: every so many), and always after the last. A function may be of the step,
-    or of the step and the scores found at this very step: `mw.experiment.when_evaluated("test", "dev")`."""
+    or of the step and the scores found at this very step: `mw.engine.when_evaluated("test", "dev")`."""
     keep: int | Keep = 2
     """Which checkpoints to keep (a number: the newest so many); `mw.checkpoint.best` and others say more."""
     directory: str | None = None
     """Where they are: a directory, or an address in an object store, `s3://bucket/run`; None for the folder
     `checkpoints` in the run directory. Give each run one of its own."""
     cast: str | Sequence[tuple[str, Any]] = ()
-    """Dtypes to save in: pairs of a pattern for whole names and a dtype, of which the first that matches
-    decides; a dtype alone is for the parameters. A run that continues casts back."""
+    """Dtypes to save in: pairs of a pattern and a dtype, of which the first that matches decides. A dtype
+    alone is for the parameters. A run that continues casts back."""
     names: Callable[[str], str | None] | None = None
     """From the name of a leaf of the state to the one that it is saved by, or to None, which leaves it out. A
     run that continues takes the names back, and what was left out from `init_state_builder`, or as it is
@@ -161,6 +164,8 @@ class Experiment:
     Raises:
       UsageError: naming the field whose value cannot be.
     """
+
+    is_known_by_place: ClassVar[bool] = True
 
     run: str
     """The run directory, or its address in a store, `s3://bucket/runs/x`. An unfinished run
@@ -258,23 +263,10 @@ class Experiment:
         if any(step < 1 for step in self.start_trace_steps):
             raise UsageError(f"Experiment.start_trace_steps is {self.start_trace_steps}; steps count from 1.")
 
-    def compile(self, devices: Sequence[jax.Device] | None = None) -> "AheadOfTime":
-        """Compile the step as a run on `devices` would, with no array of the state in memory.
-
-        Args:
-          devices: all of this process if left out. They may be ones to compile for only, as
-            `jax.experimental.topologies` describes them: none of them is used.
-
-        Raises: as `run` does before it starts.
-        """
-        from meshwright.experiment._ahead import compile_ahead  # which is made of Experiments
-
-        return compile_ahead(self, devices)
-
 
 def as_casts(cast: str | Casts) -> Casts:
     """Return patterns with dtypes: a dtype alone is for the parameters."""
-    return [("params/.*", cast)] if isinstance(cast, str) else cast
+    return [("^params/.*", cast)] if isinstance(cast, str) else cast
 
 
 def _check_phases(seconds: float | Mapping[str, float]) -> None:

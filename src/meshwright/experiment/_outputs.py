@@ -6,7 +6,6 @@ outputs/test/step_00000100.jsonl.part    those so far
 
 import json
 import os
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,30 +29,24 @@ from meshwright.tree import PyTree
 class OutputFiles:
     """A file for each step at which an evaluation is made; process 0 writes it. Collective."""
 
-    def __init__(
-        self, directory: Path, evaler: Evaler, layout: Layout, compute_dtype: ComputeDtype, seed: int
-    ):
+    def __init__(self, evaler: Evaler, layout: Layout, compute_dtype: ComputeDtype, seed: int):
         assert evaler.outputs is not None
-        self._directory, self._evaler, self._layout = directory, evaler, layout
+        self._evaler, self._layout = evaler, layout
         self._of = evaluating(evaler.outputs, compute_dtype=compute_dtype, params=evaler.params)
         # The whole state goes where parameters would: `_of` picks what it evaluates.
         self._over = OverBatches(lambda state, _, batch, key: self._of(state, batch), layout, seed)
-        self.seconds = 0.0
-        """How long all of them took."""
 
-    def __call__(self, step: int, state: Any) -> None:
+    def __call__(self, directory: Path, step: int, state: Any) -> None:
         """Compute the outputs of all examples and write them, in place of what an earlier attempt wrote."""
-        started = time.perf_counter()
         batches = numbered_batches(
             self._evaler.examples, self._evaler.batch_size, self._layout.batch_sharding
         )
         found = self._over(state, None, batches)
         if process.is_lead():
             lines = (line for _, outputs in found for line in _lines(outputs))
-            _write(self._directory / f"{step_name(step)}.jsonl", lines)
+            _write(directory / f"{step_name(step)}.jsonl", lines)
         else:
             deque(found, maxlen=0)  # this process's share of the work
-        self.seconds += time.perf_counter() - started
 
     def check(self, state: Any, batch: PyTree) -> None:
         """Try the function on structs, without compiling.

@@ -1,16 +1,15 @@
 """What a description stands for on the devices at hand: mesh, examples, rules, state and step."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from meshwright import tree
 from meshwright.adapters import Functional
-from meshwright.errors import LayoutError, MeshwrightError
+from meshwright.engine import global_batch, naming
+from meshwright.errors import LayoutError
 from meshwright.experiment._experiment import Experiment
 from meshwright.input import Batches, batches
 from meshwright.sharding import Layout, apply_mesh_rules, hardware, in_mesh, make_mesh
@@ -21,10 +20,10 @@ from meshwright.train import (
     TrainState,
     Variables,
     abstract_state,
+    check_dtypes,
     inferred_rules,
     key_of,
     make_step,
-    narrowing,
     noised,
     remat,
 )
@@ -41,6 +40,8 @@ class Parts:
     batch: PyTree
     """A global batch as structs."""
     step: Step
+    other_batches: Sequence[PyTree] = ()
+    """Global batches of all other shapes that may come, as structs."""
 
 
 def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Experiment:
@@ -76,14 +77,16 @@ def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
             seed=experiment.seed if given.shuffle else None,
             epochs=given.epochs,
             num_threads=given.num_threads,
+            rng=(experiment.seed, 0),
         )
 
 
-def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
+def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Sequence[PyTree] = ()) -> Parts:
     """Return the parts of a run on `mesh`, compiling nothing.
 
     Args:
       rows: some examples of a batch, arrays.
+      other_rows: some of each other shape that a batch may have.
 
     Raises:
       LayoutError: the parameters do not fit the mesh.
@@ -95,7 +98,7 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
     with naming("rules", LayoutError):
         target = abstract_state(init, experiment.optimizer, layout)
     with naming("train_dtype"):
-        narrowing(experiment.train_dtype)
+        check_dtypes(experiment.train_dtype, target.params, "train_dtype")
     step = make_step(
         loss,
         experiment.optimizer,
@@ -104,7 +107,8 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree) -> Parts:
         compute_dtype=experiment.train_dtype,
         norms=experiment.norms,
     )
-    return Parts(layout, target, batch, step)
+    others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
+    return Parts(layout, target, batch, step, others)
 
 
 def init_of(experiment: Experiment) -> Init:
@@ -123,26 +127,6 @@ def loss_of(experiment: Experiment) -> Loss:
         with naming("parameter_noise"):
             loss = noised(loss, experiment.parameter_noise)
     return loss
-
-
-def global_batch(rows: PyTree, batch_size: int) -> PyTree:
-    """Return the structs of a global batch from some rows of it."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
-        tree.abstract(rows),
-    )
-
-
-@contextmanager
-def naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> Iterator[None]:
-    """Say of a setting that is wrong which one it is, if an error of this kind says that it is."""
-    try:
-        yield
-    except kind as error:
-        if str(error).startswith(f"{field} "):
-            raise
-        parameter = field.rpartition(".")[2]  # which some messages begin with
-        raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None
 
 
 def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tuple[Any, ...]:

@@ -1,18 +1,25 @@
 """Batches of examples, in an order that is a pure function of a counter."""
 
+from meshwright.input._batched import Batched
 from meshwright.input._batches import Batches, batches
+from meshwright.input._bucketed import Bucketed
 from meshwright.input._collate import Collate
 from meshwright.input._device import as_global, local_rows
 from meshwright.input._facts import facts_of
+from meshwright.input._kinds import by_epoch, is_indexed
+from meshwright.input._mapped import mapped
 from meshwright.input._order import record_ids
-from meshwright.input._padded import numbered_batches, padded_batches
+from meshwright.input._ordered import each_example
+from meshwright.input._padded import numbered_batches, padded_batches, some_rows
 from meshwright.input._protocol import DataIterator, Source
-from meshwright.input._samples import by_epoch
-from meshwright.input._source import Arrays, as_source, is_indexed, num_examples, read_rows
+from meshwright.input._samples import num_epochs_of, of_epoch, readable_again
+from meshwright.input._source import Arrays, as_source, num_examples, read_rows
 
 __all__ = [
     "Arrays",
+    "Batched",
     "Batches",
+    "Bucketed",
     "Collate",
     "DataIterator",
     "Source",
@@ -20,12 +27,18 @@ __all__ = [
     "as_source",
     "batches",
     "by_epoch",
+    "each_example",
     "facts_of",
     "is_indexed",
     "local_rows",
+    "mapped",
+    "num_epochs_of",
     "num_examples",
     "numbered_batches",
+    "of_epoch",
     "padded_batches",
     "read_rows",
+    "readable_again",
     "record_ids",
+    "some_rows",
 ]

@@ -5,6 +5,7 @@ was read ahead is no part of the state: the state is the number of samples *retu
 true at every moment, and means the same on any number of processes and with any batch size.
 """
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Generator
@@ -17,20 +18,21 @@ from jax.sharding import NamedSharding
 
 from meshwright.errors import InputError, UsageError
 from meshwright.input._ahead import read_ahead
+from meshwright.input._batched import Batched
 from meshwright.input._collate import Collate
 from meshwright.input._device import local_rows, placing
 from meshwright.input._facts import facts_of
 from meshwright.input._protocol import Source
-from meshwright.input._samples import Position, samples_of, shares
-from meshwright.input._source import num_threads_for, read
+from meshwright.input._reading import reader, shapes_of, shapes_said, without
+from meshwright.input._samples import samples_of, shares
+from meshwright.input._source import num_threads_for
+from meshwright.input._stretches import Position, from_json
+from meshwright.input._together import in_step
 from meshwright.tree import PyTree
 
 
 class Batches:
     """An endless (or `epochs` long) iterator of global batches. See `batches`, which makes one."""
-
-    state_is_global = True
-    """The same on all processes, and good for any number of them; see `DataIterator`."""
 
     def __init__(
         self,
@@ -43,15 +45,20 @@ class Batches:
         seed: int | None,
         epochs: int | None,
         num_threads: int | None,
+        rng: tuple[int, int] | None = None,
     ):
-        self._samples = samples_of(examples, seed, epochs)
-        self._batch_size, self._rows, self._place, self._collate = batch_size, rows, place, collate
+        self._samples = samples_of(examples, seed, epochs, rng or (seed or 0, 0))
+        self._batch_size, self._rows, self._place = batch_size, rows, place
+        self._examples, self._reader = examples, reader(examples, collate)
         self._num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
         self._position = Position(0, 0)  # after the batch last returned: the whole state
         self._ahead: Generator[tuple[PyTree, Position], None, None] | None = None
         self._peeked: tuple[PyTree, Position] | None = None
         self._source: Source | None = None  # of the first examples of the batch that is read first
         self._facts: dict[str, str] | None = None
+        self._are_local = isinstance(examples, Batched) and examples.rows == "local"
+        self.state_is_global = not self._are_local
+        """Whether it is the same on all processes, and good for any number of them; see `DataIterator`."""
         self.wait_seconds = 0.0
         """How long `__next__` has waited for examples, in all."""
 
@@ -102,8 +109,19 @@ class Batches:
         """
         if self._facts is None:
             self.is_empty()  # reads ahead
-            self._facts = facts_of(self._source or [])
-        return {**self._facts, "batch_size": str(self._batch_size), "position": str(self.get_state())}
+            self._facts = facts_of([] if self._are_local else self._source or [])
+        position = self.get_state()
+        if self._are_local:
+            position.pop("state", None)  # of this process's loader
+        return {**self._facts, "batch_size": str(self._batch_size), "position": str(position)}
+
+    def shapes(self) -> list[PyTree]:
+        """Return rows, as structs, of all other shapes than the next batch's that may come, and do not move.
+
+        They are known of `Bucketed` examples, and where `Batched` names them; else there are none.
+        """
+        shapes = shapes_of(self._examples, self._reader)
+        return without(shapes, self.peek()) if shapes else []
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the batch last returned, and what it holds good for."""
@@ -117,15 +135,16 @@ class Batches:
             would repeat some and leave out others.
         """
         mine = self.get_state()
-        changed = [key for key in ("seed", "num_examples") if state.get(key) != mine[key]]
+        changed = [key for key in ("seed", "num_examples", "lengths") if state.get(key) != mine.get(key)]
         if changed:
             raise InputError(
                 "the data changed since the checkpoint: "
-                + ", ".join(f"{key} was {state.get(key)}, is {mine[key]}" for key in changed)
+                + ", ".join(f"{key} was {state.get(key)}, is {mine.get(key)}" for key in changed)
                 + ".\n  Continuing would repeat some examples and leave out others. "
                 "Give back the same data and seed, or start a new run."
             )
-        self._position = Position(int(state.get("epoch", 0)), int(state["samples"]))
+        epoch, samples, inner = state.get("epoch", 0), state["samples"], from_json(state.get("state"))
+        self._position = Position(int(epoch), int(samples), inner)
         self._forget_ahead()
 
     def close(self) -> None:
@@ -145,20 +164,26 @@ class Batches:
 
     def _from(self, position: Position) -> Generator[tuple[PyTree, Position], None, None]:
         """Read one batch after the other from `position` on."""
-        collate, num_threads = self._collate, self._num_threads  # the generator must not keep `self` alive
+        read, num_threads = self._reader, self._num_threads  # the generator must not keep `self` alive
         each = shares(self._samples, position, self._batch_size, self._rows)
         first = list(itertools.islice(each, 1))
-        self._source = first[0][0][0][0] if first else None
-        tasks = (
-            (partial(read, [part for part in parts if part[1].size], collate), after)
-            for parts, after in itertools.chain(first, each)
-        )
-        return read_ahead(tasks, num_threads)
+        self._source = first[0][0][0].source if first else None
+        tasks = ((partial(read, parts), after) for parts, after in itertools.chain(first, each))
+        ahead = read_ahead(tasks, num_threads)
+        return _all_have_one(ahead) if self._are_local and jax.process_count() > 1 else ahead
 
     def _forget_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = self._peeked = self._source = None
+
+
+def _all_have_one(
+    results: Generator[tuple[PyTree, Position], None, None],
+) -> Generator[tuple[PyTree, Position], None, None]:
+    """Yield `results`, each when all processes have one of the same shape."""
+    with contextlib.closing(results):
+        yield from in_step(results, "the batches of the loaders", lambda pair: shapes_said(pair[0]))
 
 
 def batches(
@@ -170,6 +195,7 @@ def batches(
     seed: int | None = 0,
     epochs: int | None = None,
     num_threads: int | None = None,
+    rng: tuple[int, int] | None = None,
 ) -> Batches:
     """Return an iterator of global batches of `batch_size` examples, split as `sharding` says.
 
@@ -182,10 +208,13 @@ def batches(
         - a mapping of arrays, or anything with `__len__` and `__getitem__`;
         - a function of the epoch, `epoch -> examples`, counted from 0 and called again where a run
           continues: the same epoch must give the same examples;
-        - a function without required arguments that returns a new iterable each time, `() -> iterable`.
-          Its order is its own, whatever `seed`; to continue in the middle of an epoch, what was read of
-          it is read again and skipped; and each of several processes reads all of it, of which it keeps
-          its share of each batch. Threads take from it in turn, one at a time.
+        - an iterable, or a function of nothing that returns a new one each time, `() -> iterable`. Its
+          order is its own, whatever `seed`; to continue in the middle of an epoch, its iterator is given
+          the state that it had (`get_state` and `set_state`), and if it has none, what was read is read
+          again and skipped; and each of several processes reads all of it, of which it keeps its share of
+          each batch. Threads take from it in turn, one at a time;
+        - an iterator with `get_state` and `set_state`, which is read once: its end is that of the data;
+        - one of `Batched` (a loader's batches), `Bucketed` (examples of several lengths) and `mapped(...)`.
       batch_size: over all processes.
       sharding: of each leaf's first dimension, as `Layout.batch_sharding`.
       collate: makes a batch of a list of examples, see `Collate`; without it they are stacked.
@@ -193,6 +222,8 @@ def batches(
       epochs: how often to read all of them; None for ever.
       num_threads: that read and collate ahead; 0 does it when asked. By default 0 for arrays in memory
         without `collate`, where handing over to a thread costs more than the reading, and 2 for all else.
+      rng: the seed and the number of the first epoch, by which functions of `mapped` draw; if left out,
+        `(seed or 0, 0)`.
 
     Raises:
       LayoutError: `batch_size` does not divide over the devices.
@@ -207,4 +238,5 @@ def batches(
         seed=seed,
         epochs=epochs,
         num_threads=num_threads,
+        rng=rng,
     )

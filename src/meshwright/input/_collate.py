@@ -11,9 +11,10 @@ from meshwright import tree
 from meshwright.errors import ExamplesError
 from meshwright.tree import PyTree
 
-Collate = Callable[[list[Any]], PyTree]
+Collate = Callable[..., PyTree]
 """Makes a batch of a list of examples: a dictionary (or pytree) of arrays, whose first dimensions run over
-the list. It is called in the threads that read, with this process's examples only."""
+the list. It is called in the threads that read, with this process's examples only. Of `Bucketed` examples it
+may take, as `length`, to what length the whole batch is padded."""
 
 
 _ARRAYS = (np.ndarray, list)

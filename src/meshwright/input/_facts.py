@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright import process
 from meshwright.input._protocol import Source
-from meshwright.input._source import as_source, num_examples, rows_of
+from meshwright.input._source import Part, as_source, num_examples, rows_of
 
 _READINGS = 4
 """So often each of the three is read: of examples that are made at random no digest is told."""
@@ -35,7 +35,7 @@ def facts_of(examples: Any) -> dict[str, str]:
 
 
 def _digests(source: Source, ids: list[int]) -> Iterable[str]:
-    return map(_digest, rows_of(source, np.asarray(ids, np.int64)) if ids else [])
+    return map(_digest, rows_of(Part(source, np.asarray(ids, np.int64))) if ids else [])
 
 
 def _digest(example: Any) -> str:

@@ -1,6 +1,5 @@
 """Every example once, in order, in batches of one shape: for evaluation and prediction."""
 
-import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,12 +11,16 @@ from jax.sharding import NamedSharding
 from meshwright import process
 from meshwright.errors import ExamplesError
 from meshwright.input._ahead import read_ahead
+from meshwright.input._batched import Batched
 from meshwright.input._collate import Collate
 from meshwright.input._device import local_rows, placing
-from meshwright.input._protocol import Source
-from meshwright.input._samples import by_epoch, iterated
-from meshwright.input._source import as_source, is_indexed, num_examples, num_threads_for, read
+from meshwright.input._ordered import each_example, ordered
+from meshwright.input._reading import reader
+from meshwright.input._source import num_examples, num_threads_for
+from meshwright.input._together import in_step
 from meshwright.tree import PyTree
+
+_ABOUT = "the examples of an evaluation or prediction"
 
 
 def padded_batches(
@@ -70,18 +73,15 @@ def numbered_batches(
     """
     rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
-    length = num_examples(examples)
+    length, read = num_examples(examples), reader(examples, collate)
     several = process.is_of_all(sharding.mesh.devices.flat)
     if several:
-        process.compare(
-            "the examples of an evaluation or prediction", lambda: _said(length, start, batch_size)
-        )
-    tasks = (
-        (partial(read, [(source, first + np.minimum(rows, len(ids) - 1))], collate), ids)
-        for source, first, ids in _stretches(examples, batch_size, start)
-    )
+        process.compare(_ABOUT, lambda: _said(length, start, batch_size))
+    tasks = ((partial(read, [part]), ids) for part, ids in ordered(examples, batch_size, rows, start))
     batches = read_ahead(tasks, num_threads)
-    for batch, ids in _in_step(batches) if several and length is None else batches:
+    if several and length is None:
+        batches = in_step(batches, _ABOUT, lambda pair: f"{pair[1].start} to {pair[1].stop - 1}")
+    for batch, ids in batches:
         yield place(batch), ids
 
 
@@ -90,31 +90,15 @@ def _said(length: int | None, start: int, batch_size: int) -> dict[str, str]:
     return {"number of examples": number, "start": str(start), "batch_size": str(batch_size)}
 
 
-def _in_step(batches: Iterator[tuple[PyTree, range]]) -> Iterator[tuple[PyTree, range]]:
-    """Yield `batches`, and before each see that all processes have one: who has more would wait for ever."""
-    for pair in itertools.chain(batches, [None]):
-        said = "none are left" if pair is None else f"{pair[1].start} to {pair[1].stop - 1}"
-        process.compare("the examples of an evaluation or prediction", lambda said=said: {"next": said})
-        if pair is not None:
-            yield pair
+def some_rows(examples: Any, batch_size: int) -> PyTree:
+    """Return the first example, in a batch of its own, padded as it is in the first batch.
 
-
-def _stretches(examples: Any, batch_size: int, first: int) -> Iterator[tuple[Source, int, range]]:
-    """Yield a source, where in it a batch begins, and the numbers of the batch's examples."""
-    if callable(examples) and not is_indexed(examples):
-        examples = by_epoch(examples)(0)
-        if not is_indexed(examples):
-            yield from _pulled(iterated(examples), batch_size, first)
-            return
-    if num_examples(examples) == 0:
-        return
-    source = as_source(examples)
-    for start in range(first, len(source), batch_size):
-        yield source, start, range(start, min(start + batch_size, len(source)))
-
-
-def _pulled(examples: Iterator[Any], batch_size: int, first: int) -> Iterator[tuple[Source, int, range]]:
-    start = sum(1 for _ in itertools.islice(examples, first))
-    while pulled := list(itertools.islice(examples, batch_size)):
-        yield pulled, 0, range(start, start + len(pulled))
-        start += len(pulled)
+    Raises:
+      ExamplesError: there is none, or it is no example.
+    """
+    if isinstance(examples, Batched):
+        return jax.tree.map(lambda x: x[None], next(each_example(examples)))
+    read = reader(examples, None)
+    for part, _ in ordered(examples, batch_size, np.zeros(1, np.int64), 0):
+        return read([part])
+    raise ExamplesError("there are no examples: the source's length is 0.")

@@ -27,7 +27,7 @@ class VectorSource(Protocol):
 
 @runtime_checkable
 class DataIterator(Protocol):
-    """What `fit` takes batches from. grain's iterators are some, too.
+    """What `mw.fit` takes batches from. grain's iterators are some, too.
 
     A checkpoint holds the state of each process's iterator, and can be resumed by as many processes. Where
     the state is the same on all of them and holds good for any number, `state_is_global = True` says so.

@@ -1,42 +1,30 @@
 """The samples of a run, one after the other from any position on, and the batches that they fill.
 
 They come in stretches. Examples that can be indexed are one stretch, which runs on over all epochs in
-the order of `_order.py`. A function of the epoch gives a stretch for each: shuffled, where what it
-returned can be indexed; else in its own order, and then to continue in the middle is to skip.
+the order of `_order.py`. Of all else there is a stretch for each epoch: shuffled, where a function returns
+what can be indexed; else in its own order, and then to continue in the middle is to set the iterator's state,
+or to skip.
 """
 
-import inspect
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from meshwright.errors import ExamplesError, InputError
+from meshwright.input._batched import Batched, Once, check_readable_again
+from meshwright.input._bucketed import Bucketed
+from meshwright.input._buckets import Buckets
+from meshwright.input._kinds import by_epoch, is_indexed, iterated
+from meshwright.input._loaders import check_not_batched
+from meshwright.input._mapped import MappedIterable, seeded
 from meshwright.input._order import Order
 from meshwright.input._protocol import Source
-from meshwright.input._source import Part, as_source, is_indexed
-
-_GATHERING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-class Position(NamedTuple):
-    """Where a run stands: so many samples into a stretch."""
-
-    stretch: int
-    samples: int
-
-
-class Stretch(Protocol):
-    """Samples that are left, in their order."""
-
-    def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
-        """Move on by `num_samples`, or as many as are left; return how many, and those of them at `rows`.
-
-        Of `rows` (int64[k], ascending, below `num_samples`) those beyond the end are left out.
-        """
-        ...
+from meshwright.input._source import Part, as_source, unreadable
+from meshwright.input._stretches import Indexed, Iterated, Position, Ready, Stretch, as_json
 
 
 class Samples(Protocol):
@@ -51,48 +39,58 @@ class Samples(Protocol):
         ...
 
 
-def samples_of(examples: Any, seed: int | None, epochs: int | None) -> Samples:
+def samples_of(examples: Any, seed: int | None, epochs: int | None, rng: tuple[int, int]) -> Samples:
     """Return the samples of `examples` of any kind that `batches` takes.
+
+    Args:
+      rng: of what mapping functions draw: the seed, and the number of the first epoch.
 
     Raises:
       ExamplesError: they are of no such kind, or there are none.
     """
+    examples = readable_again(examples, epochs)
+    if isinstance(examples, Bucketed):
+        return Buckets(seeded(examples, rng), seed, epochs)
+    if is_indexed(examples):
+        return _Fixed(seeded(as_source(examples), rng), seed, epochs)
+    return _ByEpoch(examples, seed, num_epochs_of(examples, epochs), rng)
+
+
+def readable_again(examples: Any, epochs: int | None) -> Any:
+    """Return `examples` such that they can be read from their beginning more than once.
+
+    Raises:
+      ExamplesError: they are an iterator that cannot, or are to be read in more epochs than an iterator has.
+    """
+    if isinstance(examples, Batched):
+        return replace(examples, loader=readable_again(examples.loader, epochs))
+    if isinstance(examples, MappedIterable):
+        return replace(examples, examples=readable_again(examples.examples, epochs))
+    if not isinstance(examples, Iterator):
+        return examples
+    check_readable_again(examples)
+    if (epochs or 1) > 1:
+        raise ExamplesError(
+            f"a {type(examples).__name__} is an iterator, which is read once, and there are to be {epochs} "
+            "epochs.\n  Give what makes it: the data set itself, or a function of the epoch."
+        )
+    return Once(examples)
+
+
+def num_epochs_of(examples: Any, epochs: int | None) -> int | None:
+    """Return in how many epochs `examples` are read, if at most so many are: an iterator in one."""
+    while isinstance(examples, Batched | MappedIterable):
+        examples = examples.loader if isinstance(examples, Batched) else examples.examples
+    return 1 if isinstance(examples, Iterator | Once) else epochs
+
+
+def of_epoch(examples: Any, epoch: int) -> Any:
+    """Return the examples of one epoch: where they are a function of it, that function called when read."""
+    if isinstance(examples, Batched):
+        return replace(examples, loader=of_epoch(examples.loader, epoch))
     if callable(examples) and not is_indexed(examples):
-        return _ByEpoch(by_epoch(examples), seed, epochs)
-    return _Fixed(as_source(examples), seed, epochs)
-
-
-def by_epoch(examples: Callable[..., Any]) -> Callable[[int], Any]:
-    """Return a function of the epoch, of one that takes it (its one required argument) or takes none.
-
-    Raises:
-      ExamplesError: the function requires more.
-    """
-    required = [
-        parameter.name
-        for parameter in inspect.signature(examples).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind not in _GATHERING
-    ]
-    if len(required) > 1:
-        raise ExamplesError(
-            f"a function that gives examples takes the epoch or nothing; this one requires {required}.\n"
-            "  Bind the rest: functools.partial(function, ...)."
-        )
-    return examples if required else lambda epoch: examples()
-
-
-def iterated(examples: Any) -> Iterator[Any]:
-    """Return an iterator over what a function of the epoch returned.
-
-    Raises:
-      ExamplesError: it cannot be iterated over.
-    """
-    if not isinstance(examples, Iterable):
-        raise ExamplesError(
-            f"the function that gives examples returned a {type(examples).__name__}.\n"
-            "  Return an iterable of them, or what can be indexed and has a length."
-        )
-    return iter(examples)
+        return partial(by_epoch(examples), epoch)
+    return examples
 
 
 def shares(
@@ -113,7 +111,7 @@ def shares(
         count, part = stretch.take(batch_size - filled, rows[rows >= filled] - filled if filled else rows)
         parts.append(part)
         filled += count
-        position = Position(position.stretch, position.samples + count)
+        position = Position(position.stretch, position.samples + count, stretch.state)
         if filled == batch_size:
             yield parts, position
             parts, filled = [], 0
@@ -123,7 +121,7 @@ def shares(
 
 
 def _next_epoch(position: Position) -> Position:
-    epoch, samples = position
+    epoch, samples, _ = position
     if not samples:
         raise ExamplesError(
             f"epoch {epoch} has no examples.\n"
@@ -142,66 +140,59 @@ class _Fixed:
     def open(self, position: Position) -> Stretch | None:
         if position.stretch:
             return None
-        return _Indexed(self._source, self._order, position.samples, self._stop)
+        return Indexed(self._source, self._order, position.samples, self._stop)
 
     def state(self, position: Position) -> dict[str, Any]:
         return {"samples": position.samples, "seed": self._seed, "num_examples": len(self._source)}
 
 
 class _ByEpoch:
-    """What a function returns for each epoch: a stretch for each."""
+    """What a function returns for each epoch, or an iterable that is read anew: a stretch for each."""
 
-    def __init__(self, examples_of: Callable[[int], Any], seed: int | None, epochs: int | None):
-        self._examples_of, self._seed = examples_of, seed
+    def __init__(self, examples: Any, seed: int | None, epochs: int | None, rng: tuple[int, int]):
+        self._batched = examples if isinstance(examples, Batched) else None
+        self._items_of = _items_by_epoch(self._batched.loader if self._batched else examples)
+        self._seed, self._rng = seed, rng
         self._epochs = math.inf if epochs is None else epochs
 
     def open(self, position: Position) -> Stretch | None:
-        epoch, start = position
+        epoch, start, state = position
         if epoch >= self._epochs:
             return None
-        examples = self._examples_of(epoch)
-        if not is_indexed(examples):
-            return _Iterated(examples, epoch, start)
-        source = as_source(examples)
+        items = self._items_of(epoch)
+        if isinstance(items, Batched | Bucketed):
+            kind = type(items).__name__
+            raise ExamplesError(
+                f"the function that gives examples returned a mw.{kind}.\n"
+                f"  Write it around the function: mw.{kind}(lambda epoch: ...)."
+                if self._batched is None and kind == "Batched"
+                else f"a mw.{kind} is no loader, and nothing that a function of the epoch may return."
+            )
+        if self._batched is not None:
+            return Ready(self._batched, iterated(items), epoch, start, state)
+        check_not_batched(items)
+        if not is_indexed(items):
+            return Iterated(iterated(items), epoch, start, state, self._rng)
+        return self._indexed(seeded(as_source(items), self._rng), epoch, start)
+
+    def _indexed(self, source: Source, epoch: int, start: int) -> Stretch:
         if start > len(source):
-            raise _changed(epoch, start, len(source))
+            raise InputError(
+                f"the data changed since the checkpoint: {start} examples of epoch {epoch} were read then, "
+                f"and now it has {len(source)}.\n  Give back the same data, or start a new run."
+            )
         first, stop = epoch * len(source), (epoch + 1) * len(source)
-        return _Indexed(source, Order(len(source), self._seed), first + start, stop)
+        return Indexed(source, Order(len(source), self._seed), first + start, stop)
 
     def state(self, position: Position) -> dict[str, Any]:
-        epoch, samples = position
-        return {"epoch": epoch, "samples": samples, "seed": self._seed, "num_examples": None}
+        epoch, samples, state = position
+        known = {} if state is None else {"state": as_json(state)}
+        return {"epoch": epoch, "samples": samples, "seed": self._seed, "num_examples": None, **known}
 
 
-class _Indexed:
-    """The samples at positions `start` to `stop`, counted from the first epoch on, of a source's order."""
-
-    def __init__(self, source: Source, order: Order, start: int, stop: float):
-        self._source, self._order, self._start, self._stop = source, order, start, stop
-
-    def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
-        start, count = self._start, int(min(num_samples, self._stop - self._start))
-        rows = rows if count == num_samples else rows[rows < count]
-        self._start += count
-        return count, (self._source, self._order.ids(start, rows) if rows.size else rows)
-
-
-class _Iterated:
-    """What is left of an iterable after `start` examples of it."""
-
-    def __init__(self, examples: Any, epoch: int, start: int):
-        self._examples = iterated(examples)
-        skipped = sum(1 for _ in itertools.islice(self._examples, start))
-        if skipped < start:
-            raise _changed(epoch, start, skipped)
-
-    def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
-        taken = list(itertools.islice(self._examples, num_samples))
-        return len(taken), (taken, rows[rows < len(taken)])
-
-
-def _changed(epoch: int, start: int, num_examples: int) -> InputError:
-    return InputError(
-        f"the data changed since the checkpoint: {start} examples of epoch {epoch} were read then, and now "
-        f"it has {num_examples}.\n  Give back the same data, or start a new run."
-    )
+def _items_by_epoch(items: Any) -> Callable[[int], Any]:
+    if callable(items) and not is_indexed(items):
+        return by_epoch(items)
+    if isinstance(items, Iterable):
+        return lambda epoch: items
+    raise unreadable(items)

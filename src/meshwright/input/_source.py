@@ -1,7 +1,7 @@
 """From examples to one batch of numpy arrays."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -9,6 +9,8 @@ import numpy as np
 from meshwright import tree
 from meshwright.errors import ExamplesError
 from meshwright.input._collate import Collate, check_numbers, collated, stack
+from meshwright.input._kinds import is_indexed
+from meshwright.input._loaders import check_not_batched
 from meshwright.input._protocol import Source, VectorSource
 from meshwright.tree import PyTree
 
@@ -53,11 +55,6 @@ class Arrays:
         return jax.tree.map(lambda x: np.asarray(x[ids]), self._arrays)
 
 
-def is_indexed(examples: Any) -> bool:
-    """Return whether `examples` can be read in any order: they have a length and are indexed."""
-    return hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
-
-
 def num_examples(examples: Any) -> int | None:
     """Return how many examples there are, or None of what cannot be indexed.
 
@@ -81,15 +78,20 @@ def as_source(examples: Any) -> Source:
             "a tuple of arrays is no set of examples.\n"
             "  Give the arrays names, as in {'image': images, 'label': labels}, or wrap it in mw.Arrays."
         )
+    check_not_batched(examples)
     if not is_indexed(source):
-        raise ExamplesError(
-            f"examples must have __len__ and __getitem__; {type(examples).__name__} has not.\n"
-            "  Make a list of them, give a function that returns a new iterable for each epoch, or give "
-            "`fit` an iterator of your own with get_state and set_state."
-        )
+        raise unreadable(examples)
     if len(source) == 0:
         raise ExamplesError("there are no examples: the source's length is 0.")
     return source
+
+
+def unreadable(examples: Any) -> ExamplesError:
+    """Return the error for what is no set of examples."""
+    return ExamplesError(
+        f"examples must have __len__ and __getitem__; {type(examples).__name__} has not.\n"
+        "  Make a list of them, or give a function that returns a new iterable for each epoch."
+    )
 
 
 def num_threads_for(examples: Any, collate: Collate | None) -> int:
@@ -98,8 +100,26 @@ def num_threads_for(examples: Any, collate: Collate | None) -> int:
     return 0 if isinstance(source, Arrays) and source.in_memory and collate is None else 2
 
 
-Part = tuple[Source, np.ndarray]
-"""Some examples of a source: int64[k], their ids."""
+class Part(NamedTuple):
+    """Some examples of a source."""
+
+    source: Source
+    ids: np.ndarray
+    """int64[k]."""
+    first: int = 0
+    """The number of the source's first example, where the source is a piece of an epoch."""
+    epochs: int | np.ndarray = 0
+    """The epoch of all, or int64[k], that of each."""
+    length: int | None = None
+    """To what length they are padded."""
+
+
+class PartSource:
+    """A source whose examples depend on more than their ids."""
+
+    def fetch(self, part: Part) -> list[PyTree]:
+        """Return the examples of a part of this source."""
+        raise NotImplementedError
 
 
 def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
@@ -109,8 +129,8 @@ def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
       ExamplesError: the examples do not stack, or `collate` did not return arrays of as many rows.
     """
     if collate is not None:
-        return collated(collate, [example for part in parts for example in rows_of(*part)])
-    pieces = [read_rows(*part) for part in parts]
+        return collated(collate, [example for part in parts for example in rows_of(part)])
+    pieces = [_stacked(part) for part in parts]
     return pieces[0] if len(pieces) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *pieces)
 
 
@@ -120,25 +140,32 @@ def read_rows(source: Source, ids: np.ndarray) -> PyTree:
     Raises:
       ExamplesError: the examples differ in structure or shape, or are not of numbers.
     """
-    fetched = _fetched(source, ids)
-    batch = stack(fetched, ids) if isinstance(fetched, list) else fetched
+    return _stacked(Part(source, ids))
+
+
+def rows_of(part: Part) -> list[PyTree]:
+    """Return the examples of a part one by one, also where the source gives them as a batch."""
+    fetched = _fetched(part)
+    if isinstance(fetched, list):
+        return fetched
+    return [jax.tree.map(lambda x, i=i: x[i], fetched) for i in range(len(part.ids))]
+
+
+def _stacked(part: Part) -> PyTree:
+    fetched = _fetched(part)
+    batch = stack(fetched, part.ids) if isinstance(fetched, list) else fetched
     check_numbers(batch)
     return batch
 
 
-def rows_of(source: Source, ids: np.ndarray) -> list[PyTree]:
-    """Return the examples `ids` one by one, also where the source gives them as a batch."""
-    fetched = _fetched(source, ids)
-    if isinstance(fetched, list):
-        return fetched
-    return [jax.tree.map(lambda x, i=i: x[i], fetched) for i in range(len(ids))]
-
-
-def _fetched(source: Source, ids: np.ndarray) -> PyTree:
+def _fetched(part: Part) -> PyTree:
     """Return a list of examples, or what a source that fetches many at once makes of them."""
+    source = part.source
     if isinstance(source, Arrays):
-        return source.rows(ids)  # a list of them would cost more than the rows
-    wanted = ids.tolist()
+        return source.rows(part.ids)  # a list of them would cost more than the rows
+    if isinstance(source, PartSource):
+        return source.fetch(part)
+    wanted = part.ids.tolist()
     if not isinstance(source, VectorSource):
         return [source[i] for i in wanted]
     fetched = source.__getitems__(wanted)

@@ -69,6 +69,10 @@ class Console:
             self._report_drawn_at = now
             self._redraw(now)
 
+    def expect(self, total_steps: int | None) -> None:
+        """Say how many steps there will be in all; None where only the data knows."""
+        self._progress = Progress(total_steps)
+
     def beat(self, tick: Tick) -> None:
         """Show that the run goes on. Made to be called every turn of the loop."""
         now = self._clock()

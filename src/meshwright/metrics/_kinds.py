@@ -1,4 +1,7 @@
-"""What a report may hold: numbers, histograms, texts and images."""
+"""What a report may hold: numbers, histograms, texts and images.
+
+Images are made PNG here, in ten lines: Pillow would be 21 MB in every installation, for every run.
+"""
 
 import struct
 import zlib

@@ -7,17 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from meshwright.events import import_tensorboardx, record
+from meshwright.events import messages, record
 from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.storage import local_path
+
+_DT_STRING, _START = (
+    7,
+    1,
+)  # of `DataType` in TensorFlow's `types.proto`, and of `SessionLog` in its `event.proto`
 
 
 class TensorBoard:
     """A `Writer` into one event file. `tensorboard` opens it."""
 
     def __init__(self, directory: str | Path):
-        self._protos = import_tensorboardx().proto
+        self._messages = messages()
         now = time.time_ns()
         # TensorBoard reads a directory's files by name; two may begin in one second.
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
@@ -28,13 +33,13 @@ class TensorBoard:
 
     def __call__(self, step: int, values: Values, /) -> None:
         """Write a report. TensorBoard shows texts as Markdown."""
-        summary = self._protos.summary_pb2.Summary()
+        summary = self._messages["Summary"]()
         for name, value in values.items():
             self._add(summary.value.add(tag=name), name, value)
         self._write(step=step, summary=summary)
 
     def _write(self, **event: Any) -> None:
-        made = self._protos.event_pb2.Event(wall_time=time.time(), **event)
+        made = self._messages["Event"](wall_time=time.time(), **event)
         self._file.write(record(made.SerializeToString()))
 
     def _add(self, summary: Any, name: str, value: Any) -> None:
@@ -48,28 +53,25 @@ class TensorBoard:
                     "sum": value.sum,
                     "sum_squares": value.sum_squares,
                 }
-                histogram = self._protos.summary_pb2.HistogramProto(num=counts.sum(), **facts)
+                histogram = self._messages["Histogram"](num=counts.sum(), **facts)
                 histogram.bucket_limit.extend(edges[1:])
                 histogram.bucket.extend(counts)
                 summary.histo.CopyFrom(histogram)
             case Image():
                 height, width, channels = value.pixels.shape
-                image = self._protos.summary_pb2.Summary.Image(
-                    height=height, width=width, colorspace=channels
-                )
+                image = self._messages["Image"](height=height, width=width, colorspace=channels)
                 image.encoded_image_string = value.png()
                 summary.image.CopyFrom(image)
             case str():
                 summary.metadata.plugin_data.plugin_name = "text"
-                summary.tensor.dtype = self._protos.types_pb2.DT_STRING
+                summary.tensor.dtype = _DT_STRING
                 summary.tensor.string_val.append(value.encode())
             case _:
                 summary.simple_value = as_float(name, value)
 
     def forget_after(self, step: int) -> None:
         """Let TensorBoard forget what earlier files say of later steps: a run continues from `step`."""
-        session_log = self._protos.event_pb2.SessionLog
-        self._write(step=step + 1, session_log=session_log(status=session_log.START))
+        self._write(step=step + 1, session_log=self._messages["SessionLog"](status=_START))
 
     def close(self) -> None:
         """Close the file."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.arrays import LazyArray, Source, as_source, concatenate, stack
 from meshwright.errors import CheckpointError, UsageError
+from meshwright.patterns import Table, compiled
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Map:
 
     rows: tuple[Row, ...]
     ignore: str = ""
-    """A pattern for whole names of theirs that say nothing new: buffers, and heads that are tied."""
+    """A pattern for names of theirs that say nothing new: buffers, and heads that are tied."""
     prefix: str = ""
     """What their names begin with, but in some checkpoints do not."""
 
@@ -95,10 +96,7 @@ class Map:
         for names in ([row.theirs for row in self.rows], [name for row in self.rows for name in row.names]):
             if several := [name for name in names if names.count(name) > 1]:
                 raise UsageError(f"a map has several rows for {several[0]}; one of them would be lost.")
-        try:
-            re.compile(self.ignore)
-        except re.error as error:
-            raise UsageError(f"Map.ignore={self.ignore!r} is no pattern: {error}.") from None
+        Table("Map.ignore", (self.ignore,))  # raises if it is no pattern
 
     def to_ours(self, source: Source) -> Source:
         """Return `source`, which has their names, with ours. What has no row keeps its name.
@@ -107,7 +105,7 @@ class Map:
           CheckpointError: Layers are missing in between, or an array does not fit its row.
         """
         theirs = {self._with_prefix(name): x for name, x in source.arrays().items()}
-        theirs = {name: x for name, x in theirs.items() if not re.fullmatch(self.ignore, name)}
+        theirs = {name: x for name, x in theirs.items() if not compiled(self.ignore)(name)}
         ours: dict[str, LazyArray] = {}
         for row in self.rows:
             ours |= _to_ours(row, _layers(row.theirs, theirs, source))

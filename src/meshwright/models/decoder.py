@@ -22,6 +22,7 @@ import optax
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
+from meshwright.patterns import optional
 from meshwright.sharding import look_up, match, split_by_example
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
@@ -46,9 +47,9 @@ _ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}
 RULES = (
     match("q|k|v|gate|up", None, "fsdp", "tensor"),
     match("o|down", None, "tensor", "fsdp"),
-    match("[qkv]_bias", None, "tensor"),
-    match("embedding", "tensor", "fsdp"),
-    match("head", "fsdp", "tensor"),
+    match(optional("[qkv]_bias"), None, "tensor"),
+    match(optional("embedding"), "tensor", "fsdp"),  # GPT-2 has its own
+    match(optional("head"), "fsdp", "tensor"),
 )
 """Megatron's pattern: columns in, rows out, so that a block ends in one sum over the tensor axis."""
 

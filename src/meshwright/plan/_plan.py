@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from meshwright.engine import naming
 from meshwright.errors import UsageError
-from meshwright.experiment import Experiment, naming, some_rows
+from meshwright.experiment import Experiment, some_rows
 from meshwright.plan._hardware import Hardware, hardware_named
 from meshwright.plan._roofline import Rates
 from meshwright.plan._site import Compiled, NotCompiledError, Site

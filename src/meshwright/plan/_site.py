@@ -9,8 +9,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from meshwright.engine import naming
 from meshwright.errors import MeshwrightError
-from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, naming, parts_of
+from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, parts_of
 from meshwright.hlo import Collective, collectives
 from meshwright.plan._checkpoint import CheckpointCost, checkpoint_cost
 from meshwright.plan._chips import Tpu

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +31,8 @@ class OverBatches:
 
     However often that is called, it compiles once for each shape of a batch. Each device computes its share
     of a batch; all devices, and so all processes, get the whole. What was computed of fillers is cut away.
-    A batch's randomness depends on `seed` and the number of its first example.
+    A batch's randomness depends on a seed, `seed` unless a call gives another, and the number of its first
+    example.
     `idle` is given the error about a mesh axis that only repeats work, where there is one.
     """
 
@@ -41,30 +43,36 @@ class OverBatches:
         seed: int,
         idle: Callable[[LayoutError], None] = lambda error: None,
     ):
-        def prediction_of(params: PyTree, model_state: PyTree, batch: PyTree, number: np.uint32) -> PyTree:
+        def prediction_of(
+            params: PyTree, model_state: PyTree, batch: PyTree, number: Any, seed: Any
+        ) -> PyTree:
             key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
+            num_examples = jax.tree.leaves(batch)[0].shape[0]  # `predict` may take things out of the batch
             prediction = predict(params, model_state, batch, key)
-            check_rows(prediction, jax.tree.leaves(batch)[0].shape[0])
+            check_rows(prediction, num_examples)
             return prediction
 
         compute = jax.jit(
             adding_right(prediction_of, layout),
             # Left open, each device would compute all of a batch that comes as NumPy arrays.
-            in_shardings=(None, None, layout.batch_sharding, None),
+            in_shardings=(None, None, layout.batch_sharding, None, None),
             out_shardings=layout.replicated,
         )
         self._compute = process.Compared("the program of the predictions", compute, layout.mesh)
-        self._layout, self._trace, self._idle = layout, compute.trace, idle
+        self._layout, self._seed, self._trace, self._idle = layout, seed, compute.trace, idle
 
-    def __call__(self, params: PyTree, model_state: PyTree, batches: Batches) -> Predictions:
+    def __call__(
+        self, params: PyTree, model_state: PyTree, batches: Batches, seed: int | None = None
+    ) -> Predictions:
         """Yield the predictions of each batch.
 
         Raises:
           UsageError: when a batch is computed first, if the predictions have no row for each example.
         """
         in_flight: deque[tuple[range, PyTree]] = deque()
+        seed = self._seed if seed is None else seed
         for number, (batch, ids) in enumerate(batches):
-            arguments = params, model_state, batch, np.uint32(ids.start % 2**32)
+            arguments = params, model_state, batch, np.uint32(ids.start % 2**32), np.uint32(seed)
             with jax.set_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
                 if number == 0:
                     check_axes(self._layout, arguments[:2], partial(self._trace, *arguments), self._idle)
@@ -82,7 +90,7 @@ class OverBatches:
           UsageError: it is another on another process.
         """
         with jax.set_mesh(self._layout.mesh):
-            self._compute.compare(params, model_state, batch, np.uint32(0))
+            self._compute.compare(params, model_state, batch, np.uint32(0), np.uint32(0))
 
 
 def _fetched(ids: range, out: PyTree) -> tuple[range, PyTree]:

@@ -1,25 +1,26 @@
 """`Predictor`: one function over any number of examples. Each method is a few lines over a room."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright import process, tree
 from meshwright.adapters import functional
 from meshwright.deployer import Deployer
+from meshwright.engine import settings_of
 from meshwright.errors import UsageError
-from meshwright.experiment import settings_of
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, OverBatches, fingerprint
-from meshwright.sharding import Rule, auto, copy_to, fsdp
+from meshwright.sharding import Rules, as_rules, auto, copy_to, fsdp
 from meshwright.storage import local_path
-from meshwright.train import TrainState, Variables, eval_params
+from meshwright.train import TrainState, Variables, as_seed, eval_params
 from meshwright.tree import PyTree
 
 
@@ -36,7 +37,7 @@ class Predictor:
       output: makes a list of outputs, one for each example, of predictions as NumPy arrays. It sees real
         examples only. Without it the output is the example's row of each array.
       rules: how parameters that are not on the mesh yet are split over it, before what is found by itself;
-        None for no such rules.
+        None for no such rules; or a dictionary of these by the keys of the parameters.
 
     Raises:
       UsageError: a function asks for what there is not.
@@ -50,9 +51,9 @@ class Predictor:
         collate: Collate | None = None,
         model: Any = None,
         output: Callable[[PyTree], Iterable[Any]] | None = None,
-        rules: Sequence[Rule] | None = None,
+        rules: Rules = None,
     ):
-        self._deployer, self._collate, self._rules = deployer, collate, tuple(rules or ())
+        self._deployer, self._collate, self._rules = deployer, collate, rules
         called = prediction_of(predict, None if model is None else functional(model))
         tell = cache(deployer.log_info)  # once
         idle = lambda error: tell(f"! predictions: {error}")  # noqa: E731
@@ -64,10 +65,11 @@ class Predictor:
     def predict(
         self,
         examples: Any,
-        params: PyTree,
         per_device_batch_size: int,
+        params: PyTree,
         *,
         model_state: PyTree = None,
+        seed: int | None = None,
         to: str | Path | None = None,
         desc: str = "Predicting",
     ) -> Any:
@@ -76,9 +78,11 @@ class Predictor:
         Args:
           examples: as `mw.batches` takes, or any iterable; none at all are fine. With several processes all
             read the same.
-          params: arrays of JAX or NumPy; those that are on the mesh are used as they are.
-          per_device_batch_size: examples at a time, for each part that the mesh splits a batch into.
-          model_state: of a model that has one: `trainer.model_state`.
+          per_device_batch_size: Examples at a time, for each part that the mesh splits a batch into.
+          params: Arrays of JAX or NumPy; those that are on the mesh are used as they are.
+          model_state: The state of a model that has one: `trainer.model_state`.
+          seed: What `rng` draws goes by it and by the number of the example. It is the deployer's if not
+            given, and each call draws the same; another seed draws anew, without compiling again.
           to: write a line of JSON for each example to this file, on a disk, instead of holding all in memory.
             A call that was killed goes on where it stopped when it is made again, and comes to the same
             bytes; one that had ended computes nothing.
@@ -92,16 +96,16 @@ class Predictor:
           ExamplesError: the examples do not make batches.
           LayoutError: the parameters do not fit the mesh.
         """
-        if per_device_batch_size < 1:
-            raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
+        _check_size(per_device_batch_size)
+        seed = self._deployer.seed if seed is None else as_seed(seed)
         file = None if to is None else local_path(to)
         size = self._deployer.get_local_global_micro_batch_size(per_device_batch_size)[1]
         examples = _read_once(examples)
-        process.compare("what is predicted", lambda: self._said(examples, per_device_batch_size, to))
+        process.compare("what is predicted", lambda: self._said(examples, per_device_batch_size, to, seed))
         variables = self._on_mesh(params, model_state)
         if file is not None:
-            return self._to_file(examples, variables, size, file, desc)
-        each = self._each(examples, variables, size, desc)
+            return self._to_file(examples, variables, size, seed, file, desc)
+        each = self._each(examples, variables, size, seed, desc)
         return [output for outputs in each for output in outputs]
 
     def of_state(self, state: TrainState, examples: Any, batch_size: int) -> list[Any]:
@@ -110,38 +114,37 @@ class Predictor:
         `batch_size` examples are computed at a time. Nothing is shown: training has a screen of its own.
         """
         variables = Variables(eval_params(state), state.model_state)
-        each = self._each(examples, variables, batch_size, None)
+        each = self._each(examples, variables, batch_size, self._deployer.seed, None)
         return [output for outputs in each for output in outputs]
 
-    def _said(self, examples: Any, per_device_batch_size: int, to: str | Path | None) -> dict[str, str]:
+    def _said(
+        self, examples: Any, per_device_batch_size: int, to: str | Path | None, seed: int
+    ) -> dict[str, str]:
         """Return what must be the same on all processes. Of an iterable `numbered_batches` sees to it."""
-        given = {"per_device_batch_size": per_device_batch_size, "to a file": to is not None, **self._given}
+        settings = {"per_device_batch_size": per_device_batch_size, "to a file": to is not None, "seed": seed}
+        given = {**settings, **self._given}
         facts = facts_of(examples) if is_indexed(examples) else {}
         return {**facts, **settings_of(given)}
 
     def _each(
-        self, examples: Any, variables: Variables, size: int, desc: str | None, start: int = 0
+        self, examples: Any, variables: Variables, size: int, seed: int, desc: str | None, start: int = 0
     ) -> Iterator[list[Any]]:
         """Yield the outputs of each batch, from the example of number `start` on."""
         sharding, number = self._deployer.layout().batch_sharding, num_examples(examples)
         data = numbered_batches(examples, size, sharding, collate=self._collate, start=start)
-        found = self._predictions(variables.params, variables.model_state, data)
+        found = self._predictions(variables.params, variables.model_state, data, seed)
         num_batches = None if number is None else -(-(number - start) // size)
         shown = found if desc is None else self._deployer.progress(found, num_batches, desc)
         for ids, prediction in shown:
-            outputs = list(self._output(prediction))
-            if len(outputs) != len(ids):
-                raise UsageError(
-                    f"`output` returned {len(outputs)} outputs for {len(ids)} examples.\n"
-                    "  It must return one for each."
-                )
-            yield outputs
+            yield _one_each(self._output(prediction), len(ids))
 
-    def _to_file(self, examples: Any, variables: Variables, size: int, path: Path, desc: str) -> Path:
+    def _to_file(
+        self, examples: Any, variables: Variables, size: int, seed: int, path: Path, desc: str
+    ) -> Path:
         """Write the outputs to `path`, those that are not there yet."""
         about = {
             "parameters": fingerprint((variables.params, variables.model_state), self._deployer.layout()),
-            "seed": self._deployer.seed,
+            "seed": seed,
             "examples": num_examples(examples),
         }
         file = Outputs(path, about)
@@ -151,7 +154,7 @@ class Predictor:
             return path
         if start:
             self._deployer.log_info(f"{path}: {start} predictions are there, going on after them")
-        for outputs in self._each(examples, variables, size, desc, start):
+        for outputs in self._each(examples, variables, size, seed, desc, start):
             if process.is_lead():
                 file.append(outputs)
         process.on_lead(file.finish)
@@ -163,7 +166,8 @@ class Predictor:
         if all(_is_on(mesh, x) for x in jax.tree.leaves(arrays)):
             return Variables(params, model_state)
         structs = tree.abstract(arrays)
-        shardings = self._deployer.layout(*self._rules, auto(structs["params"]), fsdp()).shardings(structs)
+        rules = *as_rules(self._rules, params), auto(structs["params"]), fsdp()
+        shardings = self._deployer.layout(*rules).shardings(structs)
         there = jax.tree.map(lambda x, s: x if _is_on(mesh, x) else copy_to(x, s), arrays, shardings)
         return Variables(**there)
 
@@ -180,6 +184,32 @@ def _read_once(examples: Any) -> Any:
     if isinstance(examples, Iterable) and not (callable(examples) or is_indexed(examples)):
         return lambda: examples
     return examples
+
+
+def _check_size(per_device_batch_size: Any) -> None:
+    if not isinstance(per_device_batch_size, int | np.integer):
+        raise UsageError(
+            f"per_device_batch_size must be a whole number; found a {type(per_device_batch_size).__name__}.\n"
+            "  The order is predict(examples, per_device_batch_size, params)."
+        )
+    if per_device_batch_size < 1:
+        raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
+
+
+def _one_each(outputs: Any, num_examples: int) -> list[Any]:
+    """Return what `output` returned, if it is one for each example."""
+    if not isinstance(outputs, Iterable):
+        raise UsageError(
+            f"`output` returned {outputs!r} for {num_examples} examples.\n"
+            "  It must return a list with one output for each."
+        )
+    outputs = list(outputs)
+    if len(outputs) != num_examples:
+        raise UsageError(
+            f"`output` returned {len(outputs)} outputs for {num_examples} examples.\n"
+            "  It must return one for each."
+        )
+    return outputs
 
 
 def _rows(prediction: PyTree) -> list[PyTree]:

@@ -19,6 +19,7 @@ from meshwright.process._board import Board
 from meshwright.process._differ import difference, lines_of, shortened
 from meshwright.process._failures import failure_of
 from meshwright.process._meet import meet
+from meshwright.process._member import member
 from meshwright.process._program import program_text
 from meshwright.process._surroundings import hardware
 
@@ -28,20 +29,15 @@ Said = str | Mapping[str, str]
 _MOST_VOICES = 8
 """Of so many that say different things all is looked at."""
 
-_board: Board | None = None
-_known: BaseException | None = None
-"""The last error of which the other processes know."""
-
 
 def sit_at(board: Board) -> None:
     """Let this process compare at `board` from now on."""
-    global _board
-    _board = board
+    member.board = board
 
 
 def is_seated() -> bool:
     """Return whether this process is connected to the others."""
-    return _board is not None
+    return member.board is not None
 
 
 def compare(about: str, said: Callable[[], Said]) -> None:
@@ -169,26 +165,27 @@ def telling() -> Iterator[None]:
 
 def tell(error: BaseException) -> None:
     """Tell the other processes that this one has failed, unless they know. Not collective; never waits."""
-    if _board is not None and isinstance(error, Exception) and not _is_known(error):
-        _board.tell(failure_of(error))
-        _know(error)
+    if member.board is not None and isinstance(error, Exception) and not _is_known(error):
+        member.board.tell(failure_of(error))
+        member.known_error = error
 
 
 def _are_several() -> bool:
     """Whether there are other processes. Where they are connected, no device is touched to find out."""
-    return _board is not None or jax.process_count() > 1
+    return member.board is not None or jax.process_count() > 1
 
 
 def _seat() -> Board:
-    if _board is None:
+    if member.board is None:
         sit_at(meet())
-    assert _board is not None
-    return _board
+    assert member.board is not None
+    return member.board
 
 
 def came_from_another() -> bool:
     """Return whether the last error of which all know happened on another process."""
-    return _known is not None and _board is not None and _known is _board.heard
+    known, board = member.known_error, member.board
+    return known is not None and board is not None and known is board.heard
 
 
 @contextmanager
@@ -196,18 +193,13 @@ def _known_to_all() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _know(error)
+        member.known_error = error
         raise
-
-
-def _know(error: BaseException) -> None:
-    global _known
-    _known = error
 
 
 def _is_known(error: BaseException | None) -> bool:
     """Whether it is the error of which the others know, or was raised because of it."""
-    while error is not None and error is not _known:
+    while error is not None and error is not member.known_error:
         error = error.__cause__ or error.__context__
     return error is not None
 

@@ -22,10 +22,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
-from weakref import WeakSet
 
 from meshwright.errors import UsageError
 from meshwright.process._holder import Holder, is_alive, read_holder, this_machine, this_process
+from meshwright.process._member import forget_in_forks
 from meshwright.process._together import on_lead
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -38,7 +38,7 @@ class Hold:
 
     def __init__(self, file: Path, lock: TextIO, written: str):
         self._file, self._lock, self._written = file, lock, written
-        _holds.add(self)
+        forget_in_forks(self)
 
     def close(self) -> None:
         """Give it back."""
@@ -59,9 +59,6 @@ class Hold:
     def forget(self) -> None:
         """Let go of it in this process, which is a fork of the one that holds it."""
         self._lock.close()
-
-
-_holds: WeakSet[Hold] = WeakSet()
 
 
 def hold(file: Path) -> Hold:
@@ -234,12 +231,3 @@ def _in_use(file: Path, left: str, *, is_locked: bool = True) -> UsageError:
             "locks, which end with their process (Lustre: mount it with -o flock; NFS: without nolock)."
         )
     return UsageError(said)
-
-
-def _forget_holds() -> None:
-    """Let go, in a forked process, of what its parent holds: a data loader's worker may live longer."""
-    for held in list(_holds):
-        held.forget()
-
-
-os.register_at_fork(after_in_child=_forget_holds)

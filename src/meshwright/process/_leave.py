@@ -18,14 +18,13 @@ import jax
 
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightError
 from meshwright.process._alike import came_from_another, tell
+from meshwright.process._member import member
 from meshwright.process._peers import begin_shared, lost_peer, say_at_end, say_left
 
 _LEAD_LINGERS_SECONDS = 2
 """When process 0 goes, JAX aborts the others. If they failed as well, they may say so first."""
 _OTHERS_LINGER_SECONDS = 1
 """Of those that end because of another's error, so that a launcher sees that one fail first."""
-_lingers_seconds = 0
-_asked_to_exit: SystemExit | None = None
 
 
 def abandon(exit_code: int) -> None:
@@ -43,7 +42,7 @@ def _leave_now(exit_code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
-    time.sleep(max(_lingers_seconds, _OTHERS_LINGER_SECONDS if came_from_another() else 0))
+    time.sleep(max(member.lingers_seconds, _OTHERS_LINGER_SECONDS if came_from_another() else 0))
     os._exit(exit_code)
 
 
@@ -54,12 +53,11 @@ def shared_work() -> Iterator[None]:
     An error that only tells of a lost process is raised as a `PeersError`; and a `sys.exit` in the block ends
     the process without waiting for the others, which wait for it.
     """
-    global _asked_to_exit
     begin_shared()
     try:
         yield
     except SystemExit as error:
-        _asked_to_exit = error
+        member.asked_to_exit = error
         raise
     except Exception as error:
         lost = lost_peer(error)
@@ -73,8 +71,8 @@ def leave_at_once_after_a_crash(process_id: int | None) -> None:
 
     One that only tells of a lost process is told in a sentence, without a traceback.
     """
-    global _lingers_seconds  # jax.process_index() would wait for the others' devices
-    _lingers_seconds = _LEAD_LINGERS_SECONDS if process_id == 0 else 0
+    # jax.process_index() would wait for the others' devices.
+    member.lingers_seconds = _LEAD_LINGERS_SECONDS if process_id == 0 else 0
     show = sys.excepthook
 
     def show_or_tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -92,8 +90,8 @@ def _leave() -> None:
     if error is not None:
         tell(error)
         _leave_now(_exit_code(error))
-    if _asked_to_exit is not None:
-        code = _asked_to_exit.code
+    if member.asked_to_exit is not None:
+        code = member.asked_to_exit.code
         abandon(code if isinstance(code, int) else EXIT_DONE if code is None else EXIT_FAILED)
     say_at_end()
 

@@ -26,6 +26,7 @@ from typing import Any
 import jax
 
 from meshwright.errors import EXIT_PEERS, PeersError
+from meshwright.process._member import forget_in_forks, member
 from meshwright.process._post import Post
 
 _OWN_END_SECONDS = 3
@@ -47,33 +48,27 @@ _LOST = re.compile(
 )
 """What JAX's errors say where another process, and not this one, is to blame."""
 
-_watch: "Watch | None" = None
-_unfinished = 0
-_take_word: Callable[[str], None] | None = None
-
 
 def watch_peers(post: Post) -> "Watch":
     """Watch the processes at the other ends of `post` until this process ends."""
-    global _watch
-    _watch = Watch(post)
-    # A fork, of a data loader say, would keep the connections open after this process.
-    os.register_at_fork(after_in_child=post.forget)
-    post.attach(_watch.take, _watch.look)
-    return _watch
+    member.watch = watch = Watch(post)
+    forget_in_forks(post)
+    post.attach(watch.take, watch.look)
+    return watch
 
 
 def say_left(exit_code: int) -> None:
     """Tell the others that this process has failed and leaves. They end too, but this one by itself."""
-    if _watch:
-        _watch.over = True
-        _watch.say({"left": exit_code})
+    if member.watch:
+        member.watch.over = True
+        member.watch.say({"left": exit_code})
 
 
 def say_at_end() -> None:
     """Tell the others that this process has come to the end of its program."""
-    if _watch:
-        _watch.is_at_end = True
-        _watch.say({"end": _watch.num_shared})
+    if member.watch:
+        member.watch.is_at_end = True
+        member.watch.say({"end": member.watch.num_shared})
 
 
 def begin_shared() -> None:
@@ -82,25 +77,24 @@ def begin_shared() -> None:
     Raises:
       PeersError: one has ended its program, and will not come to it.
     """
-    if _watch:
-        _watch.begin_shared()
+    if member.watch:
+        member.watch.begin_shared()
 
 
 def say_to_all(word: str) -> None:
     """Let all other processes that are `hearing` know a word. Not collective, and never waits."""
-    if _watch:
-        _watch.say({"word": word})
+    if member.watch:
+        member.watch.say({"word": word})
 
 
 @contextlib.contextmanager
 def hearing(take: Callable[[str], None]) -> Iterator[None]:
     """Call `take` in the block with each word of another process, on a thread that must not wait."""
-    global _take_word
-    before, _take_word = _take_word, take
+    before, member.take_word = member.take_word, take
     try:
         yield
     finally:
-        _take_word = before
+        member.take_word = before
 
 
 def lost_peer(error: BaseException) -> PeersError | None:
@@ -110,8 +104,8 @@ def lost_peer(error: BaseException) -> PeersError | None:
     if not isinstance(error, RuntimeError | ValueError) or not _LOST.search(str(error)):
         return None
     # A connection of a collective may break a moment before ours.
-    if _watch and _watch.told.wait(_OWN_END_SECONDS - 1):
-        return PeersError(_watch.lost)
+    if member.watch and member.watch.told.wait(_OWN_END_SECONDS - 1):
+        return PeersError(member.watch.lost)
     return PeersError(
         f"the connection to another process of this run is lost: {str(error).splitlines()[0]}\n"
         "  Look at the messages of the other processes, and run the same command again."
@@ -121,12 +115,13 @@ def lost_peer(error: BaseException) -> PeersError | None:
 @contextlib.contextmanager
 def finishing() -> Iterator[None]:
     """Let the block end, within reason, before this process is ended because another is gone."""
-    global _unfinished
-    _unfinished += 1
+    with member.counting:
+        member.num_unfinished += 1
     try:
         yield
     finally:
-        _unfinished -= 1
+        with member.counting:
+            member.num_unfinished -= 1
 
 
 class Watch:
@@ -177,8 +172,8 @@ class Watch:
             case {"word": str(word)}:
                 if number != 0:
                     self.say(said, but=number)
-                if _take_word:
-                    _take_word(word)
+                if member.take_word:
+                    member.take_word(word)
 
     def begin_shared(self) -> None:
         self.num_shared += 1
@@ -220,7 +215,7 @@ class Watch:
         if not self._said:
             self._said = True
             _print(f"error: {self.lost}")
-        if not _unfinished or time.monotonic() >= self._latest:
+        if not member.num_unfinished or time.monotonic() >= self._latest:
             os._exit(EXIT_PEERS)
 
 

@@ -8,7 +8,6 @@ With several processes all stop after one agreed step, whichever of them was tol
 there (its preemption notice) and counts out a step that none has reached yet; Ctrl-C is passed on as SIGTERM.
 """
 
-import itertools
 import os
 import signal
 import sys
@@ -22,10 +21,10 @@ from jax.experimental import multihost_utils
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, Interrupted
 from meshwright.process._agree import gather
+from meshwright.process._member import member
 
 _NOTE = b"meshwright: finishing this step and saving; press Ctrl-C again to stop now\n"
 _SHOW_CURSOR = b"\x1b[?25h"
-_questions = itertools.count(1)
 
 
 class Signals:
@@ -108,4 +107,4 @@ def _reached_sync_point() -> bool:
     JAX agrees on one more than the highest number that any process has asked about, and starts at 0. A
     run resumed at step 1000 that was told to stop before its first question would never ask about 1.
     """
-    return multihost_utils.reached_preemption_sync_point(next(_questions))
+    return multihost_utils.reached_preemption_sync_point(next(member.questions))

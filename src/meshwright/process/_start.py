@@ -135,7 +135,10 @@ def _join(
 
 
 def _go_past_proxies(coordinator: str) -> None:
-    """Let gRPC connect straight to `coordinator`; JAX only warns that a proxy may make it hang."""
+    """Let gRPC, which reads this from the environment alone, connect straight to `coordinator`.
+
+    JAX only warns that a proxy may make it hang.
+    """
     if not any("_proxy" in name.lower() for name in os.environ):
         return
     exceptions = os.environ.get(_GRPC_EXCEPTIONS) or os.environ.get("no_proxy")

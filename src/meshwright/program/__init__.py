@@ -1,8 +1,10 @@
 """Traced programs: what they compute, and what share of their devices that uses."""
 
+from meshwright.program._dimensions import Dims, Rule
 from meshwright.program._flops import Flops, Product, count_flops, flops
 from meshwright.program._peaks import peak_flops
-from meshwright.program._products import product_flops
+from meshwright.program._primitives import TABLE, Memory, Primitive, known_of, product_flops, rule_of
+from meshwright.program._program import Operation, Program, Tie, Value, program_of, walk
 from meshwright.program._utilisation import (
     utilisation,
     utilisation_on,
@@ -11,14 +13,27 @@ from meshwright.program._utilisation import (
 )
 
 __all__ = [
+    "TABLE",
+    "Dims",
     "Flops",
+    "Memory",
+    "Operation",
+    "Primitive",
     "Product",
+    "Program",
+    "Rule",
+    "Tie",
+    "Value",
     "count_flops",
     "flops",
+    "known_of",
     "peak_flops",
     "product_flops",
+    "program_of",
+    "rule_of",
     "utilisation",
     "utilisation_on",
+    "walk",
     "with_known_utilisation",
     "with_utilisation",
 ]

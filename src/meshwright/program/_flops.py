@@ -7,14 +7,16 @@ that matrix products become on a GPU (22249).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
+from jax.extend.core import jaxprs_in_params
 
-from meshwright.program._products import FORMULAS, NO_FORMULA, dtype_of
+from meshwright.program._primitives import UNKNOWN, known_of
+from meshwright.program._products import Work, dtype_of
+from meshwright.program._program import Operation, Program, program_of
 
 
 class Product(NamedTuple):
@@ -82,63 +84,40 @@ def flops(function: Callable[..., Any], *arguments: Any) -> Flops:
 
 def count_flops(jaxpr: Any) -> Flops:
     """Return the operations of a jaxpr, such as `jax.make_jaxpr(function)(*arguments)` or `Step.jaxpr`."""
-    return _of_jaxpr(jaxpr, recomputed=False)
+    return _of_program(program_of(jaxpr))
 
 
-def _of_jaxpr(jaxpr: Any, *, recomputed: bool) -> Flops:
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # of a closed one
-    return _sum(_of_equation(eqn, recomputed=recomputed or _is_again(eqn)) for eqn in _needed(jaxpr))
+def _of_program(program: Program) -> Flops:
+    return sum((x for x in map(_of_operation, program.operations) if x is not _NONE), _NONE)
 
 
-def _of_equation(eqn: JaxprEqn, *, recomputed: bool) -> Flops:
-    name, params = eqn.primitive.name, eqn.params
-    if name in FORMULAS:
-        return _of_product(eqn, recomputed=recomputed)
-    if name in NO_FORMULA:
-        return Flops(not_counted=Counter({name: 1}))
-    if name == "custom_linear_solve":  # beside what it does it holds what its gradient would do
-        return _of_jaxpr(params["jaxprs"].solve, recomputed=recomputed)
-    inner = [_of_jaxpr(jaxpr, recomputed=recomputed) for jaxpr in jaxprs_in_params(params)]
-    if not inner:
-        return Flops()
-    if name == "cond":
-        return max(inner, key=lambda branch: branch.hardware)
-    if name == "while":
-        return _sum(inner) + Flops(open_loops=1)
-    return _sum(inner).times(_repetitions(eqn))
+def _of_operation(operation: Operation) -> Flops:
+    known = known_of(operation)
+    if known.work is not None:
+        return _of_product(operation, known.product, known.work(operation.eqn))
+    if known.uncounted or (known is UNKNOWN and any(jaxprs_in_params(operation.eqn.params))):
+        return Flops(not_counted=Counter({operation.kind: 1}))
+    if not operation.bodies:
+        return _NONE
+    bodies = [_of_program(body) for body in operation.bodies]
+    if operation.kind == "cond":
+        return max(bodies, key=lambda branch: branch.hardware)
+    open_loops = Flops(open_loops=int(operation.kind == "while"))
+    return sum(bodies, open_loops).times(_repetitions(operation))
 
 
-def _of_product(eqn: JaxprEqn, *, recomputed: bool) -> Flops:
-    kind, formula = FORMULAS[eqn.primitive.name]
-    work, dtype = formula(eqn), dtype_of(eqn)
-    products = Counter({Product(kind, dtype, recomputed): work.needed})
+def _of_product(operation: Operation, kind: str, work: Work) -> Flops:
+    dtype = dtype_of(operation.eqn)
+    products = Counter({Product(kind, dtype, operation.is_recomputed): work.needed})
     products[Product(kind, dtype, True)] += work.recomputed
     return Flops(+products)
 
 
-def _repetitions(eqn: JaxprEqn) -> int:
-    params = eqn.params
-    if eqn.primitive.name == "scan":
-        return params["length"]
-    if eqn.primitive.name == "shard_map":  # its body is what one device does
+def _repetitions(operation: Operation) -> int:
+    if operation.kind == "shard_map":  # its body is what one device does
+        params = operation.eqn.params
         return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
-    return 1
+    return operation.turns
 
 
-def _is_again(eqn: JaxprEqn) -> bool:
-    """Whether `jax.checkpoint` has this computed a second time, by the name that profiles show, too."""
-    return "rematted_computation" in str(eqn.source_info.name_stack)
-
-
-def _needed(jaxpr: Any) -> list[JaxprEqn]:
-    """Return the equations that an output or an effect needs. XLA drops the rest, values of losses say."""
-    needed, found = {x for x in jaxpr.outvars if isinstance(x, Var)}, []
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            needed.update(x for x in eqn.invars if isinstance(x, Var))
-            found.append(eqn)
-    return found
-
-
-def _sum(counted: Iterable[Flops]) -> Flops:
-    return sum((each for each in counted if each != Flops()), Flops())
+_NONE = Flops()

@@ -1,16 +1,100 @@
-"""What each kind of matrix product costs, in floating-point operations.
+"""Matrix products: how their dimensions go together, and what they cost in floating-point operations.
 
 A multiplication and the addition that goes with it are two operations.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-Equation = Any
-"""A `jax.extend.core.JaxprEqn`, whose type says nothing of the shapes of arrays."""
+from meshwright.program._dimensions import Dims, Letters, Rule, Shapes, letters_of, no_letters
+from meshwright.program._program import Equation
+
+RIGHT, GROUPS = 100, 300
+"""Where the numbers of the letters start that only the right operand has, and the one of groups of rows."""
+
+
+def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    contracted, batch = params["dimension_numbers"]
+    left, right, out = _product([len(shape) for shape in inputs[:2]], contracted, batch)
+    return Rule(
+        [letters_of(left), letters_of(right)], [letters_of(out)], frozenset(left[d] for d in contracted[0])
+    )
+
+
+def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """[rows, in] × [experts, in, out] -> [rows, out]; where experts are split, a sum of what each has."""
+    numbers = params["ragged_dot_dimension_numbers"]
+    groups = list(numbers.rhs_group_dimensions)
+    contracted, batch = numbers.dot_dimension_numbers
+    kept = [d for d in range(len(inputs[1])) if d not in groups]
+    narrow = [tuple(kept.index(d) for d in dims) for dims in (contracted[1], batch[1])]
+    ranks = len(inputs[0]), len(kept)
+    left, rest, out = _product(ranks, (contracted[0], narrow[0]), (batch[0], narrow[1]))
+    right: Letters = [GROUPS] * len(inputs[1])
+    for letter, d in zip(rest, kept, strict=True):
+        right[d] = letter
+    experts = [] if groups else [GROUPS]  # the gradient for the matrices: an output for each expert
+    summed = frozenset((*(left[d] for d in contracted[0]), *([GROUPS] if groups else ())))
+    unknown = (letters_of([None] * len(shape)) for shape in inputs[2:])
+    return Rule([letters_of(left), letters_of(right), *unknown], [letters_of([*experts, *out])], summed)
+
+
+def _product(ranks: Sequence[int], contracted: Any, batch: Any) -> tuple[list[int], list[int], list[int]]:
+    """Return the letters of two operands and of their product."""
+    left, right = list(range(ranks[0])), [RIGHT + d for d in range(ranks[1])]
+    for mine, theirs in (*zip(*contracted, strict=True), *zip(*batch, strict=True)):
+        right[theirs] = left[mine]
+    free = [
+        [x for d, x in enumerate(side) if d not in {*contracted[i], *batch[i]}]
+        for i, side in enumerate((left, right))
+    ]
+    return left, right, [*(left[d] for d in batch[0]), *free[0], *free[1]]
+
+
+def convolution(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    numbers = params["dimension_numbers"]
+    image, kernel, out = map(no_letters, (*inputs[:2], *outputs))
+    batch, features_out, features_in = 0, 1, 2
+    if params["batch_group_count"] == 1:
+        image[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = batch
+    if params["feature_group_count"] == 1:
+        image[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[1]] = features_in
+    if params["feature_group_count"] == params["batch_group_count"] == 1:
+        kernel[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = features_out
+    return Rule([letters_of(image), letters_of(kernel)], [letters_of(out)], frozenset({features_in}))
+
+
+def attention(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Keep the batch and the heads, of which several of queries may share one of keys and values."""
+    rule, out = _attention(params, inputs, inputs[3:])
+    return rule._replace(outputs=[out, *(letters_of(no_letters(shape)) for shape in outputs[1:])])
+
+
+def attention_gradient(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Keep the same. Results are gradients of the first operands; the last two go with attention's result."""
+    rule, out = _attention(params, inputs, inputs[3:-2])
+    others = (letters_of(no_letters(shape)) for shape in outputs[3:])
+    return rule._replace(inputs=[*rule.inputs, out, out], outputs=[*rule.inputs[:3], *others])
+
+
+def _attention(params: Any, inputs: Shapes, rest: Shapes) -> tuple[Rule, Dims]:
+    """Return the rule of queries, keys, values and other operands, and the dimensions of what they give."""
+    batch, heads, share, length, keys, inner, outer = range(7)
+    heads_first = params["layout"] == 1  # [batch, heads, length, head], else [batch, length, heads, head]
+    query_heads, key_heads = (shape[1 if heads_first else 2] for shape in inputs[:2])
+
+    def dims(heads: tuple[int, ...], length: int, size: int) -> Dims:
+        return ((batch,), heads, (length,), (size,)) if heads_first else ((batch,), (length,), heads, (size,))
+
+    of_query = (heads, share) if query_heads > key_heads else (heads,)
+    of_all = [dims(of_query, length, inner), dims((heads,), keys, inner), dims((heads,), keys, outer)]
+    of_all += [letters_of(no_letters(shape)) for shape in rest]
+    sizes = {heads: key_heads, share: query_heads // key_heads}
+    rule = Rule(of_all, [], frozenset({inner, keys}), frozenset({length, keys, inner, outer}), sizes=sizes)
+    return rule, dims(of_query, length, outer)
 
 
 class Work(NamedTuple):
@@ -21,13 +105,13 @@ class Work(NamedTuple):
     """Those of a kernel that computes something a second time rather than keep it."""
 
 
-def _dot(eqn: Equation) -> Work:
+def dot_work(eqn: Equation) -> Work:
     (contracted, _), _ = eqn.params["dimension_numbers"]
     left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     return Work(2 * math.prod(out) * math.prod(left[d] for d in contracted))
 
 
-def _ragged_dot(eqn: Equation) -> Work:
+def ragged_dot_work(eqn: Equation) -> Work:
     """Each row meets the matrix of its own group alone: as many operations as with one matrix for all."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
@@ -38,7 +122,7 @@ def _ragged_dot(eqn: Equation) -> Work:
     return Work(each // eqn.invars[2].aval.shape[-1] if divided else each)
 
 
-def _convolution(eqn: Equation) -> Work:
+def convolution_work(eqn: Equation) -> Work:
     """Count products with elements that are there: neither padding, nor between dilated ones.
 
     So does XLA, and so a convolution and its two gradients cost the same.
@@ -75,13 +159,13 @@ def _pairs(
     return found
 
 
-def _attention(eqn: Equation) -> Work:
+def attention_work(eqn: Equation) -> Work:
     """Queries times keys, and weights times values: all of them, masked ones too."""
     inner, outer = _attention_products(eqn)
     return Work(inner + outer)
 
 
-def _attention_gradient(eqn: Equation) -> Work:
+def attention_gradient_work(eqn: Equation) -> Work:
     """Two products for each one of the forward pass; the weights, which were not kept, are made again."""
     inner, outer = _attention_products(eqn)
     return Work(2 * (inner + outer), recomputed=inner)
@@ -99,31 +183,3 @@ def dtype_of(eqn: Equation) -> str:
     """Return what the operands are multiplied in: the wider of their dtypes."""
     dtypes = [x.aval.dtype for x in eqn.invars[:2]]
     return max(dtypes, key=lambda dtype: dtype.itemsize).name
-
-
-FORMULAS: dict[str, tuple[str, Callable[[Equation], Work]]] = {
-    "dot_general": ("dot", _dot),
-    "ragged_dot_general": ("ragged_dot", _ragged_dot),
-    "conv_general_dilated": ("convolution", _convolution),
-    # cuDNN's, behind jax.nn.dot_product_attention; elsewhere that is made of dots.
-    "dot_product_attention_fwd_wrapper": ("attention", _attention),
-    "dot_product_attention_bwd_wrapper": ("attention", _attention_gradient),
-    "dot_product_attention_fp8_fwd_wrapper": ("attention", _attention),
-    "dot_product_attention_fp8_bwd_wrapper": ("attention", _attention_gradient),
-}
-"""By the name of a primitive: the kind of product, and its formula."""
-
-NO_FORMULA = {
-    *("pallas_call", "ffi_call", "scaled_matmul_wrapper", "fft"),
-    *("cholesky", "lu", "qr", "geqrf", "householder_product", "triangular_solve"),
-    *("eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal"),
-}
-"""Primitives that do work which is not elementwise, and how much is not known here."""
-
-
-def product_flops(eqn: Equation) -> tuple[int, str] | None:
-    """Return an equation's operations, recomputed ones too, and the dtype multiplied; None of no product."""
-    if eqn.primitive.name not in FORMULAS:
-        return None
-    _, formula = FORMULAS[eqn.primitive.name]
-    return sum(formula(eqn)), dtype_of(eqn)

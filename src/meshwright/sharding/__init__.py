@@ -4,6 +4,7 @@ from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._convolutions import adding_right, as_function, mended
 from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
+from meshwright.sharding._given import Rules, as_rules
 from meshwright.sharding._idle import check_axes, refused
 from meshwright.sharding._layout import AXES, Layout, look_up, place, split_by_example
 from meshwright.sharding._logical import LOGICAL_AXES, logical
@@ -20,9 +21,11 @@ __all__ = [
     "Layout",
     "MeshRule",
     "Rule",
+    "Rules",
     "adding_right",
     "apply_mesh_rules",
     "as_function",
+    "as_rules",
     "auto",
     "beside_params",
     "check_axes",

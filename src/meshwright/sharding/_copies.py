@@ -1,5 +1,6 @@
 """Arrays, from wherever they are, copied to where a layout puts them."""
 
+import functools
 import hashlib
 from typing import Any
 
@@ -61,4 +62,9 @@ def _digest(x: Any) -> str:
 
 
 def _copied(x: Any, sharding: Sharding) -> jax.Array:
-    return jax.jit(jnp.copy, out_shardings=sharding)(move_to(x, sharding))
+    return _copier(sharding)(move_to(x, sharding))
+
+
+@functools.lru_cache(maxsize=4096)
+def _copier(sharding: Sharding) -> Any:
+    return jax.jit(jnp.copy, out_shardings=sharding)

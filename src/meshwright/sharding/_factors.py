@@ -50,31 +50,6 @@ class Factors:
             else:
                 return
 
-    def reshape(self, dims: tuple[Product, ...], shape: tuple[int, ...]) -> tuple[Product, ...]:
-        """Return the dimensions after a reshape to `shape`: new ones from where factors do not fit."""
-        left = [factor for dim in dims for factor in self.flat(dim)]
-        reshaped: list[Product] = []
-        for size in shape:
-            dim = self._take(left, size)
-            if dim is None:
-                return (*reshaped, *(self.new(rest) for rest in shape[len(reshaped) :]))
-            reshaped.append(dim)
-        return tuple(reshaped)
-
-    def _take(self, left: list[Factor], size: int) -> Product | None:
-        """Take factors of product `size` off the front of `left`, cutting the last; None if none fit."""
-        taken: list[Factor] = []
-        while size > 1 and left:
-            factor = left.pop(0)
-            if size % self._size[factor] and self._size[factor] % size == 0:
-                factor, minor = self._divide(factor, size)
-                left.insert(0, minor)
-            if size % self._size[factor]:
-                return None
-            taken.append(factor)
-            size //= self._size[factor]
-        return tuple(taken) if size == 1 else None
-
     def _divide(self, factor: Factor, major: int) -> tuple[Factor, Factor]:
         self._cut[factor] = self._new(major), self._new(self._size[factor] // major)
         return self._cut[factor]

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.errors import LayoutError, nearest
+from meshwright.patterns import Table
 from meshwright.sharding._explain import explain, left_whole
-from meshwright.sharding._rules import Reasoned, Rule, fsdp
+from meshwright.sharding._rules import Reasoned, Rule, check_rules, fsdp, tables_of
 
 PyTree = Any
 
@@ -107,11 +108,31 @@ class Layout:
         return P()
 
     def shardings(self, arrays: PyTree) -> PyTree:
-        """Return a tree of `NamedSharding`s for a tree of arrays, structs or tracers.
+        """Return a tree of `NamedSharding`s for a tree of arrays, structs or tracers: all that is laid out.
 
         Raises:
           LayoutError: listing every array that does not fit, not only the first.
+          UsageError: as `check`.
         """
+        self.check(arrays)
+        return self._shardings(arrays)
+
+    def check(self, arrays: PyTree) -> None:
+        """Check that each rule with a pattern decides something of `arrays`, which are all that are laid out.
+
+        Rules are for every mesh: what a rule takes is decided, also where the mesh lacks its axes. Those
+        without a pattern, as `fsdp`, take nothing from others here: what they take depends on the mesh.
+
+        Raises:
+          UsageError: listing all rules that decide nothing.
+        """
+        check_rules(self.rules, tree.leaf_names(arrays))
+
+    def tables(self, names: Sequence[str]) -> dict[Table, Sequence[str]]:
+        """Return the patterns of the rules with the names of what is laid out, for `patterns.judge`."""
+        return tables_of(self.rules, names)
+
+    def _shardings(self, arrays: PyTree) -> PyTree:
         problems: list[str] = []
 
         def one(name: str, x: Any) -> NamedSharding:
@@ -132,11 +153,11 @@ class Layout:
 
     def explain(self, arrays: PyTree) -> str:
         """Return the table of what lies where, as text: shape, dtype, spec, bytes per device, and why."""
-        return explain(arrays, self.shardings(arrays), self._reasons(arrays))
+        return explain(arrays, self._shardings(arrays), self._reasons(arrays))
 
     def left_whole(self, arrays: PyTree) -> list[str]:
         """Return a line for each large array that every device has whole, if the mesh can split any."""
-        return left_whole(arrays, self.shardings(arrays), self._reasons(arrays))
+        return left_whole(arrays, self._shardings(arrays), self._reasons(arrays))
 
     def _reasons(self, arrays: PyTree) -> dict[str, str]:
         telling = [rule for rule in self.rules if isinstance(rule, Reasoned)]

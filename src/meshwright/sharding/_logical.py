@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshwright.errors import LayoutError, nearest
+from meshwright.errors import LayoutError, UsageError, listed, nearest
 from meshwright.sharding._layout import AXES, axes_of
 from meshwright.sharding._rules import AxisEntry
 
@@ -55,6 +55,21 @@ class Logical:
         """Return the logical axes of one array, as text."""
         named = self._named(name)
         return " × ".join(axis or "-" for axis in named) if named else ""
+
+    def check(self, names: Sequence[str]) -> None:
+        """Check that there are all parameters whose dimensions are named, among leaves of these names.
+
+        Raises:
+          UsageError: listing those that there are not.
+        """
+        known = {*names, *(name.removeprefix("params/") for name in names)}
+        missing = [
+            name + (f" (did you mean {close}?)" if (close := nearest(name, known)) else "")
+            for name, named in self.axes.items()
+            if any(named) and name not in known
+        ]
+        if missing:
+            raise UsageError(f"logical: there are axes for what is no parameter: {listed(missing)}.")
 
     def _named(self, name: str) -> Sequence[str | None] | None:
         """Return the axes of a parameter, if any is named. In a `TrainState` it is called `params/…`."""

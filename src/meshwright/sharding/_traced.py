@@ -9,9 +9,10 @@ from typing import Any
 import jax
 
 from meshwright import tree
+from meshwright.program import program_of
 from meshwright.sharding._factors import Factor, Product
 from meshwright.sharding._structure import SMALL_TABLE, STACKS, Dim, Group, Structure
-from meshwright.sharding._trace import Value, Walk
+from meshwright.sharding._trace import Array, Walk
 
 PyTree = Any
 Dims = tuple[Dim, ...]
@@ -19,13 +20,14 @@ Dims = tuple[Dim, ...]
 
 def traced_structure(params: PyTree, function: Callable[..., Any], *arguments: PyTree) -> Structure:
     """Return the structure of `params` as `function(params, *arguments)` uses them. All may be abstract."""
-    jaxpr = jax.make_jaxpr(function)(tree.abstract(params), *tree.abstract(arguments)).jaxpr
-    walk = Walk()
-    values = [walk.fresh(var.aval.shape) for var in jaxpr.invars]
-    named = {name: value.dims for name, value in zip(tree.leaf_names(params), values, strict=False)}
-    inputs = values[len(named) :]
-    walk.marked["input"].extend(dim for value in inputs for dim in value.dims)
-    walk.run(jaxpr, [*(Value(dims, name) for name, dims in named.items()), *inputs])
+    jaxpr = jax.make_jaxpr(function)(tree.abstract(params), *tree.abstract(arguments))
+    program, walk = program_of(jaxpr), Walk()
+    arrays = [(value, walk.array(value).dims) for value in program.inputs]
+    named = {}
+    for name, (value, dims) in zip(tree.leaf_names(params), arrays, strict=False):
+        named[name], walk.arrays[value] = dims, Array(dims, name)
+    walk.marked["input"].extend(dim for _, dims in arrays[len(named) :] for dim in dims)
+    walk.run(program)
     return Notes(walk, named).structure()
 
 

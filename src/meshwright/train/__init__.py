@@ -1,6 +1,6 @@
 """Training: the state, one step, the loop, evaluation, and learning rates."""
 
-from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path
+from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path, tables_in
 from meshwright.train._compile_cache import compile_cache
 from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
@@ -8,12 +8,12 @@ from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, eval
 from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
 from meshwright.train._inferred import inferred_rules
-from meshwright.train._keys import key_of, step_key
+from meshwright.train._keys import as_seed, key_of, step_key
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
 from meshwright.train._noise import Std, noised, relative
-from meshwright.train._precision import ComputeDtype, narrowed, narrowing, wider_than
+from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
@@ -53,8 +53,10 @@ __all__ = [
     "Variables",
     "Watchdog",
     "abstract_state",
+    "as_seed",
     "at_most_ahead",
     "by_path",
+    "check_dtypes",
     "check_finite",
     "check_given",
     "compile_cache",
@@ -91,6 +93,7 @@ __all__ = [
     "state_from",
     "state_sizes",
     "step_key",
+    "tables_in",
     "timeouts",
     "unwatched",
     "update_rules",

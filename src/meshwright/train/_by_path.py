@@ -1,44 +1,38 @@
-"""What differs from parameter to parameter, in tables of (pattern, value): the first that matches stands."""
+"""What differs from parameter to parameter, in tables of (pattern, value): the first that matches stands.
 
-import re
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+The optimizers here keep their tables in their states, as nodes without arrays. So `tables_in` finds them,
+whatever they are put into, a chain, a mask or a guard, and they are judged when the whole state is laid out.
+An `init` inside a mask, which sees only some of the parameters, could not judge them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import optax
 
 from meshwright import tree
 from meshwright.errors import UsageError
+from meshwright.patterns import Table, value_of
 from meshwright.tree import PyTree
 
 V = TypeVar("V")
 ByPath = Sequence[tuple[str, V]]
-"""Patterns as `sharding.match` reads them, of names such as `params/layers/0/q`, and a value for each."""
+"""Patterns of names such as `params/layers/0/q`, see `meshwright.patterns`, and a value for each."""
 
 
-def compiled(pattern: str, what: str) -> Callable[[str], bool]:
-    """Return whether a name ends in `pattern`.
+class ByPathState(NamedTuple):
+    """The state of `by_path`."""
 
-    Raises:
-      UsageError: it is not a regular expression; the message calls it `what`.
-    """
-    try:
-        return tree.ends_in(pattern)
-    except re.error as error:
-        raise UsageError(f"{what}={pattern!r} is not a regular expression: {error}.") from None
+    inner_states: dict[str, optax.OptState]
+    """Each optimizer's, by the number of its rule."""
+    table: Table
 
 
-def first_match(rules: ByPath[V], default: V) -> Callable[[str], V]:
-    """Return the function from a name to the value of the first rule that matches it.
-
-    Raises:
-      UsageError: a pattern is not a regular expression.
-    """
-    rules = tuple(rules)
-    for pattern, _ in rules:
-        compiled(pattern, "pattern")
-    # Closing over what was given, not over what is made of it, is what a description of an experiment shows.
-    return lambda name: next((value for pattern, value in rules if tree.ends_in(pattern)(name)), default)
+def tables_in(opt_state: optax.OptState) -> list[Table]:
+    """Return the tables of patterns by which an optimizer with this state goes, each once."""
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Table))
+    return list(dict.fromkeys(node for node in nodes if isinstance(node, Table)))
 
 
 def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
@@ -49,16 +43,30 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
     Raises:
       UsageError: a pattern is not a regular expression; or, in `init`, parameters that no rule matches.
     """
-    patterns = [pattern for pattern, _ in rules]
-    number = first_match([(pattern, str(i)) for i, pattern in enumerate(patterns)], "")
+    rules = tuple(rules)
+    Table.of("by_path", rules)
+
+    def init(params: PyTree) -> Any:
+        return ByPathState(_parts(rules).init(params).inner_states, Table.of("by_path", rules))
+
+    def update(updates: PyTree, state: Any, params: PyTree = None, **more: Any) -> tuple[PyTree, Any]:
+        updates, parts = _parts(rules).update(updates, state, params, **more)
+        return updates, state._replace(inner_states=parts.inner_states)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _parts(rules: ByPath[optax.GradientTransformation]) -> Any:
+    """Return the optimizers as parts of one, called by the numbers of their rules."""
+    numbers = [(pattern, str(i)) for i, (pattern, _) in enumerate(rules)]
 
     def labels(params: PyTree) -> PyTree:
-        found = tree.map_named(lambda name, _: number(f"params/{name}"), params)
+        found = tree.map_named(lambda name, _: value_of(numbers, f"params/{name}", ""), params)
         missed = [f"params/{name}" for name, label in tree.named_leaves(found).items() if not label]
         if missed:
             raise UsageError(
                 f"by_path: no optimizer for {', '.join(missed)}.\n  The patterns are "
-                f"{', '.join(map(repr, patterns))}. Add one that matches, or a last "
+                f"{', '.join(repr(pattern) for pattern, _ in rules)}. Add one that matches, or a last "
                 "('.*', tx) for all others."
             )
         return found
@@ -72,12 +80,17 @@ def scale_by_path(factors: ByPath[float]) -> optax.GradientTransformation:
     After an optimizer it is a multiplier of the learning rate (and of its weight decay):
     `optax.chain(optax.adamw(1e-3), scale_by_path([("embed", 0.1)]))`.
     """
-    factor = first_match(factors, 1.0)
+    factors = tuple(factors)
+    Table.of("scale_by_path", factors)
 
-    def scaled(updates: PyTree, params: PyTree) -> PyTree:
-        return tree.map_named(lambda name, x: factor(f"params/{name}") * x, updates)
+    def init(params: PyTree) -> Any:
+        return Table.of("scale_by_path", factors)
 
-    return optax.stateless(scaled)
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
+        scaled = tree.map_named(lambda name, x: value_of(factors, f"params/{name}", 1.0) * x, updates)
+        return scaled, state
+
+    return optax.GradientTransformation(init, update)
 
 
 def decay_by_path(decays: ByPath[float]) -> optax.GradientTransformation:
@@ -86,13 +99,17 @@ def decay_by_path(decays: ByPath[float]) -> optax.GradientTransformation:
     Decoupled decay (Loshchilov and Hutter, 2019) stands between an optimizer's scaling and the learning
     rate: `optax.chain(optax.scale_by_adam(), decay_by_path(...), optax.scale_by_learning_rate(1e-3))`.
     """
-    decay = first_match(decays, 0.0)
+    decays = tuple(decays)
+    Table.of("decay_by_path", decays)
 
-    def decayed(updates: PyTree, params: PyTree) -> PyTree:
+    def init(params: PyTree) -> Any:
+        return Table.of("decay_by_path", decays)
+
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
         def one(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
-            by = decay(f"params/{name}")
+            by = value_of(decays, f"params/{name}", 0.0)
             return update + by * param if by else update
 
-        return tree.map_named(one, updates, params)
+        return tree.map_named(one, updates, params), state
 
-    return optax.stateless(decayed)
+    return optax.GradientTransformation(init, update)

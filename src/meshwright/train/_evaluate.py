@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright import process
+from meshwright.collector import collector_paused
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean, merge
 from meshwright.sharding import Layout, adding_right
@@ -109,7 +110,8 @@ class Evaluator:
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with jax.set_mesh(self._mesh):
             # So that the evaluation need not trace it again.
-            names = tuple(self._score.eval_shape(state, batch, weights))
+            with collector_paused():
+                names = tuple(self._score.eval_shape(state, batch, weights))
             self._score.compare(state, batch, weights)
             return names
 

@@ -9,7 +9,14 @@ import numpy as np
 from meshwright import tree
 from meshwright.errors import UsageError, nearest
 from meshwright.sharding import Layout, copy_to, move_to
-from meshwright.train._state import Init, TrainState, abstract_state, fresh_opt_state, fresh_variables
+from meshwright.train._state import (
+    Init,
+    TrainState,
+    abstract_state,
+    computed,
+    fresh_opt_state,
+    fresh_variables,
+)
 from meshwright.train._trainable import Tx
 
 Given = Mapping[str, Any]
@@ -65,8 +72,7 @@ def fill_state(target: TrainState, given: Given, init: Init, tx: Tx, seed: int) 
             named = tree.named_leaves(make(argument))
             return {name: named[name] for name in missing}
 
-        with jax.set_mesh(mesh):
-            put(jax.jit(made, out_shardings=shardings)(argument))
+        put(computed(made, shardings, mesh, argument))
 
     plain = {"step": np.int32(0), "seed": np.uint32(seed)}
     put({name: x for name, x in plain.items() if name not in arrays})

@@ -1,6 +1,7 @@
 """Updates that would do harm are left out, and counted."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -109,11 +110,19 @@ def mean_plus(stds: float, *, after: int = 100) -> Threshold:
             "and at least after=1, for before the first update there is no mean."
         )
 
-    def threshold(norms: Norms) -> jax.Array:
-        std = jnp.maximum(norms.std, 0.01 * norms.mean)
-        return jnp.where(norms.count < after, jnp.inf, norms.mean + stds * std)
+    return MeanPlus(stds, after)
 
-    return threshold
+
+@dataclass(frozen=True)
+class MeanPlus:
+    """The threshold that `mean_plus` makes."""
+
+    stds: float
+    after: int
+
+    def __call__(self, norms: Norms) -> jax.Array:
+        std = jnp.maximum(norms.std, 0.01 * norms.mean)
+        return jnp.where(norms.count < self.after, jnp.inf, norms.mean + self.stds * std)
 
 
 def with_skipped(metrics: Metrics, updates: PyTree, before: optax.OptState, after: optax.OptState) -> Metrics:

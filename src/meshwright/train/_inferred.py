@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from meshwright.collector import collector_paused
 from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical
 from meshwright.train._keys import key_of
 from meshwright.train._state import Variables
@@ -33,4 +34,5 @@ def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
         return loss(params, batch, key_of(0), *state)
 
     state = () if first.model_state is None else (first.model_state,)
-    return auto(first.params, evaluated, batch, *state)
+    with collector_paused():
+        return auto(first.params, evaluated, batch, *state)

@@ -3,10 +3,24 @@
 from typing import Any
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike
+
+from meshwright.errors import UsageError
 
 _IMPL = "threefry2x32"
 """Its numbers are the same on all platforms, as the documentation of `jax.random` says."""
+
+
+def as_seed(given: Any, name: str = "seed") -> int:
+    """Return a seed, a whole number from 0 to 2**32 - 1.
+
+    Raises:
+      UsageError: It is none.
+    """
+    if not isinstance(given, int | np.integer) or not 0 <= given < 2**32:
+        raise UsageError(f"{name}={given!r}: it must be a whole number from 0 to 2**32 - 1.")
+    return int(given)
 
 
 def key_of(seed: ArrayLike) -> jax.Array:

@@ -2,13 +2,15 @@
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from meshwright import tree
-from meshwright.train._by_path import ByPath, first_match
+from meshwright.patterns import Table, judge, value_of
+from meshwright.train._by_path import ByPath
 from meshwright.tree import PyTree
 
 Std = Callable[[jax.Array], jax.Array]
@@ -28,29 +30,51 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
       noise: `[("embed", 0.01), (".*", relative(0.05))]`: a standard deviation, or a function of the array.
 
     Raises:
-      UsageError: a pattern is not a regular expression.
+      UsageError: a pattern is not a regular expression; or, when the loss is called, one decides nothing of
+        its parameters.
     """
-    std_of = first_match(noise, None)
+    return Noised(loss, tuple(noise))
 
-    def one(name: str, x: jax.Array, key: jax.Array) -> jax.Array:
-        std = std_of(f"params/{name}")
-        if std is None or not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        # Of complex numbers both parts are noised, so that the deviation is that of their distance.
-        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.complexfloating) else float
-        drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape, dtype)
-        return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
-    def with_noise(params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
+@dataclass(frozen=True)
+class Noised:
+    """The loss that `noised` makes."""
+
+    loss: Callable[..., Any]
+    noise: ByPath[float | Std]
+
+    def __post_init__(self) -> None:
+        Table.of("parameter_noise", self.noise)  # raises if a pattern is none
+
+    def __call__(self, params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
+        judge({Table.of("parameter_noise", self.noise): tree.leaf_names({"params": params})})
         stream = jax.random.fold_in(key, _STREAM)
-        params = tree.map_named(lambda name, x: one(name, x, stream), params)
-        return loss(params, batch, key, *model_state)
+        params = tree.map_named(
+            lambda name, x: _with_noise(name, x, value_of(self.noise, f"params/{name}", None), stream), params
+        )
+        return self.loss(params, batch, key, *model_state)
 
-    return with_noise
+
+def _with_noise(name: str, x: jax.Array, std: float | Std | None, key: jax.Array) -> jax.Array:
+    if std is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    # Of complex numbers both parts are noised, so that the deviation is that of their distance.
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.complexfloating) else float
+    drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape, dtype)
+    return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
 
 def relative(std: float) -> Std:
     """Return a standard deviation as so much of the array's root mean square, not differentiated."""
-    return lambda x: jax.lax.stop_gradient(
-        std * jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x).astype(jnp.float32))))
-    )
+    return Relative(std)
+
+
+@dataclass(frozen=True)
+class Relative:
+    """The standard deviation that `relative` makes."""
+
+    std: float
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        squares = jnp.square(jnp.abs(x).astype(jnp.float32))
+        return jax.lax.stop_gradient(self.std * jnp.sqrt(jnp.mean(squares)))

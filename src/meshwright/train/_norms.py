@@ -1,5 +1,6 @@
 """How large parameters and their gradients are, single ones and all together."""
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -8,9 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from meshwright import tree
-from meshwright.errors import UsageError
 from meshwright.metrics import Mean
-from meshwright.train._by_path import compiled
+from meshwright.patterns import Table, judge
 from meshwright.train._loss import Metrics
 from meshwright.tree import PyTree
 
@@ -30,12 +30,16 @@ def global_norm(arrays: PyTree) -> jax.Array:
         kinds.setdefault((re.sub(r"\d+", "", name), x.shape, x.dtype), []).append(x)
     at_a_time = -(-sum(map(len, kinds.values())) // _NUM_SUMS)
     lots = (kind[i : i + at_a_time] for kind in kinds.values() for i in range(0, len(kind), at_a_time))
-    return jnp.sqrt(sum((jnp.sum(sum(map(_squared, lot))) for lot in lots), jnp.zeros(())))
+    sums = (jnp.sum(functools.reduce(jax.lax.add, map(_squared, lot))) for lot in lots)
+    return jnp.sqrt(sum(sums, jnp.zeros(())))
 
 
 def _squared(x: jax.Array) -> jax.Array:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jnp.square(wide.real) + jnp.square(wide.imag) if jnp.iscomplexobj(x) else jnp.square(wide)
+    # The functions of `lax` are traced in less time than those of `jax.numpy`, and arrays may be thousands.
+    wide = jax.lax.convert_element_type(x, jnp.promote_types(x.dtype, jnp.float32))
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jax.lax.square(jax.lax.real(wide)) + jax.lax.square(jax.lax.imag(wide))
+    return jax.lax.square(wide)
 
 
 def norms_of(pattern: str | None) -> Callable[[PyTree, PyTree], Metrics]:
@@ -48,12 +52,11 @@ def norms_of(pattern: str | None) -> Callable[[PyTree, PyTree], Metrics]:
     """
     if pattern is None:
         return lambda params, grads: {}
-    matches = compiled(pattern, "norms")
+    table = Table("norms", (pattern,))
 
     def norms(params: PyTree, grads: PyTree) -> Metrics:
-        names = [name for name in tree.leaf_names(params) if matches(f"params/{name}")]
-        if not names:
-            raise UsageError(f"norms={pattern!r} matches none of the parameters that are trained.")
+        judge({table: tree.leaf_names({"params": params})})
+        names = [name for name in tree.leaf_names(params) if table.first(f"params/{name}")]
         kinds = {"param_norm": tree.named_leaves(params), "grad_norm": tree.named_leaves(grads)}
         return {
             f"{kind}/{name}": Mean(optax.tree.norm(arrays[name]), jnp.ones((), jnp.float32))

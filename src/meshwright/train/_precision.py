@@ -9,7 +9,8 @@ from jax.typing import DTypeLike
 
 from meshwright import tree
 from meshwright.errors import UsageError
-from meshwright.train._by_path import ByPath, first_match
+from meshwright.patterns import Table, judge, value_of
+from meshwright.train._by_path import ByPath
 from meshwright.tree import PyTree
 
 ComputeDtype = DTypeLike | ByPath[DTypeLike | None] | None
@@ -24,10 +25,11 @@ def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
     Raises:
       UsageError: something is no dtype, or none of floating numbers; a pattern is no regular expression.
     """
-    dtype_of = first_match(_table(compute_dtype), None)
+    rules = _rules(compute_dtype)
+    Table.of("compute_dtype", rules)
 
     def one(name: str, x: jax.Array) -> jax.Array:
-        dtype = dtype_of(f"params/{name}")
+        dtype = value_of(rules, f"params/{name}", None)
         if dtype is None or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return x.astype(dtype) if x.dtype.itemsize > dtype.itemsize else x
@@ -40,12 +42,24 @@ def narrowed(params: PyTree, compute_dtype: ComputeDtype) -> PyTree:
     return narrowing(compute_dtype)(params)
 
 
+def check_dtypes(compute_dtype: ComputeDtype, params: PyTree, name: str = "compute_dtype") -> None:
+    """Check that each rule of a `ComputeDtype` decides something of `params`, which are all parameters.
+
+    Args:
+      name: what errors call it.
+
+    Raises:
+      UsageError: listing all rules that decide nothing; or as `narrowing`.
+    """
+    judge({Table.of(name, _rules(compute_dtype)): tree.leaf_names({"params": params})})
+
+
 def wider_than(compute_dtype: ComputeDtype, batch: PyTree) -> str | None:
     """Return, for people, which arrays of a batch are wider than what is computed in; None if none are.
 
     A product is computed in the wider of its dtypes.
     """
-    dtypes = [dtype for _, dtype in _table(compute_dtype) if dtype is not None]
+    dtypes = [dtype for _, dtype in _rules(compute_dtype) if dtype is not None]
     if not dtypes:
         return None
     narrowest = min(dtypes, key=lambda dtype: dtype.itemsize)
@@ -63,8 +77,8 @@ def wider_than(compute_dtype: ComputeDtype, batch: PyTree) -> str | None:
     )
 
 
-def _table(compute_dtype: Any) -> list[tuple[str, jnp.dtype | None]]:
-    """Return a `ComputeDtype` as a table of dtypes."""
+def _rules(compute_dtype: Any) -> list[tuple[str, jnp.dtype | None]]:
+    """Return a `ComputeDtype` as pairs of a pattern and a dtype."""
     is_table = isinstance(compute_dtype, Sequence) and not isinstance(compute_dtype, str)
     rules = compute_dtype if is_table else [(".*", compute_dtype)]
     return [(pattern, _floating(dtype)) for pattern, dtype in rules]

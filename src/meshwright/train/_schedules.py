@@ -15,11 +15,13 @@ Those that end at step T stay at `end` after it.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from meshwright.errors import UsageError, nearest
 
@@ -48,10 +50,10 @@ def schedule(
 
     Args:
       kind: a shape, see above. Any function of the step is returned as it is, whatever the rest.
-      peak: the learning rate at the end of warm-up. All shapes need it, and
-      steps: T.
-      warmup_steps: W; or else
-      warmup_ratio: W as a part of T, rounded down. Without either there is no warm-up.
+      peak: the learning rate at the end of warm-up. All shapes need it.
+      steps: T. All shapes need it.
+      warmup_steps: W; by default there is no warm-up.
+      warmup_ratio: W as a part of T, rounded down; instead of `warmup_steps`.
       decay_steps: D. "warmup_stable_decay" needs it, and no other takes it.
       init: the learning rate at step 0 of a warm-up; 0 by default.
       end: the learning rate at step T, for the shapes that end at one; 0 by default.
@@ -68,25 +70,44 @@ def schedule(
     W = _warmup(steps, warmup_steps, warmup_ratio)
     if init is not None and not W:
         raise UsageError(f"{init=} is where a warm-up starts, but there is none.\n  Give warmup_steps too.")
-    after = _after_warmup(kind, peak, end or 0.0, T=steps, W=W, D=decay_steps or 0)
-    return optax.join_schedules([optax.linear_schedule(init or 0.0, peak, W), after], [W]) if W else after
+    _check_lengths(kind, steps, W, decay_steps or 0)
+    return Schedule(kind, peak, steps, W, decay_steps or 0, init or 0.0, end or 0.0)
 
 
-def _after_warmup(kind: str, peak: float, end: float, *, T: int, W: int, D: int) -> optax.Schedule:
-    """Return the schedule that follows the warm-up; its step 0 is step W."""
-    _check_lengths(kind, T, W, D)
-    match kind:
-        case "linear":
-            return optax.linear_schedule(peak, end, T - W)
-        case "cosine":
-            return optax.cosine_decay_schedule(peak, T - W, alpha=end / peak)
-        case "constant":
-            return optax.constant_schedule(peak)
-        case "inverse_sqrt":
-            return lambda n: peak * jax.lax.rsqrt(1 + jnp.maximum(n, 0) / W)
-        case _:
-            stable, decay = optax.constant_schedule(peak), optax.linear_schedule(peak, end, D)
-            return optax.join_schedules([stable, decay], [T - W - D])
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate that `schedule` makes. Its numbers were checked there."""
+
+    kind: str
+    peak: float
+    steps: int
+    warmup_steps: int
+    decay_steps: int
+    init: float
+    end: float
+
+    def __call__(self, step: ArrayLike) -> ArrayLike:
+        W = self.warmup_steps
+        if not W:
+            return self._after_warmup()(step)
+        warmup = optax.linear_schedule(self.init, self.peak, W)
+        return optax.join_schedules([warmup, self._after_warmup()], [W])(step)
+
+    def _after_warmup(self) -> optax.Schedule:
+        """Return the schedule that follows the warm-up; its step 0 is step W."""
+        peak, end, T, W, D = self.peak, self.end, self.steps, self.warmup_steps, self.decay_steps
+        match self.kind:
+            case "linear":
+                return optax.linear_schedule(peak, end, T - W)
+            case "cosine":
+                return optax.cosine_decay_schedule(peak, T - W, alpha=end / peak)
+            case "constant":
+                return optax.constant_schedule(peak)
+            case "inverse_sqrt":
+                return lambda n: peak * jax.lax.rsqrt(1 + jnp.maximum(n, 0) / W)
+            case _:
+                stable, decay = optax.constant_schedule(peak), optax.linear_schedule(peak, end, D)
+                return optax.join_schedules([stable, decay], [T - W - D])
 
 
 def _warmup(steps: int, warmup_steps: int | None, warmup_ratio: float | None) -> int:

@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
+from meshwright import tree
+from meshwright.collector import collector_paused
+from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
-from meshwright.train._trainable import Tx, as_only
+from meshwright.train._trainable import Tx, as_only, tables_of
 from meshwright.tree import PyTree
 
 
@@ -56,11 +60,11 @@ def init_state(init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
 
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
-      UsageError: a parameter that is trained is not of a floating or complex type, or none is trained.
+      UsageError: a parameter that is trained is not of a floating or complex type, or none is trained; or
+        listing all rules, of the layout or the optimizer, that decide nothing.
     """
     shardings = _shardings(abstract_state(init, tx, layout))
-    with jax.set_mesh(layout.mesh):
-        return jax.jit(_make(init, tx), out_shardings=shardings)(np.uint32(seed))
+    return computed(_make(init, tx), shardings, layout.mesh, np.uint32(seed))
 
 
 def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> TrainState:
@@ -71,12 +75,13 @@ def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> T
 
     Raises: as `init_state`.
     """
-    target = _placed(jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made), tx, layout)
+    with collector_paused():
+        state = jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made)
+    target = _placed(state, tx, layout)
     shardings = _shardings(target)
     given = _variables(made)
     params = copy_to(given.params, shardings.params)
-    with jax.set_mesh(layout.mesh):
-        opt_state = jax.jit(partial(fresh_opt_state, tx), out_shardings=shardings.opt_state)(params)
+    opt_state = computed(partial(fresh_opt_state, tx), shardings.opt_state, layout.mesh, params)
     return TrainState(
         step=copy_to(np.int32(0), shardings.step),
         params=params,
@@ -91,9 +96,17 @@ def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
 
     Raises: as `init_state`.
     """
-    with in_mesh(layout.mesh):
+    with in_mesh(layout.mesh), collector_paused():
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
     return _placed(state, tx, layout)
+
+
+def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments: PyTree) -> Any:
+    """Return what `make` makes of the arguments, each array born where `shardings` put it."""
+    with jax.set_mesh(mesh):
+        with collector_paused():
+            lowered = jax.jit(make, out_shardings=shardings).trace(*arguments).lower()
+        return lowered.compile()(*arguments)
 
 
 def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
@@ -122,7 +135,10 @@ def _variables(made: PyTree | Variables) -> Variables:
 
 
 def _placed(state: TrainState, tx: Tx, layout: Layout) -> TrainState:
-    model = layout.shardings({"params": state.params, "model_state": state.model_state})
+    variables = {"params": state.params, "model_state": state.model_state}
+    # All at once: who gives parameters other names has several tables to mend.
+    judge({**layout.tables(tree.leaf_names(variables)), **tables_of(tx, variables, state.opt_state)})
+    model = layout.shardings(variables)
     opt_state = beside_params(state.opt_state, state.params, model["params"])
     opt_state = in_memory(as_only(tx).opt_state_memory, state.opt_state, opt_state)
     whole: Any = layout.replicated

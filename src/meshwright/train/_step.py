@@ -1,5 +1,6 @@
 """One training step: a pure function, compiled once, ahead of the run."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from meshwright import process, tree
+from meshwright.collector import collector_paused
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused
@@ -30,10 +32,13 @@ from meshwright.train._loss import (
 from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
-from meshwright.train._precision import ComputeDtype, narrowing
+from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
+from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
 from meshwright.train._state import TrainState
 from meshwright.train._trainable import Tx, as_only, joined
 from meshwright.tree import PyTree
+
+log = logging.getLogger("meshwright")
 
 StepFunction = Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
 """One whole update, `(state, batch) -> (state, metrics)`: pure, of `{name: scalar, Mean or Histogram}`."""
@@ -47,8 +52,9 @@ class Step:
     `Step(function, layout)`. Of complex parameters it must give an optimizer `jnp.conj` of what `jax.grad`
     returns, as `make_step` does: without, imaginary parts move uphill.
 
-    It is compiled for the first arguments it meets, or by `compile`; arguments of other shapes are
-    an error that names them, never a second compilation in the middle of a run.
+    It is compiled for the first arguments it meets, or by `compile`, once for each shape that batches have.
+    For a batch of another shape in the middle of a run it is compiled then, which is logged; with several
+    processes that is an error, since the others may not meet it. So is a batch of other arrays or dtypes.
 
     Args:
       function: the update. Its state is any pytree of arrays that are on the mesh of `layout`, and comes
@@ -71,24 +77,36 @@ class Step:
         self._function, self._layout, self._microbatches = function, layout, microbatches
         self._idle = idle
         self._compiled: jax.stages.Compiled | None = None
+        self._programs: dict[Shapes, jax.stages.Compiled] = {}
         self._batch: PyTree = None
+        self._state: PyTree = None
         self.compile_seconds = 0.0
         """How long tracing and compiling took."""
         self.jaxpr: Any = None
-        """What was traced, for `program.count_flops`, say; None before that."""
+        """What was traced last, for `program.count_flops`, say; None before that."""
+
+    @property
+    def num_shapes(self) -> int:
+        """For how many shapes of batches it is compiled."""
+        return len(self._programs)
 
     def __call__(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         """Return the new state and the metrics, which stay on the devices.
 
         Raises:
-          UsageError: the batch has another structure, shape or dtype than the first.
+          UsageError: the batch has another structure or dtype than the first, or, with several processes, a
+            shape for which it was not compiled.
         """
         if self._compiled is None:
             self.compile(tree.abstract(state), batch)
+        elif len(self._programs) > 1:
+            self._compiled = self._programs.get(shapes_of(batch), self._compiled)
         try:
             return self._compiled(state, batch)  # type: ignore[misc]
         except TypeError as error:
-            raise _changed(self._batch, batch) or error from None
+            if shapes_of(batch) in self._programs or not differ_in_shape_only(self._batch, batch):
+                raise changed(self._batch, batch) or error from None
+        return self._compiled_late(state, batch)(state, batch)
 
     def compile(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile for `state` (structs with shardings) and `batch` (arrays or structs of global shape).
@@ -101,16 +119,41 @@ class Step:
           LayoutError: the batch does not divide over the devices and microbatches, the state is not on the
             mesh, or an axis of the mesh only repeats work.
         """
+        if (known := self._programs.get(shapes_of(batch))) is not None and self._is_for(state, batch):
+            self._compiled = known
+            return known
         started = time.perf_counter()
         with process.telling(), in_mesh(self._layout.mesh):
             traced = self.trace(state, batch)
-            lowered = traced.lower()
+            with collector_paused():
+                lowered = traced.lower()
             if process.is_of_all(self._layout.mesh.devices.flat):
                 process.compare_devices()
                 process.compare("the program of the step", lambda: process.program_text(traced, lowered))
-            self._compiled = lowered.compile()
+            self._compiled = self._programs[shapes_of(batch)] = lowered.compile()
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
+
+    def _is_for(self, state: Any, batch: PyTree) -> bool:
+        """Return whether it is compiled for such a state, and for batches of the same arrays and dtypes."""
+        new, known = tree.abstract(state), self._state
+        if jax.tree.structure(new) != jax.tree.structure(known) or jax.tree.leaves(new) != jax.tree.leaves(
+            known
+        ):
+            return False
+        batch = self._placed(batch)
+        return not tree.differences(self._batch, batch) or differ_in_shape_only(self._batch, batch)
+
+    def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
+        """Compile in the middle of a run, for a batch of a shape of which nobody said that it would come."""
+        if process.is_of_all(self._layout.mesh.devices.flat) and jax.process_count() > 1:
+            raise undeclared(self._batch, batch)
+        changes = tree.differences(self._batch, batch)
+        before = self.compile_seconds
+        compiled = self.compile(tree.abstract(state), batch)
+        seconds = self.compile_seconds - before
+        log.warning("the step was compiled again, in %.1f s, for a batch where %s", seconds, changes)
+        return compiled
 
     def trace(self, state: Any, batch: PyTree) -> jax.stages.Traced:
         """Trace for `state` and `batch` as `compile` does, compiling nothing; the mesh may be abstract.
@@ -119,13 +162,14 @@ class Step:
         """
         batch, shardings = self._placed(batch), self._shardings(state)
         jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
-        with in_mesh(self._layout.mesh):  # so that models may constrain by bare PartitionSpecs
+        # In the mesh, so that models may constrain by bare PartitionSpecs.
+        with in_mesh(self._layout.mesh), collector_paused():
             traced = jit(self._checked).trace(state, batch)
             check_axes(self._layout, state, lambda: traced, self._idle)
             jaxpr = mended(traced.jaxpr, self._layout)
             if jaxpr is not traced.jaxpr:
                 traced = jit(as_function(jaxpr, traced.out_info)).trace(state, batch)
-        self._batch, self.jaxpr = batch, traced.jaxpr
+        self._state, self._batch, self.jaxpr = tree.abstract(state), batch, traced.jaxpr
         return traced
 
     def _checked(self, state: Any, batch: PyTree) -> tuple[Any, Packed]:
@@ -209,13 +253,15 @@ def make_step(
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When it is
-        compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`.
+        compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`; or a pattern of
+        `compute_dtype` or `norms` decides nothing.
     """
     only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
         check_accumulated_once(state.opt_state, microbatches)
+        check_dtypes(compute_dtype, state.params)
         key = step_key(state)
         trained, frozen = only.split(state.params)
 
@@ -243,14 +289,3 @@ def _check_names(metrics: Mapping[str, Any]) -> None:
     if taken or not metrics:
         found = f"a metric called {taken[0]!r}, which a report has already" if taken else "no metric"
         raise UsageError(f"the step returned {found}.\n  Return at least one, such as 'loss'.")
-
-
-def _changed(expected: PyTree, batch: PyTree) -> UsageError | None:
-    """Return an error that names what of the batch is not as the step was compiled for, if anything."""
-    changes = tree.differences(expected, batch)
-    if not changes:
-        return None
-    return UsageError(
-        f"the batch changed since the step was compiled: {changes}.\n"
-        "  Give every batch one shape (pad the last), or make another step for the other shape."
-    )

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import optax
 
 from meshwright import tree
 from meshwright.errors import UsageError
-from meshwright.train._by_path import ByPath, compiled, first_match
+from meshwright.patterns import Table, compiled, value_of
+from meshwright.train._by_path import ByPath, tables_in
 from meshwright.tree import PyTree
 
 Trainable = str | Callable[[str, jax.ShapeDtypeStruct], bool]
-"""A pattern as `sharding.match` reads it, or `(name, array) -> bool`; names are `params/layers/0/q`."""
+"""A pattern, see `meshwright.patterns`, or `(name, array) -> bool`; names are `params/layers/0/q`."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Only:
     """The memory where the optimizer's state is kept between steps; None: the devices' own."""
 
     def __post_init__(self) -> None:
-        _predicate(self.trainable, "trainable")
-        _predicate(self.updatable, "updatable")
+        for name, chosen in (("trainable", self.trainable), ("updatable", self.updatable)):
+            Table(name, (chosen,) if isinstance(chosen, str) else ())
 
     def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """Return `params` (arrays, structs or tracers) twice, with None where frozen, and where trained.
@@ -46,7 +47,7 @@ class Only:
         Raises:
           UsageError: nothing is left to train, or something to train is not of a floating or complex type.
         """
-        chosen = _chosen(_predicate(self.trainable, "trainable"), "params", params)
+        chosen = _chosen(self.trainable, "params", params)
         _check_chosen(self.trainable, params, chosen)
         trained = jax.tree.map(lambda x, train: x if train else None, params, chosen)
         frozen = jax.tree.map(lambda x, train: None if train else x, params, chosen)
@@ -54,12 +55,29 @@ class Only:
 
     def updated(self, model_state: PyTree, new: PyTree) -> PyTree:
         """Return `new`, of the leaves that are updated, and `model_state`, of the others."""
-        chosen = _chosen(_predicate(self.updatable, "updatable"), "model_state", model_state)
+        chosen = _chosen(self.updatable, "model_state", model_state)
         return jax.tree.map(lambda update, old, x: x if update else old, chosen, model_state, new)
 
 
 UpdateRule = Literal["none", "optimizer", "state", "all"]
 """Who may change an array: nobody, the optimizer, the loss's new model state, or both."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Whether rules allow an array to be changed by the optimizer, or by the new state."""
+
+    by: UpdateRule
+    rules: ByPath[UpdateRule]
+
+    def __post_init__(self) -> None:
+        self.table()
+
+    def __call__(self, name: str, x: jax.ShapeDtypeStruct) -> bool:
+        return value_of(self.rules, name, "all") in (self.by, "all")
+
+    def table(self) -> Table:
+        return Table.of("update_rules", self.rules)
 
 
 def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) -> Only:
@@ -74,10 +92,8 @@ def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) ->
     unknown = [rule for _, rule in rules if rule not in get_args(UpdateRule)]
     if unknown:
         raise UsageError(f"update rule {unknown[0]!r} is none of {', '.join(get_args(UpdateRule))}.")
-    rule = first_match(rules, "all")
-    return Only(
-        lambda name, _: rule(name) in ("optimizer", "all"), tx, lambda name, _: rule(name) in ("state", "all")
-    )
+    rules = tuple(rules)
+    return Only(Allowed("optimizer", rules), tx, Allowed("state", rules))
 
 
 def offloaded(tx: optax.GradientTransformation | Only, memory: str = "pinned_host") -> Only:
@@ -100,6 +116,26 @@ def as_only(tx: Tx) -> Only:
     return tx if isinstance(tx, Only) else Only(_everything, tx)
 
 
+def tables_of(tx: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
+    """Return the tables of patterns of an optimizer with the names of what each is for, for `patterns.judge`.
+
+    Optimizers by path are for the parameters that are trained.
+
+    Args:
+      variables: `{"params": …, "model_state": …}`.
+      opt_state: the optimizer's state for these.
+    """
+    only = as_only(tx)
+    trained = tree.leaf_names({"params": only.split(variables["params"])[0]})
+    found = dict.fromkeys(tables_in(opt_state), trained)
+    if isinstance(only.trainable, Allowed):
+        found[only.trainable.table()] = tree.leaf_names(variables)
+    if isinstance(only.updatable, str):
+        state = tree.leaf_names({"model_state": variables["model_state"]})
+        found[Table("updatable", (only.updatable,))] = state
+    return found
+
+
 def joined(trained: PyTree, frozen: PyTree) -> PyTree:
     """Return the parameters that were split into these."""
     return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
@@ -109,18 +145,15 @@ def _everything(name: str, x: jax.ShapeDtypeStruct) -> bool:
     return True
 
 
-def _predicate(chosen: Trainable, what: str) -> Callable[[str, jax.ShapeDtypeStruct], bool]:
-    if not isinstance(chosen, str):
-        return chosen
-    matches = compiled(chosen, what)
-    return lambda name, x: matches(name)
-
-
-def _chosen(of: Callable[[str, jax.ShapeDtypeStruct], bool], prefix: str, arrays: PyTree) -> PyTree:
+def _chosen(chosen: Trainable, prefix: str, arrays: PyTree) -> PyTree:
     """Return whether each of `arrays` is chosen, in a tree of their structure."""
-    return tree.map_named(
-        lambda name, x: of(f"{prefix}/{name}", jax.ShapeDtypeStruct(x.shape, x.dtype)), arrays
-    )
+
+    def one(name: str, x: Any) -> bool:
+        if isinstance(chosen, str):
+            return compiled(chosen)(f"{prefix}/{name}") is not None
+        return chosen(f"{prefix}/{name}", jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+    return tree.map_named(one, arrays)
 
 
 def _check_chosen(trainable: Trainable, params: PyTree, chosen: PyTree) -> None:

@@ -2,14 +2,21 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.errors import ExamplesError, InputError
-from meshwright.input import Batches, Collate, batches, by_epoch, is_indexed, num_examples
+from meshwright.input import (
+    Batches,
+    Collate,
+    batches,
+    num_epochs_of,
+    num_examples,
+    of_epoch,
+    readable_again,
+)
 from meshwright.tree import PyTree
 
 
@@ -18,11 +25,10 @@ class Epochs:
 
     Args:
       examples: as `batches` takes.
-      seed: of each epoch's order; None reads the examples in their own.
+      seed: of each epoch's order, and of what mapping functions draw.
       num_epochs: None for ever.
+      shuffle: if not, the examples are read in their own order.
     """
-
-    state_is_global = True
 
     def __init__(
         self,
@@ -31,22 +37,27 @@ class Epochs:
         sharding: NamedSharding,
         *,
         collate: Collate | None = None,
-        seed: int | None,
+        seed: int,
         num_epochs: int | None,
+        shuffle: bool = True,
     ):
+        examples = readable_again(examples, num_epochs)
+
         def open_epoch(epoch: int) -> Batches:
-            order = None if seed is None else _seed_of(seed, epoch)
-            of_epoch = _of_epoch(examples, epoch)
-            return batches(of_epoch, batch_size, sharding, collate=collate, seed=order, epochs=1)
+            order = _seed_of(seed, epoch) if shuffle else None
+            options = {"collate": collate, "seed": order, "epochs": 1, "rng": (seed, epoch)}
+            return batches(of_epoch(examples, epoch), batch_size, sharding, **options)
 
         self._open: Callable[[int], Batches] = open_epoch
-        self._batch_size, self._num_epochs = batch_size, num_epochs
+        self._batch_size, self._num_epochs = batch_size, num_epochs_of(examples, num_epochs)
         self._num_examples = num_examples(examples)
         self.epoch = 0
         """The number of the epoch that is being read, from 0."""
         self.wait_seconds = 0.0
         """How long this has waited for examples, in all."""
         self._batches = open_epoch(0)
+        self.state_is_global = self._batches.state_is_global
+        """As that of `Batches`."""
 
     def __iter__(self) -> Self:
         return self
@@ -74,9 +85,14 @@ class Epochs:
         if self.at_end_of_epoch():
             raise ExamplesError(
                 f"epoch {self.epoch} has too few examples to fill one batch of {self._batch_size}.\n"
-                "  Make the batch smaller."
+                "  Make the batch smaller. If what the examples are read from gives batches, say so: "
+                "mw.Batched(loader)."
             )
         return self._batches.peek()
+
+    def shapes(self) -> list[PyTree]:
+        """Return rows of the other shapes that batches may have, as `Batches.shapes` does."""
+        return self._batches.shapes()
 
     def facts(self) -> dict[str, str]:
         """Return what must be the same on all processes, as `Batches.facts` does of this epoch."""
@@ -135,13 +151,6 @@ class Epochs:
 def start_of(epoch: int) -> dict[str, Any]:
     """Return the position before the first batch of an epoch."""
     return {"epoch": epoch, "in_epoch": None}
-
-
-def _of_epoch(examples: Any, epoch: int) -> Any:
-    """Return the examples of one epoch: where they are a function of it, that function called when read."""
-    if callable(examples) and not is_indexed(examples):
-        return partial(by_epoch(examples), epoch)
-    return examples
 
 
 def _seed_of(seed: int, epoch: int) -> int:

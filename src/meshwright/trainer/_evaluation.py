@@ -1,6 +1,5 @@
 """The loss over all evaluation examples, each counted once, whatever is left for the last batch."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ _EVALUATION = 2**32 - 1  # no step of training has this number
 
 
 class LossOver:
-    """The measure of a loss: its mean and those of its metrics over `batches()`.
+    """The mean of a loss and those of its metrics over batches, as `numbered_batches` yields them.
 
     Of the averages of the parameters, if the optimizer keeps any. A scalar weighs as many examples as its
     batch has; a `Mean` weighs what it says. Nothing is left out, and no filler counts. What the loss draws
@@ -35,7 +34,6 @@ class LossOver:
 
     Args:
       loss: a `Loss` or `StatefulLoss` in evaluation mode.
-      batches: returns an iterator as `numbered_batches` does.
       compute_dtype: as for `make_step`.
     """
 
@@ -43,11 +41,10 @@ class LossOver:
         self,
         loss: Callable[..., Any],
         layout: Layout,
-        batches: Callable[[], Iterator[tuple[PyTree, range]]],
         seed: int,
         compute_dtype: ComputeDtype,
     ):
-        self._loss, self._layout, self._batches = loss, layout, batches
+        self._loss, self._layout = loss, layout
         self._seed, self._narrow = seed, narrowing(compute_dtype)
         # Left open, each device would compute all of a batch that comes as NumPy arrays.
         shardings = (None, layout.batch_sharding, None, None, None)
@@ -55,19 +52,12 @@ class LossOver:
         of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
         self._of_rows = process.Compared("the program of the evaluation's loss", of_rows, layout.mesh)
 
-    def __call__(self, state: TrainState) -> dict[str, float]:
+    def __call__(self, state: TrainState, batches: Iterable[tuple[PyTree, range]]) -> dict[str, float]:
         """Return the scores over all batches.
 
         Raises:
           ExamplesError: there are none.
         """
-        return self._over(self._batches(), state)
-
-    def first(self, state: TrainState) -> dict[str, float]:
-        """Return the scores over the first batch."""
-        return self._over(itertools.islice(self._batches(), 1), state)
-
-    def _over(self, batches: Iterable[tuple[PyTree, range]], state: TrainState) -> dict[str, float]:
         found, wait = [], at_most_ahead(RUN_AHEAD)
         with jax.set_mesh(self._layout.mesh):
             for batch, ids in batches:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from meshwright.checkpoint import Keep, any_of, last
 from meshwright.checkpoint import best as best_of
+from meshwright.engine import InformedWhen
 from meshwright.errors import LayoutError, UsageError
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._scores import Best, eval_name
@@ -47,10 +48,6 @@ class Schedule:
         said = {"n_epochs": self.n_epochs, "max_steps": self.max_steps}
         return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
 
-    def is_done(self, step: int, data: Epochs) -> bool:
-        """Return whether there is nothing left to do after `step`."""
-        return data.is_empty() or (self.max_steps is not None and step >= self.max_steps)
-
     @property
     def needs_workdir(self) -> bool:
         """Whether checkpoints were asked for, so that there must be a place for them."""
@@ -60,14 +57,17 @@ class Schedule:
         """Return when to evaluate."""
         return _when(self.eval_every, data)
 
-    def saves(self, data: Epochs, evaluated: When) -> When:
+    def saves(self, data: Epochs) -> InformedWhen:
         """Return when to save: as told, and also whenever there may be something to keep."""
         whens = [_when(self.save_every, data)]
-        if self.best:
-            whens.append(evaluated)
         if self.save_ckpt_every_k_epochs is not None:
             whens.append(_when(None, data))
-        return either(*whens)
+        when = either(*whens)
+
+        def saved(step: int, scores: Mapping[str, float]) -> bool:
+            return when(step) or bool(self.best and scores)
+
+        return saved
 
     def keeps(self) -> Keep:
         """Return the policy that keeps the newest, the best by each score, and those asked for besides."""
@@ -76,12 +76,15 @@ class Schedule:
             each.append(_kth_epochs(self.save_ckpt_every_k_epochs))
         return any_of(last(1), *each, *([self.keep] if self.keep else []))
 
-    def num_steps(self, done: int, data: Epochs) -> int | None:
-        """Return how many updates there are in all, `done` of which are made; None if only the data knows."""
-        left = data.num_left()
+    def num_steps(self, done: int, data: Epochs, before: int) -> int | None:
+        """Return how many updates there are in all, `done` of which are made; None if only the data knows.
+
+        `before` of them were made by earlier calls.
+        """
+        left, last = data.num_left(), None if self.max_steps is None else before + self.max_steps
         if left is None:
-            return self.max_steps
-        return min(done + left, self.max_steps or done + left)
+            return last
+        return min(done + left, last or done + left)
 
 
 def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[int, int]:

@@ -2,8 +2,7 @@
 
 import dataclasses
 import itertools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,17 +13,19 @@ from meshwright.arguments import by_name, declares
 from meshwright.arrays import restore
 from meshwright.checkpoint import open_best
 from meshwright.errors import UsageError, nearest
-from meshwright.input import by_epoch, is_indexed
+from meshwright.input import each_example, is_indexed
 from meshwright.train import TrainState, Variables, eval_params, only_averages
-from meshwright.when import Due, Tick, When
+from meshwright.trainer._evaluation import LossOver
+from meshwright.tree import PyTree
+from meshwright.when import When
 
 Scores = dict[str, float]
 Best = Mapping[str, Literal["min", "max"]]
 """By which scores to keep the best checkpoint, and which values of them are best."""
 
 
-class Measure(Protocol):
-    """Scores of a state over all evaluation examples, the same on all processes."""
+class Scored(Protocol):
+    """Scores of a state over examples, the same on all processes."""
 
     def __call__(self, state: TrainState) -> Scores: ...
 
@@ -33,51 +34,59 @@ class Measure(Protocol):
         ...
 
 
-class Evaluation:
-    """The loop's `evaluate`: when due, all measures' scores, as `eval_loss` and so on."""
+@dataclasses.dataclass(frozen=True)
+class OfLoss:
+    """The loss and its metrics over examples."""
 
-    def __init__(self, measures: Sequence[Measure], when: When):
-        self._measures, self._due = measures, Due(when)
-        self.newest: Scores = {}
-        """The scores last found, under their own names."""
-        self._newest_step: int | None = None
-        self.seconds = 0.0
-        """How long all evaluations took, not counting the training steps that they waited for."""
+    loss_over: LossOver
+    batches: Callable[[], Iterator[tuple[PyTree, range]]]
+    """Returns an iterator as `numbered_batches` does."""
 
-    def __call__(self, tick: Tick, state: TrainState) -> Scores | None:
-        """Return the scores if they are due, else None."""
-        if not (self._measures and self._due(tick)):
-            return None
-        jax.block_until_ready(state)
-        started = time.perf_counter()
-        self.newest = {name: value for measure in self._measures for name, value in measure(state).items()}
-        self._newest_step = tick.step
-        self.seconds += time.perf_counter() - started
-        return self.at(tick.step)
-
-    def at(self, step: int) -> Scores:
-        """Return the scores as reports call them if they are of this step, else none."""
-        return {eval_name(name): value for name, value in self.newest.items()} if self.was_at(step) else {}
-
-    def was_at(self, step: int) -> bool:
-        """Return whether the newest scores are of this step."""
-        return step == self._newest_step
+    def __call__(self, state: TrainState) -> Scores:
+        """Return the scores over all examples."""
+        return self.loss_over(state, self.batches())
 
     def first(self, state: TrainState) -> Scores:
-        """Try all measures on few examples, and return what they found.
+        """Return the scores over the first batch."""
+        return self.loss_over(state, itertools.islice(self.batches(), 1))
+
+
+class Evaluation:
+    """The evaluation of a `fit` as the engine wants it: all scores, as `eval_loss` and so on."""
+
+    name, field, at_end = "eval", "eval_examples", True
+
+    def __init__(self, each: Sequence[Scored], when: When, best: Best):
+        self._each, self.when, self._best = each, when, best
+
+    def __call__(self, step: int, state: TrainState, directory: Path | None) -> Scores:
+        """Return the scores by the names that reports give them."""
+        return {eval_name(name): value for one in self._each for name, value in one(state).items()}
+
+    def check(self, target: TrainState) -> str:
+        """Return nothing: what is evaluated is tried with a state."""
+        return ""
+
+    def names(self) -> Sequence[str]:
+        """Return nothing: only users' functions know."""
+        return ()
+
+    def first(self, state: TrainState) -> Scores:
+        """Try all on few examples, and return what they found.
 
         Raises:
-          UsageError: two of them have a score of one name.
+          UsageError: two of them have a score of one name, or there is none to keep the best by.
         """
         found: Scores = {}
-        for scores in (measure.first(state) for measure in self._measures):
+        for scores in (one.first(state) for one in self._each):
             if twice := found.keys() & scores.keys():
                 raise UsageError(
                     f"the metric function returned {min(twice)!r}, which the loss has already.\n"
                     "  Give it another name."
                 )
             found |= scores
-        return found
+        check_best(self._best, list(found))
+        return {eval_name(name): value for name, value in found.items()}
 
 
 class OfPredictions:
@@ -151,11 +160,8 @@ def check_best(best: Best, names: Sequence[str]) -> None:
 
 
 def listed(examples: Any) -> Any:
-    """Return `examples` that can be indexed as they are, and those that a function makes as a list."""
-    if is_indexed(examples):
-        return examples
-    made = by_epoch(examples)(0)
-    return made if is_indexed(made) else list(made)
+    """Return `examples` that can be indexed as they are, and all others as a list."""
+    return examples if is_indexed(examples) else list(each_example(examples))
 
 
 def head(examples: Any, num_examples: int) -> Any:
@@ -166,7 +172,7 @@ def head(examples: Any, num_examples: int) -> Any:
         return examples.select(range(min(num_examples, len(examples))))
     if is_indexed(examples):
         return [examples[i] for i in range(min(num_examples, len(examples)))]
-    return list(itertools.islice(by_epoch(examples)(0), num_examples))
+    return list(itertools.islice(each_example(examples), num_examples))
 
 
 def _numbers(found: Any) -> Scores:

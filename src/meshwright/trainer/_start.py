@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import optax
 
 from meshwright import tree
 from meshwright.adapters import Functional
-from meshwright.checkpoint import Checkpoints, Keep
 from meshwright.deployer import LrSchedule
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.sharding import Layout, copy_to
@@ -21,7 +19,6 @@ from meshwright.train import (
     TrainState,
     Tx,
     Variables,
-    check_finite,
     has_multi_steps,
     init_state,
     key_of,
@@ -53,6 +50,8 @@ class Start:
         """Where in the data to start, if that is not its beginning."""
         self._given = _given(model, params, model_state)
         self._opt_state, self._is_used = opt_state, False
+        beside = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}
+        self._arguments = [name for name, x in {"params": params, **beside}.items() if x is not None]
         self.init: Init = _like(self._given) if model is None or self._given is not None else model.init
         """Makes arrays of the right shapes and dtypes, and if none were given the right values."""
         self.has_state = model.stateful if model else model_state is not None
@@ -74,6 +73,21 @@ class Start:
         state = self._made(tx, seed, layout)
         self._given, self._opt_state, self._is_used = None, None, True
         return state
+
+    def give_way(self, newest: int) -> str | None:
+        """Return what is told where the workdir's run is continued after `newest`, and nothing given is used.
+
+        Raises:
+          UsageError: What was given is of a later step.
+        """
+        names, self._arguments = ", ".join(self._arguments), []  # told once
+        if self._step > newest:
+            raise UsageError(
+                f"last_ckpt_info is of step {self._step}, and the workdir's run, which would be continued, "
+                f"is at step {newest}.\n  Give another workdir, to go on from what is given; or leave out "
+                f"{names}, to continue that run."
+            )
+        return f"! not used: {names}. The workdir's run is continued after step {newest}" if names else None
 
     def _made(self, tx: Tx, seed: int, layout: Layout) -> TrainState:
         if self._given is None:
@@ -115,11 +129,18 @@ def check_schedule(lr_schedule: Any, accumulate_grad_batches: int, target: Train
         )
 
 
-def checkpoints_in(directory: Path, keep: Keep, tx: Tx) -> Checkpoints:
-    """Return the checkpoints of a run, not opened yet, which take no state that is not finite."""
-    checkpoints = Checkpoints(directory, keep=keep)
-    checkpoints.check_state = check_finite(tx, checkpoints.settled)
-    return checkpoints
+def check_same(target: TrainState, state: TrainState) -> None:
+    """Raise a `UsageError` if a state is not of the structure, shapes, dtypes and places of `target`."""
+    changes = tree.differences(target, state)
+    if changes:
+        raise UsageError(f"the state is not that of this trainer: {changes}.")
+    wanted, given = tree.named_leaves(target), tree.named_leaves(state)
+    for name, x in given.items():
+        if getattr(x, "sharding", None) != wanted[name].sharding:
+            raise UsageError(
+                f"{name} of the state does not lie where this trainer has it.\n  Place it first: "
+                "`mw.sharding.copy_to(state, trainer.layout.shardings(state))`."
+            )
 
 
 def lost() -> MeshwrightError:

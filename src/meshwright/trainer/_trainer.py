@@ -1,8 +1,6 @@
 """`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -10,36 +8,27 @@ import optax
 
 from meshwright import process
 from meshwright.adapters import functional
-from meshwright.checkpoint import Checkpoints, Keep
+from meshwright.checkpoint import Keep
 from meshwright.deployer import Deployer
-from meshwright.functions import loss_of, step_of
-from meshwright.input import Collate, numbered_batches
+from meshwright.engine import Profile, StopWhen, WatchdogSettings, describe, settings_of
+from meshwright.errors import UsageError
+from meshwright.functions import step_of
+from meshwright.input import Collate
 from meshwright.predictor import Predictor
-from meshwright.sharding import Layout, Rule
-from meshwright.train import (
-    ComputeDtype,
-    Only,
-    Step,
-    Trainable,
-    TrainState,
-    Variables,
-    abstract_state,
-    inferred_rules,
-    make_step,
-    narrowing,
-)
-from meshwright.trainer._alike import compare_fit, settings_among
-from meshwright.trainer._checks import checks, structs_of, told
-from meshwright.trainer._epochs import Epochs
-from meshwright.trainer._evaluation import LossOver
-from meshwright.trainer._loop import Loop
+from meshwright.sharding import Layout, Rules
+from meshwright.train import ComputeDtype, Only, Trainable, TrainState, Variables, narrowing
+from meshwright.trainer._fit import Call, Progress, fit, scored
+from meshwright.trainer._place import Place
+from meshwright.trainer._recipe import Recipe, both_losses
 from meshwright.trainer._schedule import Schedule, batch_sizes
-from meshwright.trainer._scores import Evaluation, Measure, OfPredictions, best_of, check_together
-from meshwright.trainer._start import Start, check_schedule, check_step, checkpoints_in, lost
+from meshwright.trainer._scores import best_of, check_together
+from meshwright.trainer._start import Start, check_same, check_step, lost
 from meshwright.tree import PyTree
-from meshwright.when import Tick, When
+from meshwright.when import When
 
-CHECKPOINTS = "checkpoints"  # in the workdir
+_STOP, _NO_PROFILE, _WATCHDOG = StopWhen(), Profile(), WatchdogSettings(3600.0)
+_ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
+"""Arguments that are no settings."""
 
 
 class Trainer:
@@ -58,13 +47,16 @@ class Trainer:
       params, model_state, opt_state: to start from, of JAX or NumPy, instead of the model's own. Copied.
       last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
         epoch after its `epoch_idx`, where there is one.
-      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules.
+      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules;
+        or a dictionary of these, `{"model": rules, "lora": None}`, by the keys of the parameters.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
         `rng`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
       lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
+      name: the folder of the workdir that is this trainer's run directory; without it that is the workdir.
+        Each of several trainers of a deployer with a workdir needs one of its own.
 
     Raises:
       UsageError: a function asks for what there is not, or there is nothing to start from.
@@ -83,47 +75,61 @@ class Trainer:
         model_state: PyTree = None,
         opt_state: PyTree = None,
         last_ckpt_info: Mapping[str, Any] | None = None,
-        rules: Sequence[Rule] | None = None,
+        rules: Rules = None,
         trainable: Trainable | None = None,
         compute_dtype: ComputeDtype = None,
         accumulate_grad_batches: int = 1,
         train_step: Callable[..., Any] | None = None,
         lr_schedule: optax.Schedule | None = None,
+        name: str | None = None,
     ):
-        self._settings = settings_among(locals())
+        given = {key: value for key, value in locals().items() if key not in _ARRAYS}
+        self._settings = settings_of(given) if jax.process_count() > 1 else {}
         check_step(loss, train_step, accumulate_grad_batches)
         narrowing(compute_dtype)  # raises if it is no dtype
-        self.deployer, self._collate = deployer, collate
+        self.deployer, self._place = deployer, Place(deployer, name)
+        self._described = describe(given) if self._place.directory else ""
         deployer.num_trainers += 1
         self.model = None if model is None else functional(model)
-        self._start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
-        self._tx = optimizer if trainable is None else Only(trainable, optimizer)
-        self._rules, self._dtype = tuple(rules or ()), compute_dtype
-        self._accumulate, self._lr_schedule = accumulate_grad_batches, lr_schedule
-        self._losses = {} if loss is None else {train: self._called(loss, train) for train in (True, False)}
-        self._train_step = None if train_step is None else step_of(train_step)
-        self._layout: Layout | None = None
-        self._state: TrainState | None = None
-        self._position: dict[str, Any] | None = self._start.position
+        start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
+        self._recipe = Recipe(
+            deployer=deployer,
+            model=self.model,
+            start=start,
+            tx=optimizer if trainable is None else Only(trainable, optimizer),
+            losses={} if loss is None else both_losses(loss, self.model, start.has_state),
+            train_step=None if train_step is None else step_of(train_step),
+            collate=collate,
+            rules=rules,
+            compute_dtype=compute_dtype,
+            accumulate=accumulate_grad_batches,
+            lr_schedule=lr_schedule,
+        )
+        self._progress = Progress(position=start.position)
 
     @property
     def layout(self) -> Layout:
         """Where arrays live: by the rules given, and what is found from the model and, in `fit`, the loss."""
-        if self._layout is None:
-            self._layout = self._lay_out()
-        return self._layout
+        return self._recipe.layout
 
     @property
     def state(self) -> TrainState:
         """The state of training: what it starts from, or after the last whole step, however `fit` ended.
 
         Its arrays are those that `fit` goes on with, in their memory: copy what is to outlive the next `fit`.
+        Set it to go on from another state of the same shapes, on this trainer's mesh.
         """
-        if self._state is None:
-            self._state = self._start.state(self._tx, self.deployer.seed, self.layout)
-        if any(x.is_deleted() for x in jax.tree.leaves(self._state)):
+        recipe, progress = self._recipe, self._progress
+        if progress.state is None:
+            progress.state = recipe.start.state(recipe.tx, self.deployer.seed, recipe.layout)
+        if any(x.is_deleted() for x in jax.tree.leaves(progress.state)):
             raise lost()
-        return self._state
+        return progress.state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        check_same(self._recipe.target, state)
+        self._progress.state = state
 
     @property
     def params(self) -> PyTree:
@@ -140,6 +146,7 @@ class Trainer:
         """Updates made so far."""
         return int(self.state.step)
 
+    @process.shared_work()
     def fit(
         self,
         train_examples: Any,
@@ -159,21 +166,27 @@ class Trainer:
         keep: int | Keep | None = None,
         log_every: int = 50,
         shuffle: bool = True,
+        stop: StopWhen = _STOP,
+        profile: Profile = _NO_PROFILE,
+        watchdog: WatchdogSettings | None = _WATCHDOG,
     ) -> dict[str, float]:
         """Train, and return the scores of the last evaluation. Collective.
 
-        A workdir that holds a run is continued, in the middle of an epoch if need be: the same calls give the
-        same bits as if nothing had happened. So does a second `fit`: `n_epochs` and `max_steps` are of all.
+        A second call trains more, on whatever examples it is given; for equal shapes nothing is compiled
+        again. Calls are numbered. Where a workdir holds a run, a process that begins anew makes the same
+        calls: those that were finished return at once, and the one that was cut off goes on, in the middle of
+        an epoch if need be, and comes to the same bits as if nothing had happened. The last of them trains
+        more where it now asks for more.
 
         Args:
-          train_examples: a list, a mapping of arrays, anything with `__len__` and `__getitem__`, or a
-            function, of the epoch or of nothing, that returns one of these or each time a new iterable.
+          train_examples: a list, a mapping of arrays or any other examples that `mw.batches` takes, those
+            of `mw.Batched`, `mw.Bucketed` and `mw.mapped` too.
           per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
             `accumulate_grad_batches` times as many.
           global_batch_size: instead: examples of a step, whatever the mesh.
-          n_epochs: how often to read all examples. What fills no batch at the end of an epoch is left out.
+          n_epochs: how often this call reads all examples. What fills no batch at an epoch's end is left out.
           eval_examples: to evaluate on after each epoch, every one counted once, and after the last step.
-          max_steps: updates in all; besides `n_epochs`, or instead.
+          max_steps: updates of this call; besides `n_epochs`, or instead.
           eval_every: evaluate every so many steps, or as a policy says, rather than after each epoch.
           eval_predictor: makes predictions of `eval_examples`, for
           eval_metric_fn: which names `examples` and `preds`, and returns numbers by name.
@@ -184,6 +197,9 @@ class Trainer:
           keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
           log_every: steps between reports.
           shuffle: read each epoch in an order of its own.
+          stop: what ends training before its last step: a time, or scores that get no better.
+          profile: the steps of which profiles are taken, into the run directory.
+          watchdog: after how long a hang is told; None for never.
 
         Raises:
           UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
@@ -191,35 +207,62 @@ class Trainer:
           DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
-        settings = self._settings | settings_among(locals())
+        given = {key: value for key, value in locals().items() if key != "self"}
         schedule = Schedule(
             n_epochs, max_steps, eval_every, save_every, save_ckpt_every_k_epochs, log_every, best, keep
         )
+        check_together(eval_examples, eval_predictor, eval_metric_fn)
         ways = self.deployer.layout().batch_ways
-        per_device, size = batch_sizes(per_device_batch_size, global_batch_size, ways * self._accumulate)
+        per_device, size = batch_sizes(
+            per_device_batch_size, global_batch_size, ways * self._recipe.accumulate
+        )
         _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
-        with process.telling(), contextlib.ExitStack() as opened:
-            data = opened.enter_context(self._data(train_examples, size, n_epochs, shuffle))
-            compare_fit(settings, data, eval_examples)
-            batch = structs_of(data.peek(), size)
-            self._layout = self._layout or self._lay_out(batch)
-            measures = self._measures(eval_examples, eval_size, eval_predictor, eval_metric_fn)
-            evaluation = Evaluation(measures, schedule.evaluates(data))
-            step, target = self._step(), abstract_state(self._start.init, self._tx, self.layout)
-            check_schedule(self._lr_schedule, self._accumulate, target)
-            step.compile(target, batch)
-            checkpoints = self._checkpoints(opened, schedule)
-            state = self._first_state(target, data, checkpoints)
-            for found in checks(batch, self._dtype, step, state, data, evaluation, best, checkpoints):
-                self.deployer.log_info(f"✓ {found}")
-            if schedule.is_done(self.step, data):
-                self.deployer.log_info(f"step {self.step} is reached: {schedule.end} asks for nothing more")
-                evaluation(Tick(self.step, last=True), state)
-            else:
-                rest = self.deployer, self._lr_schedule, size
-                loop = Loop(step, data, schedule, evaluation, checkpoints, *rest)
-                loop.run(state, lambda state: self._reach(state, data))
-        return evaluation.newest
+        call = Call(
+            examples=train_examples,
+            batch_size=size,
+            shuffle=shuffle,
+            schedule=schedule,
+            eval_examples=eval_examples,
+            eval_batch_size=eval_size,
+            eval_predictor=eval_predictor,
+            eval_metric_fn=eval_metric_fn,
+            stop=stop,
+            profile=profile,
+            watchdog=watchdog,
+        )
+        with process.telling():
+            if jax.process_count() > 1:
+                settings = self._settings | settings_of(given)
+                process.compare("the settings of the trainer", lambda: settings)
+            place = self._place.open(schedule.needs_workdir)
+            described = lambda: self._described + describe({"fit": given})  # noqa: E731
+            return fit(self._recipe, self._progress, call, lambda: self.state, place, described)
+
+    @process.shared_work()
+    def evaluate(
+        self,
+        examples: Any,
+        per_device_batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        predictor: Predictor | None = None,
+        metric_fn: Callable[..., Mapping[str, float]] | None = None,
+    ) -> dict[str, float]:
+        """Return the scores of the parameters over examples, as `fit` finds them. Collective.
+
+        Args: as those of `fit` for evaluation.
+
+        Raises:
+          UsageError: there is neither a loss nor a predictor; or as `fit`.
+          ExamplesError: there are no examples.
+        """
+        check_together(examples, predictor, metric_fn)
+        ways = self.deployer.layout().batch_ways
+        _, size = batch_sizes(per_device_batch_size, global_batch_size, ways)
+        each = scored(self._recipe, examples, size, predictor, metric_fn)
+        if not each:
+            raise UsageError("nothing evaluates: give Trainer a loss, or give a predictor and metric_fn.")
+        return {name: value for one in each for name, value in one(self.state).items()}
 
     def best(self, score: str, mode: Literal["min", "max"]) -> Variables:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.
@@ -230,68 +273,5 @@ class Trainer:
           CheckpointError: no checkpoint has this score.
           UsageError: there is no workdir.
         """
-        directory = self.deployer.shared_workdir("best") / CHECKPOINTS
-        return best_of(directory, abstract_state(self._start.init, self._tx, self.layout), score, mode)
-
-    def _called(self, loss: Callable[..., Any], train: bool) -> Callable[..., Any]:
-        return loss_of(loss, self.model, train=train, has_state=self._start.has_state)
-
-    def _lay_out(self, *batch: PyTree) -> Layout:
-        with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
-            axes = self.model.axes if self.model else {}
-            rules = inferred_rules(self._start.outline(), self._losses.get(False), *batch, axes=axes)
-        return self.deployer.layout(*self._rules, *rules)
-
-    def _step(self) -> Step:
-        if self._train_step is not None:
-            return Step(self._train_step, self.layout, idle=self.deployer.tell_idle)
-        options = {"microbatches": self._accumulate, "compute_dtype": self._dtype}
-        return make_step(self._losses[True], self._tx, self.layout, idle=self.deployer.tell_idle, **options)
-
-    def _data(
-        self, examples: Any, size: int, n_epochs: int | None, shuffle: bool
-    ) -> contextlib.closing[Epochs]:
-        sharding, seed = self.deployer.layout().batch_sharding, self.deployer.seed if shuffle else None
-        options = {"collate": self._collate, "seed": seed, "num_epochs": n_epochs}
-        return contextlib.closing(Epochs(examples, size, sharding, **options))
-
-    def _measures(
-        self, examples: Any, size: int, predictor: Predictor | None, metric_fn: Callable[..., Any] | None
-    ) -> list[Measure]:
-        check_together(examples, predictor, metric_fn)
-        if examples is None:
-            return []
-        measures: list[Measure] = []
-        if self._losses:
-            sharding = self.layout.batch_sharding
-            read = partial(numbered_batches, examples, size, sharding, collate=self._collate)
-            measures.append(LossOver(self._losses[False], self.layout, read, self.deployer.seed, self._dtype))
-        if predictor is not None and metric_fn is not None:
-            measures.append(OfPredictions(predictor.of_state, metric_fn, examples, size))
-        return measures
-
-    def _checkpoints(self, opened: contextlib.ExitStack, schedule: Schedule) -> Checkpoints | None:
-        if self.deployer.workdir is None and not schedule.needs_workdir:
-            return None
-        process.hold_run(workdir := self.deployer.shared_workdir("saving checkpoints"), opened)
-        return opened.enter_context(checkpoints_in(workdir / CHECKPOINTS, schedule.keeps(), self._tx))
-
-    def _first_state(self, target: TrainState, data: Epochs, checkpoints: Checkpoints | None) -> TrainState:
-        """Return the state to go on from: the newest checkpoint's, the last `fit`'s, or the first."""
-        if checkpoints and checkpoints.latest() is not None:
-            self._state = None  # or there would be two of them in memory
-        kept = lambda: self._kept(data)  # noqa: E731
-        state = checkpoints.resume(target, data, otherwise=kept) if checkpoints else kept()
-        self._reach(state, data)
-        self.deployer.forget_after(self.step)
-        for line in told(self.layout, target, data, checkpoints):
-            self.deployer.log_info(line)
-        return state
-
-    def _kept(self, data: Epochs) -> TrainState:
-        if self._position is not None:
-            data.set_state(self._position)
-        return self.state
-
-    def _reach(self, state: TrainState, data: Epochs) -> None:
-        self._state, self._position = state, data.get_state()
+        directory = self._place.checkpoints("best")
+        return best_of(directory, self._recipe.target, score, mode)

@@ -2,20 +2,19 @@
 
 import json
 import re
+import sys
 
+import cramjam
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import meshwright as mw
 from formats.readers import tensorflow
 from formats.readers.real import FIXTURES, arrays_of, assert_same, needs_fixtures, restored, wanted_of
 from meshwright.arrays import subtree
 from meshwright.errors import CheckpointError, DamagedError
-from meshwright.formats.readers._snappy import decompressed
 from meshwright.storage import location
 
 RANDOM = np.random.default_rng(0)
@@ -261,45 +260,27 @@ def test_an_index_with_a_wrong_byte_or_cut_off_is_refused(compress, written):
             mw.open_source(prefix)
 
 
-PIECES = st.one_of(
-    st.binary(min_size=1, max_size=300),
-    st.tuples(st.integers(1, 64), st.integers(1, 1 << 20)),
+def test_snappy_is_decompressed(written, monkeypatch):
+    monkeypatch.setattr(tensorflow, "literal", lambda content: bytes(cramjam.snappy.compress_raw(content)))
+    assert_same(restored(mw.open_source(written(compress=True))), RENAMED)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [b"", b"\x05\x00", b"\x02\x05\x01", b"\x04\x00a\x01\x00", b"\x01\x00ab", b"\xff\xff\xff\xff\x0f\x00a"],
 )
+def test_snappy_that_is_damaged_is_refused(stored, written, monkeypatch):
+    """Although its checksum is right."""
+    monkeypatch.setattr(tensorflow, "literal", lambda content: stored)
+    with pytest.raises(DamagedError, match=r"snappy|Snappy"):
+        mw.open_source(written(compress=True))
 
 
-@given(st.lists(PIECES, max_size=12))
-def test_snappy_is_decompressed(pieces):
-    plain, stored = bytearray(), b""
-    for piece in pieces:
-        if isinstance(piece, bytes):
-            plain += piece
-            stored += snappy_literal(piece)
-        elif plain:
-            length, distance = piece[0], (piece[1] - 1) % len(plain) + 1
-            stored += snappy_copy(length, distance)
-            for _ in range(length):
-                plain.append(plain[-distance])
-    assert decompressed(tensorflow.varint(len(plain)) + stored) == plain
-
-
-def snappy_literal(piece):
-    length = len(piece) - 1
-    if length < 60:
-        return bytes([length << 2]) + piece
-    size = 1 if length < 256 else 2
-    return bytes([59 + size << 2]) + length.to_bytes(size, "little") + piece
-
-
-def snappy_copy(length, distance):
-    if 4 <= length <= 11 and distance < 2048:
-        return bytes([distance >> 8 << 5 | length - 4 << 2 | 1, distance & 0xFF])
-    return bytes([length - 1 << 2 | 2]) + distance.to_bytes(2, "little")
-
-
-@pytest.mark.parametrize("stored", [b"", b"\x05\x00", b"\x02\x05\x01", b"\x04\x00a\x01\x00", b"\x01\x00ab"])
-def test_snappy_that_is_damaged_is_refused(stored):
-    with pytest.raises(ValueError, match=r"snappy|ends within"):
-        decompressed(stored)
+def test_without_cramjam_it_is_said_what_to_install(written, monkeypatch):
+    prefix = written(compress=True)
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'meshwright\[t5\]'"):
+        mw.open_source(prefix)
 
 
 def test_it_is_restored_into_a_model_over_a_mesh(written, mesh):

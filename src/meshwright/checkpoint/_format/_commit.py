@@ -13,11 +13,11 @@ from dataclasses import replace
 from threading import Event
 from typing import Any
 
-from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, SavedArray
 from meshwright.checkpoint._format._part import data_file_name, part_file_name
 from meshwright.checkpoint._format._publish import name_in_checkpoint, publish
+from meshwright.collector import collector_paused
 from meshwright.errors import MeshwrightError, PeersError, listed
 from meshwright.storage import Directory, ObjectPath, read_each
 

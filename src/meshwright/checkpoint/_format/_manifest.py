@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from meshwright.checkpoint._format._claims import wrong_claim
-from meshwright.checkpoint._format._collector import collector_paused
+from meshwright.collector import collector_paused
 from meshwright.documents import parse_json
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.storage import Directory

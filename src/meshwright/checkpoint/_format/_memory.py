@@ -15,12 +15,18 @@ from meshwright.checkpoint._format._zip import ALIGNMENT
 _PIECE = 64 << 20
 
 
-class _Pieces:
+class Memory:
+    """Memory of one reader."""
+
     def __init__(self) -> None:
         self._lock = Lock()
         self._room = np.empty(0, np.uint8)
 
-    def take(self, nbytes: int) -> np.ndarray:
+    def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """Return an array, as `np.empty` does. Its memory is given back when its neighbours are, too."""
+        return self._take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+    def _take(self, nbytes: int) -> np.ndarray:
         if nbytes >= _PIECE // 4:
             return _aligned(nbytes)
         with self._lock:
@@ -28,14 +34,6 @@ class _Pieces:
                 self._room = _aligned(_PIECE)
             taken, self._room = self._room[:nbytes], self._room[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
         return taken
-
-
-_pieces = _Pieces()
-
-
-def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Return an array, as `np.empty` does. Its memory is given back when its neighbours are, too."""
-    return _pieces.take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
 
 def _aligned(nbytes: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
-from meshwright.checkpoint._format._memory import empty
+from meshwright.checkpoint._format._memory import Memory
 from meshwright.errors import DamagedError
 from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
 
@@ -36,6 +36,7 @@ class NativeSource:
         self._manifest = read_manifest(path)
         self._files: dict[int, int | ObjectBytes] = {}
         self._opening = Lock()
+        self._memory = Memory()
         self._verified: set[tuple[str, int]] = set()
 
     def __str__(self) -> str:
@@ -101,7 +102,10 @@ class NativeSource:
         shared = chunks_of(parts, array.shape, array.chunk_shape)
         for number, _ in shared:  # of which each file's size is looked at, before memory is taken
             self._file(name, array.chunks[number])
-        outs = [empty([last - first for first, last in bounds], np.dtype(array.dtype)) for bounds in parts]
+        outs = [
+            self._memory.empty([last - first for first, last in bounds], np.dtype(array.dtype))
+            for bounds in parts
+        ]
         targets = {
             number: [
                 Target(within, outs[part][into] if into else outs[part]) for part, into, within in shares

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from meshwright.arrays import LazyArray
-from meshwright.checkpoint._format._collector import collector_paused
 from meshwright.checkpoint._format._layout import ArrayLayout, chunk_number
+from meshwright.collector import collector_paused
 from meshwright.errors import MeshwrightError
 
 Buffer = Any

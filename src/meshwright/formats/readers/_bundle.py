@@ -4,28 +4,27 @@
     model.ckpt-100.data-00000-of-00002     variables as they lie in memory, row-major, one after the other
     checkpoint                             text: which of those in the directory is the newest
 
-Header and entries are protocol buffers: fields, each a number and a kind, and then a varint (kind 0), so many
-bytes (2), or 8 or 4 bytes (1, 5).
+Header and entries are protocol buffers.
 
 Source: `tensor_bundle.proto`, `tensor_shape.proto` and `types.proto` of github.com/tensorflow/tensorflow.
 """
 
 import math
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from meshwright import protobufs
 from meshwright.arrays import Index, LazyArray
 from meshwright.crc32c import masked_crc32c
 from meshwright.errors import CheckpointError
 from meshwright.formats.readers._file import File
 from meshwright.formats.readers._leveldb import read_table
 from meshwright.formats.readers._raw import raw_array
-from meshwright.formats.readers._varint import varint
 from meshwright.storage import Directory
 
 _DTYPES = {
@@ -60,19 +59,21 @@ def read_bundle(prefix: Directory) -> dict[str, LazyArray]:
       CheckpointError: It is big-endian, or a variable is of a kind that is not read; all are listed.
     """
     file = File(prefix.parent / f"{prefix.name}.index")
+    from google.protobuf.message import DecodeError
+
     table = read_table(file)
     try:
-        header = _fields(table.pop(_HEADER))
+        header = _messages()["Header"].FromString(table.pop(_HEADER))
         entries = {key.decode(): _Entry.parse(value) for key, value in table.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, DecodeError) as error:
         raise file.damaged(f"it is no index of TensorFlow: {error!r}") from None
-    if _number(header, 2):
+    if header.endianness:
         raise CheckpointError(f"{file.path} is of a big-endian machine, of which none are read.")
     arrays = {name: entry for name, entry in entries.items() if entry.dtype != _TEXT}
     problems = [f"{name}: {entry.problem}" for name, entry in arrays.items() if entry.problem]
     if problems:
         raise CheckpointError(f"{file.path} cannot be read:\n  " + "\n  ".join(problems))
-    shards = _Shards(prefix, _number(header, 1))
+    shards = _Shards(prefix, header.num_shards)
     return {name: _array(name, entry, shards) for name, entry in arrays.items()}
 
 
@@ -90,16 +91,15 @@ class _Entry:
 
     @classmethod
     def parse(cls, message: bytes) -> "_Entry":
-        fields = _fields(message)
-        dims = _fields(fields[2][0]).get(2, []) if 2 in fields else []
+        entry = _messages()["Entry"].FromString(message)
         return cls(
-            dtype=_number(fields, 1),
-            shape=tuple(_number(_fields(dim), 1) for dim in dims),
-            shard=_number(fields, 3),
-            offset=_number(fields, 4),
-            nbytes=_number(fields, 5),
-            masked_crc=fields[6][0].to_bytes(4, "little") if 6 in fields else None,
-            is_sliced=7 in fields,
+            dtype=entry.dtype,
+            shape=tuple(dim.size for dim in entry.shape.dim),
+            shard=entry.shard_id,
+            offset=entry.offset,
+            nbytes=entry.size,
+            masked_crc=entry.crc32c.to_bytes(4, "little") if entry.HasField("crc32c") else None,
+            is_sliced=bool(entry.slices),
         )
 
     @property
@@ -157,35 +157,27 @@ class _Variable:
             raise file.damaged(f"the CRC-32C of {self.name} is another than the index has")
 
 
+@cache
+def _messages() -> dict[str, Any]:
+    """Return the messages of an index. Numbers are unsigned here, so that no damaged one is negative."""
+    return protobufs.messages(
+        "tensor_bundle",
+        {
+            "Header": ("uint32 num_shards = 1", "uint32 endianness = 2"),
+            "Entry": (
+                "uint32 dtype = 1",
+                "Shape shape = 2",
+                "uint32 shard_id = 3",
+                "uint64 offset = 4",
+                "uint64 size = 5",
+                "oneof fixed32 crc32c = 6",
+                "repeated bytes slices = 7",
+            ),
+            "Shape": ("repeated Dim dim = 2",),
+            "Dim": ("uint64 size = 1",),
+        },
+    )
+
+
 def _array(name: str, entry: _Entry, shards: _Shards) -> LazyArray:
     return LazyArray(entry.shape, np.dtype(_DTYPES[entry.dtype]), _Variable(name, entry, shards))
-
-
-def _fields(message: bytes) -> Mapping[int, list[Any]]:
-    """Return the values of a message, by the numbers of their fields."""
-    fields: dict[int, list[Any]] = {}
-    position = 0
-    while position < len(message):
-        key, position = varint(message, position)
-        value, position = _value(message, position, key & 7)
-        fields.setdefault(key >> 3, []).append(value)
-    return fields
-
-
-def _value(message: bytes, position: int, kind: int) -> tuple[Any, int]:
-    match kind:
-        case 0:
-            return varint(message, position)
-        case 1:
-            return struct.unpack_from("<Q", message, position)[0], position + 8
-        case 2:
-            length, position = varint(message, position)
-            return message[position : position + length], position + length
-        case 5:
-            return struct.unpack_from("<I", message, position)[0], position + 4
-    raise ValueError(f"a field of kind {kind}")
-
-
-def _number(fields: Mapping[int, list[Any]], field: int) -> int:
-    """Return a number, which is not written where it is 0."""
-    return fields.get(field, [0])[0]

@@ -9,6 +9,9 @@
 An array of more than 2^30 bytes is a map of its stretches, each an array of one dimension:
 `{"__msgpack_chunked_array__": true, "shape": {"0": 8, "1": 4}, "chunks": {"0": <ext 1>, …}}`.
 
+Read here, as the library for msgpack reads every value whole: of a file of any size only what lies between
+its arrays is wanted.
+
 Source: github.com/msgpack/msgpack/blob/master/spec.md; `serialization.py` of github.com/google/flax.
 """
 

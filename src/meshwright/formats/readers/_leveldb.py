@@ -7,20 +7,23 @@
       compression, CRC      1 byte, 0 or 1 for Snappy; 4 bytes, the masked CRC-32C of all before it
     footer, 48 bytes        where metadata and index lie (offset and size, varints), and a magic number
 
+Read here, as LevelDB's own library opens databases of many files and writes a log into them.
+
 Source: github.com/google/leveldb/blob/main/doc/table_format.md.
 """
 
 from collections.abc import Iterator
 
 from meshwright.crc32c import masked_crc32c
+from meshwright.errors import CheckpointError
 from meshwright.formats.readers._file import File
-from meshwright.formats.readers._snappy import decompressed
 from meshwright.formats.readers._varint import varint
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 
 _FOOTER, _TRAILER = 48, 5
 _NONE, _SNAPPY = 0, 1
+_SHORTEST = 64  # times as many bytes as Snappy's at most become of them
 
 
 def is_table(file: File) -> bool:
@@ -33,6 +36,7 @@ def read_table(file: File) -> dict[bytes, bytes]:
 
     Raises:
       DamagedError: It is not what was written.
+      CheckpointError: It is compressed, and cramjam is not installed.
     """
     if not is_table(file):
         raise file.damaged("it does not end as a LevelDB table does")
@@ -63,7 +67,24 @@ def _block(file: File, offset: int, size: int) -> bytes:
         raise ValueError(
             f"the block at offset {offset} is compressed in a way, {compression}, that is not known"
         )
-    return decompressed(content) if compression == _SNAPPY else content
+    return _decompressed(content) if compression == _SNAPPY else content
+
+
+def _decompressed(data: bytes) -> bytes:
+    """Return what TensorFlow up to 1.1 has compressed; none does since."""
+    try:
+        from cramjam import DecompressionError, snappy
+    except ModuleNotFoundError:
+        raise CheckpointError(
+            "the index is compressed by Snappy, which needs cramjam.\n"
+            "  Install it: pip install 'meshwright[t5]'."
+        ) from None
+    try:
+        if snappy.decompress_raw_len(data) > _SHORTEST * len(data):
+            raise ValueError("a block of Snappy claims to be longer than it can be")
+        return bytes(snappy.decompress_raw(data))
+    except DecompressionError as error:
+        raise ValueError(str(error)) from None
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -6,19 +6,7 @@ products, loops, lookups and exchanges read or make is.
 
 from collections.abc import Iterable
 
-from meshwright.plan._estimate._program import Operation, Program, Value
-
-_ALIASES = ("copy", "optimization_barrier", "reshape", "squeeze", "transpose")
-"""Their results are their operands, seen otherwise; a matrix product reads transposed ones as they are."""
-_WHOLE = {
-    *("dot_general", "ragged_dot_general", "conv_general_dilated", "scatter", "scatter-add", "scatter_add"),
-    *("sort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "reduce_window", "fft"),
-    *("cholesky", "triangular_solve", "lu", "qr", "eigh", "svd", "pallas_call", "ffi_call", "shard_map"),
-    *("scan", "while", "cond", "random_bits", "dynamic_update_slice"),
-}
-"""Operations that nothing is fused into."""
-_WRITTEN = ("arg", "gather", "reduce_")
-"""How the names of others begin whose results are written."""
+from meshwright.program import Memory, Operation, Program, Value, known_of
 
 
 class Buffers:
@@ -29,19 +17,19 @@ class Buffers:
         self._program = program
         self._roots: dict[Value, Value] = {}
         for operation in program.operations:
-            if operation.kind in _ALIASES and len(operation.outputs) == 1:
+            if known_of(operation).memory is Memory.VIEW and len(operation.outputs) == 1:
                 self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
         self._held = set(map(self._root, (*program.inputs, *kept, *exchanged)))
         for operation in program.operations:
             if is_whole(operation):
                 self._held.update(map(self._root, operation.values))
-            elif operation.kind.startswith(_WRITTEN):
+            elif known_of(operation).memory in (Memory.WRITTEN, Memory.REDUCED):
                 self._held.update(operation.outputs)
         self._read: dict[Value, set[Value]] = {}
         self._reduced: set[Value] = set()
         for operation in program.operations:
             read = self.sources(operation)
-            if operation.kind.startswith("reduce_"):
+            if known_of(operation).memory is Memory.REDUCED:
                 self._reduced |= read
             self._read |= {value: read for value in operation.outputs if self._root(value) not in self._held}
 
@@ -80,4 +68,4 @@ class Buffers:
 
 def is_whole(operation: Operation) -> bool:
     """Whether nothing is fused into an operation."""
-    return operation.kind in _WHOLE
+    return known_of(operation).memory in (Memory.WHOLE, Memory.IN_PLACE)

@@ -6,13 +6,12 @@ A value is there from the operation that makes it to the last that reads it. A l
 from collections import Counter, defaultdict
 
 from meshwright.plan._estimate._buffers import Buffers, is_whole
-from meshwright.plan._estimate._program import Operation, Program, Value
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._schedule import scheduled
-from meshwright.plan._estimate._traffic import PRODUCTS, Traffic
+from meshwright.plan._estimate._traffic import Traffic, is_product
+from meshwright.program import Memory, Operation, Program, Value, known_of
 
 GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspace"
-_IN_PLACE = ("dynamic_update_slice", "scatter", "scatter-add", "scatter_add")
 
 
 class Timeline:
@@ -72,7 +71,7 @@ class Liveness:
 
     def _inside(self, operation: Operation, times: int) -> Counter[str]:
         """Return what the bodies of an operation take; what they stack up is written where it stays."""
-        stacked = {tie.source for tie in operation.ties if tie.target_stacked}
+        stacked = {tie.source for tie in operation.leaving if tie.target_stacked}
         turns = times * operation.turns
         kept = [[x for x in body.outputs if x not in stacked] for body in operation.bodies]
         peaks = [self.peak(*of, turns) for of in zip(operation.bodies, kept, strict=True)]
@@ -91,8 +90,8 @@ class Liveness:
     def _takes_over(self, operation: Operation, value: Value, buffers: Buffers, ending: list[Value]) -> bool:
         """Whether a result takes the memory of one of `ending`, which nothing reads after this operation."""
         if is_whole(operation) and not operation.bodies:
-            return operation.kind in _IN_PLACE
-        if any(tie.target is value and tie.target_stacked for tie in operation.ties):
+            return known_of(operation).memory is Memory.IN_PLACE
+        if any(tie.target is value and tie.target_stacked for tie in operation.leaving):
             return False
         nbytes, replaceable = self._specs.nbytes(value), buffers.replaceable(operation)
         free = [x for x in ending if x in replaceable and self._specs.nbytes(x) == nbytes]
@@ -117,7 +116,7 @@ class Liveness:
 
     def _passed(self, operation: Operation, buffers: Buffers) -> int:
         made = buffers.makes(operation)
-        if operation.bodies or operation.kind in PRODUCTS or not made:
+        if operation.bodies or is_product(operation) or not made:
             return 0
         return sum(map(self._specs.nbytes, (*made, *buffers.sources(operation))))
 

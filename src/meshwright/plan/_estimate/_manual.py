@@ -2,26 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from meshwright.plan._estimate._program import Operation
-
-_KINDS = {
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_to_all": "all-to-all",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "ppermute": "collective-permute",
-    "psum": "all-reduce",
-    "psum2": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-}
+from meshwright.program import Operation, known_of
 
 
 def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], int] | None:
     """Return the kind, the axes and the bytes of what an operation exchanges; None if it is no collective."""
-    kind = _KINDS.get(operation.kind)
-    if kind is None:
+    kind = known_of(operation).exchange
+    if not kind:
         return None
     params = operation.eqn.params
     axes = params["axes"] if "axes" in params else params["axis_name"]

@@ -12,8 +12,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from meshwright.plan._estimate._dimensions import Rule, rule_of
-from meshwright.plan._estimate._program import Operation, Program, Tie, Value, walk
+from meshwright.plan._estimate._splits import Splits, splits_of
+from meshwright.program import Operation, Program, Tie, Value, walk
 
 Spec = tuple[tuple[str, ...], ...]
 """Of each dimension of an array, the axes of the mesh that split it, slowest first."""
@@ -26,7 +26,7 @@ class Propagation:
         self.sizes = sizes
         self.specs: dict[Value, Spec] = {}
         self._fixed: dict[Value, set[int]] = {}
-        self._rules: dict[Operation, Rule] = {}
+        self._rules: dict[Operation, Splits] = {}
         self._links: dict[Value, list[Operation | Tie]] = defaultdict(list)
         self._first: deque[Operation | Tie] = deque()
         self._later: deque[Operation | Tie] = deque()
@@ -60,16 +60,20 @@ class Propagation:
         """Return the bytes of a device's part of a value."""
         return value.nbytes // self.ways(axis for dim in spec or self.spec(value) for axis in dim)
 
-    def rule(self, operation: Operation) -> Rule:
+    def rule(self, operation: Operation) -> Splits:
         if operation not in self._rules:
-            self._rules[operation] = rule_of(operation)
+            self._rules[operation] = splits_of(operation)
         return self._rules[operation]
 
     def run(self, program: Program) -> None:
         """Spread what is fixed over all other values of `program`."""
         for operation in walk(program):
             self._constrain(operation)
-            for link in (*operation.ties, *operation.turn_ties) if operation.bodies else (operation,):
+            for link in (
+                (*operation.entering, *operation.leaving, *operation.carried)
+                if operation.bodies
+                else (operation,)
+            ):
                 self._enlist(link)
         while self._first or self._later:
             link = (self._first or self._later).popleft()
@@ -106,7 +110,7 @@ class Propagation:
                 if letter in letters:
                     self._extend(value, letters.index(letter), axes)
 
-    def _wishes(self, operation: Operation, rule: Rule) -> list[tuple[int, tuple[str, ...]]]:
+    def _wishes(self, operation: Operation, rule: Splits) -> list[tuple[int, tuple[str, ...]]]:
         """Return what axes each letter has somewhere, those of the largest array first."""
         found = []
         for value, letters in zip(operation.values, rule.sides, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from meshwright.plan._estimate._buffers import is_whole
-from meshwright.plan._estimate._program import Operation, Program
+from meshwright.program import Operation, Program
 
 Needed = dict[Operation, list[Operation]]
 """For each operation those that make its operands."""

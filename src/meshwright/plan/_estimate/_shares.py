@@ -8,9 +8,9 @@ where as many ask for one as for another, the way that exchanges least.
 from collections import Counter
 from collections.abc import Iterable
 
-from meshwright.plan._estimate._dimensions import Rule
-from meshwright.plan._estimate._program import Operation
 from meshwright.plan._estimate._propagation import Propagation, Spec
+from meshwright.plan._estimate._splits import Splits
+from meshwright.program import Operation
 
 Shares = dict[str, int]
 """For each axis the letter of the dimensions that it splits."""
@@ -37,7 +37,7 @@ def shared_spec(letters: Iterable[int | None], shares: Shares, like: Spec) -> Sp
     return tuple(tuple(a for a in ranked if letter is not None and shares[a] == letter) for letter in letters)
 
 
-def _letters_on(axis: str, operation: Operation, rule: Rule, specs: Propagation) -> list[int]:
+def _letters_on(axis: str, operation: Operation, rule: Splits, specs: Propagation) -> list[int]:
     """Return the letters that most operands and results have on an axis."""
     found = [
         _letter_on(axis, letters, specs.spec(value))
@@ -51,7 +51,7 @@ def _letter_on(axis: str, letters: Iterable[int | None], spec: Spec) -> int | No
     return next((letter for letter, dim in zip(letters, spec, strict=True) if axis in dim), None)
 
 
-def _sent(axis: str, letter: int, operation: Operation, rule: Rule, specs: Propagation) -> float:
+def _sent(axis: str, letter: int, operation: Operation, rule: Splits, specs: Propagation) -> float:
     """Return about how many bytes are sent, if `axis` splits the dimensions of `letter`."""
     n, total = specs.sizes[axis], 0.0
     for value, letters in zip(operation.inputs, rule.inputs, strict=True):

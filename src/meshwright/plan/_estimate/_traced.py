@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec
 from meshwright.hlo import Collective
 from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
 from meshwright.plan._estimate._manual import exchange_of, is_partly_manual
-from meshwright.plan._estimate._program import Program, program_of, walk
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic
 from meshwright.plan._estimate._work import Work, works
+from meshwright.program import Program, program_of, walk
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree, leaf_names
 

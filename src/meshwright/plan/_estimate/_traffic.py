@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 from meshwright.hlo import Collective
 from meshwright.plan._estimate._manual import exchange_of
-from meshwright.plan._estimate._program import Operation, Program, Tie, Value
 from meshwright.plan._estimate._propagation import Propagation, Spec
 from meshwright.plan._estimate._shares import Shares, shared_spec, shares_of
+from meshwright.program import Operation, Program, Tie, Value, known_of
 
 _ADDITIONS = ("add", "add_any")
 _PASSING = ("convert_element_type", "reshape", "sharding_constraint", "squeeze", "transpose")
 _SCATTERS = ("scatter-add", "scatter_add")
-PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 
 
 class Sum(NamedTuple):
@@ -93,21 +92,21 @@ class Traffic:
         turns = times * loop.turns
         for value in loop.inputs:
             self._resolve(value, times)
-        for tie in loop.ties:
+        for tie in (*loop.entering, *loop.leaving):
             self._tie(tie, turns if tie.target_stacked else times)
-        self._carried |= {tie.source: tie.target for tie in loop.turn_ties}
+        self._carried |= {tie.source: tie.target for tie in loop.carried}
         self._open_loops += loop.kind == "while"
         found = [self._collected(body, turns, loop) for body in loop.bodies]
         self._open_loops -= loop.kind == "while"
         if loop.kind == "cond":
             found = [max(found, key=lambda of: sum(each.times * each.sent_nbytes for each in of))]
         self.collectives += [each for of in found for each in of]
-        for tie in loop.turn_ties:
+        for tie in loop.carried:
             self._tie(tie, turns)
 
     def _collected(self, body: Program, times: int, loop: Operation) -> list[Collective]:
         before, self.collectives = self.collectives, []
-        self.run(body, times, {tie.source: tie.target for tie in loop.ties if tie.target in loop.outputs})
+        self.run(body, times, {tie.source: tie.target for tie in loop.leaving})
         found, self.collectives = self.collectives, before
         return found
 
@@ -154,7 +153,7 @@ class Traffic:
             made = wanted
         if left:
             self._pending[value] = Sum(left, self.specs.nbytes(value), _source(operation))
-            if operation.kind not in (*PRODUCTS, *_SCATTERS):
+            if not is_product(operation) and operation.kind not in _SCATTERS:
                 self._resolve(value, times)
         self._reshard(value, made, wanted, times, _source(operation))
 
@@ -169,7 +168,7 @@ class Traffic:
     def _move(self, value: Value, wanted: Spec, times: int, operation: Operation | None = None) -> None:
         """Bring an operand to where an operation needs it, once for each dtype that it is widened to."""
         width = value.itemsize
-        if operation and operation.kind in PRODUCTS:
+        if operation and is_product(operation):
             width = max(x.itemsize for x in operation.inputs)
         key = (value, wanted, width)
         if key not in self._moved:
@@ -202,6 +201,10 @@ class Traffic:
             self.collectives.append(
                 Collective(kind, axes, n, times, nbytes, rounds * nbytes // n, False, source, is_open)
             )
+
+
+def is_product(operation: Operation) -> bool:
+    return known_of(operation).work is not None
 
 
 def _axes(spec: Spec) -> frozenset[str]:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from meshwright.plan._estimate._program import Operation, Program
 from meshwright.plan._estimate._propagation import Propagation
 from meshwright.plan._estimate._traffic import Traffic
-from meshwright.program import product_flops
+from meshwright.program import Operation, Program, product_flops
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ def works(program: Program, specs: Propagation, traffic: Traffic, times: int = 1
     for operation in program.operations:
         for body in operation.bodies:
             found += works(body, specs, traffic, times * operation.turns)
-        product = product_flops(operation.eqn)
+        product = product_flops(operation)
         if product:
             found.append(_work(operation, *product, specs, traffic, times))
     return found

@@ -1,0 +1,88 @@
+"""A model with its parameters in it, as users' functions call it: `model(x)`, `model.encode(x)`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from meshwright.adapters._functional import Functional
+from meshwright.adapters._library import PyTree, reach
+
+BATCH_AXIS = "batch"
+"""What `eqx.nn.BatchNorm` is to call the axis over which models of one example are mapped."""
+
+
+class Part:
+    """A method or a module of a model, which is called as the model is. What is no function is itself."""
+
+    def __init__(self, whole: "Bound", path: str):
+        self._whole, self._path = whole, path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what it makes of the arguments; randomness differs from call to call."""
+        return self._whole._call(args, {**kwargs, "method": kwargs.get("method", self._path)})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._whole._part(f"{self._path}.{name}" if self._path else name)
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self._whole._part(f"{self._path}.{key}" if self._path else str(key))
+
+
+class Bound(Part):
+    """A model with its parameters: what a user's function calls as `model(inputs)`, inputs being a batch.
+
+    Its methods and modules are called in the same way, `model.encode(inputs)` or `model.layers[0](inputs)`.
+    A model that is written for one example, as Equinox's are, is mapped over the first dimension of what is
+    given by position, each example with randomness of its own; what is given by name is given whole.
+
+    It lives while a step is traced. If it has a state, each call moves it on.
+    """
+
+    def __init__(
+        self, model: Functional, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool
+    ):
+        super().__init__(self, "")
+        self._model, self._params, self._key, self._train = model, params, key, train
+        self._num_calls = 0
+        self.model_state = model_state
+
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        key = None if self._key is None else jax.random.fold_in(self._key, self._num_calls)
+        self._num_calls += 1
+
+        def apply(key: jax.Array | None, *args: Any) -> tuple[Any, PyTree]:
+            told: dict[str, Any] = {"key": key, "train": self._train, **kwargs}
+            if self.model_state is None:
+                return self._model.apply(self._params, *args, **told), None
+            return self._model.apply(self._params, *args, model_state=self.model_state, **told)
+
+        out, self.model_state = (_over_examples(apply) if self._model.per_example else apply)(key, *args)
+        return out
+
+    def _part(self, path: str) -> Any:
+        model = self._model.bind(self._params, model_state=self.model_state, key=self._key, train=self._train)
+        found = reach(model[0] if isinstance(model, tuple) else model, path)
+        return Part(self, path) if _is_called(found) else found
+
+
+def _is_called(x: Any) -> bool:
+    """Return whether `x` is a function or a module, or holds some, and not an array or a variable."""
+    if isinstance(x, Mapping):
+        return any(_is_called(each) for each in x.values())
+    if isinstance(x, Sequence) and not isinstance(x, str):
+        return any(_is_called(each) for each in x)
+    return callable(x) and not hasattr(x, "dtype")
+
+
+def _over_examples(apply: Callable[..., tuple[Any, PyTree]]) -> Callable[..., tuple[Any, PyTree]]:
+    """Return `apply(key, *args) -> (out, state)` of one example as that of a batch, which has one state."""
+
+    def call(key: jax.Array | None, *args: Any) -> tuple[Any, PyTree]:
+        num_examples = jax.tree.leaves(args)[0].shape[0]
+        keys = None if key is None else jax.random.split(key, num_examples)
+        return jax.vmap(apply, out_axes=(0, None), axis_name=BATCH_AXIS)(keys, *args)
+
+    return call

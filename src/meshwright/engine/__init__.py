@@ -1,0 +1,48 @@
+"""One engine for every run: rooms opened, parts checked, the loop, the record and the page."""
+
+from meshwright.engine._alike import OWN, settings_of
+from meshwright.engine._describe import Difference, describe, differences
+from meshwright.engine._directory import checkpoints_of
+from meshwright.engine._evaluations import Evaluation, Evaluations, Scores, seconds_of
+from meshwright.engine._naming import naming
+from meshwright.engine._opened import open_run
+from meshwright.engine._outcome import Outcome
+from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
+from meshwright.engine._run import run, train
+from meshwright.engine._settings import Profile, Reporting, Saving, Settings, WatchdogSettings
+from meshwright.engine._stopping import StopEarly, StopWhen, no_better
+from meshwright.engine._training import Data, Training, global_batch
+
+__all__ = [
+    "OWN",
+    "Data",
+    "Difference",
+    "Evaluation",
+    "Evaluations",
+    "InformedWhen",
+    "Outcome",
+    "Policy",
+    "Profile",
+    "Reporting",
+    "Saving",
+    "Scores",
+    "Settings",
+    "StopEarly",
+    "StopWhen",
+    "Training",
+    "WatchdogSettings",
+    "WhenEvaluated",
+    "checkpoints_of",
+    "describe",
+    "differences",
+    "global_batch",
+    "is_informed",
+    "naming",
+    "no_better",
+    "open_run",
+    "run",
+    "seconds_of",
+    "settings_of",
+    "train",
+    "when_evaluated",
+]

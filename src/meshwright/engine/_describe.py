@@ -1,0 +1,74 @@
+"""A description as text, one `dotted.path = value` a line, and in what two of them differ.
+
+What a setting can reach is on a line of its own under the setting's name. Other values are on one line with
+what they were made from, or over several where parts of them have parts again:
+
+    input.batch_size = 64
+    optimizer = optax.chain
+    optimizer.0 = optax.clip_by_global_norm(max_norm=1.0)
+    optimizer.1 = optax.scale(step_size=-0.1)
+
+The text depends on the description alone, so it can be kept beside the code and compared after a change.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from meshwright import description
+from meshwright.description import Difference
+from meshwright.engine._made_from import made_from
+
+MAX_DEPTH = 16
+MAX_ROWS = 10_000  # of objects that refer to each other there is no end
+
+Row = tuple[str, str]
+
+
+def describe(described: Any) -> str:
+    """Return a description, an `Experiment` or settings by name, as text.
+
+    It is the same in every process: no addresses, no contents of data.
+    """
+    rows = itertools.islice(_rows("", described, ()), MAX_ROWS)
+    return "".join(f"{path} = {text}\n" for path, text in rows)
+
+
+def differences(a: Any, b: Any) -> list[Difference]:
+    """Return in what two descriptions, values or texts, differ, by dotted path."""
+    before, after = (each if isinstance(each, str) else describe(each) for each in (a, b))
+    return description.differences(before, after)
+
+
+def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
+    """Yield the lines of `value`; `above` are the ids of what it is in, so that a cycle ends."""
+    whole = "…" if id(value) in above or len(above) > MAX_DEPTH else _plain(value)
+    if whole is not None:
+        yield path, whole
+        return
+    name, parts = made_from(value)
+    texts = [_plain(part) for part in parts.values()]
+    if name and None not in texts and not _is_known_by_place(value):
+        arguments = ", ".join(f"{key}={text}" for key, text in zip(parts, texts, strict=True))
+        yield path, f"{name}({arguments})"
+        return
+    if name and not _is_known_by_place(value):
+        yield path, name
+    for key, part in parts.items():
+        yield from _rows(f"{path}.{key}" if path else key, part, (*above, id(value)))
+
+
+def _is_known_by_place(value: Any) -> bool:
+    """Return whether only the fields of a value are shown, as its place says what it is."""
+    return getattr(type(value), "is_known_by_place", False)
+
+
+def _plain(value: Any, depth: int = 0) -> str | None:
+    """Return the text of a value without parts, or of a list of such; None for others."""
+    name, parts = made_from(value)
+    if not parts:
+        return name
+    if name or isinstance(value, Mapping) or depth > 2:
+        return None
+    texts = [_plain(part, depth + 1) for part in parts.values()]
+    return None if None in texts else f"[{', '.join(map(str, texts))}]"

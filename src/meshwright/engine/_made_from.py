@@ -1,0 +1,203 @@
+"""The name of a value and what it was made from, as the value itself shows it.
+
+    a frozen dataclass      its type and its fields; our own factories make these: `mw.every(100)` is
+                            meshwright.when.Every(num_steps=100)
+    a partial               the function and its arguments
+    a function              its name and the variables that it closes over
+    a named tuple           its type and fields; if all are functions that one factory made, as of an optax
+                            transformation, the factory and the variables of all
+    a container             its items
+
+Nothing is looked up in the code of a function, and no package's private names are known here. So a variable
+in which a function keeps count is shown with the rest: what remembers is better an object.
+
+Nothing is shown that may differ between two processes (addresses, the order of a set) and no data: arrays
+are shown as `float32[8, 4]`, other objects as `<type>`. Global variables that a function reads are not
+followed.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import inspect
+import os
+import re
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+MAX_ITEMS = 64  # of a sequence or mapping: more are data
+MAX_LENGTH = 200  # of a text
+
+Values = Mapping[str, Any]
+"""Values by the names of the variables, arguments, fields, keys or places that they have."""
+
+
+def made_from(value: Any) -> tuple[str, Values]:
+    """Return what `value` is called, "" for a mere container, and what it was made from, if anything."""
+    if isinstance(value, PartitionSpec | re.Pattern):
+        return _plain(value), {}
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return _of_container(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = (f.name for f in dataclasses.fields(value) if f.repr)
+        return name_of(type(value)), {name: getattr(value, name, None) for name in shown}
+    return _of_function(value) if callable(value) else (_plain(value), {})
+
+
+def name_of(thing: Any) -> str:
+    """Return the name of a function or type in the outermost package that lists it, and of no private module.
+
+    Where inside a package something is defined is no setting, and changes with the package's version.
+    """
+    module, qualname = (
+        getattr(thing, "__module__", None) or "builtins",
+        thing.__qualname__.replace(".<locals>", ""),
+    )
+    first = qualname.split(".")[0]
+    defined = vars(sys.modules.get(module, types)).get(first)
+    places = module.split(".")
+    for end in range(1, len(places)):
+        package = sys.modules.get(".".join(places[:end]))
+        if defined is not None and package is not None and vars(package).get(first) is defined:
+            places = places[:end]
+            break
+    return ".".join(
+        [*(place for place in places if not place.startswith("_") or place == "__main__"), qualname]
+    )
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case str() | bytes() if len(value) > MAX_LENGTH:
+            return f"<{type(value).__name__} of {len(value)}>"
+        case enum.Enum():
+            return f"{name_of(type(value))}.{value.name}"
+        case np.generic() | np.ndarray() | jax.Array() | jax.ShapeDtypeStruct():
+            return _array(value)
+        case str() | bytes() | int() | float() | complex() | range() | None | re.Pattern():
+            return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+        case PartitionSpec():
+            return f"P({', '.join(map(repr, value))})"
+        case os.PathLike():
+            return repr(os.fspath(value))
+        case np.dtype():
+            return value.name
+        case _:
+            return f"<{name_of(type(value))}>"
+
+
+def _array(x: Any) -> str:
+    """A number that happens to be an array is a setting; an array with dimensions is data."""
+    is_number = isinstance(x, np.generic | np.ndarray | jax.Array) and not x.shape
+    if is_number and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return f"{x.dtype}({np.asarray(x).item()!r})"
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def _of_container(value: Any) -> tuple[str, Values]:
+    if hasattr(value, "_fields"):
+        return _of_named_tuple(value)
+    items = list(value.values() if isinstance(value, Mapping) else value)
+    if len(items) > MAX_ITEMS or (_is_sequence(value) and any(_is_data(item) for item in items)):
+        return f"<{type(value).__name__} of {len(items)}>", {}
+    if not items:
+        return "{}" if isinstance(value, Mapping) else "[]", {}
+    if isinstance(value, Mapping):
+        return "", dict(zip(map(str, value), items, strict=True))
+    return "", _numbered(
+        items if _is_sequence(value) else sorted(items, key=lambda x: (len(repr(x)), repr(x)))
+    )
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a sequence of such values is one of examples."""
+    return isinstance(value, Mapping) or (isinstance(value, np.ndarray | jax.Array) and value.ndim > 0)
+
+
+def _numbered(items: Iterable[Any]) -> Values:
+    return {str(i): item for i, item in enumerate(items)}
+
+
+def _of_function(value: Any) -> tuple[str, Values]:
+    if isinstance(value, functools.partial):
+        name, parts = made_from(value.func)
+        return name, {**parts, **_arguments(value)}
+    if isinstance(value, types.MethodType):
+        return f"{name_of(type(value.__self__))}.{value.__name__}", {"self": value.__self__}
+    if isinstance(value, types.FunctionType):
+        return name_of(value), _variables(value)
+    if hasattr(value, "__wrapped__"):  # what `jax.jit` and others return
+        return made_from(value.__wrapped__)
+    return (name_of(value) if hasattr(value, "__qualname__") else f"<{name_of(type(value))}>"), {}
+
+
+def _arguments(call: functools.partial) -> Values:
+    """Return what a partial gives, by the names of the parameters where these can be read."""
+    try:
+        return inspect.signature(call.func).bind_partial(*call.args, **call.keywords).arguments
+    except (TypeError, ValueError):
+        return {**_numbered(call.args), **call.keywords}
+
+
+def _variables(function: types.FunctionType) -> Values:
+    """Return the variables that a function closes over and, if another function made it, its defaults."""
+    found: dict[str, Any] = {}
+    if _factory(function):
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+        found = {p.name: p.default for p in parameters if p.default is not None and p.default is not p.empty}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # the variable has no value yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def _factory(function: Any) -> str:
+    """Return the name of the function in which a function was made, "" for one that stands in a module."""
+    return function.__qualname__.rpartition(".<locals>.")[0]
+
+
+def _of_named_tuple(value: Any) -> tuple[str, Values]:
+    """Return the factory of functions that were made together, as those of an optax transformation are.
+
+    Functions of a module may be among them: they have no variables.
+    """
+    functions = [item for item in value if isinstance(item, types.FunctionType)]
+    if len(functions) < len(value):
+        return _of_methods(value)
+    variables = {item: _variables(item) for item in functions if _factory(item)}
+    inner = [each for found in variables.values() for each in found.values() if isinstance(each, tuple)]
+    shown_there = {id(item) for each in inner for item in each}  # as `init`, where only `update` was wrapped
+    made = {item: found for item, found in variables.items() if id(item) not in shown_there}
+    if len({(item.__module__, _factory(item)) for item in made}) != 1:
+        return name_of(type(value)), value._asdict()
+    name = name_of(next(iter(made))).rpartition(".")[0]
+    together = _one_by_one(value, list(made.values()))
+    return name, together or {key: x for found in made.values() for key, x in found.items()}
+
+
+def _of_methods(value: Any) -> tuple[str, Values]:
+    """Return the object whose methods a named tuple holds, as of `optax.MultiSteps`, or else its fields."""
+    owners = [item.__self__ if isinstance(item, types.MethodType) else None for item in value]
+    if owners and hasattr(owners[0], "__dict__") and all(owner is owners[0] for owner in owners):
+        return name_of(type(owners[0])), vars(owners[0])
+    return name_of(type(value)), value._asdict()
+
+
+def _one_by_one(value: Any, variables: Sequence[Values]) -> Values:
+    """Return the parts of a chain: each function closes over one tuple, and the n-th of each are one part."""
+    columns = [items for found in variables for items in found.values()]
+    is_chain = len(columns) == len(variables) == len(value) and all(isinstance(x, tuple) for x in columns)
+    if not is_chain or len(set(map(len, columns))) != 1:
+        return {}
+    return _numbered(type(value)(*row) for row in zip(*columns, strict=True))

@@ -1,0 +1,115 @@
+"""What is open around a run: its directory, its checkpoints, its screen, and what may end it."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright import process
+from meshwright.checkpoint import Checkpoints
+from meshwright.engine._directory import compiled_programs, log_file, open_directory
+from meshwright.engine._naming import naming
+from meshwright.engine._record import Record
+from meshwright.engine._say import saying
+from meshwright.engine._settings import Saving, Settings
+from meshwright.errors import UsageError
+from meshwright.metrics import Console, sync_jsonl
+from meshwright.storage import join
+from meshwright.train import TrainState, Tx, Watchdog, check_finite
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a run has at hand."""
+
+    directory: Path | None
+    """Where its files are made; None for a run that leaves none."""
+    console: Console
+    checkpoints: Checkpoints | None
+    signals: process.Signals
+    record: Record
+    watch: Watchdog
+    say: Callable[[str], None]
+    """Tells people a line."""
+
+
+@contextlib.contextmanager
+def open_run(settings: Settings, target: TrainState, tx: Tx, watch: Watchdog) -> Iterator[Opened]:
+    """Open what a run needs, and close it however the run ends. Collective.
+
+    Args:
+      settings: how the run goes.
+      target: the state as structs.
+      tx: the optimizer, which says what of a state that is saved must be finite.
+      watch: the watchdog, open already.
+
+    Raises:
+      UsageError: another run has the directory, or it cannot be used.
+      MeshwrightError: at the end, if the files of a run at an address could not be put there.
+    """
+    console = Console(None)
+    say = settings.say or saying(console)
+    checkpoints = _checkpoints(settings, target, tx)
+    with contextlib.ExitStack() as opened:
+        signals = opened.enter_context(process.signals())
+        if settings.place is None:
+            record = opened.enter_context(Record(None, settings))
+            yield Opened(None, console, checkpoints, signals, record, watch, say)
+            return
+        with naming("run"):
+            warn = settings.say or saying(console, logging.WARNING)
+            is_alone = settings.saving is not None and settings.saving.directory is None
+            directory, put = opened.enter_context(open_directory(settings.place, warn, shared=is_alone))
+        record = opened.enter_context(Record(directory, settings))
+        if checkpoints is not None:
+
+            def keep_reports() -> None:  # so that a run which goes on from there lacks none
+                sync_jsonl(directory / "metrics.jsonl")
+                put()
+
+            checkpoints.before_commit = keep_reports
+            with naming(f"{settings.saving.field}.directory" if settings.saving else "run"):
+                opened.enter_context(checkpoints)
+        opened.enter_context(log_file(directory))
+        opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+        yield Opened(directory, console, checkpoints, signals, record, watch, say)
+
+
+def _checkpoints(settings: Settings, target: TrainState, tx: Tx) -> Checkpoints | None:
+    """Return the checkpoints of a run, which are not opened yet; None if it makes none.
+
+    Raises:
+      UsageError: a setting cannot be; it is named.
+    """
+    saving = settings.saving
+    if saving is None or settings.place is None:
+        return None
+    with naming(f"{saving.field}.directory"):
+        checkpoints = _checkpoints_at(settings.place, saving)
+    with naming(f"{saving.field}.names"):
+        _check_can_continue(checkpoints.left_out(target))
+    with naming(f"{saving.field}.cast"):
+        checkpoints.check(target)
+    checkpoints.check_state = check_finite(tx, checkpoints.settled)
+    return checkpoints
+
+
+def _check_can_continue(left_out: set[str]) -> None:
+    if counted := sorted(left_out & {"step", "seed"}):
+        raise UsageError(f"{counted[0]} is left out, without which a run cannot go on where it stood.")
+
+
+def _checkpoints_at(place: str, saving: Saving) -> Checkpoints:
+    try:
+        return Checkpoints(
+            saving.directory or join(place, "checkpoints"),
+            keep=saving.keep,
+            cast=saving.cast,
+            names=saving.names,
+            host_nbytes=saving.host_nbytes,
+        )
+    except UsageError as error:
+        if saving.directory is None:
+            raise UsageError(f"{error}\n  Say where else to keep those of {place}.") from None
+        raise

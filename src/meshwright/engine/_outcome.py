@@ -1,0 +1,27 @@
+"""How a run ended, as a value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.metrics import json_number
+from meshwright.train import TrainState
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    """Updates made, those of earlier attempts included."""
+    scores: Mapping[str, float]
+    """The results of the last evaluations: after the last step, but of those that are not made `at_end`."""
+    seconds: float
+    """How long this process trained and evaluated; compiling the step and restoring do not count."""
+    state: TrainState
+    """The state after the last update."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return all but the state, as values that strict JSON can hold."""
+        scores = {name: json_number(score) for name, score in self.scores.items()}
+        return {"step": self.step, "scores": scores, "seconds": self.seconds}

@@ -1,0 +1,173 @@
+"""What a run tells while it goes on, and to whom."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Set
+from functools import partial
+from pathlib import Path
+
+import jax
+
+import meshwright
+from meshwright import process
+from meshwright.engine._evaluations import Evaluations, seconds_of
+from meshwright.engine._opened import Opened
+from meshwright.engine._say import saying
+from meshwright.engine._settings import Settings
+from meshwright.engine._training import Training
+from meshwright.metrics import (
+    Log,
+    StepTime,
+    Values,
+    Writer,
+    jsonl,
+    logger,
+    newest_step,
+    open_trackers,
+    read_jsonl,
+    tee,
+    tensorboard,
+)
+from meshwright.program import Flops, count_flops, with_known_utilisation, with_utilisation
+from meshwright.train import halt_on_divergence, state_sizes
+from meshwright.when import When, either, every
+
+log = logging.getLogger("meshwright")
+
+
+def heading(settings: Settings, mesh: jax.sharding.Mesh) -> str:
+    """Return what runs where, as one line."""
+    processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
+    devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+    axes = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    versions = f"meshwright {meshwright.__version__} · jax {jax.__version__}"
+    place = "" if settings.place is None else f" · run {settings.place}"
+    return f"{versions} · {processes}, {devices} · mesh {axes}{settings.remark}{place}\n"
+
+
+def writers(
+    stack: contextlib.ExitStack,
+    settings: Settings,
+    training: Training,
+    opened: Opened,
+    step_time: StepTime,
+    *,
+    after: int,
+) -> Writer:
+    """Return the writer of reports, having written how large the state is and how long the step compiled.
+
+    All processes look whether the loss is finite; one writes.
+
+    Args:
+      stack: is given what is to be closed at the end.
+      after: the step that the run goes on from.
+
+    Raises:
+      UsageError: on every process, if the package of a tracker is not installed.
+    """
+    halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
+    opening = partial(_files_and_trackers, stack, settings, opened, after)
+    files = process.together(lambda: opening() if process.is_lead() else tee())
+    if not process.is_lead():
+        return halt
+    counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
+    _tell_what_is_not_counted(counted)
+    flops = {} if training.other_batches else {"model_flops": float(counted.model)}
+    sizes = {**flops, **state_sizes(training.target)}
+    files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
+    written, shown = _timed(files, step_time), tee()
+    if settings.is_shown:
+        shown = _without(frozenset(seconds_of(one.name) for one in training.evaluations), opened.console)
+    if training.other_batches:  # of what so many steps compute nobody knows
+        return tee(written, shown, halt)
+    return tee(
+        with_utilisation(written, counted, devices), with_known_utilisation(shown, counted, devices), halt
+    )
+
+
+def _files_and_trackers(
+    stack: contextlib.ExitStack, settings: Settings, opened: Opened, after: int
+) -> Writer:
+    trackers = open_trackers(
+        stack, *settings.reporting.trackers, tell=settings.say or saying(opened.console, logging.WARNING)
+    )
+    if opened.directory is None:
+        return trackers
+    return tee(
+        jsonl(opened.directory / "metrics.jsonl", after=after),
+        stack.enter_context(tensorboard(opened.directory, after=after)),
+        trackers,
+    )
+
+
+def _without(names: Set[str], write: Writer) -> Writer:
+    """Return a writer that leaves out what is for files, and would push the scores off the screen."""
+
+    def wrote(step: int, values: Values, /) -> None:
+        write(step, {name: value for name, value in values.items() if name not in names})
+
+    return wrote
+
+
+def _tell_what_is_not_counted(counted: Flops) -> None:
+    if counted.not_counted or counted.open_loops:
+        log.info(
+            "the step's FLOPs are more than is counted: %s times, %d loops of unknown length counted once",
+            dict(counted.not_counted),
+            counted.open_loops,
+        )
+
+
+def _timed(write: Writer, step_time: StepTime) -> Writer:
+    """Return a writer that adds to what a report says of training how long one step took."""
+
+    def timed(step: int, values: Values, /) -> None:
+        seconds = step_time.seconds() if "steps_per_second" in values else None
+        write(step, values if seconds is None else {**values, "step_seconds": seconds})
+
+    return timed
+
+
+def reports(
+    settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
+) -> Log:
+    """Return the loop's `log`."""
+    return logger(
+        write,
+        # A report before each save: a crash then loses whole reports, which are made again.
+        either(every(settings.reporting.every), when_saved),
+        per_second=settings.reporting.per_second,
+        waited=lambda: training.data.wait_seconds,
+        paused=lambda: evaluate.seconds,
+    )
+
+
+def with_learning_rate(
+    write: Writer, learning_rate: Callable[[int], float] | None, updates: Callable[[], int]
+) -> Writer:
+    """Return `write`, told besides by which learning rate the last of so many updates was made."""
+    if learning_rate is None:
+        return write
+
+    def written(step: int, values: Values, /) -> None:
+        write(step, {**values, "learning_rate": learning_rate(max(updates() - 1, 0))})
+
+    return written
+
+
+def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:
+    """Say it where the history of a run that goes on from `step` ends before that, as after a power cut."""
+    newest = process.on_lead(lambda: newest_step(directory / "metrics.jsonl")) or 0
+    if newest < step:
+        say(f"  ✗ metrics.jsonl ends at step {newest}: what was reported up to step {step} is lost")
+
+
+def reported(directory: Path | None, *, before: int) -> dict[int, dict[str, float]]:
+    """Return what was reported up to a step, by step, as process 0 reads it."""
+    if not before or directory is None:
+        return {}
+    path = directory / "metrics.jsonl"
+    found: dict[int, dict[str, float]] = {}
+    for report in process.on_lead(lambda: read_jsonl(path) if path.exists() else []):
+        found.setdefault(int(report["step"]), {}).update(report)
+    return {step: values for step, values in found.items() if step <= before}

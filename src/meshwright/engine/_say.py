@@ -1,0 +1,23 @@
+"""People are told a line: on the screen of one process, and in the log of each."""
+
+import logging
+from collections.abc import Callable
+
+from meshwright import process
+from meshwright.errors import printable
+from meshwright.metrics import Console
+
+log = logging.getLogger("meshwright")
+
+
+def saying(console: Console, level: int = logging.INFO) -> Callable[[str], None]:
+    """Return a function that tells people: all processes' logs, and the screen of one."""
+
+    def say(text: str) -> None:
+        is_shown = process.is_lead()
+        if log.hasHandlers() or not is_shown:  # without any, Python would show it a second time
+            log.log(level, text.strip())
+        if is_shown:
+            console.say(printable(text))
+
+    return say

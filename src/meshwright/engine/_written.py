@@ -1,0 +1,97 @@
+"""What a run writes down of itself: what it is, where it runs, how it was started and ended. No secrets."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshwright.checkpoint import Checkpoints
+from meshwright.engine._settings import Settings
+from meshwright.engine._training import Training
+from meshwright.storage import is_address
+from meshwright.train import describe_state
+
+PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
+_SECRET = "**********"
+"""What stands for a secret, as in pydantic."""
+
+
+def write_description(
+    directory: Path, settings: Settings, checkpoints: Checkpoints | None, training: Training
+) -> None:
+    """Write down what runs, how it was started and where, without secrets. For one process to call."""
+    origin = settings.origin
+    secrets = secrets_in(origin)
+    (directory / "experiment.txt").write_text(hidden(settings.described(), secrets))
+    (directory / "state.txt").write_text(describe_state(training.target) + "\n")
+    if origin is not None:
+        _write_json(directory / "experiment.json", origin)
+    is_elsewhere = settings.saving is None or settings.saving.directory or is_address(settings.place or "")
+    elsewhere = str(checkpoints.directory) if checkpoints and is_elsewhere else None
+    where = environment(training.layout.mesh, secrets) | {"checkpoints": elsewhere}
+    _write_json(directory / "environment.json", where)
+
+
+def secrets_in(origin: Mapping[str, Any] | None) -> list[str]:
+    """Return the settings that may not be written down."""
+    settings = (origin or {}).get("settings", {}).values()
+    return [setting.get_secret_value() for setting in settings if hasattr(setting, "get_secret_value")]
+
+
+def hidden(text: str, secrets: Sequence[str]) -> str:
+    """Return a text without secrets, which functions may close over as well."""
+    for secret in filter(None, secrets):
+        text = text.replace(secret, _SECRET)
+    return text
+
+
+def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
+    """Write down how the run ended; None takes back what was written before. For one process to call."""
+    (directory / "outcome.json").unlink(missing_ok=True)
+    if outcome is not None:
+        _write_json(directory / "outcome.json", outcome)
+
+
+def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the versions, devices and command line of this run."""
+    return {
+        "command": [hidden(word, secrets) for word in sys.argv],
+        "commit": _commit(),
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
+        "processes": jax.process_count(),
+        "mesh": dict(mesh.shape),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def _commit() -> str | None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5)
+        return found.stdout.strip() or None
+    return None
+
+
+def _secret(value: Any) -> str:
+    """Return what JSON says of a secret.
+
+    Raises:
+      TypeError: it is something else that JSON has no word for.
+    """
+    if secrets_in({"settings": {"": value}}):
+        return _SECRET
+    raise TypeError(f"JSON cannot hold {value!r}")
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, allow_nan=False, default=_secret) + "\n")

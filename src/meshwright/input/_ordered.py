@@ -1,0 +1,111 @@
+"""All examples of any kind once, in their own order: for evaluation, prediction and metrics."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.errors import ExamplesError, InputError
+from meshwright.input._batched import Batched, Cursor
+from meshwright.input._bucketed import Bucketed
+from meshwright.input._kinds import by_epoch, is_indexed, iterated
+from meshwright.input._loaders import check_not_batched
+from meshwright.input._source import Arrays, Part, as_source, num_examples
+from meshwright.input._stretches import Iterated
+from meshwright.tree import PyTree
+
+
+def ordered(examples: Any, batch_size: int, rows: np.ndarray, start: int) -> Iterator[tuple[Part, range]]:
+    """Yield what to read of each batch, and the numbers of its examples, from example `start` on.
+
+    Of a last batch that is not full the last example stands for those that it lacks. A function of the epoch
+    is asked for epoch 0.
+
+    Args:
+      rows: of a batch, those to be read: int64[k], ascending.
+
+    Raises:
+      ExamplesError: they are of no kind that can be read.
+    """
+    items = first_epoch(examples)
+    if isinstance(examples, Batched):
+        yield from _of_loader(examples, items, batch_size, rows, start)
+    elif is_indexed(items):
+        yield from _of_source(items, batch_size, rows, start)
+    else:
+        yield from _of_iterable(items, batch_size, rows, start)
+
+
+def each_example(examples: Any) -> Iterator[PyTree]:
+    """Yield all examples once, in order; of a loader's batches their rows."""
+    items = first_epoch(examples)
+    if not isinstance(examples, Batched):
+        source = as_source(items) if is_indexed(items) else None
+        yield from items if source is None else (source[i] for i in range(len(source)))
+        return
+    for number, item in enumerate(items):
+        batch = examples.of_size(item, None, number)
+        for row in range(len(jax.tree.leaves(batch)[0])):
+            yield jax.tree.map(lambda x, row=row: x[row], batch)
+
+
+def first_epoch(examples: Any) -> Any:
+    """Return what to iterate over, or index, to have all examples or a loader's batches.
+
+    Raises:
+      ExamplesError: they are of no such kind, or an iterator, which is read once.
+    """
+    items = examples.loader if isinstance(examples, Batched) else examples
+    if callable(items) and not is_indexed(items):
+        return iterated(by_epoch(items)(0))
+    if isinstance(items, Iterator):
+        raise ExamplesError(
+            f"a {type(items).__name__} can be read once, and an evaluation reads all examples each time.\n"
+            "  Give the function that makes it: `lambda: ...`."
+        )
+    return items if isinstance(items, Iterable) else as_source(items)
+
+
+def _of_source(items: Any, batch_size: int, rows: np.ndarray, first: int) -> Iterator[tuple[Part, range]]:
+    if num_examples(items) == 0:
+        return
+    source = as_source(items)
+    for start in range(first, len(source), batch_size):
+        ids = range(start, min(start + batch_size, len(source)))
+        length = source.length_of(np.arange(ids.start, ids.stop)) if isinstance(source, Bucketed) else None
+        yield Part(source, start + np.minimum(rows, len(ids) - 1), length=length), ids
+
+
+def _of_iterable(items: Any, batch_size: int, rows: np.ndarray, start: int) -> Iterator[tuple[Part, range]]:
+    check_not_batched(items)
+    stretch = Iterated(iterated(items), 0, start, None, (0, 0))
+    while True:
+        count, part = stretch.take(batch_size, rows)
+        if not count:
+            return
+        yield part._replace(ids=np.minimum(rows, count - 1)), range(start, start + count)
+        start += count
+
+
+def _of_loader(
+    batched: Batched, items: Any, batch_size: int, rows: np.ndarray, start: int
+) -> Iterator[tuple[Part, range]]:
+    if start % batch_size:
+        raise InputError(
+            f"{start} examples were done before, which is no whole number of batches of {batch_size}."
+        )
+    is_local = batched.rows == "local"
+    num_rows, number = len(rows) if is_local else batch_size, start // batch_size
+    cursor, was_smaller = Cursor(items, None, number, "batches"), False
+    while taken := cursor.take(1):
+        batch = Arrays(batched.of_size(taken[0], num_rows, number))
+        if was_smaller or (is_local and len(batch) < num_rows):
+            raise ExamplesError(
+                f"batch {number - was_smaller} of the loader is smaller than {num_rows} examples.\n"
+                "  Only the last may be, and none where rows='local'."
+            )
+        here = np.arange(num_rows) if is_local else rows
+        count = batch_size if is_local else len(batch)
+        yield Part(batch, np.minimum(here, len(batch) - 1)), range(start, start + count)
+        was_smaller, start, number = len(batch) < num_rows, start + count, number + 1

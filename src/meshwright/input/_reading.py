@@ -1,0 +1,76 @@
+"""How the examples of one batch become its arrays, told from the kind of examples and the `collate`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from meshwright import tree
+from meshwright.errors import ExamplesError
+from meshwright.input._batched import Batched
+from meshwright.input._bucketed import Bucketed
+from meshwright.input._collate import Collate
+from meshwright.input._kinds import takes
+from meshwright.input._source import Part, read
+from meshwright.tree import PyTree
+
+Read = Callable[[Sequence[Part]], PyTree]
+"""Returns the rows of one batch that this process needs, as arrays."""
+
+
+def reader(examples: Any, collate: Collate | None) -> Read:
+    """Return the function that reads the parts of a batch of `examples`.
+
+    Raises:
+      ExamplesError: `collate` and the examples do not go together.
+    """
+    takes_length = collate is not None and takes(collate, "length")
+    _check(examples, collate, takes_length)
+
+    def read_parts(parts: Sequence[Part]) -> PyTree:
+        lengths = [part.length for part in parts if part.length is not None]
+        here = [part for part in parts if part.ids.size]
+        if not lengths:
+            return read(here, collate)
+        here = [part._replace(length=max(lengths)) for part in here]
+        return read(here, partial(collate, length=max(lengths)) if collate and takes_length else collate)
+
+    return read_parts
+
+
+def _check(examples: Any, collate: Collate | None, takes_length: bool) -> None:
+    if isinstance(examples, Batched) and collate is not None:
+        raise ExamplesError(
+            "a collate makes batches of examples, and mw.Batched gives batches.\n"
+            "  Leave out the collate, or let the loader call it."
+        )
+    if isinstance(examples, Bucketed) and not examples.pad and not takes_length:
+        raise ExamplesError(
+            "mw.Bucketed is not told how to pad: its processes must agree on the shape of a batch.\n"
+            '  Give pad={"tokens": 0}, or a collate that takes `length` and pads to it: '
+            "collate(examples, length)."
+        )
+    if takes_length and not isinstance(examples, Bucketed):
+        raise ExamplesError(
+            "the collate takes `length`, which is known of mw.Bucketed(examples, lengths, buckets) only."
+        )
+
+
+def shapes_of(examples: Any, read: Read) -> list[PyTree]:
+    """Return rows, as structs, of each shape that batches of `examples` are known to have, if any are."""
+    if isinstance(examples, Batched):
+        return [tree.abstract(batch) for batch in examples.shapes]
+    if not isinstance(examples, Bucketed):
+        return []
+    first = [(int(length), ids[:1]) for length, ids in zip(examples.buckets, examples.members, strict=True)]
+    return [tree.abstract(read([Part(examples, ids, length=length)])) for length, ids in first if ids.size]
+
+
+def without(shapes: Sequence[PyTree], rows: PyTree) -> list[PyTree]:
+    """Return those of `shapes` that are not those of `rows`, however many rows they have."""
+    return [shape for shape in shapes if shapes_said(shape) != shapes_said(rows)]
+
+
+def shapes_said(rows: PyTree) -> str:
+    """Return of which shapes an example of a batch is, as text."""
+    named = tree.named_leaves(tree.abstract(rows))
+    return ", ".join(f"{name} {x.dtype}{list(x.shape[1:])}" for name, x in named.items())

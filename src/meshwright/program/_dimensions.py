@@ -1,0 +1,225 @@
+"""How the dimensions of an operation's operands and results go together, as Shardy's sharding rules say it.
+
+    dot_general [B, K] × [K, N] -> [B, N]     "b k, k n -> b n", and k is summed over
+    reshape     [B, T, D] -> [B * T, D]       "b t d -> (b t) d"
+
+Dimensions that share a letter are one. For an operation to be local, they are split over the same axes of the
+mesh. A dimension without a letter goes with no other. Which rule a primitive has is said in `_primitives.py`.
+See https://openxla.org/shardy/sharding_representation.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+Shapes = Sequence[tuple[int, ...]]
+Dims = tuple[tuple[int, ...], ...]
+"""The letters of each dimension of an array, which are numbers: mostly one. Merged dimensions have several,
+the slowest first."""
+Letters = list[int | None]
+"""The same where no dimensions are merged."""
+SECOND, ROWS = 100, 200
+"""Where the numbers of other letters start: of a second operand, and of looked-up rows."""
+
+
+class Rule(NamedTuple):
+    """How the dimensions of one operation go together."""
+
+    inputs: Sequence[Dims]
+    outputs: Sequence[Dims]
+    summed: frozenset[int] = frozenset()
+    """Letters of operands over which results are combined: split, they make partial sums."""
+    whole: frozenset[int] = frozenset()
+    """Letters that must not be split while the operation runs, because it works along their dimensions."""
+    pieces: Sequence[tuple[int, int | None]] = ()
+    """Letters of dimensions, each with that of a slice of it; None if that has no dimension."""
+    sizes: Mapping[int, int] = {}
+    """The sizes of letters that share a dimension with others."""
+    known: bool = True
+    """False if shapes alone speak for this rule, and not all of them do."""
+
+
+Dimensions = Callable[[Any, Shapes, Shapes], Rule]
+"""Returns the rule of an equation, given its parameters and the shapes of its operands and its results."""
+
+
+def elementwise(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Keep dimensions in place, if they have one size in all arrays; size 1 stands for any."""
+    return _in_place(tuple(inputs), tuple(outputs), any_size=frozenset({1}))
+
+
+def resized(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Keep dimensions in place. Others get another size, so that they must be whole."""
+    return _in_place(tuple(inputs), tuple(outputs))._replace(known=True)
+
+
+def sliced(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Keep dimensions in place. Others are cut into pieces, or made of pieces."""
+    rule, pieces = resized(params, inputs, outputs), []
+    arrays = [list(zip(*each, strict=True)) for each in ((inputs, rule.inputs), (outputs, rule.outputs))]
+    for (before, mine), (after, theirs) in itertools.product(*arrays):
+        for size, letter, new_size, new in zip(before, mine, after, theirs, strict=False):
+            if letter != new:
+                pieces.append((*letter, *new) if size > new_size else (*new, *letter))
+    return rule._replace(pieces=pieces)
+
+
+def along(parameter: str) -> Dimensions:
+    """Keep dimensions in place, and the one that a parameter names whole."""
+
+    def dimensions(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+        rule = elementwise(params, inputs, outputs)
+        return rule._replace(whole=rule.whole.union(rule.inputs[0][params[parameter]]))
+
+    return dimensions
+
+
+def matrices(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Keep dimensions in place, and the last two whole; those of a Fourier transform."""
+    rule, last = elementwise(params, inputs, outputs), len(params.get("fft_lengths", (0, 0)))
+    return rule._replace(whole=rule.whole.union(*(dim for of in rule.inputs for dim in of[-last:])))
+
+
+def one_by_one(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Give each result the dimensions of the operand in its place."""
+    letters = itertools.count()
+    dims = [letters_of([next(letters) for _ in shape]) for shape in inputs]
+    return Rule(dims, dims)
+
+
+@lru_cache
+def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozenset()) -> Rule:
+    """Return a letter for each size that a dimension has on both sides, or everywhere."""
+    rank = max((len(shape) for shape in (*inputs, *outputs)), default=0)
+    before, after = ([shape for shape in of if len(shape) == rank] for of in (inputs, outputs))
+    sizes = [{shape[d] for shape in (*before, *after)} - any_size for d in range(rank)]
+    on_both_sides = [{shape[d] for shape in before} & {shape[d] for shape in after} for d in range(rank)]
+    letters: dict[tuple[int, ...], int] = defaultdict(itertools.count().__next__)
+
+    def dims(number: int, shape: tuple[int, ...]) -> Dims:
+        if len(shape) < rank:
+            return ((),) * len(shape)
+        keys = (
+            (d, size) if size in on_both_sides[d] or len(sizes[d]) == 1 else (d, size, number)
+            for d, size in enumerate(shape)
+        )
+        return tuple((letters[key],) if key[1] in sizes[key[0]] else () for key in keys)
+
+    found = [dims(number, shape) for number, shape in enumerate((*inputs, *outputs))]
+    whole = frozenset(letter for (d, *_), letter in letters.items() if len(sizes[d]) > 1)
+    known = not whole and {len(shape) for shape in inputs} <= {0, rank}
+    return Rule(found[: len(inputs)], found[len(inputs) :], whole=whole, known=known)
+
+
+def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """A lookup: where looked-up rows are split, each device finds what it has, and all is summed."""
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    batching = numbers.operand_batching_dims
+    kept = [d for d in range(len(inputs[0])) if d not in {*numbers.collapsed_slice_dims, *batching}]
+    out, array = no_letters(outputs[0]), no_letters(inputs[0])
+    for d, source in zip(numbers.offset_dims, kept, strict=True):
+        if sizes[source] == inputs[0][source]:
+            out[d] = array[source] = d
+    places = [d for d in range(len(out)) if d not in numbers.offset_dims]
+    for i, d in enumerate(places):
+        out[d] = SECOND + i
+    for mine, theirs in zip(batching, numbers.start_indices_batching_dims, strict=True):
+        array[mine] = SECOND + theirs
+    rows = {ROWS + d: d for d in numbers.collapsed_slice_dims}
+    for letter, d in rows.items():
+        array[d] = letter
+    indices = letters_of([*(SECOND + i for i in range(len(places))), None])
+    return Rule([letters_of(array), indices], [letters_of(out)], frozenset(rows))
+
+
+def scatter(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """The gradient of a lookup: a sum, where updates are split; and each device takes what is its own."""
+    numbers = params["dimension_numbers"]
+    batching = numbers.operand_batching_dims
+    array, updates = list(range(len(inputs[0]))), no_letters(inputs[2])
+    kept = [d for d in array if d not in {*numbers.inserted_window_dims, *batching}]
+    windows = dict(zip(numbers.update_window_dims, kept, strict=True))
+    whole = {source for d, source in windows.items() if inputs[2][d] != inputs[0][source]}
+    for d in windows.keys() - {d for d, source in windows.items() if source in whole}:
+        updates[d] = windows[d]
+    places = [d for d in range(len(updates)) if d not in windows]
+    indices = [SECOND + i for i in range(len(places))]
+    for mine, theirs in zip(batching, numbers.scatter_indices_batching_dims, strict=True):
+        indices[theirs] = mine
+    for i, d in enumerate(places):
+        updates[d] = indices[i]
+    summed = frozenset(x for x in indices if x >= SECOND)
+    of_all = [letters_of(array), letters_of([*indices, None]), letters_of(updates)]
+    return Rule(of_all, [letters_of(array)], summed, frozenset(whole))
+
+
+def reduction(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    rule = arg_reduction(params, inputs, outputs)
+    return rule._replace(summed=rule.whole, whole=frozenset())
+
+
+def arg_reduction(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    axes = frozenset(params["axes"])
+    out = letters_of([d for d in range(len(inputs[0])) if d not in axes])
+    return Rule([letters_of(range(len(shape))) for shape in inputs], [out] * len(outputs), whole=axes)
+
+
+def broadcast(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    out, kept = outputs[0], params["broadcast_dimensions"]
+    array = letters_of([d if out[d] == size else None for size, d in zip(inputs[0], kept, strict=True)])
+    return Rule([array, *((((),) * len(shape)) for shape in inputs[1:])], [letters_of(range(len(out)))])
+
+
+def transpose(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    return Rule([letters_of(range(len(inputs[0])))], [letters_of(params["permutation"])])
+
+
+def squeeze(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    rank = len(inputs[0])
+    dropped = {d % rank for d in params["dimensions"]}
+    return Rule([letters_of(range(rank))], [letters_of([d for d in range(rank) if d not in dropped])])
+
+
+def stack(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    out: Letters = list(range(len(inputs[0])))
+    out.insert(params["axis"] % len(outputs[0]), None)
+    return Rule([letters_of(range(len(inputs[0])))] * len(inputs), [letters_of(out)])
+
+
+def unstack(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    letters, axis = list(range(len(inputs[0]))), params["axis"] % len(inputs[0])
+    out = letters_of([d for d in letters if d != axis])
+    return Rule([letters_of(letters)], [out] * len(outputs), whole=frozenset({axis}), pieces=[(axis, None)])
+
+
+def reshape(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
+    """Cut dimensions where one of either side ends. Where parts do not fit, nothing goes together."""
+    spans = [_spans(inputs[0]), _spans(outputs[0])]
+    parts = list(itertools.pairwise(sorted({1, *(end for of in spans for _, end in of)})))
+    fitting = {letter for letter, (start, end) in enumerate(parts) if end % start == 0}
+
+    def letters(start: int, end: int) -> tuple[int, ...]:
+        found = tuple(letter for letter, (first, _) in enumerate(parts) if start <= first < end)
+        return found if fitting.issuperset(found) else ()
+
+    before, after = (tuple(letters(*span) for span in of) for of in spans)
+    whole = set(itertools.chain(*before)) ^ set(itertools.chain(*after))
+    sizes = {letter: end // start for letter, (start, end) in enumerate(parts)}
+    return Rule([before], [after], whole=frozenset(whole), sizes=sizes)
+
+
+def _spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return for each dimension how many elements there are up to its start and up to its end."""
+    ends = [math.prod(max(size, 1) for size in shape[: d + 1]) for d in range(len(shape))]
+    return list(zip([1, *ends], ends, strict=False))
+
+
+def no_letters(shape: tuple[int, ...]) -> Letters:
+    return [None] * len(shape)
+
+
+def letters_of(letters: Iterable[int | None]) -> Dims:
+    return tuple(() if letter is None else (letter,) for letter in letters)

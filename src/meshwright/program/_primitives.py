@@ -1,0 +1,143 @@
+"""What is known of JAX's primitives. To teach a new one, add a line to the table: nothing else names it.
+
+`auto`, the counting of operations and `plan` read the table. A line has as much of this as is not as usual:
+
+    dimensions   how the dimensions of operands and results go together, a rule of `_dimensions.py`; if left
+                 out, they stay in place
+    memory       whether XLA fuses it with others; if left out, it does
+    product      what `Flops` calls a matrix product, with `work`, its operations, a formula of `_products.py`
+    uncounted    it does work that is not elementwise, and how much is not known
+    exchange     what devices send each other for it, inside `shard_map`
+
+What is not in the table is taken to be elementwise, and `plan` names it where its shapes speak against that.
+Calls, which hold a jaxpr for all of their operands and results, are inlined and need no line.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+from meshwright.program import _dimensions as dims
+from meshwright.program import _products as products
+from meshwright.program._dimensions import Dimensions, Rule
+from meshwright.program._products import Work
+from meshwright.program._program import Equation, Operation
+
+
+class Memory(Enum):
+    """What becomes of an operation's results, as XLA fuses operations."""
+
+    FUSED = "computed where they are read"
+    VIEW = "the operand, seen otherwise"
+    WRITTEN = "written, by an operation that what it reads is fused into"
+    REDUCED = "the same, and what is summed up there is not written over"
+    WHOLE = "written by an operation that nothing is fused into"
+    IN_PLACE = "the same, over its first operand"
+
+
+class Primitive(NamedTuple):
+    """What is known of one primitive; see the head of this file."""
+
+    dimensions: Dimensions = dims.elementwise
+    memory: Memory = Memory.FUSED
+    product: str = ""
+    work: Callable[[Equation], Work] | None = None
+    uncounted: bool = False
+    exchange: str = ""
+
+
+def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
+    return dict.fromkeys(names.split(), Primitive(*known, **more))
+
+
+_W = Memory.WHOLE
+TABLE: dict[str, Primitive] = {
+    # Matrix products. Attention is cuDNN's, behind jax.nn.dot_product_attention.
+    "dot_general": Primitive(products.dot, _W, "dot", products.dot_work),
+    "ragged_dot_general": Primitive(products.ragged_dot, _W, "ragged_dot", products.ragged_dot_work),
+    "conv_general_dilated": Primitive(products.convolution, _W, "convolution", products.convolution_work),
+    **_each(
+        "dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd_wrapper",
+        products.attention, _W, "attention", products.attention_work,
+    ),
+    **_each(
+        "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper",
+        products.attention_gradient, _W, "attention", products.attention_gradient_work,
+    ),
+    # Other work that is not elementwise.
+    **_each("pallas_call ffi_call scaled_matmul_wrapper", dims.elementwise, _W, uncounted=True),
+    **_each(
+        "fft cholesky triangular_solve lu qr geqrf householder_product eig eigh svd schur hessenberg "
+        "tridiagonal",
+        dims.matrices, _W, uncounted=True,
+    ),
+    # Bodies.
+    **_each("scan while cond shard_map", memory=_W),
+    # Rearranged dimensions.
+    "broadcast_in_dim": Primitive(dims.broadcast),
+    "reshape": Primitive(dims.reshape, Memory.VIEW),
+    "squeeze": Primitive(dims.squeeze, Memory.VIEW),
+    "stack": Primitive(dims.stack),
+    "transpose": Primitive(dims.transpose, Memory.VIEW),
+    "unstack": Primitive(dims.unstack),
+    # Dimensions that are gone, or of another size.
+    **_each("argmax argmin", dims.arg_reduction, Memory.WRITTEN),
+    **_each(
+        "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
+        dims.reduction, Memory.REDUCED,
+    ),
+    **_each("concatenate dynamic_slice slice split", dims.sliced),
+    **_each("iota pad rev tile", dims.resized),
+    "dynamic_update_slice": Primitive(dims.resized, Memory.IN_PLACE),
+    "top_k": Primitive(dims.resized, _W),
+    "reduce": Primitive(),
+    "reduce_window": Primitive(memory=_W),
+    **_each("reduce_window_max reduce_window_min reduce_window_sum", memory=Memory.REDUCED),
+    **_each("select_and_gather_add select_and_scatter select_and_scatter_add"),
+    # Lookups, and work along a dimension.
+    "gather": Primitive(dims.gather, Memory.WRITTEN),
+    **_each("scatter scatter_add", dims.scatter, Memory.IN_PLACE),
+    **_each("scatter_max scatter_min scatter_mul scatter_sub", dims.scatter, Memory.IN_PLACE),
+    "sort": Primitive(dims.along("dimension"), _W),
+    **_each("cumlogsumexp cummax cummin cumprod cumsum", dims.along("axis"), _W),
+    # Random numbers.
+    "random_bits": Primitive(dims.resized, _W),
+    **_each("random_fold_in random_unwrap random_wrap threefry2x32 random_seed random_split", dims.resized),
+    # Elementwise. `jax.checkpoint` puts a reduce_precision where it keeps a value.
+    "copy": Primitive(memory=Memory.VIEW),
+    "optimization_barrier": Primitive(dims.one_by_one, Memory.VIEW),
+    "reduce_precision": Primitive(memory=Memory.REDUCED),
+    **_each(
+        "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
+        "clz complex conj convert_element_type cos cosh device_put digamma div empty eq eq_to erf erf_inv "
+        "erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log log1p "
+        "logistic lt lt_to max min mul name ne neg nextafter not or population_count pow real rem round "
+        "rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign "
+        "sin sinh sqrt square stop_gradient sub tan tanh xor"
+    ),
+    # What devices send each other.
+    **_each("all_gather all_gather_invariant", exchange="all-gather"),
+    "all_to_all": Primitive(exchange="all-to-all"),
+    **_each("pmax pmin psum psum2 psum_invariant", exchange="all-reduce"),
+    "ppermute": Primitive(exchange="collective-permute"),
+    "reduce_scatter": Primitive(memory=Memory.REDUCED, exchange="reduce-scatter"),
+    **_each("axis_index pbroadcast pvary pcast"),
+}  # fmt: skip
+UNKNOWN = Primitive()
+
+
+def known_of(operation: Operation) -> Primitive:
+    """Return what is known of an operation's primitive. JAX's versions differ in - or _ within its name."""
+    return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), UNKNOWN)
+
+
+def rule_of(operation: Operation) -> Rule:
+    """Return how the dimensions of an operation without bodies go together."""
+    shapes = [value.shape for value in operation.inputs], [value.shape for value in operation.outputs]
+    return known_of(operation).dimensions(operation.eqn.params, *shapes)
+
+
+def product_flops(operation: Operation) -> tuple[int, str] | None:
+    """Return the operations of a matrix product, recomputed ones too, and its dtype; None of all else."""
+    work = known_of(operation).work
+    return None if work is None else (sum(work(operation.eqn)), products.dtype_of(operation.eqn))

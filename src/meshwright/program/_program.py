@@ -1,0 +1,250 @@
+"""A jaxpr as a plain list of operations: calls inlined, what nothing needs left out, loops as bodies.
+
+    jit[f](x) -> y                 the operations of f
+    scan[body](a, b) -> c          one operation with a body, and with ties: what enters and leaves it
+
+The values of the bodies are other values than those outside; ties say which are the same array.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jax.extend.core import Var, jaxprs_in_params
+
+Jaxpr = Any
+Equation = Any
+"""A `jax.extend.core.JaxprEqn`, whose type says nothing of the shapes of arrays."""
+_NOT_INLINED = ("scan", "while", "cond", "shard_map", "pallas_call")
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array, known by its identity."""
+
+    shape: tuple[int, ...]
+    itemsize: float
+    name: str = ""
+    """The parameter that it is."""
+
+    @property
+    def nbytes(self) -> int:
+        return int(math.prod(self.shape) * self.itemsize)
+
+
+class Tie(NamedTuple):
+    """Two values that are one array; or one is a slice of the other along the other's first dimension."""
+
+    source: Value
+    target: Value
+    source_stacked: bool = False
+    target_stacked: bool = False
+
+
+@dataclass(eq=False)
+class Program:
+    """Operations one after the other."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    operations: "list[Operation]"
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """An equation that is no call."""
+
+    eqn: Equation
+    kind: str
+    """The name of its primitive."""
+    inputs: list[Value]
+    outputs: list[Value]
+    callers: tuple[Equation, ...] = ()
+    """The calls and the loops that it is within, the outermost first."""
+    bodies: Sequence[Program] = ()
+    """The body of a loop; the branches of a condition; what `shard_map` has each device do."""
+    entering: Sequence[Tie] = ()
+    """Ties from its inputs to those of its bodies."""
+    leaving: Sequence[Tie] = ()
+    """Ties from the outputs of its bodies to its own."""
+    carried: Sequence[Tie] = ()
+    """Ties from the outputs of a turn of a loop to the inputs of the next."""
+
+    @property
+    def turns(self) -> int:
+        return self.eqn.params["length"] if self.kind == "scan" else 1
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.inputs, *self.outputs]
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether `jax.checkpoint` has this computed a second time, by the name that profiles show, too."""
+        stacks = (eqn.source_info.name_stack for eqn in (*self.callers, self.eqn))
+        return any("rematted_computation" in str(stack) for stack in stacks)
+
+
+def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
+    """Return the program of a jaxpr, closed or not, with names for its first inputs."""
+    program = _program(jaxpr)
+    for value, name in zip(program.inputs, names, strict=False):
+        value.name = name
+    return _needed(program)
+
+
+def walk(program: Program) -> Iterable[Operation]:
+    """Yield all operations, those of bodies after the one that they are of."""
+    for operation in program.operations:
+        yield operation
+        for body in operation.bodies:
+            yield from walk(body)
+
+
+def _program(jaxpr: Jaxpr, callers: tuple[Equation, ...] = ()) -> Program:
+    inputs, operations = [_value(var) for var in _open(jaxpr).invars], list[Operation]()
+    return Program(inputs, _inlined(jaxpr, inputs, operations, callers), operations)
+
+
+def _inlined(
+    jaxpr: Jaxpr, inputs: Iterable[Value], operations: list[Operation], callers: tuple[Equation, ...]
+) -> list[Value]:
+    """Append the operations of `jaxpr` on `inputs`, and return its results."""
+    jaxpr = _open(jaxpr)
+    known: dict[Var, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def value(atom: Any) -> Value:
+        return known[atom] if isinstance(atom, Var) and atom in known else _value(atom)
+
+    known |= {var: _value(var) for var in getattr(jaxpr, "constvars", ())}
+    for eqn in jaxpr.eqns:
+        arguments = [value(atom) for atom in eqn.invars]
+        call = _call(eqn, arguments)
+        if call is None:
+            results = [_value(var) for var in eqn.outvars]
+            operations.append(_operation(eqn, arguments, results, callers))
+        else:
+            results = _inlined(*call, operations, (*callers, eqn))
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [value(atom) for atom in jaxpr.outvars]
+
+
+def _call(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]] | None:
+    """Return the jaxpr that an equation calls and what it gives to it; None if it is no call."""
+    if eqn.primitive.name in _NOT_INLINED:
+        return None
+    if eqn.primitive.name == "custom_linear_solve":
+        return _solve(eqn, arguments)
+    for jaxpr in map(_open, jaxprs_in_params(eqn.params)):
+        if _shapes(jaxpr.invars) == _shapes(eqn.invars) and _shapes(jaxpr.outvars) == _shapes(eqn.outvars):
+            return jaxpr, arguments
+    return None
+
+
+def _solve(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]]:
+    """Return how a linear system is solved. Beside it the equation holds what its gradient would do."""
+    lengths = eqn.params["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    constants, right = arguments[start : start + lengths.solve], arguments[sum(lengths) :]
+    return eqn.params["jaxprs"].solve, [*constants, *right]
+
+
+def _operation(
+    eqn: Equation, inputs: list[Value], outputs: list[Value], callers: tuple[Equation, ...]
+) -> Operation:
+    operation = Operation(eqn, eqn.primitive.name, inputs, outputs, callers)
+    if operation.kind == "scan":
+        _tie_scan(operation)
+    elif operation.kind == "while":
+        _tie_while(operation)
+    elif operation.kind == "cond":
+        for branch in eqn.params["branches"]:
+            _tie_body(operation, branch, inputs[1:], outputs)
+    elif operation.kind == "shard_map":
+        operation.bodies = (_program(eqn.params["jaxpr"], (*callers, eqn)),)
+    return operation
+
+
+def _tie_scan(scan: Operation) -> None:
+    """What is carried and what is sliced is read off the shapes: JAX's parameters for it change."""
+    body = _tie_body(scan, scan.eqn.params["jaxpr"], scan.inputs, scan.outputs)
+    num_whole = sum(not tie.source_stacked for tie in scan.entering)
+    num_carried = sum(not tie.target_stacked for tie in scan.leaving)
+    again = body.inputs[num_whole - num_carried : num_whole]
+    scan.carried = tuple(map(Tie, body.outputs[:num_carried], again))
+
+
+def _tie_while(loop: Operation) -> None:
+    params, inputs = loop.eqn.params, loop.inputs
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    _tie_body(loop, params["cond_jaxpr"], [*inputs[:num_cond], *inputs[num_cond + num_body :]], [])
+    body = _tie_body(loop, params["body_jaxpr"], inputs[num_cond:], loop.outputs)
+    loop.carried = tuple(map(Tie, body.outputs, body.inputs[num_body:]))
+
+
+def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: list[Value]) -> Program:
+    """Keep a body, and tie what enters and leaves it."""
+    body = _program(jaxpr, (*operation.callers, operation.eqn))
+    entering, leaving = zip(inputs, body.inputs, strict=True), zip(body.outputs, outputs, strict=False)
+    operation.bodies = (*operation.bodies, body)
+    operation.entering = (*operation.entering, *(Tie(x, y, len(x.shape) > len(y.shape)) for x, y in entering))
+    operation.leaving = (
+        *operation.leaving,
+        *(Tie(x, y, target_stacked=len(y.shape) > len(x.shape)) for x, y in leaving),
+    )
+    return body
+
+
+def _needed(program: Program) -> Program:
+    """Leave out, in place, what neither a result nor an effect needs, as XLA does."""
+    needed, kept = set(program.outputs), []
+    for operation in reversed(program.operations):
+        if operation.eqn.effects or not needed.isdisjoint(operation.outputs):
+            if operation.bodies:
+                _drop_results(operation, needed)
+            needed.update(operation.inputs)
+            kept.append(operation)
+    program.operations = kept[::-1]
+    return program
+
+
+def _drop_results(operation: Operation, needed: set[Value]) -> None:
+    """Leave out of the bodies what no needed result nor the next turn comes from."""
+    tied = {tie.source for tie in operation.leaving}
+    operation.leaving = [tie for tie in operation.leaving if tie.target in needed]
+    used = {tie.source for tie in (*operation.leaving, *operation.carried)}
+    for body in operation.bodies:
+        body.outputs = [x for x in body.outputs if x in used or x not in tied]
+        _needed(body)
+    if operation.entering:
+        _drop_arguments(operation)
+
+
+def _drop_arguments(operation: Operation) -> None:
+    """Leave out what enters the bodies and is not read there."""
+    read = {x for body in operation.bodies for of in body.operations for x in of.inputs}
+    read.update(tie.target for tie in operation.carried)
+    read.update(x for body in operation.bodies for x in body.outputs)
+    operation.entering = [tie for tie in operation.entering if tie.target in read]
+    entering = {tie.source for tie in operation.entering}
+    operation.inputs = [x for x in operation.inputs if x in entering or not x.shape]
+
+
+def _value(atom: Any) -> Value:
+    aval = atom.aval
+    return Value(_shape(atom), getattr(getattr(aval, "dtype", None), "itemsize", 0))
+
+
+def _shapes(atoms: Iterable[Any]) -> list[tuple[int, ...]]:
+    return list(map(_shape, atoms))
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    """Return the shape of an array; tokens and the like have none."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def _open(jaxpr: Jaxpr) -> Jaxpr:
+    """Return the jaxpr in a closed one; JAX 0.12 has but one class for both."""
+    return getattr(jaxpr, "jaxpr", jaxpr)

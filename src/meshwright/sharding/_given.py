@@ -1,0 +1,65 @@
+"""The rules that a user gives, in each of the forms that they may have, as one sequence."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from meshwright import tree
+from meshwright.errors import UsageError, listed, nearest
+from meshwright.sharding._rules import Rule, check_rules
+from meshwright.tree import PyTree
+
+Rules = Sequence[Rule] | Mapping[str, Any] | None
+"""A list of rules; None for none; or a dictionary of these, for the parameters of several models."""
+
+
+def as_rules(given: Rules, params: PyTree) -> tuple[Rule, ...]:
+    """Return the rules that are given for `params`, which they call `params/...`.
+
+    Args:
+      given: The rules; those of a dictionary are for what `params` have under its keys.
+
+    Raises:
+      UsageError: There is something else among the rules, or a key that `params` do not have.
+    """
+    if isinstance(given, Mapping):
+        _check_keys(given, params)
+        for key, inner in given.items():
+            names = tree.leaf_names({"params": params[key]})
+            check_rules(as_rules(inner, params[key]), names)
+    return tuple(_flat(given))
+
+
+def _flat(given: Rules) -> Iterator[Rule]:
+    if isinstance(given, Mapping):
+        for key, inner in given.items():
+            yield from (_below(f"params/{key}/", rule) for rule in _flat(inner))
+        return
+    for rule in given or ():
+        if not callable(rule):
+            raise UsageError(
+                f"{rule!r} is no sharding rule.\n"
+                "  Give what get_sharding_rules returns, or mw.match('q_proj/kernel', None, 'tensor')."
+            )
+        yield rule
+
+
+def _below(above: str, rule: Rule) -> Rule:
+    """Return `rule`, which calls one model's parameters `params/...`, for what is called `above...`."""
+
+    def of_model(name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
+        return rule(f"params/{name.removeprefix(above)}", x, mesh) if name.startswith(above) else None
+
+    return of_model
+
+
+def _check_keys(rules: Mapping[str, Any], params: PyTree) -> None:
+    there = list(params) if isinstance(params, Mapping) else []
+    for key in rules:
+        if key not in there:
+            close = nearest(key, there)
+            hint = f"Did you mean {close!r}?" if close else f"There are {listed(there) or 'no keys'}."
+            raise UsageError(f"there are sharding rules for {key!r}, which is not in the parameters. {hint}")

@@ -1,0 +1,262 @@
+"""One call of `fit`: from its arguments to the parts that the engine runs."""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.deployer import Deployer
+from meshwright.engine import (
+    Evaluation as EngineEvaluation,
+)
+from meshwright.engine import (
+    Profile,
+    Reporting,
+    Saving,
+    Settings,
+    StopWhen,
+    Training,
+    WatchdogSettings,
+    global_batch,
+)
+from meshwright.engine import run as run_parts
+from meshwright.input import facts_of, is_indexed, numbered_batches
+from meshwright.predictor import Predictor
+from meshwright.train import TrainState, check_dtypes, wider_than
+from meshwright.trainer._calls import CallData, Position
+from meshwright.trainer._epochs import Epochs
+from meshwright.trainer._recipe import Recipe
+from meshwright.trainer._schedule import EPOCH, Schedule
+from meshwright.trainer._scores import Evaluation, OfLoss, OfPredictions, Scored, Scores
+from meshwright.trainer._start import check_schedule
+
+_FOR_EVER = 2**31 - 1  # the largest step that a state can count
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a `fit`."""
+
+    examples: Any
+    batch_size: int
+    shuffle: bool
+    schedule: Schedule
+    eval_examples: Any
+    eval_batch_size: int
+    eval_predictor: Predictor | None
+    eval_metric_fn: Callable[..., Any] | None
+    stop: StopWhen
+    profile: Profile
+    watchdog: WatchdogSettings | None
+
+
+@dataclass
+class Progress:
+    """How far a trainer has come, from call to call."""
+
+    state: TrainState | None = None
+    position: Position | None = None
+    """Where the next call goes on in the data, if not at their beginning."""
+    finished: list[Mapping[str, Any]] = field(default_factory=list)
+    """What is known of the calls that are finished, of earlier processes, too."""
+    num_calls: int = 0
+    """Calls that this process has finished."""
+
+
+def fit(
+    recipe: Recipe,
+    progress: Progress,
+    call: Call,
+    first_state: Callable[[], TrainState],
+    place: str | None,
+    described: Callable[[], str],
+) -> Scores:
+    """Train as one call says, and return its last scores under their own names. Collective.
+
+    Args:
+      first_state: returns the state to go on from where no checkpoint has it.
+      place: the run directory, if there is one.
+      described: returns the settings as text.
+    """
+    number = progress.num_calls + 1
+    with contextlib.ExitStack() as stack:
+        data = stack.enter_context(contextlib.closing(_epochs(recipe, call)))
+        calls = CallData(data, number, _first_step(progress, number), progress.finished)
+        make = partial(_training_of, recipe, progress, call, calls, first_state)
+        settings = _settings_for(recipe, call, calls, place, described)
+        outcome = run_parts(settings, recipe.tx, lambda _, watch: make(watch))
+        progress.state = outcome.state
+        return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
+
+
+def _epochs(recipe: Recipe, call: Call) -> Epochs:
+    deployer = recipe.deployer
+    return Epochs(
+        call.examples,
+        call.batch_size,
+        deployer.layout().batch_sharding,
+        collate=recipe.collate,
+        seed=deployer.seed,
+        shuffle=call.shuffle,
+        num_epochs=call.schedule.n_epochs,
+    )
+
+
+def _first_step(progress: Progress, number: int) -> int:
+    return 0 if number == 1 or progress.state is None else int(progress.state.step)
+
+
+def _settings_for(
+    recipe: Recipe, call: Call, calls: CallData, place: str | None, described: Callable[[], str]
+) -> Settings:
+    deployer, schedule, data = recipe.deployer, call.schedule, calls.epochs
+    ended = lambda: {EPOCH: float(data.epoch + 1)} if data.at_end_of_epoch() else {}  # noqa: E731
+    saving = Saving(schedule.saves(data), schedule.keeps(), is_tried=True, marks=ended, keep_field="best")
+    return Settings(
+        place=place,
+        described=described,
+        saving=saving if place else None,
+        reporting=Reporting(
+            every=schedule.log_every,
+            per_second={"examples": call.batch_size},
+            trackers=[deployer.track],
+            learning_rate=_learning_rate(recipe),
+        ),
+        stop=call.stop,
+        profile=call.profile,
+        watchdog=call.watchdog,
+        is_shown=deployer.verbose,
+        say=lambda text: deployer.log_info(text.strip()),
+    )
+
+
+def _learning_rate(recipe: Recipe) -> Callable[[int], float] | None:
+    schedule = recipe.lr_schedule
+    if schedule is None:
+        return None
+    return lambda updates: np.asarray(schedule(updates)).item()
+
+
+def _training_of(
+    recipe: Recipe,
+    progress: Progress,
+    call: Call,
+    calls: CallData,
+    first_state: Callable[[], TrainState],
+    watch: Any,
+) -> Training:
+    with watch.phase("first_batch"):
+        rows = calls.epochs.peek()
+    batch = global_batch(rows, call.batch_size)
+    recipe.lay_out(batch)
+    check_dtypes(recipe.compute_dtype, recipe.target.params)
+    check_schedule(recipe.lr_schedule, recipe.accumulate, recipe.target)
+    wider = wider_than(recipe.compute_dtype, batch)
+    schedule = call.schedule
+
+    def reached(state: TrainState) -> None:
+        progress.state, progress.position = state, calls.get_state()
+
+    def kept(newest: int | None) -> Callable[[], TrainState]:
+        if newest is not None:
+            progress.state = None  # or there would be two of them in memory
+            if unused := recipe.start.give_way(newest):
+                recipe.deployer.log_info(unused)
+        return made
+
+    def made() -> TrainState:
+        if progress.position is not None:
+            calls.set_state(progress.position)
+        return first_state()
+
+    return Training(
+        layout=recipe.layout,
+        target=recipe.target,
+        batch=batch,
+        other_batches=[global_batch(each, call.batch_size) for each in calls.epochs.shapes()],
+        step=recipe.step,
+        data=calls,
+        last_step=lambda: calls.first_step + schedule.max_steps if schedule.max_steps else _FOR_EVER,
+        num_steps=lambda done: schedule.num_steps(done, calls.epochs, calls.first_step),
+        asked=schedule.end,
+        first_state=kept,
+        evaluations=_evaluations(recipe, call, calls.epochs),
+        facts=partial(_facts, calls, call.eval_examples),
+        remarks=[f"compute_dtype: {wider}"] if wider else [],
+        reached=reached,
+        is_continued=progress.state is not None and progress.num_calls > 0,
+    )
+
+
+def _evaluations(recipe: Recipe, call: Call, data: Epochs) -> Sequence[EngineEvaluation]:
+    each = scored(recipe, call.eval_examples, call.eval_batch_size, call.eval_predictor, call.eval_metric_fn)
+    return [Evaluation(each, call.schedule.evaluates(data), call.schedule.best)] if each else []
+
+
+def scored(
+    recipe: Recipe,
+    examples: Any,
+    batch_size: int,
+    predictor: Predictor | None,
+    metric_fn: Callable[..., Any] | None,
+) -> list[Scored]:
+    """Return what scores a state over examples: the loss, and what is made of predictions."""
+    if examples is None:
+        return []
+    each: list[Scored] = []
+    if recipe.loss_over is not None:
+        sharding = recipe.layout.batch_sharding
+        read = partial(numbered_batches, examples, batch_size, sharding, collate=recipe.collate)
+        each.append(OfLoss(recipe.loss_over, read))
+    if predictor is not None and metric_fn is not None:
+        each.append(OfPredictions(predictor.of_state, metric_fn, examples, batch_size))
+    return each
+
+
+def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:
+    """Return what must be the same on all processes of the examples, by name."""
+    if jax.process_count() == 1:
+        return {}
+    evaluated = facts_of(eval_examples) if is_indexed(eval_examples) else {}
+    read = {"train_examples": calls.facts(), "eval_examples": evaluated}
+    return {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}
+
+
+def _finish(
+    deployer: Deployer, progress: Progress, call: Call, calls: CallData, step: int, scores: Scores
+) -> Scores:
+    """Count the call as finished, tell if it was so already, and return its scores under their own names."""
+    about = {"fingerprint": _fingerprint(call, calls), "asked": call.schedule.end, "step": step}
+    if calls.saved is not None:
+        about = calls.finished[calls.number - 1]
+        scores = dict(about["scores"])
+        _tell_finished(deployer, calls, about, _fingerprint(call, calls), call.schedule.end)
+    progress.num_calls += 1
+    progress.position = calls.saved
+    progress.finished = calls.finished
+    if calls.saved is None:
+        progress.finished = [*calls.finished[: calls.number - 1], {**about, "scores": scores}]
+    return {name.removeprefix("eval_"): value for name, value in scores.items() if name.startswith("eval_")}
+
+
+def _tell_finished(
+    deployer: Deployer, calls: CallData, about: Mapping[str, Any], fingerprint: str, asked: str
+) -> None:
+    said = f"call {calls.number} of fit was finished before, at step {about['step']}"
+    if about["fingerprint"] != fingerprint:
+        said += ", on other examples or in batches of another size: it is not trained again"
+    elif about["asked"] != asked:
+        said += f", with {about['asked']}: only the last call can train more, so {asked} is not done"
+    deployer.log_info(f"✓ {said}")
+
+
+def _fingerprint(call: Call, calls: CallData) -> str:
+    """Return a digest of what a call trains on: the number of examples, three of them, and their order."""
+    facts = facts_of(call.examples) if is_indexed(call.examples) else {}
+    said = repr((sorted(facts.items()), call.batch_size, call.shuffle))
+    return hashlib.sha256(said.encode()).hexdigest()[:12]

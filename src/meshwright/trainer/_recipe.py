@@ -1,0 +1,92 @@
+"""What a trainer trains with, whatever the examples: losses, optimizer, rules, and what it starts from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import optax
+
+from meshwright.adapters import Functional
+from meshwright.deployer import Deployer
+from meshwright.functions import loss_of
+from meshwright.input import Collate
+from meshwright.sharding import Layout, Rules, as_rules
+from meshwright.train import (
+    ComputeDtype,
+    Step,
+    TrainState,
+    Tx,
+    abstract_state,
+    inferred_rules,
+    make_step,
+)
+from meshwright.trainer._evaluation import LossOver
+from meshwright.trainer._start import Start
+from meshwright.tree import PyTree
+
+
+@dataclass
+class Recipe:
+    """The arguments of a `Trainer`, checked, and what is made of them once."""
+
+    deployer: Deployer
+    model: Functional | None
+    start: Start
+    tx: Tx
+    losses: Mapping[bool, Callable[..., Any]]
+    """By whether it is for training; none where there is a `train_step`."""
+    train_step: Callable[..., Any] | None
+    collate: Collate | None
+    rules: Rules
+    compute_dtype: ComputeDtype
+    accumulate: int
+    lr_schedule: optax.Schedule | None
+    _layout: Layout | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """Where arrays live."""
+        return self.lay_out()
+
+    def lay_out(self, *batch: PyTree) -> Layout:
+        """Return where arrays live, decided once: by the rules, and by what the loss does with a batch."""
+        if self._layout is None:
+            with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
+                axes = self.model.axes if self.model else {}
+                outline = self.start.outline()
+                rules = inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
+            self._layout = self.deployer.layout(*as_rules(self.rules, outline.params), *rules)
+        return self._layout
+
+    @cached_property
+    def target(self) -> TrainState:
+        """The state as structs."""
+        return abstract_state(self.start.init, self.tx, self.layout)
+
+    @cached_property
+    def step(self) -> Step:
+        """One update, compiled once for all batches of a shape."""
+        if self.train_step is not None:
+            return Step(self.train_step, self.layout, idle=self.deployer.tell_idle)
+        options = {"microbatches": self.accumulate, "compute_dtype": self.compute_dtype}
+        return make_step(self.losses[True], self.tx, self.layout, idle=self.deployer.tell_idle, **options)
+
+    @cached_property
+    def loss_over(self) -> LossOver | None:
+        """The loss over examples to evaluate on, compiled once; None without a loss."""
+        if not self.losses:
+            return None
+        return LossOver(self.losses[False], self.layout, self.deployer.seed, self.compute_dtype)
+
+
+def both_losses(
+    loss: Callable[..., Any], model: Functional | None, has_state: bool
+) -> dict[bool, Callable[..., Any]]:
+    """Return a user's loss for training (True) and for evaluation (False).
+
+    Raises:
+      UsageError: it asks for what there is not.
+    """
+    return {train: loss_of(loss, model, train=train, has_state=has_state) for train in (True, False)}

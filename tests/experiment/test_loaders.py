@@ -1,0 +1,143 @@
+"""`Experiment` on loaders' batches, streams, mapped examples and examples of several lengths."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from experiment.runs import EXAMPLES, experiment, losses, measure
+from input.loaders import DataLoader, Iterator, MapDataset
+from meshwright.errors import ExamplesError
+
+LISTED = [{"x": x} for x in EXAMPLES["x"]]
+
+
+def params(outcome):
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(outcome.state)]
+
+
+def batch(i):
+    return {"x": EXAMPLES["x"][16 * (i % 4) : 16 * (i % 4) + 16]}
+
+
+def stream(length=40):
+    """Batches of 16 that know where they stand."""
+    return Iterator(MapDataset([], length, batch))
+
+
+INPUTS = {
+    "DataLoader": lambda: mw.Batched(DataLoader(LISTED, 16)),
+    "function": lambda: mw.Batched(lambda epoch: [batch(i) for i in range(4)]),
+    "stream of batches": lambda: mw.Batched(stream()),
+    "stream of examples": lambda: Iterator(MapDataset([], 640, lambda i: LISTED[i % 64])),
+}
+
+
+@pytest.fixture(scope="module")
+def in_order(tmp_path_factory):
+    run = tmp_path_factory.mktemp("in_order")
+    outcome = mw.run(experiment(run, input=mw.Input(EXAMPLES, 16, shuffle=False)))
+    return params(outcome), losses(run)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_what_is_read_in_any_way_trains_alike_and_goes_on_to_the_bit(kind, tmp_path, in_order):
+    for max_step in (3, 7, 10):
+        described = mw.Input(INPUTS[kind](), 16, shuffle=False)
+        outcome = mw.run(experiment(tmp_path, input=described, max_step=max_step))
+    assert params(outcome) == in_order[0]
+    assert losses(tmp_path)[-1] == in_order[1][-1]
+
+
+def test_a_stream_ends_the_run(tmp_path):
+    assert mw.run(experiment(tmp_path, input=mw.Input(mw.Batched(stream(6)), 16))).step == 6
+
+
+@pytest.mark.parametrize("examples", [mw.Batched(DataLoader(LISTED, 16)), lambda: iter(LISTED), LISTED])
+def test_any_examples_can_be_evaluated_on(examples, tmp_path):
+    evaler = mw.Evaler(measure, examples, when=10, batch_size=16)
+    outcome = mw.run(experiment(tmp_path, evalers={"all": evaler}))
+    expected = ((EXAMPLES["x"] @ np.asarray(outcome.state.params["w"])) ** 2).sum(-1).mean()
+    assert outcome.scores["all/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loader_that_is_given_as_examples_is_refused_before_the_run_begins(tmp_path):
+    with pytest.raises(ExamplesError, match=r"input: the items .*\n\s+Say so, mw.Batched\(loader\)"):
+        mw.run(experiment(tmp_path, input=mw.Input(MapDataset([], 64, LISTED.__getitem__).batch(16), 16)))
+
+
+def test_what_is_drawn_follows_the_seed_of_the_experiment(tmp_path):
+    seen = set()
+
+    def watched(example, rng):
+        seen.add(rng.random())
+        return example
+
+    described = mw.Input(mw.mapped(watched, LISTED), 16, shuffle=False)
+    mw.run(experiment(tmp_path, input=described, max_step=8, seed=5))
+    expected = {np.random.default_rng([5, epoch, i]).random() for epoch in (0, 1) for i in range(64)}
+    assert expected <= seen
+
+
+LENGTHS = np.random.default_rng(1).integers(1, 9, 50).tolist()
+TEXTS = [{"tokens": np.arange(n, dtype=np.float32) / 8, "mask": np.ones(n, np.float32)} for n in LENGTHS]
+
+
+def text_measure(params, batch):
+    errors = batch["mask"] * (params["w"] * batch["tokens"] - 1) ** 2
+    return {"errors": errors.sum(-1)}
+
+
+def text_loss(params, batch, key):
+    return text_measure(params, batch)["errors"].mean()
+
+
+def reading(run, **more):
+    examples = mw.Bucketed(TEXTS, LENGTHS, (2, 4, 8), pad={"tokens": 0, "mask": 0})
+    described = {
+        "model": lambda key: {"w": jnp.float32(0.5)},
+        "loss": text_loss,
+        "optimizer": optax.sgd(0.01),
+        "input": mw.Input(examples, 8),
+        "evalers": {"all": mw.Evaler(text_measure, examples, when=100, batch_size=8)},
+    }
+    return experiment(run, **described | more)
+
+
+def test_examples_of_several_lengths_train_and_go_on_to_the_bit(tmp_path, caplog):
+    whole = mw.run(reading(tmp_path / "whole"))
+    for max_step in (3, 10):
+        outcome = mw.run(reading(tmp_path / "stopped", max_step=max_step))
+    assert params(outcome) == params(whole)
+    w = float(whole.state.params["w"])
+    exact = np.mean([np.sum((w * text["tokens"] - 1) ** 2) for text in TEXTS])
+    assert whole.scores["all/errors"] == pytest.approx(exact, rel=1e-5)
+    assert not [record for record in caplog.records if "compiled again" in record.getMessage()]
+
+
+def test_all_shapes_are_compiled_for_before_the_first_step(tmp_path, capsys):
+    mw.run(reading(tmp_path))
+    assert "step compiled for 3 shapes" in capsys.readouterr().err
+
+
+def test_the_shapes_of_a_loader_can_be_told(tmp_path, capsys, caplog):
+    padded = [{"x": np.ones((16, n), np.float32)} for n in (2, 4)]
+    described = {
+        "model": lambda key: {"w": jnp.float32(1)},
+        "loss": lambda params, batch, key: (params["w"] * batch["x"]).mean(),
+    }
+    told, untold = mw.Batched(padded, shapes=padded[1:]), mw.Batched(padded)
+    mw.run(experiment(tmp_path / "told", input=mw.Input(told, 16), **described))
+    assert "step compiled for 2 shapes" in capsys.readouterr().err
+    assert "compiled again" not in caplog.text
+    mw.run(experiment(tmp_path / "untold", input=mw.Input(untold, 16), **described))
+    assert caplog.text.count("compiled again") == 1
+
+
+def test_the_description_shows_how_examples_are_read(tmp_path):
+    shown = mw.engine.describe(reading(tmp_path))
+    assert "buckets" in shown
+    shown = mw.engine.describe(experiment(tmp_path, input=mw.Input(mw.mapped(lambda x, rng: x, LISTED), 16)))
+    assert len(shown.splitlines()) < 100

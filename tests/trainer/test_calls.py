@@ -1,0 +1,168 @@
+"""`fit` called again: each call trains more, and a process that begins anew finds where it was."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright.errors import Interrupted, UsageError
+from trainer.runs import EXAMPLES, arrays, deployer, fit, reports, trainer
+from trainer.test_resume import Crash, at, crash, sigterm
+
+OTHERS = {"x": EXAMPLES["x"][::-1][:32], "y": EXAMPLES["y"][::-1][:32]}
+"""32 other examples: two batches of 16."""
+
+
+def three_calls(made, **options):
+    """Three epochs of three steps in two calls on some examples, and between them one on others."""
+    fit(made, n_epochs=1, **options)
+    fit(made, OTHERS, n_epochs=2, **options)
+    fit(made, n_epochs=2, **options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    made = trainer(folder)
+    three_calls(made)
+    return arrays(made), reports(folder)
+
+
+def test_each_call_trains_more_on_the_examples_it_is_given():
+    made = trainer()
+    steps = [fit(made, n_epochs=1) or made.step, fit(made, OTHERS, n_epochs=2) or made.step]
+    assert steps == [3, 3 + 4]
+
+
+def test_max_steps_are_those_of_the_call():
+    made = trainer()
+    for _ in range(3):
+        fit(made, n_epochs=None, max_steps=5)
+    assert made.step == 15
+
+
+def test_a_workdir_changes_no_bits(undisturbed):
+    made = trainer()
+    three_calls(made)
+    assert arrays(made) == undisturbed[0]
+
+
+def test_calls_of_equal_shapes_trace_and_compile_nothing():
+    made = trainer()
+    fit(made, n_epochs=1)
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mw.Step, "trace", lambda *_: pytest.fail("traced again"))
+        fit(made, OTHERS, n_epochs=1)
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 8, 12])
+@pytest.mark.parametrize(("act", "error"), [(sigterm, Interrupted), (crash, Crash)])
+def test_whenever_it_is_stopped_the_same_calls_come_to_the_same_bits(tmp_path, undisturbed, step, act, error):
+    first = trainer(given=deployer(tmp_path, trackers=[at(step, act)]))
+    with pytest.raises(error):
+        three_calls(first, save_every=1, log_every=1)
+    second = trainer(tmp_path)
+    three_calls(second)
+    assert arrays(second) == undisturbed[0]
+
+
+def test_finished_calls_return_their_scores_at_once(tmp_path):
+    found = fit(trainer(tmp_path), eval_examples=EXAMPLES, n_epochs=1)
+    made = trainer(tmp_path)
+    fit(made, n_epochs=1)
+    fit(made, OTHERS, n_epochs=1)
+    again = trainer(tmp_path)
+    assert fit(again, eval_examples=EXAMPLES, n_epochs=1) == found
+    assert again.step == made.step == 5
+
+
+def test_a_finished_call_with_other_examples_is_told(tmp_path, monkeypatch):
+    made = trainer(tmp_path)
+    fit(made, n_epochs=1)
+    fit(made, n_epochs=1)
+    again, said = trainer(tmp_path), []
+    monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
+    fit(again, OTHERS, n_epochs=1)
+    assert "call 1 of fit was finished before, at step 3, on other examples" in said[-1]
+
+
+def test_the_last_call_trains_the_epochs_that_it_is_raised_by(tmp_path):
+    fit(trainer(tmp_path), n_epochs=1)
+    made, whole = trainer(tmp_path), trainer()
+    fit(made, n_epochs=3)
+    fit(whole, n_epochs=3)
+    assert arrays(made) == arrays(whole)
+
+
+def test_a_state_that_is_set_is_gone_on_from():
+    made, other = trainer(), trainer()
+    fit(made, n_epochs=1)
+    fit(other, n_epochs=1)
+    first = jax.tree.map(jnp.copy, made.state)
+    fit(made, n_epochs=1)
+    made.state = first
+    fit(other, OTHERS, n_epochs=1)
+    fit(made, OTHERS, n_epochs=1)
+    assert made.step == other.step == 5
+
+
+def test_a_state_of_other_shapes_is_refused():
+    made = trainer()
+    other = jax.tree.map(lambda x: jnp.zeros((2, *x.shape), x.dtype), made.state)
+    with pytest.raises(UsageError, match=r"the state is not that of this trainer: .*w"):
+        made.state = other
+
+
+def test_two_trainers_of_one_deployer_have_directories_of_their_own(tmp_path):
+    shared = deployer(tmp_path)
+    actor, critic = trainer(given=shared, name="actor"), trainer(given=shared, name="critic")
+    fit(actor, n_epochs=1)
+    fit(critic, OTHERS, n_epochs=1)
+    assert [len(reports(tmp_path / name)) for name in ("actor", "critic")] == [1, 1]
+    assert (actor.step, critic.step) == (3, 2)
+
+
+def test_a_second_trainer_without_a_name_is_refused(tmp_path):
+    shared = deployer(tmp_path)
+    first, second = trainer(given=shared), trainer(given=shared)
+    fit(first, n_epochs=1)
+    with pytest.raises(UsageError, match=r"(?s)another Trainer of this Deployer trains in .*name='actor'"):
+        fit(second, n_epochs=1)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "checkpoints"])
+def test_a_name_that_is_no_folder_s_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="cannot be a folder's name"):
+        trainer(tmp_path, name=name)
+
+
+def test_evaluation_alone_is_that_of_a_fit():
+    made = trainer()
+    found = fit(made, eval_examples=EXAMPLES, n_epochs=1)
+    assert made.evaluate(EXAMPLES, global_batch_size=16) == found
+    assert made.step == 3
+
+
+def test_a_run_directory_of_a_trainer_has_what_every_run_has(tmp_path):
+    made = trainer(tmp_path)
+    fit(made, eval_examples=EXAMPLES, n_epochs=1)
+    there = {path.name for path in tmp_path.iterdir()}
+    assert {"report.html", "environment.json", "experiment.txt", "state.txt", "outcome.json", "logs"} <= there
+    assert any(name.startswith("events.out.tfevents") for name in there)
+
+
+def test_scores_that_get_no_better_end_a_fit():
+    made = trainer(optimizer=optax.sgd(0.0))
+    early = mw.engine.StopWhen(early=mw.no_better("eval_loss", "min", patience=2))
+    fit(made, eval_examples=EXAMPLES, n_epochs=20, stop=early)
+    assert made.step == 9
+
+
+def test_a_time_limit_ends_a_fit_and_it_can_be_continued(tmp_path):
+    made = trainer(tmp_path)
+    with pytest.raises(Interrupted, match="max_seconds is over"):
+        fit(made, n_epochs=2000, log_every=1, stop=mw.engine.StopWhen(max_seconds=0.2))
+    assert 0 < made.step < 6000
+    assert np.isfinite(np.asarray(made.params["w"])).all()
