@@ -147,7 +147,7 @@ def test_a_deployer_and_a_predictor_refuse_rules_for_nothing():
         deployer.get_opt_state_spec(params, spec, OPTIMIZERS["scale_by_path"])
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"], rules=wrong)
     with refused("rules"):
-        predictor.predict(EXAMPLES, params, 2)
+        predictor.predict(EXAMPLES, 2, params)
 
 
 def test_all_that_a_state_is_laid_out_by_is_told_at_once():

@@ -2,7 +2,8 @@
 
 A pattern is a regular expression that matches a whole name or its last components. `q|k|v` matches the
 leaves called q, k or v, and not `freq`; `decoder/.*/q` matches those below `decoder`. `^` stands for the
-beginning of the whole name: `^params/q` does not match `average/params/q`. This holds wherever leaves are
+beginning of the whole name: `^params/q` does not match `average/params/q`, and `^(?!params/).*` matches all
+that is no parameter. (Without `^` the last components of any name match that.) This holds wherever leaves are
 chosen by name: in sharding rules, optimizers, dtypes and checkpoints.
 
 In a table the first pattern that matches decides. A rule that decides nothing is taken for a typing error.

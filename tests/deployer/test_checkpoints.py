@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,7 +161,7 @@ def test_what_trainer_saved_is_the_last_where_nothing_has_a_name(make_deployer, 
 
 def test_what_is_not_whole_is_refused(make_deployer, tmp_path):
     deployer = make_deployer(workdir=tmp_path)
-    with pytest.raises(CheckpointError, match="ckpts/bset does not exist"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'bset' in \S*ckpts"):
         deployer.load_ckpt("bset")
     deployer.save_ckpt("last", {"w": np.arange(100.0)})
     [step] = (tmp_path / "ckpts/last").glob("step_*")
@@ -170,6 +172,26 @@ def test_what_is_not_whole_is_refused(make_deployer, tmp_path):
     (step / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="nor are there any in it"):
         deployer.load_last_ckpt()
+
+
+def test_a_name_that_nothing_has_is_told_what_there_is_and_how_to_load_the_best(make_deployer, tmp_path):
+    deployer = make_deployer(workdir=tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint 'best' in .*/ckpts, and none with another name"
+    ):
+        deployer.load_ckpt("best")
+    deployer.save_ckpt("last", {"w": np.ones(2)})
+    loss = lambda params, batch: (params["w"] * batch["x"]).mean()
+    trainer = mw.Trainer(deployer, params={"w": np.ones(2)}, loss=loss, optimizer=optax.sgd(0.1))
+    data = {"x": np.ones((8, 2), np.float32)}
+    trainer.fit(data, 1, 2, data, best={"loss": "min"})
+    with pytest.raises(CheckpointError, match=r"which has last.\n") as raised:
+        deployer.load_ckpt("min_loss")
+    [best] = re.findall(r"load_ckpt\((mw\..*)\.path\) the best", str(raised.value))
+    ckpt, info = deployer.load_ckpt(eval(best).path)
+    assert (info["step"], np.asarray(ckpt["params"]["w"]).tolist()) == (2, trainer.params["w"].tolist())
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint 'max_acc'.*'eval_acc', 'max'"):
+        deployer.load_params_shape("max_acc")
 
 
 def test_an_optimizer_of_another_kind_is_told_which_arrays_do_not_fit(make_deployer, tmp_path):

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from flax.core import FrozenDict, freeze
 from jax.sharding import PartitionSpec as P
 
@@ -96,6 +97,82 @@ def test_a_trainer_and_a_predictor_take_a_dictionary_of_rules_by_model(deployer)
     ):
         with pytest.raises(UsageError, match=r"sharding rules for 'modl', .*Did you mean 'model'"):
             refused()
+
+
+class Tensor:
+    """An array with a dtype of its own, as PyTorch's tensors have, which are read in one of two ways."""
+
+    def __init__(self, array, dtype):
+        self._array, self.shape, self._has_gradient = array, array.shape, True
+        self.dtype = type("dtype", (), {"__str__": lambda _: f"torch.{dtype}"})()
+
+    def detach(self):
+        detached = Tensor(self._array, str(self.dtype).removeprefix("torch."))
+        detached._has_gradient = False
+        return detached
+
+    def __array__(self, dtype=None, copy=None):
+        if self._has_gradient or "bfloat16" in str(self.dtype):
+            raise RuntimeError("Can't call numpy() on this Tensor")
+        return np.asarray(self._array)
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def test_tensors_of_another_library_are_taken_for_arrays(make_deployer, tmp_path):
+    deployer = make_deployer(mesh="data=2,fsdp=2,tensor=2", workdir=tmp_path)
+    half = jnp.full(4, 1.5, jnp.bfloat16)
+    tensors = {"w": Tensor(np.ones((8, 4), np.float32), "float32"), "b": Tensor(half, "bfloat16")}
+    placed = deployer.shard_params(tensors, deployer.get_params_spec(tensors, [mw.match("w", "tensor")]))
+    assert (placed["w"].sharding.spec, placed["b"].dtype) == (P("tensor"), jnp.bfloat16)
+    deployer.save_ckpt("pretrained", tensors)
+    assert np.asarray(deployer.load_ckpt("pretrained")[0]["params"]["b"]).tolist() == [1.5] * 4
+    called = lambda params, batch: batch["x"] @ params["w"] + params["b"]
+    data = {"x": np.ones((8, 8), np.float32)}
+    assert (
+        np.stack(mw.Predictor(deployer, predict=called).predict(data, 1, tensors)).tolist() == [[9.5] * 4] * 8
+    )
+    loss = lambda params, batch: (called(params, batch) ** 2).mean()
+    trainer = mw.Trainer(deployer, params=tensors, loss=loss, optimizer=optax.sgd(0.1))
+    trainer.fit(data, 1, 1)
+    assert float(trainer.params["w"].max()) < 1
+
+
+def test_what_is_no_array_or_cannot_be_read_is_named(deployer):
+    unreadable = Tensor(np.ones(2), "float8")
+    unreadable.detach = lambda: unreadable
+    with pytest.raises(UsageError, match=r"params/w is a Tensor of torch.float8, which .*\n.*\.numpy\(\)"):
+        deployer.shard_params({"w": unreadable}, {"w": P()})
+    predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"])
+    with pytest.raises(UsageError, match=r"params is no array but a str.\n.*load_ckpt"):
+        predictor.predict({"x": np.ones(8)}, 1, "ckpts/best")
+
+
+@pytest.mark.parametrize("make", [optax.masked, lambda tx, labels: optax.multi_transform({True: tx}, labels)])
+def test_labels_of_another_kind_of_dictionary_are_told_so(deployer, make):
+    params = {"w": np.ones(4, np.float32)}
+    tx = make(optax.adam(1e-3), freeze({"w": True}))
+    loss = lambda params, batch: (batch["x"] * params["w"]).mean()
+    trainer = mw.Trainer(deployer, params=params, loss=loss, optimizer=tx)
+    specs = lambda: deployer.get_opt_state_spec(params, deployer.get_params_spec(params, None), tx)
+    for refused in (specs, lambda: trainer.fit({"x": np.ones((8, 4))}, 1, 1)):
+        with pytest.raises(UsageError, match=r"FrozenDict where the parameters are a dict.*\n.*unfreeze"):
+            refused()
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam, "nnx"])
+def test_what_is_no_optimizer_of_optax_is_told_so(deployer, optimizer):
+    if optimizer == "nnx":
+        optimizer = nnx.Optimizer(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.adam(1e-3), wrt=nnx.Param)
+    trainer = mw.Trainer(
+        deployer, params={"w": np.ones(4)}, train_step=lambda state, batch: 0, optimizer=optimizer
+    )
+    with pytest.raises(UsageError, match=r"must be an optax transformation: optax.adamw\(1e-3\) itself"):
+        trainer.fit({"x": np.ones((8, 4))}, 1, 1)
 
 
 W, B = ("fsdp", "tensor"), ()

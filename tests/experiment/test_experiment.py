@@ -58,7 +58,7 @@ def test_the_step_is_compiled_once_in_the_whole_run(tmp_path, monkeypatch):
         jax.stages.Lowered, "compile", lambda *a, **k: compiled.append(a) or compile_it(*a, **k)
     )
     mw.run(experiment(tmp_path))
-    assert len(compiled) == 1
+    assert len(compiled) == 2  # the first state, and the step
 
 
 def test_a_finished_run_continues_when_it_is_told_to_go_further(finished):
@@ -215,7 +215,7 @@ def test_parameters_are_saved_in_another_dtype_and_cast_back(tmp_path, cast):
     [
         ({"cast": "bfloat61"}, r"^checkpoints\.cast: there is no dtype 'bfloat61'"),
         ({"cast": [("parms/.*", "bfloat16")]}, r"^checkpoints\.cast: 'parms/\.\*' matches no name"),
-        ({"directory": "az://bucket/run"}, r"^checkpoints\.directory: az://bucket/run is neither"),
+        ({"directory": "az://bucket/run"}, r"^checkpoints\.directory: az://bucket cannot be opened"),
         ({"directory": "file/x"}, r"^checkpoints\.directory: .*/file/x cannot be used: Not a directory"),
         ({"directory": "s3://bukcet/run"}, r"^checkpoints\.directory: s3://bukcet/run cannot be used: "),
     ],

@@ -1,11 +1,15 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from adapters.models import LinenMlp, NnxMlp
 from meshwright.errors import ExamplesError, UsageError
 
 MESHES = ("data=-1", "fsdp=8", "data=2,tensor=4", "data=2,fsdp=2,tensor=2")
@@ -218,6 +222,24 @@ def test_a_model_with_a_state_asks_for_it():
     predictor = mw.Predictor(deployer(), predict=lambda model, batch: model(batch), model=(initial, centred))
     with pytest.raises(UsageError, match="this model has a state besides its parameters, and none was given"):
         predictor.predict(ROWS[:, 0], 2, {"w": np.float32(2)})
+
+
+def test_parameters_in_another_wrapping_are_told_what_to_give():
+    run, rows = deployer(), {"x": ROWS[:, :4]}
+    called = lambda model, batch: model(batch["x"])
+    predictor = mw.Predictor(run, predict=called, model=NnxMlp)
+    trainer = mw.Trainer(run, model=NnxMlp, loss=lambda model, batch: 0.0, optimizer=optax.sgd(0.1))
+    with pytest.raises(UsageError, match=r"Give what is called `params` in it: trainer\.params"):
+        predictor.predict(rows, 2, trainer.state)
+    module = NnxMlp(rngs=nnx.Rngs(0))
+    with pytest.raises(UsageError, match=r"give the arrays alone: (nnx\.\S*)\.") as raised:
+        predictor.predict(rows, 2, module)
+    advice = re.search(r"alone: (.*)\.$", str(raised.value))[1]
+    assert len(predictor.predict(rows, 2, eval(advice))) == 50
+    linen, variables = LinenMlp(), LinenMlp().init(jax.random.key(0), ROWS[:1, :4])
+    predictor = mw.Predictor(run, predict=called, model=mw.functional(linen, ROWS[:1, :4]))
+    with pytest.raises(UsageError, match=r"variables\['params'\]"):
+        predictor.predict(rows, 2, variables)
 
 
 def test_randomness_differs_between_batches_and_not_between_calls():

@@ -106,13 +106,13 @@ process.start()
 """
 
 
-def launched(program):
+def launched(program, *, out=False):
     """Run a program on two processes, as a person would from a shell; return its code, seconds and words."""
     command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", sys.executable, "-c"]
     environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     started = time.monotonic()
     done = subprocess.run([*command, program], env=environ, capture_output=True, text=True, timeout=120)
-    return done.returncode, time.monotonic() - started, done.stderr
+    return done.returncode, time.monotonic() - started, done.stdout if out else done.stderr
 
 
 def test_a_script_that_would_wait_for_ever_ends_with_the_code_of_a_mistake():
@@ -134,3 +134,24 @@ def test_flags_are_compared_before_jax_joins_but_for_paths():
     assert exit_code == 2
     assert "XLA_FLAGS --xla_cpu_enable_fast_math: f on process 0, t on 1" in said
     assert "dump" not in said
+
+
+FAILING = """
+import os
+from meshwright import process
+
+process.start()
+me = os.environ["JAX_PROCESS_ID"]
+for act in (lambda: {}["x"] if me == "1" else 0, lambda: open("/not/there") if me == "1" else 0):
+    try:
+        process.together(act)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+def test_a_user_s_error_keeps_its_type_where_it_was_raised_and_is_told_elsewhere():
+    _, _, said = launched(FAILING, out=True)
+    assert "[1] KeyError 'x'" in said
+    assert "[0] MeshwrightError process 1: KeyError: 'x'" in said
+    assert all(f"[{i}] MeshwrightError process 1: FileNotFoundError" in said for i in range(2))

@@ -30,6 +30,7 @@ def deployer():
 
 
 REFUSE = {
+    "arrays.local": lambda place: arrays.local(place),
     "metrics.jsonl": lambda place: metrics.jsonl(place),
     "metrics.read_jsonl": lambda place: metrics.read_jsonl(place),
     "metrics.newest_step": lambda place: metrics.newest_step(place),
@@ -39,7 +40,6 @@ REFUSE = {
     "metrics.TensorBoard": lambda place: metrics.TensorBoard(place),
     "events.read_scalars": lambda place: events.read_scalars(place, "loss"),
     "checkpoint.best": lambda place: checkpoint.best("loss", "min", events=place),
-    "arrays.local": lambda place: arrays.local(place),
     "formats.export_npz": lambda place: formats.export_npz(TREE, place),
     "formats.export_safetensors": lambda place: formats.export_safetensors(TREE, place),
     "formats.export_t5x": lambda place: formats.export_t5x(TREE, place, step=0),
@@ -119,7 +119,7 @@ def public():
         door = importlib.import_module(f"meshwright.{room}")
         yield from ((f"{room}.{name}", vars(door).get(name)) for name in getattr(door, "__all__", vars(door)))
     yield from ((f"models.hugging_face.{name}", one) for name, one in vars(hugging_face).items())
-    yield from ((f"deployer.{name}", one) for name, one in inspect.getmembers(mw.Deployer, callable))
+    yield from ((f"deployer.{name}", one) for name, one in inspect.getmembers(mw.Deployer))
     yield "predictor.predict", mw.Predictor.predict
 
 

@@ -100,6 +100,13 @@ def test_a_metric_function_is_tried_before_the_first_step(metric, says):
     assert made.step == 0
 
 
+def test_an_error_of_the_metric_function_s_keeps_its_type():
+    made = trainer()
+    predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
+    with pytest.raises(ZeroDivisionError):
+        fit(made, eval_examples=EXAMPLES, eval_predictor=predictor, eval_metric_fn=lambda preds: {"a": 1 / 0})
+
+
 def test_saving_is_tried_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr(mw.Checkpoints, "wait", lambda self: 1 / 0)
     made = trainer(tmp_path)

@@ -113,9 +113,18 @@ def pick(values: PyTree, names: Sequence[str], what: str) -> list[Any]:
             f"{what} is not this model's:\n"
             f"  missing: {', '.join(missing) or 'nothing'}\n"
             f"  unknown: {', '.join(unknown) or 'nothing'}\n"
-            f"  The model has: {', '.join(names) or 'nothing'}."
+            f"  The model has: {', '.join(names) or 'nothing'}.{_instead(named, names)}"
         )
     return [named[name] for name in names]
+
+
+def _instead(named: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return what to give instead of what holds the model's arrays under other names, if it does."""
+    if {f"params/{name}" for name in names} <= named.keys():
+        return "\n  Give what is called `params` in it: trainer.params, variables['params'], state.params."
+    if {f"{name}/value" for name in names} <= named.keys():
+        return "\n  Of a module of NNX give the arrays alone: nnx.to_pure_dict(nnx.state(module, nnx.Param))."
+    return ""
 
 
 def made(model: Any, module: type, argument: str) -> Any:

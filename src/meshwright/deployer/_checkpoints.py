@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from meshwright.deployer._named import Names, told
 from meshwright.deployer._placement import Placement
 from meshwright.deployer._randomness import Randomness
 from meshwright.formats import open_source
-from meshwright.sharding import Rules, place
+from meshwright.sharding import Rules, as_arrays, place
+from meshwright.train import init_optimizer
 from meshwright.tree import PyTree
 
 
@@ -54,7 +56,7 @@ class NamedCheckpoints:
           MeshwrightError: On every process, if one of them could not write.
         """
         path = self.names.path(ckpt_dir)
-        saved = {"params": params} | ({} if opt_state is None else {"opt_state": opt_state})
+        saved = {"params": as_arrays(params)} | ({} if opt_state is None else {"opt_state": opt_state})
         save(path, saved, {"rng": jax.random.key_data(self.randomness.key), **kwargs}, float_dtype)
         process.on_lead(lambda: self.names.remember(path))
         self.tell(f"saved {path}")
@@ -146,7 +148,7 @@ def _target(
         state = part_of(source, "model_state", float_dtype)
         target["model_state"] = place(state, placement.layout().shardings(state))
     if "opt_state" in saved and optimizer is not None:
-        opt_state = jax.eval_shape(optimizer.init, params)
+        opt_state = jax.eval_shape(partial(init_optimizer, optimizer), params)
         opt_specs = placement.get_opt_state_spec(params, specs, optimizer)
         target["opt_state"] = place(opt_state, placement.shardings(opt_specs))
     return target

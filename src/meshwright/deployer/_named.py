@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer._workdir import Workdir
-from meshwright.errors import UsageError
+from meshwright.errors import CheckpointError, UsageError, listed
 from meshwright.storage import is_address, is_file_name, local_path
 
 _NAMED, _LAST, _TRAINED = "ckpts", "last_ckpt.txt", "checkpoints"
@@ -47,10 +47,19 @@ class Names:
         return at
 
     def existing(self, ckpt_dir: str | Path) -> str | Path:
-        """Return the same of what is to be read: it may look like a name and lie where the program runs."""
+        """Return the same of what is to be read: it may look like a name and lie where the program runs.
+
+        Raises:
+          CheckpointError: It looks like a name, and nothing has it.
+        """
         found = self.path(ckpt_dir)
-        is_here = isinstance(found, Path) and not found.exists() and Path(ckpt_dir).exists()
-        return Path(ckpt_dir) if is_here else found
+        if not isinstance(found, Path) or found.exists():
+            return found
+        if Path(ckpt_dir).exists():
+            return Path(ckpt_dir)
+        if self.workdir.path is not None and found.parent == self.workdir.path / _NAMED:
+            raise _no_such(found, self.workdir.path)
+        return found
 
     def remember(self, saved: str | Path) -> None:
         """Write down that `saved`, if it is in `workdir/ckpts`, was saved last. For one process to call."""
@@ -73,6 +82,22 @@ class Names:
         if pointer.exists():
             return str(pointer.parent / pointer.read_text().strip())
         return str(trained) if Checkpoints(trained).latest() is not None else None
+
+
+def _no_such(path: Path, workdir: Path) -> CheckpointError:
+    """Return the error for a name that nothing has, which says what there is instead."""
+    names = sorted(each.name for each in path.parent.glob("*/"))
+    trained, said = workdir / _TRAINED, f"there is no checkpoint {path.name!r} in {path.parent}"
+    said += f", which has {listed(names)}." if names else ", and none with another name."
+    if trained.exists():
+        is_redcos = path.name.startswith(("min_", "max_"))
+        mode, _, score = path.name.partition("_") if is_redcos else ("min", "", "loss")
+        best = f"mw.checkpoint.open_best({str(trained)!r}, {'eval_' + score!r}, {mode!r})"
+        said += (
+            f"\n  Of what Trainer.fit saved, load_ckpt({str(trained)!r}) loads the newest, and "
+            f"load_ckpt({best}.path) the best."
+        )
+    return CheckpointError(said)
 
 
 def told(step_dir: str, info: Mapping[str, Any]) -> str:

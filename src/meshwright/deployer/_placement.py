@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from meshwright.sharding import (
     Layout,
     Rule,
     Rules,
+    as_arrays,
     as_rules,
     auto,
     beside_params,
@@ -23,7 +25,7 @@ from meshwright.sharding import (
     fsdp,
     human_bytes,
 )
-from meshwright.train import tables_in
+from meshwright.train import init_optimizer, tables_in
 from meshwright.tree import PyTree
 
 
@@ -62,8 +64,9 @@ class Placement:
         They are found from names and shapes, and can be printed, changed and left out. `get_params_spec` and
         `load_ckpt` take them, and `Trainer` as its `rules`, which finds good ones without them, too.
         """
-        layout = self.layout(auto(params_shape_or_params), fsdp())
-        placed = tree.named_leaves(layout.shardings({"params": params_shape_or_params}))
+        params = as_arrays(params_shape_or_params)
+        placed = self.layout(auto(params), fsdp()).shardings({"params": params})
+        placed = tree.named_leaves(placed)
         return [Split(name, sharding.spec) for name, sharding in placed.items() if any(sharding.spec)] or None
 
     def get_params_spec(self, params_shape_or_params: PyTree, params_sharding_rules: Rules) -> PyTree:
@@ -77,25 +80,27 @@ class Placement:
           UsageError: There is something else among the rules.
           LayoutError: Listing all arrays that the mesh does not divide.
         """
-        layout = self.layout(*as_rules(params_sharding_rules, params_shape_or_params))
-        return _specs(layout.shardings({"params": params_shape_or_params})["params"])
+        params = as_arrays(params_shape_or_params)
+        layout = self.layout(*as_rules(params_sharding_rules, params))
+        return _specs(layout.shardings({"params": params})["params"])
 
     def get_opt_state_spec(
         self, params_shape_or_params: PyTree, params_spec: PyTree, optimizer: optax.GradientTransformation
     ) -> PyTree:
         """Return a tree of PartitionSpecs of the optimizer's state, beside those of the parameters."""
-        opt_state = jax.eval_shape(optimizer.init, params_shape_or_params)
-        names = tree.leaf_names({"params": params_shape_or_params})
-        judge(dict.fromkeys(tables_in(opt_state), names))
-        return _specs(beside_params(opt_state, params_shape_or_params, self.shardings(params_spec)))
+        params = as_arrays(params_shape_or_params)
+        opt_state = jax.eval_shape(partial(init_optimizer, optimizer), params)
+        judge(dict.fromkeys(tables_in(opt_state), tree.leaf_names({"params": params})))
+        return _specs(beside_params(opt_state, params, self.shardings(params_spec)))
 
     def shard_params(self, params: PyTree, params_spec: PyTree, desc: str = "params") -> PyTree:
         """Return copies of `params` on the mesh, split as `params_spec` says; the originals stay. Collective.
 
         Args:
-          params: Arrays of JAX or NumPy, parameters or other ones.
+          params: Arrays of JAX, NumPy or PyTorch, parameters or other ones.
           desc: The log calls them so.
         """
+        params = as_arrays(params, desc)
         num_bytes = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(params))
         self.tell(f"Sharding {desc}: {human_bytes(num_bytes)} over {dict(self.mesh.shape)}")
         return copy_to(params, self.shardings(params_spec))

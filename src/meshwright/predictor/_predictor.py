@@ -18,7 +18,7 @@ from meshwright.errors import UsageError
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, OverBatches, fingerprint
-from meshwright.sharding import Rules, as_rules, auto, copy_to, fsdp
+from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp
 from meshwright.storage import local_path
 from meshwright.train import TrainState, Variables, as_seed, eval_params
 from meshwright.tree import PyTree
@@ -79,7 +79,7 @@ class Predictor:
           examples: as `mw.batches` takes, or any iterable; none at all are fine. With several processes all
             read the same.
           per_device_batch_size: Examples at a time, for each part that the mesh splits a batch into.
-          params: Arrays of JAX or NumPy; those that are on the mesh are used as they are.
+          params: Arrays of JAX, NumPy or PyTorch; those that are on the mesh are used as they are.
           model_state: The state of a model that has one: `trainer.model_state`.
           seed: What `rng` draws goes by it and by the number of the example. It is the deployer's if not
             given, and each call draws the same; another seed draws anew, without compiling again.
@@ -162,7 +162,8 @@ class Predictor:
 
     def _on_mesh(self, params: PyTree, model_state: PyTree) -> Variables:
         """Return the arrays that are on the mesh as they are, and copies there of the others."""
-        arrays, mesh = {"params": params, "model_state": model_state}, self._deployer.mesh
+        arrays = {"params": as_arrays(params), "model_state": as_arrays(model_state, "model_state")}
+        mesh = self._deployer.mesh
         if all(_is_on(mesh, x) for x in jax.tree.leaves(arrays)):
             return Variables(params, model_state)
         structs = tree.abstract(arrays)

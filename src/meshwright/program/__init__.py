@@ -1,10 +1,10 @@
-"""Traced programs: what they compute, and what share of their devices that uses."""
+"""Traced programs: what they are made of, what they compute, and what share of their devices that uses."""
 
 from meshwright.program._dimensions import Dims, Rule
 from meshwright.program._flops import Flops, Product, count_flops, flops
 from meshwright.program._peaks import peak_flops
 from meshwright.program._primitives import TABLE, Memory, Primitive, known_of, product_flops, rule_of
-from meshwright.program._program import Operation, Program, Tie, Value, program_of, walk
+from meshwright.program._program import Operation, Program, Tie, Value, equations, program_of, walk
 from meshwright.program._utilisation import (
     utilisation,
     utilisation_on,
@@ -25,6 +25,7 @@ __all__ = [
     "Tie",
     "Value",
     "count_flops",
+    "equations",
     "flops",
     "known_of",
     "peak_flops",

@@ -101,7 +101,7 @@ def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozen
 
     def dims(number: int, shape: tuple[int, ...]) -> Dims:
         if len(shape) < rank:
-            return ((),) * len(shape)
+            return no_letters(shape)
         keys = (
             (d, size) if size in on_both_sides[d] or len(sizes[d]) == 1 else (d, size, number)
             for d, size in enumerate(shape)
@@ -119,7 +119,7 @@ def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batching = numbers.operand_batching_dims
     kept = [d for d in range(len(inputs[0])) if d not in {*numbers.collapsed_slice_dims, *batching}]
-    out, array = no_letters(outputs[0]), no_letters(inputs[0])
+    out, array = blanks(*outputs, inputs[0])
     for d, source in zip(numbers.offset_dims, kept, strict=True):
         if sizes[source] == inputs[0][source]:
             out[d] = array[source] = d
@@ -139,7 +139,7 @@ def scatter(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """The gradient of a lookup: a sum, where updates are split; and each device takes what is its own."""
     numbers = params["dimension_numbers"]
     batching = numbers.operand_batching_dims
-    array, updates = list(range(len(inputs[0]))), no_letters(inputs[2])
+    array, (updates,) = list(range(len(inputs[0]))), blanks(inputs[2])
     kept = [d for d in array if d not in {*numbers.inserted_window_dims, *batching}]
     windows = dict(zip(numbers.update_window_dims, kept, strict=True))
     whole = {source for d, source in windows.items() if inputs[2][d] != inputs[0][source]}
@@ -170,7 +170,7 @@ def arg_reduction(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 def broadcast(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     out, kept = outputs[0], params["broadcast_dimensions"]
     array = letters_of([d if out[d] == size else None for size, d in zip(inputs[0], kept, strict=True)])
-    return Rule([array, *((((),) * len(shape)) for shape in inputs[1:])], [letters_of(range(len(out)))])
+    return Rule([array, *map(no_letters, inputs[1:])], [letters_of(range(len(out)))])
 
 
 def transpose(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -217,8 +217,12 @@ def _spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip([1, *ends], ends, strict=False))
 
 
-def no_letters(shape: tuple[int, ...]) -> Letters:
-    return [None] * len(shape)
+def blanks(*shapes: tuple[int, ...]) -> list[Letters]:
+    return [[None] * len(shape) for shape in shapes]
+
+
+def no_letters(shape: tuple[int, ...]) -> Dims:
+    return ((),) * len(shape)
 
 
 def letters_of(letters: Iterable[int | None]) -> Dims:

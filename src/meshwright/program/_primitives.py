@@ -41,7 +41,7 @@ class Primitive(NamedTuple):
     dimensions: Dimensions = dims.elementwise
     memory: Memory = Memory.FUSED
     product: str = ""
-    work: Callable[[Equation], Work] | None = None
+    work: Callable[[Equation, Rule], Work] | None = None
     uncounted: bool = False
     exchange: str = ""
 
@@ -53,8 +53,8 @@ def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
 _W = Memory.WHOLE
 TABLE: dict[str, Primitive] = {
     # Matrix products. Attention is cuDNN's, behind jax.nn.dot_product_attention.
-    "dot_general": Primitive(products.dot, _W, "dot", products.dot_work),
-    "ragged_dot_general": Primitive(products.ragged_dot, _W, "ragged_dot", products.ragged_dot_work),
+    "dot_general": Primitive(products.dot, _W, "dot", products.every_pair),
+    "ragged_dot_general": Primitive(products.ragged_dot, _W, "ragged_dot", products.every_pair),
     "conv_general_dilated": Primitive(products.convolution, _W, "convolution", products.convolution_work),
     **_each(
         "dot_product_attention_fwd_wrapper dot_product_attention_fp8_fwd_wrapper",
@@ -109,11 +109,11 @@ TABLE: dict[str, Primitive] = {
     "reduce_precision": Primitive(memory=Memory.REDUCED),
     **_each(
         "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
-        "clz complex conj convert_element_type cos cosh device_put digamma div empty eq eq_to erf erf_inv "
-        "erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log log1p "
-        "logistic lt lt_to max min mul name ne neg nextafter not or population_count pow real rem round "
-        "rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign "
-        "sin sinh sqrt square stop_gradient sub tan tanh xor"
+        "clz complex conj convert_element_type cos cosh device_put digamma div empty empty2 eq eq_to erf "
+        "erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log "
+        "log1p logistic lt lt_to max min mul name ne neg nextafter not or population_count pow real rem "
+        "round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical "
+        "sign sin sinh sqrt square stop_gradient sub tan tanh xor"
     ),
     # What devices send each other.
     **_each("all_gather all_gather_invariant", exchange="all-gather"),
@@ -140,4 +140,8 @@ def rule_of(operation: Operation) -> Rule:
 def product_flops(operation: Operation) -> tuple[int, str] | None:
     """Return the operations of a matrix product, recomputed ones too, and its dtype; None of all else."""
     work = known_of(operation).work
-    return None if work is None else (sum(work(operation.eqn)), products.dtype_of(operation.eqn))
+    return (
+        None
+        if work is None
+        else (sum(work(operation.eqn, rule_of(operation))), products.dtype_of(operation.eqn))
+    )

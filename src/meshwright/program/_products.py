@@ -9,19 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.program._dimensions import Dims, Letters, Rule, Shapes, letters_of, no_letters
+from meshwright.program._dimensions import Dims, Letters, Rule, Shapes, blanks, letters_of, no_letters
 from meshwright.program._program import Equation
 
 RIGHT, GROUPS = 100, 300
 """Where the numbers of the letters start that only the right operand has, and the one of groups of rows."""
+BATCH, HEADS, SHARE, QUERIES, KEYS, INNER, OUTER = range(7)
+"""The letters of attention. `SHARE` heads of queries share one of keys; `INNER` are the features of both,
+`OUTER` those of values."""
 
 
 def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     contracted, batch = params["dimension_numbers"]
     left, right, out = _product([len(shape) for shape in inputs[:2]], contracted, batch)
-    return Rule(
-        [letters_of(left), letters_of(right)], [letters_of(out)], frozenset(left[d] for d in contracted[0])
-    )
+    summed = frozenset(left[d] for d in contracted[0])
+    return Rule([letters_of(left), letters_of(right)], [letters_of(out)], summed)
 
 
 def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -38,8 +40,8 @@ def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
         right[d] = letter
     experts = [] if groups else [GROUPS]  # the gradient for the matrices: an output for each expert
     summed = frozenset((*(left[d] for d in contracted[0]), *([GROUPS] if groups else ())))
-    unknown = (letters_of([None] * len(shape)) for shape in inputs[2:])
-    return Rule([letters_of(left), letters_of(right), *unknown], [letters_of([*experts, *out])], summed)
+    of_all = [letters_of(left), letters_of(right), *map(no_letters, inputs[2:])]
+    return Rule(of_all, [letters_of([*experts, *out])], summed)
 
 
 def _product(ranks: Sequence[int], contracted: Any, batch: Any) -> tuple[list[int], list[int], list[int]]:
@@ -56,7 +58,7 @@ def _product(ranks: Sequence[int], contracted: Any, batch: Any) -> tuple[list[in
 
 def convolution(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     numbers = params["dimension_numbers"]
-    image, kernel, out = map(no_letters, (*inputs[:2], *outputs))
+    image, kernel, out = blanks(*inputs[:2], *outputs)
     batch, features_out, features_in = 0, 1, 2
     if params["batch_group_count"] == 1:
         image[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = batch
@@ -70,31 +72,32 @@ def convolution(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 def attention(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep the batch and the heads, of which several of queries may share one of keys and values."""
     rule, out = _attention(params, inputs, inputs[3:])
-    return rule._replace(outputs=[out, *(letters_of(no_letters(shape)) for shape in outputs[1:])])
+    return rule._replace(outputs=[out, *map(no_letters, outputs[1:])])
 
 
 def attention_gradient(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep the same. Results are gradients of the first operands; the last two go with attention's result."""
     rule, out = _attention(params, inputs, inputs[3:-2])
-    others = (letters_of(no_letters(shape)) for shape in outputs[3:])
-    return rule._replace(inputs=[*rule.inputs, out, out], outputs=[*rule.inputs[:3], *others])
+    of_all = [*rule.inputs, out, out][: len(inputs)]
+    return rule._replace(inputs=of_all, outputs=[*rule.inputs[:3], *map(no_letters, outputs[3:])])
 
 
 def _attention(params: Any, inputs: Shapes, rest: Shapes) -> tuple[Rule, Dims]:
     """Return the rule of queries, keys, values and other operands, and the dimensions of what they give."""
-    batch, heads, share, length, keys, inner, outer = range(7)
     heads_first = params["layout"] == 1  # [batch, heads, length, head], else [batch, length, heads, head]
     query_heads, key_heads = (shape[1 if heads_first else 2] for shape in inputs[:2])
 
     def dims(heads: tuple[int, ...], length: int, size: int) -> Dims:
-        return ((batch,), heads, (length,), (size,)) if heads_first else ((batch,), (length,), heads, (size,))
+        middle = (heads, (length,)) if heads_first else ((length,), heads)
+        return ((BATCH,), *middle, (size,))
 
-    of_query = (heads, share) if query_heads > key_heads else (heads,)
-    of_all = [dims(of_query, length, inner), dims((heads,), keys, inner), dims((heads,), keys, outer)]
-    of_all += [letters_of(no_letters(shape)) for shape in rest]
-    sizes = {heads: key_heads, share: query_heads // key_heads}
-    rule = Rule(of_all, [], frozenset({inner, keys}), frozenset({length, keys, inner, outer}), sizes=sizes)
-    return rule, dims(of_query, length, outer)
+    of_query = (HEADS, SHARE) if query_heads > key_heads else (HEADS,)
+    of_all = [dims(of_query, QUERIES, INNER), dims((HEADS,), KEYS, INNER), dims((HEADS,), KEYS, OUTER)]
+    sizes = {HEADS: key_heads, SHARE: query_heads // key_heads}
+    summed, whole = frozenset({INNER, KEYS}), frozenset({QUERIES, KEYS, INNER, OUTER})
+    return Rule([*of_all, *map(no_letters, rest)], [], summed, whole, sizes=sizes), dims(
+        of_query, QUERIES, OUTER
+    )
 
 
 class Work(NamedTuple):
@@ -105,24 +108,20 @@ class Work(NamedTuple):
     """Those of a kernel that computes something a second time rather than keep it."""
 
 
-def dot_work(eqn: Equation) -> Work:
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    return Work(2 * math.prod(out) * math.prod(left[d] for d in contracted))
+def every_pair(eqn: Equation, rule: Rule) -> Work:
+    """Return a product for each place along all dimensions. Rows meet the matrix of their own group alone."""
+    sizes = _sizes(eqn, rule)
+    sizes.pop(GROUPS, None)
+    return Work(2 * math.prod(sizes.values()))
 
 
-def ragged_dot_work(eqn: Equation) -> Work:
-    """Each row meets the matrix of its own group alone: as many operations as with one matrix for all."""
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
-    (contracted, _), _ = numbers.dot_dimension_numbers
-    left, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    each = 2 * math.prod(out) * math.prod(left[d] for d in contracted)
-    # The gradient for the matrices: an output for each group, which the rows are divided among.
-    divided = set(numbers.lhs_ragged_dimensions) <= set(contracted)
-    return Work(each // eqn.invars[2].aval.shape[-1] if divided else each)
+def _sizes(eqn: Equation, rule: Rule) -> dict[int, int]:
+    """Return the sizes of all letters of operands."""
+    sized = (zip(dims, x.aval.shape, strict=True) for dims, x in zip(rule.inputs, eqn.invars, strict=True))
+    return {letter: rule.sizes.get(letter, size) for of in sized for dim, size in of for letter in dim}
 
 
-def convolution_work(eqn: Equation) -> Work:
+def convolution_work(eqn: Equation, rule: Rule) -> Work:
     """Count products with elements that are there: neither padding, nor between dilated ones.
 
     So does XLA, and so a convolution and its two gradients cost the same.
@@ -159,24 +158,22 @@ def _pairs(
     return found
 
 
-def attention_work(eqn: Equation) -> Work:
+def attention_work(eqn: Equation, rule: Rule) -> Work:
     """Queries times keys, and weights times values: all of them, masked ones too."""
-    inner, outer = _attention_products(eqn)
+    inner, outer = _attention_products(eqn, rule)
     return Work(inner + outer)
 
 
-def attention_gradient_work(eqn: Equation) -> Work:
+def attention_gradient_work(eqn: Equation, rule: Rule) -> Work:
     """Two products for each one of the forward pass; the weights, which were not kept, are made again."""
-    inner, outer = _attention_products(eqn)
+    inner, outer = _attention_products(eqn, rule)
     return Work(2 * (inner + outer), recomputed=inner)
 
 
-def _attention_products(eqn: Equation) -> tuple[int, int]:
-    query, key, value = (x.aval.shape for x in eqn.invars[:3])
-    heads_first = eqn.params["layout"] == 1  # [batch, heads, length, head], else [batch, length, heads, head]
-    length = 2 if heads_first else 1
-    pairs = math.prod(query[:3]) * key[length]
-    return 2 * pairs * query[3], 2 * pairs * value[3]
+def _attention_products(eqn: Equation, rule: Rule) -> tuple[int, int]:
+    sizes = _sizes(eqn, rule)
+    inner, outer = sizes.pop(INNER), sizes.pop(OUTER)
+    return 2 * math.prod(sizes.values()) * inner, 2 * math.prod(sizes.values()) * outer
 
 
 def dtype_of(eqn: Equation) -> str:

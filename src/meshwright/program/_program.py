@@ -7,7 +7,7 @@ The values of the bodies are other values than those outside; ties say which are
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,7 +94,15 @@ def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
     return _needed(program)
 
 
-def walk(program: Program) -> Iterable[Operation]:
+def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
+    """Yield all equations of a jaxpr as they stand, those within others after the one that they are of."""
+    for eqn in _open(jaxpr).eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
+
+
+def walk(program: Program) -> Iterator[Operation]:
     """Yield all operations, those of bodies after the one that they are of."""
     for operation in program.operations:
         yield operation

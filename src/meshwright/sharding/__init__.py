@@ -4,6 +4,7 @@ from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._convolutions import adding_right, as_function, mended
 from meshwright.sharding._copies import copy_to, move_to
 from meshwright.sharding._explain import device_bytes, explain, human_bytes
+from meshwright.sharding._foreign import as_arrays
 from meshwright.sharding._given import Rules, as_rules
 from meshwright.sharding._idle import check_axes, refused
 from meshwright.sharding._layout import AXES, Layout, look_up, place, split_by_example
@@ -24,6 +25,7 @@ __all__ = [
     "Rules",
     "adding_right",
     "apply_mesh_rules",
+    "as_arrays",
     "as_function",
     "as_rules",
     "auto",

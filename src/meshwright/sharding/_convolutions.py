@@ -16,6 +16,7 @@ from jax.extend import core
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError
+from meshwright.program import equations
 from meshwright.sharding._layout import Layout, axes_of
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def mended(jaxpr: Any, layout: Layout) -> Any:
     sizes = {name: size for name, size in layout.mesh.shape.items() if size > 1}
     in_order = sorted(sizes, key=lambda name: splitting.index(name) if name in splitting else len(splitting))
     axes = {name: Axis(sizes[name], name in splitting) for name in in_order}
-    if len(axes) < 2 or not _has_any(jaxpr, _is_convolution):
+    if len(axes) < 2 or not any(map(_is_convolution, equations(jaxpr))):
         return jaxpr
     return _mended(jaxpr, axes)
 
@@ -165,13 +166,10 @@ def _check_manual(eqn: Any, axes: Axes) -> None:
         )
 
 
-def _has_any(jaxpr: Any, what: Callable[[Any], bool]) -> bool:
-    return any(_has(eqn, what) for eqn in jaxpr.eqns)
-
-
 def _has(eqn: Any, what: Callable[[Any], bool]) -> bool:
     """Whether an equation, or one in the jaxprs that it holds, is of a sort."""
-    return what(eqn) or any(_has_any(jaxpr, what) for jaxpr in core.jaxprs_in_params(eqn.params))
+    within = (each for jaxpr in core.jaxprs_in_params(eqn.params) for each in equations(jaxpr))
+    return what(eqn) or any(map(what, within))
 
 
 def _is_convolution(eqn: Any) -> bool:

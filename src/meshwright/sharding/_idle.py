@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend import core
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError, nearest
+from meshwright.program import equations
 from meshwright.sharding._layout import AXES, BATCH_AXES, Layout, axes_of
 
 PyTree = Any
@@ -40,7 +40,7 @@ def check_axes(
     used = {axis for sharding in shardings for axis in _axes_in(sharding)}
     unused = [axis for axis, size in layout.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
-        named = {axis for eqn in _equations(trace().jaxpr) for axis in _named_by(eqn)}
+        named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
         unused = [axis for axis in unused if axis not in named]
     if unused:
         idle(LayoutError(_told(layout, unused[0])))
@@ -55,14 +55,6 @@ def _told(layout: Layout, axis: str) -> str:
         f"  Give its devices to an axis that splits the batch ({' or '.join(BATCH_AXES)}), or use it: in a "
         "rule for parameters, to split batches, or in a constraint or `shard_map` of the model."
     )
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yield all equations, those within others too."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in core.jaxprs_in_params(eqn.params):
-            yield from _equations(inner)
 
 
 def _named_by(eqn: Any) -> Iterator[str]:

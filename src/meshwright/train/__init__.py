@@ -16,7 +16,15 @@ from meshwright.train._noise import Std, noised, relative
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
-from meshwright.train._state import Init, TrainState, Variables, abstract_state, init_state, state_from
+from meshwright.train._state import (
+    Init,
+    TrainState,
+    Variables,
+    abstract_state,
+    init_optimizer,
+    init_state,
+    state_from,
+)
 from meshwright.train._statistics import describe_state, num_params, state_sizes
 from meshwright.train._step import Step, StepFunction, make_step
 from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offloaded, update_rules
@@ -70,6 +78,7 @@ __all__ = [
     "halt_on_divergence",
     "has_multi_steps",
     "inferred_rules",
+    "init_optimizer",
     "init_state",
     "keep_ema",
     "key_of",

@@ -43,7 +43,7 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
     Raises:
       UsageError: a pattern is not a regular expression; or, in `init`, parameters that no rule matches.
     """
-    rules = tuple(rules)
+    rules = list(rules)  # a tuple would be described as the parts of a chain
     Table.of("by_path", rules)
 
     def init(params: PyTree) -> Any:
@@ -80,7 +80,7 @@ def scale_by_path(factors: ByPath[float]) -> optax.GradientTransformation:
     After an optimizer it is a multiplier of the learning rate (and of its weight decay):
     `optax.chain(optax.adamw(1e-3), scale_by_path([("embed", 0.1)]))`.
     """
-    factors = tuple(factors)
+    factors = list(factors)
     Table.of("scale_by_path", factors)
 
     def init(params: PyTree) -> Any:
@@ -99,7 +99,7 @@ def decay_by_path(decays: ByPath[float]) -> optax.GradientTransformation:
     Decoupled decay (Loshchilov and Hutter, 2019) stands between an optimizer's scaling and the learning
     rate: `optax.chain(optax.scale_by_adam(), decay_by_path(...), optax.scale_by_learning_rate(1e-3))`.
     """
-    decays = tuple(decays)
+    decays = list(decays)
     Table.of("decay_by_path", decays)
 
     def init(params: PyTree) -> Any:

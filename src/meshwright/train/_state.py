@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from meshwright import tree
 from meshwright.collector import collector_paused
+from meshwright.errors import UsageError
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.train._keys import key_of
@@ -121,7 +122,30 @@ def fresh_variables(init: Init, seed: jax.Array) -> Variables:
 def fresh_opt_state(tx: Tx, params: PyTree) -> optax.OptState:
     """Return the optimizer's first state, of the parameters that it trains."""
     only = as_only(tx)
-    return only.tx.init(only.split(params)[0])
+    return init_optimizer(only.tx, only.split(params)[0])
+
+
+def init_optimizer(tx: Any, params: PyTree) -> optax.OptState:
+    """Return `tx.init(params)`.
+
+    Raises:
+      UsageError: `tx` is no optax transformation, or has labels or masks in another kind of dictionary.
+    """
+    if not hasattr(tx, "init"):
+        raise UsageError(
+            f"the optimizer is a {type(tx).__name__}, and must be an optax transformation: "
+            "optax.adamw(1e-3) itself, not nnx.Optimizer(model, …) around it, nor a function that makes it."
+        )
+    try:
+        return tx.init(params)
+    except (ValueError, TypeError) as error:
+        if "FrozenDict" not in str(error):
+            raise
+        raise UsageError(
+            "the labels or masks of the optimizer are a FrozenDict where the parameters are a dict, or the "
+            "other way about.\n  Give plain ones: flax.core.unfreeze(labels), unfreeze(params). "
+            "To train some parameters, Trainer(trainable='lora/.*') needs neither."
+        ) from error
 
 
 def _fresh(made: PyTree | Variables, tx: Tx, seed: jax.Array) -> TrainState:

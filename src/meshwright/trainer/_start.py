@@ -13,7 +13,7 @@ from meshwright import tree
 from meshwright.adapters import Functional
 from meshwright.deployer import LrSchedule
 from meshwright.errors import MeshwrightError, UsageError
-from meshwright.sharding import Layout, copy_to
+from meshwright.sharding import Layout, as_arrays, copy_to
 from meshwright.train import (
     Init,
     TrainState,
@@ -154,7 +154,7 @@ def lost() -> MeshwrightError:
 def _given(model: Functional | None, params: PyTree, model_state: PyTree) -> Variables | None:
     """Return the values that there are already: those given, or those of a module that was."""
     if params is not None:
-        return Variables(params, model_state)
+        return Variables(as_arrays(params), as_arrays(model_state, "model_state"))
     if model is None or not model.has_values:
         return None
     made = model.init(key_of(0))

@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from meshwright.crc32c import masked_crc32c
 from meshwright.errors import CheckpointError
 from meshwright.formats.readers._file import File
-from meshwright.formats.readers._varint import varint
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 
 _FOOTER, _TRAILER = 48, 5
 _NONE, _SNAPPY = 0, 1
-_SHORTEST = 64  # times as many bytes as Snappy's at most become of them
+_MOST = 64  # times as many bytes as there are of Snappy's; these make 21 times as many at most
 
 
 def is_table(file: File) -> bool:
@@ -53,8 +52,8 @@ def read_table(file: File) -> dict[bytes, bytes]:
 
 def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
     """Return offset and size of a block, and where they end."""
-    offset, position = varint(data, position)
-    size, position = varint(data, position)
+    offset, position = _varint(data, position)
+    size, position = _varint(data, position)
     return (offset, size), position
 
 
@@ -67,20 +66,20 @@ def _block(file: File, offset: int, size: int) -> bytes:
         raise ValueError(
             f"the block at offset {offset} is compressed in a way, {compression}, that is not known"
         )
-    return _decompressed(content) if compression == _SNAPPY else content
+    return _decompressed(file, content) if compression == _SNAPPY else content
 
 
-def _decompressed(data: bytes) -> bytes:
+def _decompressed(file: File, data: bytes) -> bytes:
     """Return what TensorFlow up to 1.1 has compressed; none does since."""
     try:
         from cramjam import DecompressionError, snappy
     except ModuleNotFoundError:
         raise CheckpointError(
-            "the index is compressed by Snappy, which needs cramjam.\n"
+            f"{file.path} is compressed by Snappy, which needs cramjam.\n"
             "  Install it: pip install 'meshwright[t5]'."
         ) from None
     try:
-        if snappy.decompress_raw_len(data) > _SHORTEST * len(data):
+        if snappy.decompress_raw_len(data) > _MOST * len(data):
             raise ValueError("a block of Snappy claims to be longer than it can be")
         return bytes(snappy.decompress_raw(data))
     except DecompressionError as error:
@@ -91,9 +90,27 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     num_restarts = int.from_bytes(block[-4:], "little")
     end, position, key = len(block) - 4 * (num_restarts + 1), 0, b""
     while position < end:
-        shared, position = varint(block, position)
-        rest, position = varint(block, position)
-        length, position = varint(block, position)
+        shared, position = _varint(block, position)
+        rest, position = _varint(block, position)
+        length, position = _varint(block, position)
         key = key[:shared] + block[position : position + rest]
         yield key, block[position + rest : position + rest + length]
         position += rest + length
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number at `position`, and where it ends: seven bits to a byte, the lowest first.
+
+    All bytes but the last have the eighth bit set.
+
+    Raises:
+      ValueError: The data ends before it does.
+    """
+    number = shift = 0
+    while position < len(data):
+        octet = data[position]
+        number |= (octet & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if octet < 0x80:
+            return number, position
+    raise ValueError("it ends within a number")

@@ -1,9 +1,9 @@
 """What a step takes, estimated from its jaxpr alone: no device, no compiler, any mesh, in a second.
 
-What XLA does with a program is repeated in outline:
+What XLA does with a program, which the room `program` reads, is repeated in outline:
 
-    _program.py                   the jaxpr as a plain list of operations
-    _propagation.py               which axes of the mesh split each value, by the rules in _dimensions.py
+    _propagation.py               which axes of the mesh split each value
+    _splits.py                    which may split an operation, by the rules of the room `program`
     _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py
     _manual.py                    what the program exchanges itself, inside shard_map
     _schedule.py                  in which order it is all done
