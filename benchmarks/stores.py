@@ -51,7 +51,7 @@ for split in (rows_split, columns_split):
     del restored
 print(json.dumps(found))
 """
-CASES = {"1 GB in 16 arrays": (16, 16384), "33 MB in 1,000 arrays": (1000, 8)}
+CASES = {"0.5 GB in 8 arrays": (8, 16384), "33 MB in 1,000 arrays": (1000, 8)}
 
 
 class Store:

@@ -55,7 +55,7 @@ class ObjectBytes:
                 self._request(each)
             start = block * BLOCK_BYTES
             first, last = max(part.start, start), min(part.stop, start + BLOCK_BYTES)
-            content = np.frombuffer(self._content(block), np.uint8)
+            content = self._content(block)
             out[first - part.start : last - part.start] = content[first - start : last - start]
         return out
 
@@ -80,16 +80,22 @@ class ObjectBytes:
         part = self._parts[block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0]
         return part, block * BLOCK_BYTES - part.offset
 
-    def _content(self, block: int) -> memoryview:
+    def _content(self, block: int) -> np.ndarray:
         requested = self._request(block)
+        if isinstance(requested, np.ndarray):
+            return requested
         try:
-            return self._place(block)[0].answer(requested)
+            content = np.frombuffer(self._place(block)[0].answer(requested), np.uint8)
         except MeshwrightError as error:
             with self._lock:  # to be asked for again
                 self._blocks.pop(block, None)
             if isinstance(error, DamagedError):
                 raise DamagedError(f"{error}. Copy it again, or use another checkpoint.") from None
             raise
+        with self._lock:
+            if block in self._blocks:
+                self._blocks[block] = content
+        return content
 
 
 def _blocks(part: slice) -> range:

@@ -7,6 +7,7 @@ to appear at one moment is one object, written by `create`.
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -217,6 +218,9 @@ def _connect(root: str, patience: dict[str, Any]) -> Store:
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AT_ONCE, "storage")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of them
 
 
 def write_later(path: ObjectPath, content: bytes) -> "Future[None]":
