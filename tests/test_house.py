@@ -173,6 +173,14 @@ def test_nothing_private_of_jax_is_imported(path):
     assert not [name for name in imports(path) if name.startswith(("jax._", "jaxlib"))]
 
 
+def test_the_way_of_data_is_that_of_the_imports():
+    design = (PACKAGE.parents[1] / "docs/design.md").read_text()
+    drawn = re.findall(r"^(\w+) → (\w+)", design.partition("## The way of data")[2].partition("## ")[0], re.M)
+    there = {(room_of(path), parts[0]) for path in FILES for parts in ours(path)}
+    assert len(drawn) > 15
+    assert not [arrow for arrow in drawn if arrow not in there or arrow[::-1] in there]
+
+
 def test_the_loop_stays_short():
     tree = ast.parse((PACKAGE / "train/_loop.py").read_text())
     fit = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fit")

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.errors import Interrupted, UsageError
+from meshwright.errors import DivergedError, Interrupted, UsageError
 from trainer.runs import EXAMPLES, arrays, deployer, fit, reports, trainer
 from trainer.test_resume import Crash, at, crash, sigterm
 
@@ -166,3 +166,18 @@ def test_a_time_limit_ends_a_fit_and_it_can_be_continued(tmp_path):
         fit(made, n_epochs=2000, log_every=1, stop=mw.engine.StopWhen(max_seconds=0.2))
     assert 0 < made.step < 6000
     assert np.isfinite(np.asarray(made.params["w"])).all()
+
+
+def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path):
+    def loss(params, batch):
+        return (params["w"] ** 2).mean() * batch["scale"].mean()
+
+    scale = {"x": EXAMPLES["x"][:16], "scale": np.ones(16, np.float32)}
+    made = trainer(tmp_path, loss=loss)
+    fit(made, scale, n_epochs=2)
+    bad = scale | {"scale": np.full(16, np.nan, np.float32)}
+    with pytest.raises(DivergedError):
+        fit(made, bad, n_epochs=2, log_every=1)
+    fit(made, scale, n_epochs=1)
+    assert np.isfinite(np.asarray(made.params["w"])).all()
+    assert made.step == 3

@@ -24,7 +24,7 @@ from meshwright.engine._reports import (
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
-from meshwright.metrics import StepTime, Writer, tee
+from meshwright.metrics import Log, StepTime, Writer, tee
 from meshwright.profile import Trace, tracer
 from meshwright.train import (
     RUN_AHEAD,
@@ -36,7 +36,7 @@ from meshwright.train import (
     unwatched,
     watchdog,
 )
-from meshwright.when import Tick, asked_once
+from meshwright.when import Tick, When, asked_once
 
 
 def run(settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, Watchdog], Training]) -> Outcome:
@@ -171,9 +171,7 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
     save = _saver(turn, when_saved)
     with contextlib.ExitStack() as stack:
         stack.callback(watch.enter, "end")
-        trace = stack.enter_context(_tracer(turn))
-
-        newest = state
+        trace, newest = stack.enter_context(_tracer(turn)), state
 
         def evaluated(tick: Tick, state: TrainState) -> Scores | None:
             nonlocal newest
@@ -182,10 +180,6 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             # A platform that takes its machine back leaves time to save, and none to evaluate.
             with watch.phase("evaluation"):
                 return None if stop.is_ending else evaluate(tick, state)
-
-        write = with_learning_rate(
-            tee(turn.write, evaluate.hear), turn.settings.reporting.learning_rate, lambda: num_updates(newest)
-        )
 
         def beat(tick: Tick) -> None:
             watch(tick)
@@ -199,7 +193,7 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             training.data,
             steps=turn.last,
             evaluate=evaluated,
-            log=reports(turn.settings, write, when_saved, training, evaluate),
+            log=_log(turn, when_saved, lambda: num_updates(newest)),
             save=lambda tick, state, *_: save(tick, state),
             trace=trace,
             beat=beat,
@@ -209,6 +203,13 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             if opened.checkpoints:
                 opened.checkpoints.wait()
     return state
+
+
+def _log(turn: _Turn, when_saved: When, updates: Callable[[], int]) -> Log:
+    """Return the loop's `log`; `updates` returns how many updates were made."""
+    write = tee(turn.write, turn.evaluate.hear)
+    write = with_learning_rate(write, turn.settings.reporting.learning_rate, updates)
+    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate)
 
 
 def _when_saved(turn: _Turn) -> Callable[[int], bool]:

@@ -162,18 +162,6 @@ def _training_of(
     def reached(state: TrainState) -> None:
         progress.state, progress.position = state, calls.get_state()
 
-    def kept(newest: int | None) -> Callable[[], TrainState]:
-        if newest is not None:
-            progress.state = None  # or there would be two of them in memory
-            if unused := recipe.start.give_way(newest):
-                recipe.deployer.log_info(unused)
-        return made
-
-    def made() -> TrainState:
-        if progress.position is not None:
-            calls.set_state(progress.position)
-        return first_state()
-
     return Training(
         layout=recipe.layout,
         target=recipe.target,
@@ -184,13 +172,43 @@ def _training_of(
         last_step=lambda: calls.first_step + schedule.max_steps if schedule.max_steps else _FOR_EVER,
         num_steps=lambda done: schedule.num_steps(done, calls.epochs, calls.first_step),
         asked=schedule.end,
-        first_state=kept,
+        first_state=partial(_kept, recipe, progress, calls, first_state),
         evaluations=_evaluations(recipe, call, calls.epochs),
         facts=partial(_facts, calls, call.eval_examples),
         remarks=[f"compute_dtype: {wider}"] if wider else [],
         reached=reached,
-        is_continued=progress.state is not None and progress.num_calls > 0,
+        is_continued=_is_continued(progress, calls),
     )
+
+
+def _kept(
+    recipe: Recipe,
+    progress: Progress,
+    calls: CallData,
+    first_state: Callable[[], TrainState],
+    newest: int | None,
+) -> Callable[[], TrainState]:
+    """Return what returns the state in memory, or the first one, with the data where it left them."""
+    if newest is not None:
+        progress.state = None  # or there would be two of them in memory
+        if unused := recipe.start.give_way(newest):
+            recipe.deployer.log_info(unused)
+
+    def kept() -> TrainState:
+        if progress.position is not None:
+            calls.set_state(progress.position)
+        return first_state()
+
+    return kept
+
+
+def _is_continued(progress: Progress, calls: CallData) -> bool:
+    """Return whether the state in memory is that of a finished call.
+
+    What a call leaves that an error ended may be no state to go on from: the newest checkpoint is.
+    """
+    is_cut_off = (progress.position or {}).get("call") == calls.number
+    return progress.state is not None and progress.num_calls > 0 and not is_cut_off
 
 
 def _evaluations(recipe: Recipe, call: Call, data: Epochs) -> Sequence[EngineEvaluation]:
