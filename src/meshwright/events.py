@@ -55,6 +55,54 @@ def record(event: bytes) -> bytes:
     return length + masked_crc32c(length) + event + masked_crc32c(event)
 
 
+_MESSAGES = {
+    "Event": (
+        "double wall_time = 1",
+        "int64 step = 2",
+        "oneof string file_version = 3",
+        "oneof Summary summary = 5",
+        "oneof SessionLog session_log = 7",
+    ),
+    "SessionLog": ("int32 status = 1",),
+    "Summary": ("repeated Value value = 1",),
+    "Value": (
+        "string tag = 1",
+        "oneof float simple_value = 2",
+        "oneof Image image = 4",
+        "oneof Histogram histo = 5",
+        "oneof Tensor tensor = 8",
+        "Metadata metadata = 9",
+    ),
+    "Image": (
+        "int32 height = 1",
+        "int32 width = 2",
+        "int32 colorspace = 3",
+        "bytes encoded_image_string = 4",
+    ),
+    "Histogram": (
+        "double min = 1",
+        "double max = 2",
+        "double num = 3",
+        "double sum = 4",
+        "double sum_squares = 5",
+        "repeated double bucket_limit = 6",
+        "repeated double bucket = 7",
+    ),
+    "Tensor": (
+        "int32 dtype = 1",
+        "bytes tensor_content = 4",
+        "repeated float float_val = 5",
+        "repeated double double_val = 6",
+        "repeated int32 int_val = 7",
+        "repeated bytes string_val = 8",
+        "repeated int64 int64_val = 10",
+    ),
+    "Metadata": ("PluginData plugin_data = 1",),
+    "PluginData": ("string plugin_name = 1",),
+}
+"""The fields of each message, as their source declares them."""
+
+
 @cache
 def messages() -> dict[str, Any]:
     """Return the classes of the messages in an event, by name.
@@ -62,54 +110,7 @@ def messages() -> dict[str, Any]:
     Source: `event.proto`, `summary.proto`, `tensor.proto` of github.com/tensorflow/tensorflow. Enums are
     numbers here, which are the same bytes.
     """
-    return protobufs.messages(
-        "tensorboard",
-        {
-            "Event": (
-                "double wall_time = 1",
-                "int64 step = 2",
-                "oneof string file_version = 3",
-                "oneof Summary summary = 5",
-                "oneof SessionLog session_log = 7",
-            ),
-            "SessionLog": ("int32 status = 1",),
-            "Summary": ("repeated Value value = 1",),
-            "Value": (
-                "string tag = 1",
-                "oneof float simple_value = 2",
-                "oneof Image image = 4",
-                "oneof Histogram histo = 5",
-                "oneof Tensor tensor = 8",
-                "Metadata metadata = 9",
-            ),
-            "Image": (
-                "int32 height = 1",
-                "int32 width = 2",
-                "int32 colorspace = 3",
-                "bytes encoded_image_string = 4",
-            ),
-            "Histogram": (
-                "double min = 1",
-                "double max = 2",
-                "double num = 3",
-                "double sum = 4",
-                "double sum_squares = 5",
-                "repeated double bucket_limit = 6",
-                "repeated double bucket = 7",
-            ),
-            "Tensor": (
-                "int32 dtype = 1",
-                "bytes tensor_content = 4",
-                "repeated float float_val = 5",
-                "repeated double double_val = 6",
-                "repeated int32 int_val = 7",
-                "repeated bytes string_val = 8",
-                "repeated int64 int64_val = 10",
-            ),
-            "Metadata": ("PluginData plugin_data = 1",),
-            "PluginData": ("string plugin_name = 1",),
-        },
-    )
+    return protobufs.messages("tensorboard", _MESSAGES)
 
 
 def _run_and_tag(directory: Path, name: str) -> tuple[Path, str]:
