@@ -24,8 +24,8 @@ class FaultyProxy:
         self.latency_seconds, self.requests, self.lock = 0, 0, threading.Lock()
         self.fault = lambda request: None
         """Says what befalls a `Request`: nothing (None), a status such as 503, "drop" (no answer, and the
-        connection closed), or "hang" (no answer). "after 503" and "after drop": the same, when the server
-        has done what was asked."""
+        connection closed), "cut" (half of the answer), or "hang" (no answer). "after 503" and "after drop":
+        the same, when the server has done what was asked."""
         self.closing = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self._server.daemon_threads = True
@@ -45,7 +45,7 @@ class FaultyProxy:
         with self.lock:
             self.requests += 1
             fault = self.fault(Request(self.requests, method, path))
-        late = isinstance(fault, str) and fault.startswith("after ")
+        late = isinstance(fault, str) and fault.startswith(("after ", "cut"))
         return fault is None or late, str(fault or "").removeprefix("after ")
 
     def forward(self, method, path, headers, body):
@@ -84,9 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
             return
-        self._send(*((int(fault), {}, b"injected") if fault else answer))
+        self._send(*(answer if fault in ("", "cut") else (int(fault), {}, b"injected")), cut=fault == "cut")
 
-    def _send(self, status, headers, content):
+    def _send(self, status, headers, content, *, cut=False):
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in ("content-length", "connection", "date", "server", "transfer-encoding"):
@@ -94,6 +94,10 @@ class _Handler(BaseHTTPRequestHandler):
         nbytes = headers.get("Content-Length", 0) if self.command == "HEAD" else len(content)
         self.send_header("Content-Length", str(nbytes))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[: len(content) // 2] if cut else content)
+        if cut:
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815 - called so by the base class

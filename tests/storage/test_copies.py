@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.storage import local_copy, location, put_at
-from storage.stores import files, put
+from storage.stores import files, objects, put
 
 
 def test_what_is_made_is_put_with_all_names_as_they_are(memory, at):
@@ -95,6 +95,17 @@ def test_nothing_is_written_outside_by_the_keys_of_a_store(s3_client, s3_run, tm
     assert outside == before
     assert "is left out: " in caplog.text
     assert KEYS.get(key, "") in caplog.text
+
+
+def test_among_more_keys_than_a_store_lists_at_once_all_but_the_wrong_one_are_found(
+    s3_client, s3_run, caplog
+):
+    prefix, names = s3_run.removeprefix("s3://bucket/"), [f"a+b {number:04d}%20é" for number in range(1005)]
+    for name in ("/wrong", *names):
+        s3_client.put_object(Bucket="bucket", Key=f"{prefix}/{name}", Body=b"x")
+    assert objects(s3_run) == names
+    assert [path.name for path in location(s3_run).iterdir()] == names
+    assert caplog.text.count("is left out") == 2
 
 
 def test_of_another_store_a_key_that_spoils_a_listing_is_named(gcs, gcs_run):

@@ -70,6 +70,19 @@ def test_whoever_created_an_object_knows_it_though_the_answer_was_lost(s3_faults
     assert path.read_bytes() == b"mine"
 
 
+def test_an_answer_that_is_cut_off_is_asked_for_again(s3_faults, s3_run):
+    content, path = np.random.default_rng(0).bytes(1 << 20), location(s3_run) / "a"
+    path.put(content)
+    faults = ["cut", "cut"]
+    s3_faults.fault = lambda request: faults.pop() if faults and request.method == "GET" else None
+    assert path.read_bytes() == content
+    faults.extend(["cut", "cut"])
+    assert path.answer(path.request(5, 1 << 19)) == content[5 : 1 << 19]
+    s3_faults.fault = lambda request: "cut" if request.method == "GET" else None
+    with pytest.raises(MeshwrightError, match="cannot read s3://"):
+        path.read_bytes()
+
+
 def test_a_store_that_refuses_for_ever_is_told_of(s3_faults, s3_run):
     s3_faults.fault = lambda request: 412 if request.method == "PUT" else None
     with pytest.raises(MeshwrightError, match="says that it is there, and is not"):

@@ -160,25 +160,7 @@ class ObjectPath:
         Raises:
           MeshwrightError: It could not be written, or the store does not say whether it was.
         """
-        for _ in range(_ATTEMPTS):
-            failure = self._creation(content)
-            # Asked, not concluded: a write whose answer was lost has failed, or is refused when retried.
-            with telling(f"write {self}, or find out whether it was written"):
-                found = self.store.read(self.key)
-            if found is not None and (bytes(found[0]) == content or failure is None):
-                return bytes(found[0]) == content
-            if found is not None:
-                break
-        raise failure or MeshwrightError(f"cannot write {self}: the store says that it is there, and is not")
-
-    def _creation(self, content: bytes) -> MeshwrightError | None:
-        """Try to write the object, and return why it may not be there, but if the store says that one is."""
-        try:
-            with telling(f"write {self}"), contextlib.suppress(FileExistsError):
-                self.store.create(self.key, content)
-        except MeshwrightError as error:
-            return error
-        return None
+        return _create(self, content)
 
     def unlink(self) -> None:
         """Delete the object."""
@@ -191,6 +173,29 @@ class ObjectPath:
         doomed = [key for key in self.below() if fnmatchcase(key[start:], pattern)]
         with telling(f"delete {self}"):
             self.store.delete(doomed)
+
+
+def _create(path: ObjectPath, content: bytes) -> bool:
+    for _ in range(_ATTEMPTS):
+        failure = _failure_to_create(path, content)
+        # Asked, not concluded: a write whose answer was lost has failed, or is refused when retried.
+        with telling(f"write {path}, or find out whether it was written"):
+            found = path.store.read(path.key)
+        if found is not None and (bytes(found[0]) == content or failure is None):
+            return bytes(found[0]) == content
+        if found is not None:
+            break
+    raise failure or MeshwrightError(f"cannot write {path}: the store says that it is there, and is not")
+
+
+def _failure_to_create(path: ObjectPath, content: bytes) -> MeshwrightError | None:
+    """Try to write an object, and return why it may not be there, but if the store says that one is."""
+    try:
+        with telling(f"write {path}"), contextlib.suppress(FileExistsError):
+            path.store.create(path.key, content)
+    except MeshwrightError as error:
+        return error
+    return None
 
 
 Directory = Path | ObjectPath
