@@ -173,6 +173,19 @@ def test_nothing_private_of_jax_is_imported(path):
     assert not [name for name in imports(path) if name.startswith(("jax._", "jaxlib"))]
 
 
+def bodies(path):
+    """The name of each function in a file, with the lines of its body, its docstring not counted."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            yield node.name, body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_function_s_body_is_longer_than_forty_lines(path):
+    assert not [name for name, lines in bodies(path) if lines > 40]
+
+
 def test_the_way_of_data_is_that_of_the_imports():
     design = (PACKAGE.parents[1] / "docs/design.md").read_text()
     drawn = re.findall(r"^(\w+) → (\w+)", design.partition("## The way of data")[2].partition("## ")[0], re.M)
