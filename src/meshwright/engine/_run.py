@@ -94,7 +94,7 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         state = _fit(_Turn(settings, training, opened, last, evaluate, write, step_time, stop), state)
         if stop.interruption:
             if checkpoints is None:
-                stop.interruption.add_note("Nothing is saved, as the run has no directory.")
+                stop.interruption.add_note("Nothing of this training is saved by itself.")
             raise stop.interruption
         outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
         if outcome.step < (expected or 0):

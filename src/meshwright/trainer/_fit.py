@@ -66,6 +66,10 @@ class Progress:
     """What is known of the calls that are finished, of earlier processes, too."""
     num_calls: int = 0
     """Calls that this process has finished."""
+    first_step: int = 0
+    """The updates that were made before the first call of this process, in rounds that are finished."""
+    read: Callable[[TrainState], TrainState] | None = None
+    """Returns the state of a finished round, given one like it as structs."""
 
 
 def fit(
@@ -108,7 +112,7 @@ def _epochs(recipe: Recipe, call: Call) -> Epochs:
 
 
 def _first_step(progress: Progress, number: int) -> int:
-    return 0 if number == 1 or progress.state is None else int(progress.state.step)
+    return progress.first_step if number == 1 or progress.state is None else int(progress.state.step)
 
 
 def _settings_for(
@@ -120,7 +124,7 @@ def _settings_for(
     return Settings(
         place=place,
         described=described,
-        saving=saving if place else None,
+        saving=saving if place and not deployer.is_in_round else None,
         reporting=Reporting(
             every=schedule.log_every,
             per_second={"examples": call.batch_size},

@@ -8,6 +8,7 @@ from meshwright.errors import UsageError
 from meshwright.storage import is_file_name
 
 CHECKPOINTS = "checkpoints"
+_TAKEN = (CHECKPOINTS, "rounds")
 
 
 class Place:
@@ -18,7 +19,7 @@ class Place:
     """
 
     def __init__(self, deployer: Deployer, name: str | None):
-        if name is not None and (not is_file_name(name) or name == CHECKPOINTS):
+        if name is not None and (not is_file_name(name) or name in _TAKEN):
             raise UsageError(
                 f'Trainer(name={name!r}): it cannot be a folder\'s name. Give one without "/" that prints, '
                 'such as "actor".'

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
+from weakref import ref
 
 import jax
 import optax
@@ -89,7 +90,10 @@ class Trainer:
         narrowing(compute_dtype)  # raises if it is no dtype
         self.deployer, self._place = deployer, Place(deployer, name)
         self._described = describe(given) if self._place.directory else ""
+        self.name = "trainer" if name is None else name
+        """What it is called among the trainers of a deployer."""
         deployer.num_trainers += 1
+        deployer.trainers.append(ref(self))
         self.model = None if model is None else functional(model)
         start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._recipe = Recipe(
@@ -120,6 +124,8 @@ class Trainer:
         Set it to go on from another state of the same shapes, on this trainer's mesh.
         """
         recipe, progress = self._recipe, self._progress
+        if progress.state is None and progress.read is not None:
+            progress.state, progress.read = progress.read(recipe.target), None
         if progress.state is None:
             progress.state = recipe.start.state(recipe.tx, self.deployer.seed, recipe.layout)
         if any(x.is_deleted() for x in jax.tree.leaves(progress.state)):
@@ -130,6 +136,10 @@ class Trainer:
     def state(self, state: TrainState) -> None:
         check_same(self._recipe.target, state)
         self._progress.state = state
+
+    def begin_from(self, read: Callable[[TrainState], TrainState], step: int) -> None:
+        """Go on from a state of `step` updates: `read` returns it, given one like it as structs."""
+        self._progress.state, self._progress.read, self._progress.first_step = None, read, step
 
     @property
     def params(self) -> PyTree:
@@ -212,6 +222,11 @@ class Trainer:
             n_epochs, max_steps, eval_every, save_every, save_ckpt_every_k_epochs, log_every, best, keep
         )
         check_together(eval_examples, eval_predictor, eval_metric_fn)
+        if self.deployer.is_in_round and schedule.needs_workdir:
+            raise UsageError(
+                "in deployer.rounds(...) the end of each round saves, and fit does not: leave out best, "
+                "save_every, save_ckpt_every_k_epochs and keep."
+            )
         ways = self.deployer.layout().batch_ways
         per_device, size = batch_sizes(
             per_device_batch_size, global_batch_size, ways * self._recipe.accumulate

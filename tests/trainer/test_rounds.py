@@ -1,0 +1,120 @@
+"""Rounds: data are made by the state, and a program that begins anew comes to the same bits."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.errors import CheckpointError, UsageError
+from soak import cases, rng
+from trainer.runs import EXAMPLES, arrays, deployer, trainer
+from trainer.test_resume import Crash
+
+NUM_ROUNDS = 4
+
+
+def play(shared, num_rounds=NUM_ROUNDS, hit=lambda place: None):
+    """Two trainers, each on what the other's parameters and the carry make; `hit` may raise anywhere."""
+    actor, critic = (trainer(given=shared, name=name) for name in ("actor", "critic"))
+    rounds = shared.rounds(num_rounds, carry={"noise": np.zeros(4, np.float32), "seen": 0})
+    for each in rounds:
+        hit(f"{each.number} begins")
+        noise = np.asarray(jax.random.normal(shared.gen_rng(), (4,)))
+        drawn = {"x": EXAMPLES["x"][:32] + noise * float(actor.params["b"]), "y": EXAMPLES["y"][:32]}
+        actor.fit(drawn, global_batch_size=16, n_epochs=1)
+        hit(f"{each.number} half way")
+        critic.fit(
+            drawn | {"y": drawn["x"] @ np.asarray(actor.params["w"])}, global_batch_size=16, max_steps=1
+        )
+        each.carry = {"noise": each.carry["noise"] + noise, "seen": each.carry["seen"] + 32}
+        hit(f"{each.number} ends")
+    return arrays(actor), arrays(critic), rounds.carry["noise"].tobytes(), rounds.carry["seen"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return play(deployer())
+
+
+def crash_at(place):
+    def hit(here):
+        if here == place:
+            raise Crash
+
+    return hit
+
+
+def test_a_workdir_changes_no_bits(tmp_path, undisturbed):
+    assert play(deployer(tmp_path)) == undisturbed
+
+
+@pytest.mark.parametrize("place", ["1 begins", "1 half way", "2 ends", "3 begins", "4 half way", "4 ends"])
+def test_a_program_that_begins_anew_comes_to_the_same_bits(tmp_path, undisturbed, place):
+    with pytest.raises(Crash):
+        play(deployer(tmp_path), hit=crash_at(place))
+    assert play(deployer(tmp_path)) == undisturbed
+
+
+def test_finished_rounds_are_skipped(tmp_path, undisturbed):
+    play(deployer(tmp_path))
+    entered = []
+    assert play(deployer(tmp_path), hit=entered.append) == undisturbed
+    assert entered == []
+
+
+def test_more_rounds_go_on_from_those_that_are_finished(tmp_path, undisturbed):
+    play(deployer(tmp_path), num_rounds=2)
+    entered = []
+    assert play(deployer(tmp_path), hit=entered.append) == undisturbed
+    assert entered[0] == "3 begins"
+
+
+def test_a_second_loop_of_one_program_makes_more_rounds(tmp_path):
+    with deployer(tmp_path) as shared:
+        made = trainer(given=shared)
+        numbers = []
+        for _ in range(2):
+            for each in shared.rounds(2):
+                made.fit(EXAMPLES, global_batch_size=16, n_epochs=1)
+                numbers.append(each.number)
+    assert numbers == [1, 2, 3, 4]
+    assert made.step == 12
+
+
+def test_other_trainers_than_before_are_refused(tmp_path):
+    play(deployer(tmp_path), num_rounds=1)
+    shared = deployer(tmp_path)
+    trainer(given=shared, name="actor")
+    other = trainer(given=shared, name="judge")
+    with pytest.raises(CheckpointError, match=r"has the trainers \['actor', 'critic'\], and this program"):
+        list(shared.rounds(2, carry={"noise": np.zeros(4, np.float32), "seen": 0}))
+    assert other.step == 0
+
+
+def test_two_trainers_without_names_are_refused(tmp_path):
+    shared = deployer(tmp_path)
+    both = [trainer(given=shared), trainer(given=shared)]
+    with pytest.raises(UsageError, match="give each its own"):
+        list(shared.rounds(1))
+    assert len(both) == 2
+
+
+def test_a_fit_that_is_told_to_save_is_refused_in_a_round(tmp_path):
+    shared = deployer(tmp_path)
+    made = trainer(given=shared)
+    rounds = iter(shared.rounds(1))
+    next(rounds)
+    with pytest.raises(UsageError, match="the end of each round saves"):
+        made.fit(EXAMPLES, global_batch_size=16, n_epochs=1, save_every=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", range(cases(few=2, many=60)))
+def test_however_often_it_is_hit(tmp_path, undisturbed, case):
+    random = rng(f"rounds {case}")
+    for _ in range(random.randint(1, 4)):
+        place = f"{random.randint(1, NUM_ROUNDS)} {random.choice(('begins', 'half way', 'ends'))}"
+        with contextlib.suppress(Crash):
+            play(deployer(tmp_path), hit=crash_at(place))
+    assert play(deployer(tmp_path)) == undisturbed
