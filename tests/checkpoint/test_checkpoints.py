@@ -328,7 +328,9 @@ def test_a_cast_that_does_not_fit_is_told_before_there_is_a_state(tmp_path):
 
 
 def writers():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+    """The threads that save; those that read serve all of a process, as long as it lives."""
+    names = ("checkpoint_", "checkpoint-writer")
+    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
 def test_no_thread_is_left_however_a_directory_is_left_and_it_may_be_opened_again(tmp_path):

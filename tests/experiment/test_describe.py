@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.demo import digits
+from meshwright.demo import digits, text
 from meshwright.engine import Difference, describe, differences
 from meshwright.models import decoder
 
@@ -50,6 +51,11 @@ def test_the_digits_are_described_as_they_were():
     """The golden text: a change of a default or of the demo shows here. Optax's own names are left out."""
     ours = [line for line in describe(digits.experiment()).splitlines() if not line.startswith("optimizer")]
     assert ours == GOLDEN.read_text().splitlines()
+
+
+@pytest.mark.parametrize("demo", [digits, text])
+def test_nothing_of_ours_in_a_demo_is_a_nameless_function(demo):
+    assert not re.search(r"meshwright[\w.]*<lambda>", describe(demo.experiment()))
 
 
 def test_settings_are_on_lines_of_their_own_under_their_paths():
@@ -263,6 +269,9 @@ def test_functions_that_share_a_factory_are_shown_once_with_what_all_of_them_clo
         mw.noised(loss, [("w", mw.relative(0.1))]),
         mw.match("w", "fsdp"),
         mw.fsdp(),
+        mw.experiment.truncate(1),
+        mw.experiment.chain(),
+        mw.experiment.replace_prefix(),
     ],
 )
 def test_our_factories_make_values_that_are_equal_and_that_show_their_numbers(value):

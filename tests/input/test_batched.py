@@ -177,6 +177,18 @@ def test_an_iterator_is_read_once_and_its_end_is_that_of_the_data():
         mw.batches(Iterator(dataset(10)), 4, SHARDING, epochs=2)
 
 
+@pytest.mark.parametrize("wrapped", [lambda it: it, lambda it: mw.mapped(lambda x: x, it)])
+def test_an_iterator_stands_after_what_was_used_of_it_when_the_batches_are_closed(wrapped):
+    iterator, found = Iterator(dataset(100)), []
+    for _ in range(5):
+        stream = mw.batches(wrapped(iterator), 4, SHARDING, num_threads=2)
+        found += [*next(stream)["id"].tolist(), *next(stream)["id"].tolist()]
+        stream.peek()
+        stream.close()
+    assert found == list(range(40))
+    assert iterator.get_state() == {"next_index": 40}
+
+
 def test_a_place_begins_again_also_while_threads_read_ahead():
     stream = mw.batches(Iterator(dataset(1000)), 4, SHARDING, num_threads=2)
     start = stream.get_state()

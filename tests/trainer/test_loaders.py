@@ -65,10 +65,14 @@ def test_a_run_on_batches_goes_on_in_the_middle_to_the_bit(kind, stop, tmp_path,
         assert loader.num_read <= 12 - stop + 4  # nothing is read again, and few ahead
 
 
-def test_a_second_fit_goes_on_in_the_stream(in_order):
-    made, batches = trainer(), mw.Batched(stream())
-    for max_steps in (5, 12):
-        fit(made, batches, n_epochs=None, max_steps=max_steps)
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_second_fit_goes_on_in_the_stream_also_where_a_process_begins_anew(is_killed, tmp_path, in_order):
+    made, batches = trainer(tmp_path), mw.Batched(stream())
+    fit(made, batches, n_epochs=None, max_steps=5)
+    if is_killed:
+        made, batches = trainer(tmp_path), mw.Batched(stream())
+        fit(made, batches, n_epochs=None, max_steps=5)
+    fit(made, batches, n_epochs=None, max_steps=7)
     assert arrays(made) == in_order
 
 
@@ -150,7 +154,7 @@ def test_examples_of_several_lengths_train_in_as_many_compiled_shapes(tmp_path, 
 
 def test_examples_of_several_lengths_are_predicted_in_their_order():
     predictor = mw.Predictor(deployer(), predict=lambda params, batch: batch["mask"].sum(-1))
-    assert [int(x) for x in predictor.predict(texts(), {}, per_device_batch_size=1)] == LENGTHS
+    assert [int(x) for x in predictor.predict(texts(), 1, {})] == LENGTHS
 
 
 def test_a_metric_over_several_lengths_sees_every_example():
@@ -163,7 +167,7 @@ def test_a_metric_over_several_lengths_sees_every_example():
 
 def test_a_loaders_batches_are_predicted():
     predictor = mw.Predictor(deployer(), predict=lambda params, batch: batch["y"])
-    found = predictor.predict(mw.Batched(DataLoader(LISTED, 16)), {}, per_device_batch_size=2)
+    found = predictor.predict(mw.Batched(DataLoader(LISTED, 16)), 2, {})
     assert np.array_equal(found, EXAMPLES["y"])
 
 

@@ -13,7 +13,7 @@ TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "show")
 
 FLAGS = (
     *("--against", "--bandwidth", "--compile-to", "--fake-devices", "--help", "--json", "--kill", "--on"),
-    *("--search", "--settings", "--to", "--traced", "-h"),
+    *("--search", "--settings", "--strict", "--to", "--traced", "-h"),
 )
 
 _RUNNING = ("demo", "hlo", "launch", "plan", "resume", "show", "train")
@@ -90,6 +90,12 @@ def _add_runs(commands: _Commands) -> None:
         nargs="?",
         help="what it was started from; to be named where others may have written that into the run",
     )
+    for made in (train, resume):
+        made.add_argument(
+            "--strict",
+            action="store_true",
+            help="refuse to continue a run with other settings than it was trained with so far",
+        )
     show = commands.with_settings(
         "show", "_show", "Describe the experiment that a function returns, running nothing."
     )

@@ -27,7 +27,7 @@ SECRET = "**********"
 
 def train(options: argparse.Namespace) -> Result:
     """Run the experiment that `module:function` returns."""
-    return start(options.target, options.settings, options.fake_devices)
+    return start(options.target, options.settings, options.fake_devices, strict=options.strict)
 
 
 def resume(options: argparse.Namespace) -> Result:
@@ -45,7 +45,7 @@ def resume(options: argparse.Namespace) -> Result:
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
     print(f"  resuming {printable(origin['target'], keep='')}", file=sys.stderr)
     check = None if options.target else functools.partial(check_is_experiment, options.path, origin)
-    return start(origin["target"], settings, fake_devices, check=check)
+    return start(origin["target"], settings, fake_devices, check=check, strict=options.strict)
 
 
 def _origin(place: str) -> dict[str, Any]:
@@ -61,14 +61,25 @@ def _origin(place: str) -> dict[str, Any]:
             raise ValueError("its values are of other types than were written")
     except OSError:
         raise InputError(
-            f"{place} is no run that can be resumed: experiment.json is not there.\n"
-            "  Give the run directory of a run that was started with `meshwright train` or `demo`."
+            f"{place} is no run that can be resumed: experiment.json is not there.\n  {_instead(place)}"
         ) from None
     except (ValueError, TypeError) as error:
         raise InputError(
             f"{file} is damaged ({error}); start the run again with `meshwright train`."
         ) from None
     return origin
+
+
+def _instead(place: str) -> str:
+    """Say what to do about a run that only the program that made it can continue."""
+    try:
+        command = parse_object(read_text(join(place, "environment.json"))).get("command")
+    except (OSError, ValueError):
+        command = None
+    if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
+        said = printable(shlex.join(command), keep="")
+        return f"A program of its own made it, as by `{said}`: start that again, and it goes on by itself."
+    return "Give the run directory of a run that was started with `meshwright train` or `demo`."
 
 
 def _says_how(target: Any, settings: Any, fake_devices: Any, **_: Any) -> bool:
@@ -86,6 +97,7 @@ def start(
     *,
     next_commands: Callable[[str], Sequence[str]] = lambda run: (f"inspect {run}",),
     check: Callable[[Callable[..., Any]], None] | None = None,
+    strict: bool = False,
 ) -> Result:
     """Build the experiment and run it on all processes.
 
@@ -94,6 +106,7 @@ def start(
       fake_devices: virtual CPU devices of each process; None or 0 for the machine's own devices.
       next_commands: what to suggest at the end, without the program's name, of a run named as for a shell.
       check: raises if the function is not to be called.
+      strict: whether to refuse to continue a run with other settings than before.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
@@ -107,7 +120,7 @@ def start(
         made = build(function, settings, experiment.Experiment)
     told = with_secrets(function, settings)
     origin = {"target": target, "settings": told, "fake_devices": fake_devices}
-    outcome = experiment.run(made, origin=origin)
+    outcome = experiment.run(made, origin=origin, strict=strict)
     found = {"run": made.run, **outcome.summary()}
     return (_summary(found, next_commands(shlex.quote(made.run))), found) if process.is_lead() else EXIT_DONE
 

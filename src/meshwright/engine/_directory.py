@@ -1,6 +1,7 @@
 """What lies in a run directory, and how it gets there.
 
 experiment.txt            the settings, one a line
+attempts/step_….txt       the same for each attempt, by the step that it went on from
 experiment.json           how it was started, for `meshwright resume`
 state.txt                 the parameters, where each lies, and what the state takes
 environment.json          versions, devices, mesh, commit, command line, where checkpoints are if elsewhere
@@ -17,6 +18,7 @@ report.html               all of this as a page, made when it ends
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import tempfile
@@ -78,7 +80,7 @@ def open_directory(
 
 def _continued() -> list[str]:
     """Return the files that this process goes on with, or takes back, where a run is continued."""
-    return [_log_name(), *(["metrics.jsonl", "outcome.json"] if process.is_lead() else [])]
+    return [_log_name(), *(["metrics.jsonl", "outcome.json", "experiment.txt"] if process.is_lead() else [])]
 
 
 def _prepare(directory: Path) -> None:
@@ -88,7 +90,8 @@ def _prepare(directory: Path) -> None:
       UsageError: it cannot, or where a file is to be is something else.
     """
     in_the_way = (path for name in (*_FILES, _log_name()) if not _can_be_file(path := directory / name))
-    if (path := next(in_the_way, None)) is not None:
+    links = (path for name in ("attempts", "logs") if (path := directory / name).is_symlink())
+    if (path := next(itertools.chain(in_the_way, links), None)) is not None:
         raise UsageError(
             f"{path} is a link, or no ordinary file, and the run would write there.\n"
             "  Move it away, or give another run directory with run=PATH."

@@ -195,9 +195,14 @@ def _of_methods(value: Any) -> tuple[str, Values]:
 
 
 def _one_by_one(value: Any, variables: Sequence[Values]) -> Values:
-    """Return the parts of a chain: each function closes over one tuple, and the n-th of each are one part."""
+    """Return the parts of a chain: each closes over a tuple of functions, whose n-th make one part."""
     columns = [items for found in variables for items in found.values()]
-    is_chain = len(columns) == len(variables) == len(value) and all(isinstance(x, tuple) for x in columns)
-    if not is_chain or len(set(map(len, columns))) != 1:
+    if not len(columns) == len(variables) == len(value) or not all(map(_are_functions, columns)):
+        return {}
+    if len(set(map(len, columns))) != 1:
         return {}
     return _numbered(type(value)(*row) for row in zip(*columns, strict=True))
+
+
+def _are_functions(items: Any) -> bool:
+    return isinstance(items, tuple) and all(map(callable, items))

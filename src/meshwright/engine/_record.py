@@ -37,11 +37,11 @@ class Record:
         self.summary: Mapping[str, Any] = {}
         """To be set to what came out of a run that was not ended by an error."""
 
-    def begin(self, checkpoints: Checkpoints | None, training: Training) -> None:
-        """Write down what runs, and take back how it ended before."""
+    def begin(self, checkpoints: Checkpoints | None, training: Training, step: int) -> None:
+        """Write down what runs from a step on, and take back how it ended before."""
         self._has_begun = True
         if process.is_lead() and self._directory is not None:
-            write_description(self._directory, self._settings, checkpoints, training)
+            write_description(self._directory, self._settings, checkpoints, training, step)
             write_outcome(self._directory, None)
 
     def __enter__(self) -> Self:

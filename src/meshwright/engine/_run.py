@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
+from meshwright.engine._changes import tell_changes
 from meshwright.engine._checks import checked, tried
 from meshwright.engine._evaluations import Evaluations, Scores
 from meshwright.engine._opened import Opened, open_run
@@ -76,7 +77,9 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         if first >= last or training.data.is_empty():
             say(f"  already at step {first}: {training.asked} asks for nothing more")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
-        opened.record.begin(checkpoints, training)
+        if checkpoints and checkpoints.resumed is not None:
+            tell_changes(settings, opened)
+        opened.record.begin(checkpoints, training, first)
         if opened.directory and checkpoints and checkpoints.resumed is not None:
             tell_of_lost_reports(opened.directory, first, say)
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)

@@ -83,6 +83,8 @@ class Settings:
     watchdog: WatchdogSettings | None = None
     compile_cache: bool = True
     """Whether compiled programs are kept in the run directory."""
+    is_strict: bool = False
+    """Whether a run that is continued with other settings than before is refused."""
     origin: Mapping[str, Any] | None = None
     """How the run is started again; None if only its script knows."""
     remark: str = ""

@@ -13,24 +13,29 @@ from typing import Any
 
 import jax
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoint import Checkpoints, step_name
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.storage import is_address
 from meshwright.train import describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
+ATTEMPTS = "attempts"
+"""The folder of the settings of each attempt, by the step that it went on from."""
 _SECRET = "**********"
 """What stands for a secret, as in pydantic."""
 
 
 def write_description(
-    directory: Path, settings: Settings, checkpoints: Checkpoints | None, training: Training
+    directory: Path, settings: Settings, checkpoints: Checkpoints | None, training: Training, step: int
 ) -> None:
     """Write down what runs, how it was started and where, without secrets. For one process to call."""
     origin = settings.origin
     secrets = secrets_in(origin)
-    (directory / "experiment.txt").write_text(hidden(settings.described(), secrets))
+    described = hidden(settings.described(), secrets)
+    (directory / "experiment.txt").write_text(described)
+    (directory / ATTEMPTS).mkdir(exist_ok=True)
+    (directory / ATTEMPTS / f"{step_name(step)}.txt").write_text(described)
     (directory / "state.txt").write_text(describe_state(training.target) + "\n")
     if origin is not None:
         _write_json(directory / "experiment.json", origin)

@@ -1,6 +1,7 @@
 """How an array of a checkpoint becomes one of another shape: what `from_checkpoint(adapt=)` is given."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ def truncate(dim: int = 0) -> Adapt:
     Raises (when called):
       CheckpointError: there are fewer, or another dimension differs.
     """
-    return lambda saved, wanted: np.take(saved, range(_enough(saved, wanted, dim)), dim)
+    return Truncate(dim, from_left=False)
 
 
 def truncate_left(dim: int = 0) -> Adapt:
@@ -26,7 +27,19 @@ def truncate_left(dim: int = 0) -> Adapt:
 
     Raises: as `truncate`.
     """
-    return lambda saved, wanted: np.take(saved, range(-_enough(saved, wanted, dim), 0), dim)
+    return Truncate(dim, from_left=True)
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """What `truncate` and `truncate_left` make."""
+
+    dim: int
+    from_left: bool
+
+    def __call__(self, saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> np.ndarray:
+        num_rows = _enough(saved, wanted, self.dim)
+        return np.take(saved, range(-num_rows, 0) if self.from_left else range(num_rows), self.dim)
 
 
 def replace_prefix(dim: int = 0) -> Adapt:
@@ -35,14 +48,20 @@ def replace_prefix(dim: int = 0) -> Adapt:
     Raises (when called):
       CheckpointError: there are more than are wanted, or another dimension differs.
     """
+    return ReplacePrefix(dim)
 
-    def adapt(saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> Callable[[jax.Array], jax.Array]:
-        has, wants = _lengths(saved, wanted, dim)
+
+@dataclass(frozen=True)
+class ReplacePrefix:
+    """What `replace_prefix` makes."""
+
+    dim: int
+
+    def __call__(self, saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> Callable[[jax.Array], jax.Array]:
+        has, wants = _lengths(saved, wanted, self.dim)
         if has > wants:
-            raise CheckpointError(f"{has} in dimension {dim}, only {wants} wanted; `truncate` shortens.")
+            raise CheckpointError(f"{has} in dimension {self.dim}, only {wants} wanted; `truncate` shortens.")
         return lambda fresh: jax.lax.dynamic_update_slice(fresh, saved, [0] * saved.ndim)
-
-    return adapt
 
 
 def _enough(saved: np.ndarray, wanted: jax.ShapeDtypeStruct, dim: int) -> int:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -67,7 +68,17 @@ def from_checkpoint(
 
 def chain(*builders: Builder) -> Builder:
     """Return a builder that takes what any of `builders` gives; of what several give, the last one's."""
-    return lambda target: {name: x for build in builders for name, x in build(target).items()}
+    return Chain(builders)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The builder that `chain` makes."""
+
+    builders: tuple[Builder, ...]
+
+    def __call__(self, target: TrainState) -> Given:
+        return {name: x for build in self.builders for name, x in build(target).items()}
 
 
 def _as_saved(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engine import Evaluation, Policy, Scores, global_batch, naming
+from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._outputs import OutputFiles
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
@@ -47,7 +48,7 @@ class MeasuredExamples:
 
     def __call__(self, step: int, state: Any, directory: Path | None) -> Scores:
         """Return the scores by the names that reports give them."""
-        scores = self._evaluator(Tick(step), state) or {}
+        scores = self._derived(self._evaluator(Tick(step), state) or {})
         if self._outputs is not None and directory is not None:
             self._outputs(directory / "outputs" / self.name, step, state)
         return {f"{self.name}/{key}": score for key, score in scores.items()}
@@ -61,12 +62,33 @@ class MeasuredExamples:
         with naming(f"evalers.{self.name}"):
             batch = _first_batch(self._evaler, self._layout)
         with naming(f"evalers.{self.name}.measure"):
-            self._names = tuple(f"{self.name}/{score}" for score in self._evaluator.check(target, batch))
+            found = self._evaluator.check(target, batch)
+        self._names = tuple(f"{self.name}/{score}" for score in self._derived(dict.fromkeys(found, 1.0)))
         if self._outputs is not None:
             with naming(f"evalers.{self.name}.outputs"):
                 self._outputs.check(target, batch)
         number = num_examples(self._evaler.examples)
         return f"evaluation {self.name!r} fits: {'any number of' if number is None else number} examples"
+
+    def _derived(self, scores: Scores) -> Scores:
+        """Return scores and those that are computed from them.
+
+        Raises:
+          UsageError: the function fails, or returns no numbers by names of their own.
+        """
+        if self._evaler.derive is None:
+            return scores
+        field = f"evalers.{self.name}.derive"
+        try:
+            more = {str(key): float(value) for key, value in self._evaler.derive(dict(scores)).items()}
+        except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            raise UsageError(
+                f"{field}: it takes scores by name, {', '.join(scores)}, and returns numbers by name; it "
+                f"ended with {type(error).__name__}: {error}."
+            ) from None
+        if taken := more.keys() & scores.keys():
+            raise UsageError(f"{field} returns {min(taken)!r}, which the measure gives already.")
+        return scores | more
 
     def names(self) -> Sequence[str]:
         """Return the names of the scores, which `check` found."""

@@ -118,6 +118,9 @@ class Evaler:
     batch, model_state)`: written to `outputs/NAME/step_00000100.jsonl` of the run, a line an example."""
     at_end: bool = True
     """Evaluate after the last step, whatever `when` says."""
+    derive: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
+    """More scores, computed from those over all examples: `lambda scores: {"perplexity":
+    math.exp(scores["nll"])}`, which a mean over examples is not. Pure, as all processes call it."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -38,7 +38,7 @@ from meshwright.train import TrainState, Watchdog, check_given, fill_state, wide
 
 
 @process.shared_work()
-def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> Outcome:
+def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, strict: bool = False) -> Outcome:
     """Train as `experiment` says, continuing what its run directory holds.
 
     Call it on every process, after `process.start`.
@@ -46,6 +46,8 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
     Args:
       experiment: what to do.
       origin: JSON-able: how to start this run again. Kept as `experiment.json`.
+      strict: whether to refuse to go on with other settings than the run was trained with so far, which are
+        told otherwise.
 
     Raises:
       UsageError: before anything compiles, where the parts do not fit together, or not all processes have the
@@ -61,11 +63,11 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None) -> O
         process.compare("the settings of the experiment", lambda: settings_of(experiment))
         process.compare_devices()
         experiment = on_hardware(experiment)
-        settings = settings_for(experiment, origin)
+        settings = settings_for(experiment, origin, strict)
         return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
 
 
-def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Settings:
+def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool) -> Settings:
     """Return how the run of an experiment goes."""
     save, given, timeout = experiment.checkpoints, experiment.input, experiment.watchdog_timeout_seconds
     return Settings(
@@ -92,6 +94,7 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
         watchdog=None if timeout is None else WatchdogSettings(timeout, experiment.crash_on_hang),
         compile_cache=experiment.compile_cache,
         origin=origin,
+        is_strict=strict,
         remark=_rule(experiment),
     )
 

@@ -99,6 +99,12 @@ class Once:
             self._iterator.set_state(self._begin)
             return _Reading(self, self._newest)
 
+    def stand(self, state: Any) -> None:
+        """End all readings, and let the iterator stand at `state`; None is where it stood at first."""
+        with self._lock:
+            self._newest += 1
+            self._iterator.set_state(self._begin if state is None else state)
+
     def do(self, reading: int, act: Callable[[Any], Any]) -> list[Any]:
         """Return what `act(iterator)` returned; nothing for a reading, perhaps a thread's, that is over."""
         with self._lock:

@@ -24,7 +24,7 @@ from meshwright.input._device import local_rows, placing
 from meshwright.input._facts import facts_of
 from meshwright.input._protocol import Source
 from meshwright.input._reading import reader, shapes_of, shapes_said, without
-from meshwright.input._samples import samples_of, shares
+from meshwright.input._samples import leave, readable_again, samples_of, shares
 from meshwright.input._source import num_threads_for
 from meshwright.input._stretches import Position, from_json
 from meshwright.input._together import in_step
@@ -47,6 +47,7 @@ class Batches:
         num_threads: int | None,
         rng: tuple[int, int] | None = None,
     ):
+        examples = readable_again(examples, epochs)
         self._samples = samples_of(examples, seed, epochs, rng or (seed or 0, 0))
         self._batch_size, self._rows, self._place = batch_size, rows, place
         self._examples, self._reader = examples, reader(examples, collate)
@@ -88,7 +89,8 @@ class Batches:
         if self.is_empty() or self._peeked is None:
             raise UsageError(
                 f"the examples that are left do not fill one batch of {self._batch_size}; "
-                "make the batch smaller or the epochs more."
+                "make the batch smaller or the epochs more.\n  If what they are read from gives batches, "
+                "say so: mw.Batched(loader)."
             )
         return self._peeked[0]
 
@@ -148,8 +150,9 @@ class Batches:
         self._forget_ahead()
 
     def close(self) -> None:
-        """Stop the threads. What was read ahead is dropped."""
+        """Stop the threads. What was read ahead is dropped, and an iterator that was given set back."""
         self._forget_ahead()
+        leave(self._examples, self._position.state)
 
     def _read(self) -> tuple[PyTree, Position]:
         if self._ahead is None:

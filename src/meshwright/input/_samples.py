@@ -79,9 +79,20 @@ def readable_again(examples: Any, epochs: int | None) -> Any:
 
 def num_epochs_of(examples: Any, epochs: int | None) -> int | None:
     """Return in how many epochs `examples` are read, if at most so many are: an iterator in one."""
+    return 1 if isinstance(_innermost(examples), Iterator | Once) else epochs
+
+
+def leave(examples: Any, state: Any) -> None:
+    """Let an iterator, of which more was read ahead, stand where it did after what was used: at `state`."""
+    innermost = _innermost(examples)
+    if isinstance(innermost, Once):
+        innermost.stand(state)
+
+
+def _innermost(examples: Any) -> Any:
     while isinstance(examples, Batched | MappedIterable):
         examples = examples.loader if isinstance(examples, Batched) else examples.examples
-    return 1 if isinstance(examples, Iterator | Once) else epochs
+    return examples
 
 
 def of_epoch(examples: Any, epoch: int) -> Any:

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 Shapes = Sequence[tuple[int, ...]]
@@ -48,12 +47,12 @@ Dimensions = Callable[[Any, Shapes, Shapes], Rule]
 
 def elementwise(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place, if they have one size in all arrays; size 1 stands for any."""
-    return _in_place(tuple(inputs), tuple(outputs), any_size=frozenset({1}))
+    return _in_place(inputs, outputs, any_size=frozenset({1}))
 
 
 def resized(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     """Keep dimensions in place. Others get another size, so that they must be whole."""
-    return _in_place(tuple(inputs), tuple(outputs))._replace(known=True)
+    return _in_place(inputs, outputs)._replace(known=True)
 
 
 def sliced(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -90,7 +89,6 @@ def one_by_one(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     return Rule(dims, dims)
 
 
-@lru_cache
 def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozenset()) -> Rule:
     """Return a letter for each size that a dimension has on both sides, or everywhere."""
     rank = max((len(shape) for shape in (*inputs, *outputs)), default=0)

@@ -15,11 +15,12 @@ Calls, which hold a jaxpr for all of their operands and results, are inlined and
 
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.program import _dimensions as dims
 from meshwright.program import _products as products
-from meshwright.program._dimensions import Dimensions, Rule
+from meshwright.program._dimensions import Dimensions, Rule, Shapes
 from meshwright.program._products import Work
 from meshwright.program._program import Equation, Operation
 
@@ -111,9 +112,9 @@ TABLE: dict[str, Primitive] = {
         "abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
         "clz complex conj convert_element_type cos cosh device_put digamma div empty empty2 eq eq_to erf "
         "erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le le_to lgamma log "
-        "log1p logistic lt lt_to max min mul name ne neg nextafter not or population_count pow real rem "
-        "round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical "
-        "sign sin sinh sqrt square stop_gradient sub tan tanh xor"
+        "log1p logistic lt lt_to max min mul name ne neg nextafter not one_minus_square or population_count "
+        "pow real rem round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic "
+        "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor"
     ),
     # What devices send each other.
     **_each("all_gather all_gather_invariant", exchange="all-gather"),
@@ -133,8 +134,18 @@ def known_of(operation: Operation) -> Primitive:
 
 def rule_of(operation: Operation) -> Rule:
     """Return how the dimensions of an operation without bodies go together."""
-    shapes = [value.shape for value in operation.inputs], [value.shape for value in operation.outputs]
-    return known_of(operation).dimensions(operation.eqn.params, *shapes)
+    dimensions, params = known_of(operation).dimensions, operation.eqn.params
+    shapes = tuple([x.shape for x in operation.inputs]), tuple([x.shape for x in operation.outputs])
+    try:
+        return _rule(dimensions, () if dimensions is dims.elementwise else tuple(params.items()), *shapes)
+    except TypeError:  # a parameter has no hash
+        return dimensions(params, *shapes)
+
+
+@lru_cache(1024)
+def _rule(dimensions: Dimensions, params: tuple[tuple[str, Any], ...], *shapes: Shapes) -> Rule:
+    """Return a rule, which is kept, as layers repeat it."""
+    return dimensions(dict(params), *shapes)
 
 
 def product_flops(operation: Operation) -> tuple[int, str] | None:

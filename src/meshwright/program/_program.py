@@ -140,7 +140,7 @@ def _inlined(
 
 def _call(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]] | None:
     """Return the jaxpr that an equation calls and what it gives to it; None if it is no call."""
-    if eqn.primitive.name in _NOT_INLINED:
+    if not eqn.params or eqn.primitive.name in _NOT_INLINED:
         return None
     if eqn.primitive.name == "custom_linear_solve":
         return _solve(eqn, arguments)

@@ -1,5 +1,6 @@
 """What the files of a run directory hold, as values. What is missing or damaged is named, and never fatal."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Run:
     checkpoints: Contents | None
     """None where they are in no directory that can be looked into."""
     checkpoints_path: str | None
+    settings_from: Mapping[int, str]
+    """The descriptions of its attempts, by the step that each went on from."""
     incidents: Sequence[Incident]
     outputs: Mapping[str, Sequence[str]]
     """The files in which evaluations wrote what the model made of each example, by evaluation."""
@@ -165,11 +168,23 @@ def _run_in(directory: Path, place: str | None) -> Run:
         history=history,
         checkpoints=contents(path) if path and Path(path).is_dir() else None,
         checkpoints_path=path,
+        settings_from=_settings_from(directory / "attempts"),
         incidents=files.read("logs", incidents_of) or [],
         outputs=_outputs(directory / "outputs"),
         missing=files.missing,
         damage=files.damage,
     )
+
+
+def _settings_from(folder: Path) -> dict[int, str]:
+    """Return what is kept of the settings of attempts, by the step that each went on from."""
+    found: dict[int, str] = {}
+    for file in sorted(folder.glob("step_*.txt")) if folder.is_dir() else ():
+        number = file.stem.removeprefix("step_")
+        if number.isdecimal() and len(number) < 20 and file.is_file():
+            with contextlib.suppress(OSError, InputError):
+                found[int(number)] = _text(file)
+    return found
 
 
 class _Files:

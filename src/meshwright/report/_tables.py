@@ -1,8 +1,10 @@
 """The tables of a page: evaluations, checkpoints, attempts, incidents."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from meshwright import description
 from meshwright.metrics import duration, number
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
@@ -12,6 +14,7 @@ from meshwright.sharding import human_bytes
 
 _MOST_ROWS = 24
 _MOST_INCIDENTS = 20
+_MOST_CHANGES = 5
 
 
 def table(heads: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str, texts: int = 0) -> Html:
@@ -80,11 +83,23 @@ def attempts(run: Run) -> Html | None:
             f"{each.last_step:,}",
             duration(each.seconds),
             "–" if each.compile_seconds is None else f"{number(each.compile_seconds)} s",
+            changed,
         ]
-        for each in run.attempts
+        for each, changed in zip(run.attempts, _changes(run), strict=True)
     ]
-    heads = ["started", "from step", "to step", "trained", "compiled in"]
+    heads = ["started", "from step", "to step", "trained", "compiled in", "settings that changed"]
     return table(heads, rows, caption="The run was continued: its processes, one after the other", texts=1)
+
+
+def _changes(run: Run) -> list[str]:
+    """Return for each attempt in what its settings differ from those of the one before, if that is known."""
+    known = [run.settings_from.get(each.first_step) for each in run.attempts]
+    said = [""]
+    for before, after in itertools.pairwise(known):
+        found = [] if before is None or after is None else description.differences(before, after)
+        more = f" and {len(found) - _MOST_CHANGES} more" if len(found) > _MOST_CHANGES else ""
+        said.append("; ".join(map(str, found[:_MOST_CHANGES])) + more)
+    return said
 
 
 def incidents(run: Run) -> Html | None:

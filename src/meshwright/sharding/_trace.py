@@ -86,11 +86,10 @@ class Walk:
 
     def _apply(self, operation: Operation) -> None:
         rule, arrays = rule_of(operation), [self.array(value) for value in operation.inputs]
-        letters = self._letters(rule, arrays)
+        letters, weight = self._letters(rule, arrays), _weight(operation, arrays)
         for value, dims in zip(operation.outputs, rule.outputs, strict=True):
             sized = zip(dims, value.shape, strict=True)
-            made = tuple(self._product(letters, rule, dim, size) for dim, size in sized)
-            self.arrays[value] = Array(made, _weight(operation, arrays))
+            self.arrays[value] = Array(tuple([self._product(letters, rule, *dim) for dim in sized]), weight)
         for whole, piece in rule.pieces:
             self._note_slice(letters[whole], () if piece is None else letters[piece])
         if operation.kind == "gather":
@@ -115,11 +114,11 @@ class Walk:
         self, letters: dict[int, Product], rule: Rule, dim: tuple[int, ...], size: int = 1
     ) -> Product:
         """Return what a dimension of so many letters is; new factors for those that are not known yet."""
+        if len(dim) == 1 and dim[0] in letters:
+            return letters[dim[0]]
         for letter in dim:
             if letter not in letters:
                 letters[letter] = self.factors.new(size if len(dim) == 1 else rule.sizes[letter])
-        if len(dim) == 1:
-            return letters[dim[0]]
         return tuple(chain(*(letters[letter] for letter in dim))) if dim else self.factors.new(size)
 
     def _unify(self, some: Iterable[Product], others: Iterable[Product]) -> None:
@@ -178,7 +177,7 @@ def _only(array: Array, dims: Dims, letters: Set[int]) -> list[Product]:
 
 def _weight(operation: Operation, arrays: Sequence[Array]) -> str | None:
     """Return the parameter that results are: where all operands are some, the largest; without scalars."""
-    if known_of(operation).product or not any(array.weight for array in arrays):
+    if not any(array.weight for array in arrays) or known_of(operation).product:
         return None
     if operation.kind == "gather":
         return arrays[0].weight if _is_slice(rule_of(operation)) else None

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshwright import process
 from meshwright.collector import collector_paused
@@ -20,10 +21,12 @@ from meshwright.when import Due, Tick, When
 
 T = TypeVar("T")
 
-Measure = Callable[[PyTree, PyTree], Mapping[str, jax.Array]]
-"""`(params, batch) -> {name: values}` with a value, or an array of them, for each example: [batch, ...]."""
+Measure = Callable[[PyTree, PyTree], Mapping[str, jax.Array | Mean]]
+"""`(params, batch) -> {name: values}` with a value, or an array of them, for each example: [batch, ...].
+Where examples weigh differently, as padded texts do by their tokens, a `Mean` of sums and weights, both
+[batch]."""
 
-StatefulMeasure = Callable[[PyTree, PyTree, PyTree], Mapping[str, jax.Array]]
+StatefulMeasure = Callable[[PyTree, PyTree, PyTree], Mapping[str, jax.Array | Mean]]
 """`(params, batch, model_state) -> {name: values}`, of a model that has a state, which it does not change."""
 
 WeightedBatch = tuple[PyTree, Any]
@@ -127,12 +130,29 @@ class Evaluator:
         return _weighed(self._measure(state, batch), weights)
 
 
-def _weighed(values: Mapping[str, jax.Array], weights: jax.Array) -> dict[str, Mean]:
-    for name, x in values.items():
-        if x.shape[:1] != weights.shape:
-            raise UsageError(
-                f"an evaluation needs a value for each example: {name} has shape {x.shape}, the batch "
-                f"{weights.shape[0]} examples.\n  Return the values before averaging, [batch, ...]; "
-                "which of them count is decided here."
-            )
-    return {name: Mean.of(x, jnp.expand_dims(weights, range(1, x.ndim))) for name, x in values.items()}
+def _weighed(values: Mapping[str, jax.Array | Mean], weights: jax.Array) -> dict[str, Mean]:
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            "an evaluation returns values by name, {'loss': values}; this returned a "
+            f"{type(values).__name__}."
+        )
+    return {name: _mean(name, x, weights) for name, x in values.items()}
+
+
+def _mean(name: str, x: jax.Array | Mean, weights: jax.Array) -> Mean:
+    """Return the mean of one value over the examples that count."""
+    if isinstance(x, Mean):
+        total, count = (_each(f"{name}.{part}", getattr(x, part), weights) for part in ("total", "count"))
+        return Mean(total.total, count.total)
+    return _each(name, x, weights)
+
+
+def _each(name: str, x: jax.Array, weights: jax.Array) -> Mean:
+    if np.shape(x)[:1] != weights.shape:
+        raise UsageError(
+            f"an evaluation needs a value for each example: {name} has shape {np.shape(x)}, the batch "
+            f"{weights.shape[0]} examples.\n  Return the values before averaging, [batch, ...]; "
+            "which of them count is decided here. Values that weigh differently: "
+            "mw.Mean(sums, weights), both [batch]."
+        )
+    return Mean.of(x, jnp.expand_dims(weights, range(1, np.ndim(x))))

@@ -113,6 +113,8 @@ class Watchdog:
         self._thread = threading.get_ident()
         self._phase = START
         self._step: int | None = None
+        self._backstop_seconds = 0.0
+        """A fourth of what the backstop was last put off by."""
         self._turns = 0
         """Grows whenever a step is done, a phase begins or ends, or it is known that another is at work."""
 
@@ -137,7 +139,10 @@ class Watchdog:
         """Measure the time from now on as that of `phase`, until a step is done."""
         self._phase = phase
         self._turns += 1
-        self.renew_backstop()
+        # Each renewal starts a thread: four times a step, that cost more than all else that a run adds.
+        # A backstop that is further off than this phase needs is put right by the next look.
+        if self._timeout() > self._backstop_seconds:
+            self.renew_backstop()
 
     def hear(self, word: str) -> None:
         """Take what another process says: that it waits, or that it is at work."""
@@ -194,7 +199,8 @@ class Watchdog:
     def renew_backstop(self) -> None:
         """Put off what happens when this thread cannot run, because a hung call keeps Python's lock."""
         if not self.over.is_set():
-            faulthandler.dump_traceback_later(4 * self._timeout(), file=2, exit=self._kill)
+            self._backstop_seconds = self._timeout()
+            faulthandler.dump_traceback_later(4 * self._backstop_seconds, file=2, exit=self._kill)
 
 
 def _report(said: str) -> None:

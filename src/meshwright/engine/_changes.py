@@ -1,0 +1,35 @@
+"""Settings that are others than those that a run was last trained with."""
+
+from meshwright import description, process
+from meshwright.engine._opened import Opened
+from meshwright.engine._settings import Settings
+from meshwright.engine._written import hidden, secrets_in
+from meshwright.errors import UsageError
+
+_MOST_SHOWN = 20
+
+
+def tell_changes(settings: Settings, opened: Opened) -> None:
+    """Tell, value by value, in what the settings differ from those of the attempt before. Collective.
+
+    Raises:
+      UsageError: they differ, and the settings are strict.
+    """
+    if opened.directory is None:
+        return
+    file = opened.directory / "experiment.txt"
+    before = process.on_lead(lambda: file.read_text() if file.is_file() else None)
+    if before is None:
+        return
+    described = hidden(settings.described(), secrets_in(settings.origin))
+    found = [str(each) for each in description.differences(before, described)]
+    if not found:
+        return
+    left = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    said = "".join(f"\n    {each}" for each in found[:_MOST_SHOWN]) + left
+    if settings.is_strict:
+        raise UsageError(
+            f"{settings.place} was trained with other settings so far:{said}\n  Give the same ones, another "
+            "run directory, or leave out strict to go on with those that are given."
+        )
+    opened.say(f"  ! settings differ from those that it was trained with so far:{said}")
