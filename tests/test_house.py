@@ -64,6 +64,8 @@ LIBRARIES = {
     "zarr",
     "PIL",
     "cramjam",
+    "fsspec",
+    "obstore",
 }
 TRACKERS = {"wandb", "clearml", "mlflow", "trackio"}
 OPTIONAL = LIBRARIES | TRACKERS

@@ -14,7 +14,6 @@ from meshwright.storage._object_file import Part, parts_of, put_parts, wrong_obj
 from meshwright.storage._path import Directory, ObjectPath, location, read_each
 from meshwright.storage._permission import telling_unreadable
 from meshwright.storage._place import is_address, is_file_name, join, local_path
-from meshwright.storage._store import telling, told
 
 __all__ = [
     "AHEAD_BYTES",
@@ -35,8 +34,6 @@ __all__ = [
     "put_parts",
     "read_each",
     "read_text",
-    "telling",
     "telling_unreadable",
-    "told",
     "wrong_objects",
 ]
