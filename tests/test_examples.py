@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 OF_DIGITS = [
-    name for name in EXAMPLES if "source_code" not in name and name != "decoder.py"
+    name
+    for name in EXAMPLES
+    if "source_code" not in name and name not in ("decoder.py", "policy_gradient.py", "federated.py")
 ]  # others have their tests
 GOLDEN = json.loads((ROOT / "tests/golden/5ef2e64/losses.json").read_text())["examples"]
 
@@ -66,3 +69,36 @@ def test_each_example_has_its_line():
 def test_the_program_of_three_functions_in_the_readme_is_an_example():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert (ROOT / "examples/digits_nnx.py").read_text() in blocks
+
+
+def killed(name, workdir, rounds):
+    """Run a program until so many rounds are finished, and kill it."""
+    program = subprocess.Popen(
+        [sys.executable, ROOT / "examples" / name, workdir], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    with program:
+        finished = workdir / f"rounds/step_{rounds:08d}"
+        for _ in range(2000):
+            if finished.exists() or program.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert program.poll() is None, "it ended before it was killed"
+        program.kill()
+        program.communicate()
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("policy_gradient.py", 9), ("federated.py", 2)])
+def test_rounds_that_were_killed_end_as_if_they_had_not_been(name, rounds, tmp_path, printed):
+    killed(name, tmp_path, rounds)
+    assert printed(name, str(tmp_path)) == printed(name)
+
+
+def test_an_agent_learns_which_action_is_rewarded(printed):
+    first, last = map(
+        float, re.findall(r"reward ([\d.]+).* ([\d.]+) in the last", printed("policy_gradient.py"))[0]
+    )
+    assert first < 0.5 < 0.8 < last
+
+
+def test_eight_clients_learn_together_what_none_of_them_knows(printed):
+    assert float(re.search(r"accuracy ([\d.]+)", printed("federated.py"))[1]) > 0.8

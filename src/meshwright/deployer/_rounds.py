@@ -1,8 +1,8 @@
 """Rounds of training on data that depend on the state, as in reinforcement learning and self-training.
 
-A finished call of `fit` cannot just return in a process that begins anew: the data of the next one are made by
-the newest state. So a round is what is finished or not. Its end commits all trainers, the stream of keys and the
-carry (a replay buffer, an environment, random state) at once; a round that was cut off is made again.
+A finished call of `fit` cannot just return in a process that begins anew: the data of the next one are made
+by the newest state. So a round is what is finished or not. Its end commits all trainers, the stream of keys
+and the carry (a replay buffer, an environment, random state) at once; a round that was cut off is made again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
