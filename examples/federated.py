@@ -3,8 +3,8 @@
     python examples/federated.py [WORKDIR]
 
 Each round a client begins with the server's parameters, trains on what it has, mostly two of the ten digits,
-and sends back its parameters; the server takes their mean. One `Trainer` serves all clients: its state is set for
-each, and its step is compiled once. With a WORKDIR a killed program goes on in the round that was cut off.
+and sends back its parameters; the server takes their mean. One `Trainer` serves all clients: its state is set
+for each, and its step is compiled once. With a WORKDIR a killed program goes on in the round that was cut off.
 """
 
 import dataclasses
@@ -58,9 +58,8 @@ def main(workdir=None):
             sent.append(jax.tree.map(np.asarray, trainer.params))
         each.carry = jax.tree.map(lambda *all_sent: np.mean(all_sent, axis=0), *sent)
     logits = np.asarray(apply(rounds.carry, test["image"]))
-    print(
-        f"accuracy {(logits.argmax(-1) == test['label']).mean():.3f}, logits {float(logits.sum())!r} in all"
-    )
+    accuracy = (logits.argmax(-1) == test["label"]).mean()
+    print(f"accuracy {accuracy:.3f}, logits {float(logits.sum())!r} in all")
 
 
 if __name__ == "__main__":

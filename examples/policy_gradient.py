@@ -3,8 +3,8 @@
     python examples/policy_gradient.py [WORKDIR]
 
 Each state is four numbers, and of three actions one is rewarded. The policy draws actions with a `Predictor`,
-the critic learns what a state is worth, and the policy learns from what was better than that. With a WORKDIR a
-killed program goes on in the round that was cut off, and ends with the same bits.
+the critic learns what a state is worth, and the policy learns from what was better than that. With a WORKDIR
+a killed program goes on in the round that was cut off, and ends with the same bits.
 """
 
 import sys
