@@ -4,7 +4,8 @@
 
 Each round a client begins with the server's parameters, trains on what it has, mostly two of the ten digits,
 and sends back its parameters; the server takes their mean. One `Trainer` serves all clients: its state is set
-for each, and its step is compiled once. With a WORKDIR a killed program goes on in the round that was cut off.
+for each, and its step is compiled once. With a WORKDIR a killed program goes on in the round that was cut
+off.
 """
 
 import dataclasses
