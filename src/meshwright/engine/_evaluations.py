@@ -34,6 +34,11 @@ class Evaluation(Protocol):
         ...
 
     @property
+    def prefix(self) -> str:
+        """Return how the names of its scores begin in reports."""
+        ...
+
+    @property
     def when(self) -> Policy:
         """Return when it is due."""
         ...
@@ -107,11 +112,18 @@ class Evaluations:
         if self._needs_reports:
             self._known |= process.agree(numbers(values))
 
-    def recall(self, history: Mapping[int, Scores]) -> None:
-        """Take what was reported before a restart, by step."""
-        self.history |= history
+    def recall(self, history: Mapping[int, Scores], after: int) -> None:
+        """Take what was reported before a restart, by step; scores count from the step `after` on."""
         for step in sorted(history):
             self._known |= history[step]
+            if step > after and (found := self._scores_among(history[step])):
+                self.history[step] = found
+
+    def _scores_among(self, reported: Scores) -> Scores:
+        """Return what evaluations reported, and not training; how long one took is no score."""
+        prefixes = tuple(one.prefix for one in self.each)
+        times = {seconds_of(one.name) for one in self.each}
+        return {name: x for name, x in reported.items() if name.startswith(prefixes) and name not in times}
 
     def _keep(self, step: int, found: Scores) -> None:
         if found:

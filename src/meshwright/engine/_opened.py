@@ -32,10 +32,14 @@ class Opened:
     watch: Watchdog
     say: Callable[[str], None]
     """Tells people a line."""
+    started: float
+    """When the run was called for, on the clock `time.monotonic`."""
 
 
 @contextlib.contextmanager
-def open_run(settings: Settings, target: TrainState, tx: Tx, watch: Watchdog) -> Iterator[Opened]:
+def open_run(
+    settings: Settings, target: TrainState, tx: Tx, watch: Watchdog, started: float
+) -> Iterator[Opened]:
     """Open what a run needs, and close it however the run ends. Collective.
 
     Args:
@@ -43,6 +47,7 @@ def open_run(settings: Settings, target: TrainState, tx: Tx, watch: Watchdog) ->
       target: the state as structs.
       tx: the optimizer, which says what of a state that is saved must be finite.
       watch: the watchdog, open already.
+      started: when the run was called for, on the clock `time.monotonic`.
 
     Raises:
       UsageError: another run has the directory, or it cannot be used.
@@ -55,7 +60,7 @@ def open_run(settings: Settings, target: TrainState, tx: Tx, watch: Watchdog) ->
         signals = opened.enter_context(process.signals())
         if settings.place is None:
             record = opened.enter_context(Record(None, settings))
-            yield Opened(None, console, checkpoints, signals, record, watch, say)
+            yield Opened(None, console, checkpoints, signals, record, watch, say, started)
             return
         with naming("run"):
             warn = settings.say or saying(console, logging.WARNING)
@@ -73,7 +78,7 @@ def open_run(settings: Settings, target: TrainState, tx: Tx, watch: Watchdog) ->
                 opened.enter_context(checkpoints)
         opened.enter_context(log_file(directory))
         opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
-        yield Opened(directory, console, checkpoints, signals, record, watch, say)
+        yield Opened(directory, console, checkpoints, signals, record, watch, say, started)
 
 
 def _checkpoints(settings: Settings, target: TrainState, tx: Tx) -> Checkpoints | None:

@@ -57,12 +57,13 @@ def run(settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, Watchd
       Interrupted: told to stop; the state is saved.
       PeersError: another process is gone.
     """
+    started = time.monotonic()
     with contextlib.ExitStack() as stack:
         stack.enter_context(process.telling())
         watch = stack.enter_context(_watched(settings))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
-        opened = stack.enter_context(open_run(settings, training.target, tx, watch))
+        opened = stack.enter_context(open_run(settings, training.target, tx, watch, started))
         outcome = train(settings, training, opened)
         opened.record.summary = outcome.summary()
     return outcome
@@ -83,13 +84,18 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         if opened.directory and checkpoints and checkpoints.resumed is not None:
             tell_of_lost_reports(opened.directory, first, say)
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
-        evaluate.recall(reported(opened.directory, before=first))
+        evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
         write = writers(stack, settings, training, opened, step_time, after=first)
         expected = training.num_steps(first)
         opened.console.expect(expected)
         if settings.is_shown and process.is_lead():
             stack.enter_context(opened.console)
-        stop = Stopping(opened.signals, settings.stop, settings.reporting.every, evaluate.history)
+        stop = Stopping(
+            opened.signals, settings.stop, settings.reporting.every, evaluate.history, opened.started
+        )
+        if stop.was_early():
+            say(f"  ended at step {first}: the scores had got no better")
+            return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
         started = time.perf_counter()
         state = _fit(_Turn(settings, training, opened, last, evaluate, write, step_time, stop), state)
         if stop.interruption:
@@ -177,9 +183,9 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             nonlocal newest
             newest = state
             training.reached(state)
-            # A platform that takes its machine back leaves time to save, and none to evaluate.
+            # Whoever takes the machine back leaves time to save, and none to evaluate.
             with watch.phase("evaluation"):
-                return None if stop.is_ending else evaluate(tick, state)
+                return None if stop.is_ending(tick) else evaluate(tick, state)
 
         def beat(tick: Tick) -> None:
             watch(tick)

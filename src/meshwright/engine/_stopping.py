@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import jax
+
 from meshwright import process
 from meshwright.errors import Interrupted, UsageError
 from meshwright.when import Tick
 
 History = Mapping[int, Mapping[str, float]]
-"""The scores of a run by step, those before a restart included; beside those, what training reported then."""
+"""The scores of a run by step, those before a restart included."""
 
 StopEarly = Callable[[History], bool]
 """Whether to end the run, a pure function of its scores; asked after each evaluation. One that says in an
@@ -75,21 +77,30 @@ class Stopping:
       when: what else ends the run.
       every: steps between looks at the clock.
       history: the scores so far; it grows as the run evaluates.
+      started: when the run was called for, on the clock `time.monotonic`.
     """
 
-    def __init__(self, signals: process.Signals, when: StopWhen, every: int, history: History):
+    def __init__(
+        self, signals: process.Signals, when: StopWhen, every: int, history: History, started: float
+    ):
         self._signals, self._every, self._early, self._history = signals, every, when.early, history
-        self._until = None if when.max_seconds is None else time.monotonic() + when.max_seconds
+        self._until = None if when.max_seconds is None else started + when.max_seconds
         self._num_judged = len(history)
         self.interruption: Interrupted | None = None
         """What to raise after the run: it is not complete, and can be continued."""
         self.is_early = False
         """Whether the scores ended the run, which is complete then."""
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether whoever takes the machine said so: there is time to save, and for no more."""
-        return self._signals.ending
+    def is_ending(self, tick: Tick) -> bool:
+        """Return whether there is time to save, and for no more: told so, or at the end of the time.
+
+        So an attempt that is cut off adds no evaluation that an undisturbed run does not make.
+        """
+        return self._signals.ending or (tick.last and self.interruption is not None)
+
+    def was_early(self) -> bool:
+        """Return whether the scores had ended the run before it was called again."""
+        return bool(self._history) and self._early is not None and self._early(self._history)
 
     def __call__(self, tick: Tick) -> bool:
         if self._signals.stop(tick.step):
@@ -104,7 +115,7 @@ class Stopping:
         return self.is_early or self.interruption is not None
 
     def _is_out_of_time(self, step: int) -> bool:
-        if self._until is None or step % self._every:
+        if self._until is None or (jax.process_count() > 1 and step % self._every):
             return False
         return process.agree(time.monotonic() >= self._until)
 

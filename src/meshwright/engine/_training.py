@@ -60,6 +60,8 @@ class Training:
     """Returns by name what must be the same on all processes of the state and the examples."""
     remarks: Sequence[str] = ()
     """What people should know before it starts."""
+    first_step: Callable[[], int] = lambda: 0
+    """Returns the updates that were made before this training, whose scores it does not go by."""
     num_steps: Callable[[int], int | None] = lambda done: None
     """Returns from the updates made so far those in all, for progress; None if only the data knows."""
     is_continued: bool = False

@@ -30,7 +30,7 @@ class MeasuredExamples:
     def __init__(self, experiment: Experiment, name: str, layout: Layout):
         evaler = experiment.evalers[name]
         dtype = experiment.train_dtype if evaler.dtype == "train" else evaler.dtype
-        self.name, self.field = name, f"evalers.{name}.measure"
+        self.name, self.prefix, self.field = name, f"{name}/", f"evalers.{name}.measure"
         self.when: Policy = evaler.when
         self.at_end = evaler.at_end
         self._evaler, self._layout = evaler, layout

@@ -217,8 +217,8 @@ class Experiment:
     save_input_iterator: bool = True
     """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
     max_seconds: float | None = None
-    """How long one process may train, from its first step on: at the next report it evaluates, saves and ends
-    with exit code 75, to be run again."""
+    """How long one process may take, from the call of `run` on: after the step that is over then it saves and
+    ends with exit code 75, to be run again. Several processes look at the clock at each report."""
     stop_early: StopEarly | None = None
     """When the scores say that more training is of no use: `mw.no_better("test/loss", "min", patience=5)`."""
 

@@ -174,6 +174,7 @@ def _training_of(
         step=recipe.step,
         data=calls,
         last_step=lambda: calls.first_step + schedule.max_steps if schedule.max_steps else _FOR_EVER,
+        first_step=lambda: calls.first_step,
         num_steps=lambda done: schedule.num_steps(done, calls.epochs, calls.first_step),
         asked=schedule.end,
         first_state=partial(_kept, recipe, progress, calls, first_state),

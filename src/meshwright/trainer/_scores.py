@@ -54,7 +54,7 @@ class OfLoss:
 class Evaluation:
     """The evaluation of a `fit` as the engine wants it: all scores, as `eval_loss` and so on."""
 
-    name, field, at_end = "eval", "eval_examples", True
+    name, prefix, field, at_end = "eval", "eval_", "eval_examples", True
 
     def __init__(self, each: Sequence[Scored], when: When, best: Best):
         self._each, self.when, self._best = each, when, best
