@@ -89,6 +89,7 @@ def test_a_run_directory_holds_what_is_documented(uninterrupted):
         "state.txt",
         "environment.json",
         "outcome.json",
+        "attempts/step_00000000.txt",
         "report.html",
         "metrics.jsonl",
         "logs/process-00000.log",
