@@ -18,13 +18,12 @@ from meshwright.deployer._log import Log
 from meshwright.deployer._named import Names
 from meshwright.deployer._placement import Placement
 from meshwright.deployer._randomness import Randomness
-from meshwright.deployer._rounds import Rounds
+from meshwright.deployer._rounds import Loops
 from meshwright.deployer._workdir import Workdir, apart, local_workdir, open_workdir
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Tracker, wandb
 from meshwright.sharding import make_mesh
 from meshwright.train import RUN_AHEAD, as_seed
-from meshwright.tree import PyTree
 
 T = TypeVar("T")
 
@@ -86,9 +85,6 @@ class Deployer:
         self.seed, self.num_trainers = seed, 0
         self.trained_in: dict[Path, weakref.ref[Any]] = {}
         """By run directory what trains there, as long as it lives."""
-        self.trainers: list[weakref.ref[Any]] = []
-        """The trainers that were made for it, as long as they live."""
-        self.is_in_round, self._num_rounds = False, 0
         self.verbose = verbose and process.is_lead()
         self._in_flight: deque[list[jax.Array]] = deque()
         self._randomness, self._directory = Randomness(self.seed), open_workdir(directory)
@@ -101,6 +97,8 @@ class Deployer:
         self._checkpoints = NamedCheckpoints(
             Names(self._directory), self._placement, self._randomness, self._log.log_info
         )
+        self.loops = Loops(self._directory, self._randomness, self.log_info)
+        """Rounds of training, and the trainers that take part in them."""
         _introduce(self.mesh, self._directory, self.log_info)
 
     layout = Forwarded("_placement", Placement.layout)
@@ -128,6 +126,7 @@ class Deployer:
     progress = Forwarded("_log", Log.progress)
 
     shared_workdir = Forwarded("_directory", Workdir.shared_for)
+    rounds = Forwarded("loops", Loops.rounds)
 
     def __enter__(self) -> Self:
         return self
@@ -162,38 +161,6 @@ class Deployer:
         if len(self._in_flight) > RUN_AHEAD:
             jax.block_until_ready([x for x in self._in_flight.popleft() if not x.is_deleted()])
         return outputs
-
-    def rounds(self, num_rounds: int, carry: PyTree = None) -> Rounds:
-        """Return rounds to iterate over, for training on data that are made by the state. Collective.
-
-            for each in deployer.rounds(100, carry=buffer):
-                each.carry = sample(actor.params, each.carry)
-                actor.fit(each.carry, global_batch_size=64, n_epochs=1)
-
-        With a workdir each round's end commits all trainers of the deployer, its stream of keys and the carry
-        at once; a program that begins anew skips the rounds that are finished, and comes to the same bits.
-        `fit` saves nothing by itself meanwhile. In one program a second loop makes more rounds.
-
-        Args:
-          num_rounds: how many this loop makes.
-          carry: a pytree of arrays and numbers, given to the first round; without a workdir, anything.
-        """
-        if num_rounds < 1:
-            raise UsageError(f"rounds({num_rounds}): give at least 1.")
-        numbers = range(self._num_rounds + 1, self._num_rounds + num_rounds + 1)
-        if self._num_rounds:
-            self.log_info(f"rounds {numbers.start} to {numbers.stop - 1}: {num_rounds} more")
-        self._num_rounds += num_rounds
-        directory = None if self.workdir is None else self.shared_workdir("rounds")
-        return Rounds(
-            numbers, carry, directory, self._living, self._randomness, self.log_info, self._set_in_round
-        )
-
-    def _living(self) -> list[Any]:
-        return [trainer for known in self.trainers if (trainer := known()) is not None]
-
-    def _set_in_round(self, is_in_round: bool) -> None:
-        self.is_in_round = is_in_round
 
     def tell_idle(self, error: LayoutError) -> None:
         """Raise the error about a mesh axis that only repeats a model's work; of several models, tell it.

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from weakref import ref
 
 from meshwright import process
 from meshwright.arrays import restore, subtree
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer._randomness import Randomness
+from meshwright.deployer._workdir import Workdir
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.tree import PyTree
 
@@ -135,3 +137,50 @@ class Rounds:
                 )
             found[member.name] = member
         return found
+
+
+class Loops:
+    """The loops over rounds that a program makes, and the trainers that take part in them."""
+
+    def __init__(self, directory: Workdir, randomness: Randomness, tell: Callable[[str], None]):
+        self._directory, self._randomness, self._tell = directory, randomness, tell
+        self._trainers: list[ref[Member]] = []
+        self._num_rounds = 0
+        self.is_in_round = False
+        """Whether a round goes on."""
+
+    def join(self, trainer: Member) -> None:
+        """Have a trainer take part, as long as it lives."""
+        self._trainers.append(ref(trainer))
+
+    def rounds(self, num_rounds: int, carry: PyTree = None) -> Rounds:
+        """Return rounds to iterate over, for training on data that are made by the state. Collective.
+
+            for each in deployer.rounds(100, carry=buffer):
+                each.carry = sample(actor.params, each.carry)
+                actor.fit(each.carry, global_batch_size=64, n_epochs=1)
+
+        With a workdir each round's end commits all trainers of the deployer, its stream of keys and the carry
+        at once; a program that begins anew skips the rounds that are finished, and comes to the same bits.
+        `fit` saves nothing by itself meanwhile. In one program a second loop makes more rounds.
+
+        Args:
+          num_rounds: how many this loop makes.
+          carry: a pytree of arrays and numbers, given to the first round; without a workdir, anything.
+        """
+        if num_rounds < 1:
+            raise UsageError(f"rounds({num_rounds}): give at least 1.")
+        numbers = range(self._num_rounds + 1, self._num_rounds + num_rounds + 1)
+        if self._num_rounds:
+            self._tell(f"rounds {numbers.start} to {numbers.stop - 1}: {num_rounds} more")
+        self._num_rounds += num_rounds
+        directory = None if self._directory.path is None else self._directory.shared_for("rounds")
+        return Rounds(
+            numbers, carry, directory, self._living, self._randomness, self._tell, self._set_in_round
+        )
+
+    def _living(self) -> list[Member]:
+        return [trainer for known in self._trainers if (trainer := known()) is not None]
+
+    def _set_in_round(self, is_in_round: bool) -> None:
+        self.is_in_round = is_in_round

@@ -124,7 +124,7 @@ def _settings_for(
     return Settings(
         place=place,
         described=described,
-        saving=saving if place and not deployer.is_in_round else None,
+        saving=saving if place and not deployer.loops.is_in_round else None,
         reporting=Reporting(
             every=schedule.log_every,
             per_second={"examples": call.batch_size},

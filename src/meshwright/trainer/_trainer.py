@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
-from weakref import ref
 
 import jax
 import optax
@@ -93,7 +92,7 @@ class Trainer:
         self.name = "trainer" if name is None else name
         """What it is called among the trainers of a deployer."""
         deployer.num_trainers += 1
-        deployer.trainers.append(ref(self))
+        deployer.loops.join(self)
         self.model = None if model is None else functional(model)
         start = Start(self.model, params, model_state, opt_state, last_ckpt_info)
         self._recipe = Recipe(
@@ -222,7 +221,7 @@ class Trainer:
             n_epochs, max_steps, eval_every, save_every, save_ckpt_every_k_epochs, log_every, best, keep
         )
         check_together(eval_examples, eval_predictor, eval_metric_fn)
-        if self.deployer.is_in_round and schedule.needs_workdir:
+        if self.deployer.loops.is_in_round and schedule.needs_workdir:
             raise UsageError(
                 "in deployer.rounds(...) the end of each round saves, and fit does not: leave out best, "
                 "save_every, save_ckpt_every_k_epochs and keep."
