@@ -30,7 +30,7 @@ def test_a_run_that_is_stopped_says_so_and_its_page_has_the_checkpoint(tmp_path)
         mw.run(experiment(tmp_path, max_seconds=0, log_every=3))
     assert outcome(tmp_path)["ended"] == "stopped"
     page = (tmp_path / "report.html").read_text()
-    assert "stopped after step 3: max_seconds is over" in page
+    assert "stopped after step 1: max_seconds is over" in page
     assert "Checkpoints that are there" in page
 
 
