@@ -105,7 +105,7 @@ def test_a_state_that_is_set_is_gone_on_from():
     made.state = first
     fit(other, OTHERS, n_epochs=1)
     fit(made, OTHERS, n_epochs=1)
-    assert made.step == other.step == 5
+    assert arrays(made) == arrays(other)
 
 
 def test_a_state_of_other_shapes_is_refused():
@@ -181,3 +181,26 @@ def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path
     fit(made, scale, n_epochs=1)
     assert np.isfinite(np.asarray(made.params["w"])).all()
     assert made.step == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"stop": 3600}, r"stop=3600.* must be a mw.engine.StopWhen"),
+        ({"profile": (3,)}, r"must be a mw.engine.Profile"),
+        ({"watchdog": 60}, r"must be a mw.engine.WatchdogSettings"),
+        ({"profile": mw.engine.Profile((1,))}, r"writes into the run directory"),
+    ],
+)
+def test_a_value_that_would_do_nothing_is_refused(wrong, says):
+    with pytest.raises(UsageError, match=says):
+        fit(trainer(), **wrong)
+
+
+def test_settings_that_changed_are_told_where_nothing_is_left_to_train_too(tmp_path, monkeypatch):
+    fit(trainer(tmp_path), n_epochs=1)
+    again, said = trainer(tmp_path, optimizer=optax.adam(0.5)), []
+    monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
+    fit(again, n_epochs=1)
+    assert any("settings differ" in line and "-0.1 → -0.5" in line for line in said)
+    assert "asks for nothing more" in said[-1]

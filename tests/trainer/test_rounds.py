@@ -14,21 +14,28 @@ from trainer.test_resume import Crash
 NUM_ROUNDS = 4
 
 
+def start():
+    return {"noise": np.zeros(4, np.float32), "seen": 0}
+
+
+def one_round(shared, actor, critic, each, hit):
+    """Train both on what the other's parameters and the carry make; `hit` may raise anywhere."""
+    hit(f"{each.number} begins")
+    noise = np.asarray(jax.random.normal(shared.gen_rng(), (4,)))
+    drawn = {"x": EXAMPLES["x"][:32] + noise * float(actor.params["b"]), "y": EXAMPLES["y"][:32]}
+    actor.fit(drawn, global_batch_size=16, n_epochs=1)
+    hit(f"{each.number} half way")
+    judged = drawn | {"y": drawn["x"] @ np.asarray(actor.params["w"])}
+    critic.fit(judged, global_batch_size=16, max_steps=1)
+    each.carry = {"noise": each.carry["noise"] + noise, "seen": each.carry["seen"] + 32}
+    hit(f"{each.number} ends")
+
+
 def play(shared, num_rounds=NUM_ROUNDS, hit=lambda place: None):
-    """Two trainers, each on what the other's parameters and the carry make; `hit` may raise anywhere."""
     actor, critic = (trainer(given=shared, name=name) for name in ("actor", "critic"))
-    rounds = shared.rounds(num_rounds, carry={"noise": np.zeros(4, np.float32), "seen": 0})
+    rounds = shared.rounds(num_rounds, carry=start())
     for each in rounds:
-        hit(f"{each.number} begins")
-        noise = np.asarray(jax.random.normal(shared.gen_rng(), (4,)))
-        drawn = {"x": EXAMPLES["x"][:32] + noise * float(actor.params["b"]), "y": EXAMPLES["y"][:32]}
-        actor.fit(drawn, global_batch_size=16, n_epochs=1)
-        hit(f"{each.number} half way")
-        critic.fit(
-            drawn | {"y": drawn["x"] @ np.asarray(actor.params["w"])}, global_batch_size=16, max_steps=1
-        )
-        each.carry = {"noise": each.carry["noise"] + noise, "seen": each.carry["seen"] + 32}
-        hit(f"{each.number} ends")
+        one_round(shared, actor, critic, each, hit)
     return arrays(actor), arrays(critic), rounds.carry["noise"].tobytes(), rounds.carry["seen"]
 
 
@@ -82,13 +89,45 @@ def test_a_second_loop_of_one_program_makes_more_rounds(tmp_path):
     assert made.step == 12
 
 
+def test_in_one_program_a_round_that_an_error_cut_off_is_made_again(tmp_path, undisturbed):
+    shared = deployer(tmp_path)
+    actor, critic = (trainer(given=shared, name=name) for name in ("actor", "critic"))
+
+    def played(hit):
+        rounds = shared.rounds(NUM_ROUNDS - shared.loops.num_finished, carry=start())
+        for each in rounds:
+            one_round(shared, actor, critic, each, hit)
+        return arrays(actor), arrays(critic), rounds.carry["noise"].tobytes(), rounds.carry["seen"]
+
+    with pytest.raises(Crash) as held:  # as a notebook holds the error, and with it the loop
+        played(crash_at("3 half way"))
+    assert played(lambda place: None) == undisturbed
+    assert held.value is not None
+
+
+def test_a_carry_may_grow(tmp_path):
+    def grown(num_rounds):
+        rounds = deployer(tmp_path).rounds(num_rounds, carry={"seen": np.zeros(0)})
+        for each in rounds:
+            each.carry = {"seen": np.append(each.carry["seen"], each.number)}
+        return rounds.carry["seen"].tolist()
+
+    assert [grown(2), grown(4)] == [[1, 2], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("wrong", [0, "3", 2.5])
+def test_what_is_no_number_of_rounds_is_refused(wrong):
+    with pytest.raises(UsageError, match="give a whole number of at least 1"):
+        deployer().rounds(wrong)
+
+
 def test_other_trainers_than_before_are_refused(tmp_path):
     play(deployer(tmp_path), num_rounds=1)
     shared = deployer(tmp_path)
     trainer(given=shared, name="actor")
     other = trainer(given=shared, name="judge")
     with pytest.raises(CheckpointError, match=r"has the trainers \['actor', 'critic'\], and this program"):
-        list(shared.rounds(2, carry={"noise": np.zeros(4, np.float32), "seen": 0}))
+        list(shared.rounds(2, carry=start()))
     assert other.step == 0
 
 

@@ -77,7 +77,8 @@ def _instead(place: str) -> str:
     except (OSError, ValueError):
         command = None
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
-        said = printable(shlex.join(command), keep="")
+        python = ["python"] if command[0].endswith(".py") else []
+        said = printable(shlex.join([*python, *command]), keep="")
         return f"A program of its own made it, as by `{said}`: start that again, and it goes on by itself."
     return "Give the run directory of a run that was started with `meshwright train` or `demo`."
 

@@ -5,14 +5,18 @@ by the newest state. So a round is what is finished or not. Its end commits all 
 and the carry (a replay buffer, an environment, random state) at once; a round that was cut off is made again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import ref
 
-from meshwright import process
-from meshwright.arrays import restore, subtree
+import jax
+import numpy as np
+
+from meshwright import process, tree
+from meshwright.arrays import LazyArray, restore, subtree
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer._randomness import Randomness
 from meshwright.deployer._workdir import Workdir
@@ -55,105 +59,25 @@ class Round:
     """What the round before left, and what this one leaves: set it."""
 
 
-class Rounds:
-    """An iterable of rounds, those of them that are not finished. `carry` is what the last one left."""
-
-    def __init__(
-        self,
-        numbers: range,
-        carry: PyTree,
-        directory: Path | None,
-        members: Callable[[], list[Member]],
-        randomness: Randomness,
-        tell: Callable[[str], None],
-        inside: Callable[[bool], None],
-    ):
-        self.carry = carry
-        self._numbers, self._directory, self._members = numbers, directory, members
-        self._randomness, self._tell, self._inside = randomness, tell, inside
-
-    def __iter__(self) -> Iterator[Round]:
-        """Yield each round, and commit what it leaves when the next is asked for.
-
-        Raises:
-          UsageError: two trainers have one name, or the carry holds what cannot be saved.
-          CheckpointError: the rounds were saved with another carry, or without one of the trainers.
-        """
-        if self._directory is None:
-            yield from self._made(self._numbers.start, lambda number: None)
-            return
-        with Checkpoints(self._directory / FOLDER, keep=1) as checkpoints:
-            done = process.on_lead(checkpoints.latest)
-            first = self._numbers.start
-            if done is not None and first == 1:
-                self._go_on_from(checkpoints, done)
-            if done is not None and done >= first:
-                self._tell(f"↻ rounds up to {done} are finished")
-                first = done + 1
-            yield from self._made(first, lambda number: self._commit(checkpoints, number))
-
-    def _made(self, first: int, commit: Callable[[int], None]) -> Iterator[Round]:
-        for number in range(first, self._numbers.stop):
-            made = Round(number, self.carry)
-            self._inside(True)
-            try:
-                yield made
-            finally:
-                self._inside(False)
-            self.carry = made.carry
-            commit(number)
-
-    def _commit(self, checkpoints: Checkpoints, number: int) -> None:
-        members = self._named()
-        states = {name: member.state for name, member in members.items()}
-        steps = {name: member.step for name, member in members.items()}
-        tree = {"carry": self.carry, "key": self._randomness.key, "trainers": states}
-        checkpoints.save(number, tree, {"steps": steps})
-        checkpoints.wait()
-
-    def _go_on_from(self, checkpoints: Checkpoints, number: int) -> None:
-        source = checkpoints.source(number)
-        steps = source.extra.get("steps", {})
-        members = self._named()
-        if steps.keys() != members.keys():
-            raise CheckpointError(
-                f"{source} has the trainers {sorted(steps)}, and this program {sorted(members)}.\n"
-                "  Make the same ones, by the same names, or give another workdir."
-            )
-        target = {"carry": self.carry, "key": self._randomness.key}
-        found = restore(source, target, ignore="^trainers/.*" if steps else None)
-        self.carry, self._randomness.key = found["carry"], found["key"]
-        for name, member in members.items():
-            of_member = subtree(source, f"trainers/{name}")
-            member.begin_from(lambda target, of_member=of_member: restore(of_member, target), steps[name])
-
-    def _named(self) -> Mapping[str, Member]:
-        found: dict[str, Member] = {}
-        for member in self._members():
-            if member.name in found:
-                raise UsageError(
-                    "two trainers of this deployer have no name, or the same one: give each its own, "
-                    "Trainer(..., name='actor')."
-                )
-            found[member.name] = member
-        return found
-
-
 class Loops:
     """The loops over rounds that a program makes, and the trainers that take part in them."""
 
     def __init__(self, directory: Workdir, randomness: Randomness, tell: Callable[[str], None]):
-        self._directory, self._randomness, self._tell = directory, randomness, tell
+        self._workdir, self.randomness, self.tell = directory, randomness, tell
         self._trainers: list[ref[Member]] = []
-        self._num_rounds = 0
+        self._newest: Callable[[], Generator[Round, None, None] | None] = lambda: None
+        self.num_finished = 0
+        """Rounds that are finished or were skipped, of all loops of this program."""
         self.is_in_round = False
         """Whether a round goes on."""
+        self.was_cut_off = False
+        """Whether the newest loop was left in the middle of a round, by an error, say."""
 
     def join(self, trainer: Member) -> None:
         """Have a trainer take part, as long as it lives."""
         self._trainers.append(ref(trainer))
 
-    def rounds(self, num_rounds: int, carry: PyTree = None) -> Rounds:
+    def rounds(self, num_rounds: int, carry: PyTree = None) -> "Rounds":
         """Return rounds to iterate over, for training on data that are made by the state. Collective.
 
             for each in deployer.rounds(100, carry=buffer):
@@ -168,19 +92,122 @@ class Loops:
           num_rounds: how many this loop makes.
           carry: a pytree of arrays and numbers, given to the first round; without a workdir, anything.
         """
-        if num_rounds < 1:
-            raise UsageError(f"rounds({num_rounds}): give at least 1.")
-        numbers = range(self._num_rounds + 1, self._num_rounds + num_rounds + 1)
-        if self._num_rounds:
-            self._tell(f"rounds {numbers.start} to {numbers.stop - 1}: {num_rounds} more")
-        self._num_rounds += num_rounds
-        directory = None if self._directory.path is None else self._directory.shared_for("rounds")
-        return Rounds(
-            numbers, carry, directory, self._living, self._randomness, self._tell, self._set_in_round
-        )
+        if not isinstance(num_rounds, int) or num_rounds < 1:
+            raise UsageError(f"rounds({num_rounds!r}): give a whole number of at least 1.")
+        return Rounds(self, num_rounds, carry)
 
-    def _living(self) -> list[Member]:
-        return [trainer for known in self._trainers if (trainer := known()) is not None]
+    def open(self, rounds: Generator[Round, None, None]) -> Generator[Round, None, None]:
+        """Return a loop's rounds, having closed those of the loop before, which an error may have left open.
 
-    def _set_in_round(self, is_in_round: bool) -> None:
-        self.is_in_round = is_in_round
+        They are held by their loop alone: what holds an error holds them, and their directory, too.
+        """
+        if (before := self._newest()) is not None:
+            before.close()
+        self._newest = ref(rounds)
+        return rounds
+
+    def directory(self) -> Path | None:
+        """Return where rounds are saved; None without a workdir.
+
+        Raises:
+          UsageError: the workdir is not one for all processes.
+        """
+        return None if self._workdir.path is None else self._workdir.shared_for("rounds") / FOLDER
+
+    def members(self) -> Mapping[str, Member]:
+        """Return the trainers that live, by name.
+
+        Raises:
+          UsageError: two have one name.
+        """
+        found: dict[str, Member] = {}
+        for known in self._trainers:
+            if (member := known()) is None:
+                continue
+            if member.name in found:
+                raise UsageError(
+                    "two trainers of this deployer have no name, or the same one: give each its own, "
+                    "Trainer(..., name='actor')."
+                )
+            found[member.name] = member
+        return found
+
+
+class Rounds:
+    """An iterable of rounds, those of them that are not finished. `carry` is what the last one left."""
+
+    def __init__(self, loops: Loops, num_rounds: int, carry: PyTree):
+        self.carry = carry
+        self._loops, self._num_rounds = loops, num_rounds
+
+    def __iter__(self) -> Iterator[Round]:
+        """Yield each round, and commit what it leaves when the next is asked for.
+
+        Raises:
+          UsageError: two trainers have one name, or the carry holds what cannot be saved.
+          CheckpointError: the rounds were saved with another carry, or without one of the trainers.
+        """
+        return self._loops.open(self._rounds())
+
+    def _rounds(self) -> Generator[Round, None, None]:
+        loops = self._loops
+        first, directory = loops.num_finished + 1, loops.directory()
+        last = loops.num_finished + self._num_rounds
+        if loops.num_finished:
+            loops.tell(f"rounds {first} to {last}: {self._num_rounds} more")
+        if directory is None:
+            yield from self._made(first, last, lambda number: None)
+            return
+        with Checkpoints(directory, keep=1) as checkpoints:
+            done = process.on_lead(checkpoints.latest)
+            if done is not None and (first == 1 or loops.was_cut_off):
+                self._go_on_from(checkpoints, done)
+            if done is not None and done >= first:
+                loops.tell(f"↻ rounds up to {done} are finished")
+                loops.num_finished = min(done, last)
+            yield from self._made(loops.num_finished + 1, last, partial(self._commit, checkpoints))
+
+    def _made(self, first: int, last: int, commit: Callable[[int], None]) -> Generator[Round, None, None]:
+        loops = self._loops
+        for number in range(first, last + 1):
+            made = Round(number, self.carry)
+            loops.is_in_round = loops.was_cut_off = True
+            try:
+                yield made
+            finally:
+                loops.is_in_round = False
+            self.carry = made.carry
+            commit(number)
+            loops.num_finished, loops.was_cut_off = number, False
+
+    def _commit(self, checkpoints: Checkpoints, number: int) -> None:
+        members = self._loops.members()
+        states = {name: member.state for name, member in members.items()}
+        steps = {name: member.step for name, member in members.items()}
+        whole = {"carry": self.carry, "key": self._loops.randomness.key, "trainers": states}
+        checkpoints.save(number, whole, {"steps": steps})
+        checkpoints.wait()
+
+    def _go_on_from(self, checkpoints: Checkpoints, number: int) -> None:
+        source, loops = checkpoints.source(number), self._loops
+        steps, members = source.extra.get("steps", {}), loops.members()
+        if steps.keys() != members.keys():
+            raise CheckpointError(
+                f"{source} has the trainers {sorted(steps)}, and this program {sorted(members)}.\n"
+                "  Make the same ones, by the same names, or give another workdir."
+            )
+        saved = source.arrays()
+        carry = tree.map_named(lambda name, x: _like_saved(x, saved.get(f"carry/{name}")), self.carry)
+        target = {"carry": carry, "key": loops.randomness.key}
+        found = restore(source, target, ignore="^trainers/.*" if steps else None)
+        self.carry, loops.randomness.key = found["carry"], found["key"]
+        for name, member in members.items():
+            of_member = subtree(source, f"trainers/{name}")
+            member.begin_from(lambda target, of_member=of_member: restore(of_member, target), steps[name])
+
+
+def _like_saved(given: Any, saved: LazyArray | None) -> Any:
+    """Return what an array of the carry is restored as: it may have grown, as a replay buffer does."""
+    if saved is None or not isinstance(given, np.ndarray):
+        return given
+    return jax.ShapeDtypeStruct(saved.shape, given.dtype)

@@ -12,6 +12,7 @@ from meshwright.engine._run import run, train
 from meshwright.engine._settings import Profile, Reporting, Saving, Settings, WatchdogSettings
 from meshwright.engine._stopping import StopEarly, StopWhen, no_better
 from meshwright.engine._training import Data, Training, global_batch
+from meshwright.engine._types import check_types
 
 __all__ = [
     "OWN",
@@ -32,6 +33,7 @@ __all__ = [
     "Training",
     "WatchdogSettings",
     "WhenEvaluated",
+    "check_types",
     "checkpoints_of",
     "describe",
     "differences",

@@ -48,14 +48,7 @@ def run(settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, Watchd
       make: makes the parts. What it opens, it gives to the stack, which is closed after the run, and it
         reads the first batch in the watchdog's phase of that name.
 
-    Raises:
-      UsageError: before anything compiles, where the parts do not fit together, or not all processes have the
-        same.
-      InputError: examples or a checkpoint that cannot be used.
-      MeshwrightError: the run directory, of which all is done, could not be put at its address.
-      DivergedError: a reported loss, or a state that is to be saved, is not finite.
-      Interrupted: told to stop; the state is saved.
-      PeersError: another process is gone.
+    Raises: as `mw.run`.
     """
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -78,24 +71,22 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         if first >= last or training.data.is_empty():
             say(f"  already at step {first}: {training.asked} asks for nothing more")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
-        if checkpoints and checkpoints.resumed is not None:
-            tell_changes(settings, opened)
-        opened.record.begin(checkpoints, training, first)
-        if opened.directory and checkpoints and checkpoints.resumed is not None:
-            tell_of_lost_reports(opened.directory, first, say)
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
         evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
-        write = writers(stack, settings, training, opened, step_time, after=first)
-        expected = training.num_steps(first)
-        opened.console.expect(expected)
-        if settings.is_shown and process.is_lead():
-            stack.enter_context(opened.console)
         stop = Stopping(
             opened.signals, settings.stop, settings.reporting.every, evaluate.history, opened.started
         )
         if stop.was_early():
             say(f"  ended at step {first}: the scores had got no better")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
+        opened.record.begin(checkpoints, training, first)
+        if opened.directory and checkpoints and checkpoints.resumed is not None:
+            tell_of_lost_reports(opened.directory, first, say)
+        write = writers(stack, settings, training, opened, step_time, after=first)
+        expected = training.num_steps(first)
+        opened.console.expect(expected)
+        if settings.is_shown and process.is_lead():
+            stack.enter_context(opened.console)
         started = time.perf_counter()
         state = _fit(_Turn(settings, training, opened, last, evaluate, write, step_time, stop), state)
         if stop.interruption:
@@ -133,6 +124,8 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
         return training.first_state(None)()
     say(heading(settings, training.layout.mesh))
     say(training.layout.explain({"params": training.target.params}))
+    if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
+        tell_changes(settings, opened)
     with watch.phase("restore"):
         fresh = training.first_state(_newest(training, checkpoints))
     with watch.phase("compile"):

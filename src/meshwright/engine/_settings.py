@@ -8,6 +8,8 @@ from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.engine._policies import Policy
 from meshwright.engine._stopping import StopWhen
+from meshwright.engine._types import check_types
+from meshwright.errors import UsageError
 from meshwright.metrics import Tracker
 
 
@@ -59,6 +61,11 @@ class Profile:
     processes: tuple[int, ...] | Literal["all"] = (0,)
     """The processes that take profiles."""
 
+    def __post_init__(self) -> None:
+        check_types(self)
+        if any(step < 1 for step in (*self.steps, self.num_steps)):
+            raise UsageError(f"{self}: steps count from 1, and a profile covers at least one.")
+
 
 @dataclass(frozen=True)
 class WatchdogSettings:
@@ -66,6 +73,9 @@ class WatchdogSettings:
 
     timeout_seconds: float | Mapping[str, float]
     kill: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 
 from meshwright import process
+from meshwright.engine._types import check_types
 from meshwright.errors import Interrupted, UsageError
 from meshwright.when import Tick
 
@@ -67,6 +68,9 @@ class StopWhen:
     early: StopEarly | None = None
     field: str = "stop_early"
     """The setting that errors about `early` name."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
 
 class Stopping:

@@ -10,9 +10,8 @@ import jax
 from meshwright.adapters import Functional
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
-from meshwright.engine import InformedWhen, StopEarly, WhenEvaluated, is_informed
+from meshwright.engine import InformedWhen, StopEarly, WhenEvaluated, check_types, is_informed
 from meshwright.errors import UsageError, listed
-from meshwright.experiment._types import check_types
 from meshwright.metrics import Tracker, is_writer
 from meshwright.sharding import MeshRule, Rule
 from meshwright.storage import is_file_name

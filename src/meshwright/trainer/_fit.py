@@ -11,9 +11,7 @@ import jax
 import numpy as np
 
 from meshwright.deployer import Deployer
-from meshwright.engine import (
-    Evaluation as EngineEvaluation,
-)
+from meshwright.engine import Evaluation as EngineEvaluation
 from meshwright.engine import (
     Profile,
     Reporting,
@@ -25,6 +23,7 @@ from meshwright.engine import (
     global_batch,
 )
 from meshwright.engine import run as run_parts
+from meshwright.errors import UsageError
 from meshwright.input import facts_of, is_indexed, numbered_batches
 from meshwright.predictor import Predictor
 from meshwright.train import TrainState, check_dtypes, wider_than
@@ -96,6 +95,20 @@ def fit(
         outcome = run_parts(settings, recipe.tx, lambda _, watch: make(watch))
         progress.state = outcome.state
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
+
+
+def check_values(stop: Any, profile: Any, watchdog: Any, *, has_directory: bool) -> None:
+    """Raise a `UsageError` if one of these is of another type, or profiles have no place to go to."""
+    given = {"stop": stop, "profile": profile, "watchdog": watchdog}
+    kinds = {"stop": StopWhen, "profile": Profile, "watchdog": WatchdogSettings}
+    for name, value in given.items():
+        if not isinstance(value, kinds[name]) and (name, value) != ("watchdog", None):
+            raise UsageError(
+                f"fit({name}={value!r}): it must be a mw.engine.{kinds[name].__name__}, and is of type "
+                f"{type(value).__name__}."
+            )
+    if profile.steps and not has_directory:
+        raise UsageError("fit(profile=...) writes into the run directory: give Deployer(workdir=...).")
 
 
 def _epochs(recipe: Recipe, call: Call) -> Epochs:

@@ -17,7 +17,7 @@ from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
 from meshwright.train import ComputeDtype, Only, Trainable, TrainState, Variables, narrowing
-from meshwright.trainer._fit import Call, Progress, fit, scored
+from meshwright.trainer._fit import Call, Progress, check_values, fit, scored
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe, both_losses
 from meshwright.trainer._schedule import Schedule, batch_sizes
@@ -206,9 +206,10 @@ class Trainer:
           keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
           log_every: steps between reports.
           shuffle: read each epoch in an order of its own.
-          stop: what ends training before its last step: a time, or scores that get no better.
-          profile: the steps of which profiles are taken, into the run directory.
-          watchdog: after how long a hang is told; None for never.
+          stop: what ends training before its last step: a time, or scores that get no better, as
+            `mw.engine.StopWhen(max_seconds=3600, early=mw.no_better("eval_loss", "min", patience=3))`.
+          profile: the steps of which profiles are taken, into the run directory: `mw.engine.Profile((100,))`.
+          watchdog: after how long a hang is told, `mw.engine.WatchdogSettings(600)`; None for never.
 
         Raises:
           UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
@@ -221,6 +222,7 @@ class Trainer:
             n_epochs, max_steps, eval_every, save_every, save_ckpt_every_k_epochs, log_every, best, keep
         )
         check_together(eval_examples, eval_predictor, eval_metric_fn)
+        check_values(stop, profile, watchdog, has_directory=self._place.directory is not None)
         if self.deployer.loops.is_in_round and schedule.needs_workdir:
             raise UsageError(
                 "in deployer.rounds(...) the end of each round saves, and fit does not: leave out best, "
