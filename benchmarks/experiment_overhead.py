@@ -85,12 +85,12 @@ class Program:
         """Describe a run with what every run has, and with averages, clipping and skipping in its step."""
         adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
         return mw.Experiment(
-            run="",
+            workdir="",
             model=lambda key: self.model.init(),
             loss=lambda params, batch, key: self.model.loss(params, batch),
-            optimizer=optax.chain(mw.skip_exploding(adam, mw.mean_plus(6)), mw.keep_ema(0.999)),
+            optimizer=optax.chain(mw.skip_exploding(adam, mw.mean_plus_std(6)), mw.keep_ema(0.999)),
             input=mw.Input(self.examples, batch_size=self.setting.batch_size),
-            max_step=NOT_DUE,
+            max_steps=NOT_DUE,
             rules=(),
             checkpoints=mw.Save(when=stopwatch),
         )
@@ -100,10 +100,10 @@ class Program:
         evaler = mw.Evaler(self.measure, self.examples, when=NOT_DUE)
         return replace(
             self.experiment(stopwatch),
-            mesh_rules=(("no such hardware", mw.edit(microbatches=2)),) * 10 * times,
+            mesh_rules=(("no such hardware", mw.override(microbatches=2)),) * 10 * times,
             rules=(mw.match(mw.optional("no such name")),) * 10 * times,
-            evalers={f"evaler{i}": evaler for i in range(2 * times)},
-            stop_early=mw.no_better("evaler0/loss", "min", patience=5),
+            evaluations={f"evaler{i}": evaler for i in range(2 * times)},
+            stop_early=mw.early_stopping("evaler0/loss", "min", patience=5),
             max_seconds=1e6,
             trackers=(_tracker,) * times,
             start_trace_steps=tuple(range(NOT_DUE, NOT_DUE + 5 * times)),
@@ -126,7 +126,7 @@ def run_loop(program: Program, nowhere: TextIO, described: Any) -> Run:
             contextlib.redirect_stderr(nowhere),
             contextlib.suppress(mw.errors.Interrupted),
         ):
-            mw.run(replace(described(stopwatch), run=directory))
+            mw.run(replace(described(stopwatch), workdir=directory))
         return Span(num_steps, stopwatch.begin, stopwatch.end)
 
     return run

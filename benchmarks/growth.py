@@ -89,12 +89,12 @@ def experiment(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         mw.run(
             mw.Experiment(
-                run=f"{directory}/run",
+                workdir=f"{directory}/run",
                 model=init,
                 loss=lambda params, batch, key: loss(params, batch),
                 optimizer=optax.sgd(0.1),
                 input=mw.Input(examples, BATCH_SIZE),
-                max_step=2,
+                max_steps=2,
                 log_every=1,
                 compile_cache=False,
                 trackers=(ended_at_first,),
@@ -109,7 +109,7 @@ def trainer(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
     import meshwright as mw
 
     with tempfile.TemporaryDirectory() as directory:
-        deployer = mw.Deployer(jax_seed=0, workdir=directory, trackers=(ended_at_first,))
+        deployer = mw.Deployer(seed=0, workdir=directory, trackers=(ended_at_first,))
         params = jax.jit(init)(jax.random.key(0))
         training = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params=params)
         training.fit(examples, global_batch_size=BATCH_SIZE, max_steps=2, log_every=1)

@@ -95,7 +95,7 @@ def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *,
             data,
             steps=int(state.step) + num_steps,
             log=log,
-            beat=console.beat,
+            on_step=console.beat,
             stop=lambda tick: signals.stop(tick.step),
         )
         jax.block_until_ready(state)

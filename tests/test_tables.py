@@ -47,12 +47,14 @@ OPTIMIZERS = {
     "decay_by_path": optax.chain(mw.decay_by_path(table(0.5)), SGD),
     "scale_by_path in a mask": masked(mw.scale_by_path(table(0.5))),
     "by_path in a guard": nested(mw.by_path(table(SGD, (".*", SGD)))),
-    "decay_by_path of some": mw.Only("encoder/.*|head", mw.by_path([(".*", mw.decay_by_path(table(0.1)))])),
+    "decay_by_path of some": mw.Trainable(
+        "encoder/.*|head", mw.by_path([(".*", mw.decay_by_path(table(0.1)))])
+    ),
 }
 FIELDS = {
     "rules": {"rules": (mw.fsdp(), mw.match("encodr/.*", "fsdp"))},
     "logical": {"rules": (mw.logical({"encodr/w": ("embed", "mlp")}),)},
-    "train_dtype": {"train_dtype": (("encodr/.*", None), (".*", "bfloat16"))},
+    "compute_dtype": {"compute_dtype": (("encodr/.*", None), (".*", "bfloat16"))},
     "parameter_noise": {"parameter_noise": (("encodr/.*", 0.1),)},
     "norms": {"norms": "encodr/.*"},
     "cast": {"checkpoints": mw.Save(cast=[("encodr/.*", "bfloat16")])},
@@ -60,8 +62,8 @@ FIELDS = {
 
 
 def experiment(run, **more):
-    described = {"model": init, "loss": loss, "optimizer": SGD, "max_step": 2} | more
-    return mw.Experiment(run=str(run), input=mw.Input(EXAMPLES, batch_size=16), **described)
+    described = {"model": init, "loss": loss, "optimizer": SGD, "max_steps": 2} | more
+    return mw.Experiment(workdir=str(run), input=mw.Input(EXAMPLES, batch_size=16), **described)
 
 
 def trainer(directory, **more):
@@ -106,7 +108,7 @@ def test_a_trainer_does_not_start_with_an_optimizers_rule_for_nothing(name, tmp_
     [
         ("rules", FIELDS["rules"]),
         ("logical", FIELDS["logical"]),
-        ("compute_dtype", {"compute_dtype": FIELDS["train_dtype"]["train_dtype"]}),
+        ("compute_dtype", {"compute_dtype": FIELDS["compute_dtype"]["compute_dtype"]}),
     ],
 )
 def test_a_trainer_does_not_start_with_a_rule_for_nothing(name, given, tmp_path):
@@ -125,8 +127,8 @@ def test_a_state_is_not_made_with_an_optimizers_rule_for_nothing(name):
     [
         ("rules", FIELDS["rules"]),
         ("logical", FIELDS["logical"]),
-        ("compute_dtype", {"compute_dtype": FIELDS["train_dtype"]["train_dtype"]}),
-        ("parameter_noise", {"loss": mw.noised(loss, table(0.1))}),
+        ("compute_dtype", {"compute_dtype": FIELDS["compute_dtype"]["compute_dtype"]}),
+        ("parameter_noise", {"loss": mw.with_parameter_noise(loss, table(0.1))}),
         ("norms", FIELDS["norms"]),
     ],
 )
@@ -212,7 +214,7 @@ def test_optional_rules_and_one_for_the_rest_need_decide_nothing(tmp_path):
             tmp_path / "run",
             optimizer=mw.update_rules([(optional, "none")], optax.chain(tx, mw.decay_by_path(every))),
             rules=(mw.match(optional, "fsdp"), mw.match("head", "fsdp"), mw.match(".*")),
-            train_dtype=((optional, None), (".*", "bfloat16")),
+            compute_dtype=((optional, None), (".*", "bfloat16")),
             parameter_noise=((optional, 0.1),),
             checkpoints=mw.Save(cast=[(optional, "float16"), ("w", "bfloat16")]),
         )

@@ -17,17 +17,17 @@ class Redco:
 
     # fmt: off
     def __init__(
-        self, jax_seed, n_model_shards=1, verbose=True, workdir=None, n_processes=None, host0_address=None,
+        self, seed, n_model_shards=1, verbose=True, workdir=None, n_processes=None, host0_address=None,
         host0_port=None, process_id=None, n_local_devices=None, run_tensorboard=False, wandb_init_kwargs=None,
     ): ...
     def get_local_global_micro_batch_size(self, per_device_batch_size): ...
     def get_accumulate_grad_batches(self, global_batch_size, per_device_batch_size): ...
     def get_model_input_batches(
         self, examples, per_device_batch_size, collate_fn, shuffle, shuffle_rng, desc, is_train=False,
-        accumulate_grad_batches=None,
+        microbatches=None,
     ): ...
     def get_lr_schedule_fn(
-        self, train_size, per_device_batch_size, n_epochs, learning_rate, schedule_type="linear",
+        self, train_size, per_device_batch_size, epochs, learning_rate, schedule_type="linear",
         warmup_ratio=0.0, warmup_steps=None, init_learning_rate=0.0, end_learning_rate=0.0,
     ): ...
     def get_sharding_rules(self, params_shape_or_params): ...
@@ -44,11 +44,11 @@ class Redco:
     def load_params_shape(self, ckpt_dir): ...
     def load_ckpt(
         self, ckpt_dir, params_sharding_rules=None, optimizer=None, float_dtype=None, load_params=True,
-        load_opt_state=True, update_rng=False,
+        load_opt_state=True, update_key=False,
     ): ...
     def load_last_ckpt(
         self, optimizer=None, params_sharding_rules=None, float_dtype=None, load_params=True,
-        load_opt_state=True, update_rng=True,
+        load_opt_state=True, update_key=True,
     ): ...
     # fmt: on
 

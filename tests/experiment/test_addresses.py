@@ -20,11 +20,11 @@ from storage.stores import files
 
 def evaluated(run, **more):
     outputs = lambda params, batch: {"y": batch["x"] @ params["w"]}
-    return experiment(run, evalers={"all": mw.Evaler(measure, EXAMPLES, outputs=outputs)}, **more)
+    return experiment(run, evaluations={"all": mw.Evaler(measure, EXAMPLES, outputs=outputs)}, **more)
 
 
 def described(run: str, steps: int = 10) -> mw.Experiment:
-    return evaluated(run, max_step=steps)
+    return evaluated(run, max_steps=steps)
 
 
 TARGET = "experiment.test_addresses:described"
@@ -81,7 +81,7 @@ def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory
 
 def test_a_run_that_goes_on_has_no_outcome_until_it_has_another(memory, at):
     seen = []
-    mw.run(experiment(at, max_step=4))
+    mw.run(experiment(at, max_steps=4))
     look = lambda step, values: seen.append((step, "outcome.json" in files(at)))
     mw.run(experiment(at, checkpoints=mw.Save(when=2), trackers=(look,)))
     assert dict(seen)[10] is False  # the save of step 8 has waited for that of step 6
@@ -141,7 +141,7 @@ def test_a_store_that_checkpoints_cannot_be_in_needs_another_for_them():
 
 
 def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
-    assert main(["train", TARGET, f"run={at}", "start_trace_steps=[2]", "steps=4"]) == 0
+    assert main(["train", TARGET, f"workdir={at}", "start_trace_steps=[2]", "steps=4"]) == 0
     assert main(["resume", at, TARGET, "steps=6"]) == 0
     assert "done: step 6" in capsys.readouterr().out
     assert main(["inspect", at]) == 0
@@ -150,13 +150,13 @@ def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
     assert f"{at}/plugins/profile/step_2/" in capsys.readouterr().out
     assert main(["report", at]) == 0
     assert f"{at}/report.html" in capsys.readouterr().out
-    settings = ["start_trace_steps=[2]", "steps=6", f"run={at}"]
+    settings = ["start_trace_steps=[2]", "steps=6", f"workdir={at}"]
     for other in (at, f"{at}/experiment.txt"):
         assert main(["show", TARGET, *settings, "--against", other]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "words", [["resume"], ["trace"], ["report"], ["show", TARGET, "run=x", "--against"]], ids=" ".join
+    "words", [["resume"], ["trace"], ["report"], ["show", TARGET, "workdir=x", "--against"]], ids=" ".join
 )
 def test_the_commands_say_what_is_not_there(at, capsys, words):
     assert main([*words, at]) == 3
@@ -164,12 +164,12 @@ def test_the_commands_say_what_is_not_there(at, capsys, words):
 
 
 def test_a_program_is_written_down_at_an_address(memory, at):
-    assert main(["hlo", TARGET, "run=unused", "--to", at]) == 0
+    assert main(["hlo", TARGET, "workdir=unused", "--to", at]) == 0
     assert {"step.dot", "step.hlo.txt"} <= set(files(at))
 
 
 def test_what_is_suggested_next_can_be_pasted_into_a_shell(at, capsys):
-    assert main(["train", TARGET, f"run={at} b", "steps=2"]) == 0
+    assert main(["train", TARGET, f"workdir={at} b", "steps=2"]) == 0
     assert f"inspect '{at} b'\n" in capsys.readouterr().out
 
 

@@ -76,7 +76,7 @@ def test_averages_may_be_taken_with_all_else_that_is_saved(ema):
     [
         optax.chain(optax.chain(optax.clip(1.0), optax.adam(0.1)), optax.chain(mw.keep_ema(0.9))),
         mw.by_path([("bias", EMA), (".*", EMA)]),
-        mw.Only("mass", EMA),
+        mw.Trainable("mass", EMA),
     ],
     ids=["nested", "by path", "of some"],
 )

@@ -31,9 +31,9 @@ def experiment(run, num_classes=2, **more):
         "loss": loss,
         "optimizer": optax.adam(0.01),
         "input": mw.Input(EXAMPLES, batch_size=16),
-        "max_step": 3,
+        "max_steps": 3,
     }
-    return mw.Experiment(run=str(run), **given | more)
+    return mw.Experiment(workdir=str(run), **given | more)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_one_saved_array_in_two_places_is_trained_in_both(pretrained, tmp_path):
             model=lambda key: {"left": jnp.zeros((4, 8)), "right": jnp.zeros((4, 8))},
             loss=lambda params, batch, key: (params["left"] - 2 * params["right"]).sum(),
             optimizer=optax.sgd(1.0),
-            max_step=1,
+            max_steps=1,
             init_state_builder=mw.from_checkpoint(path, assign=assign),
         )
     )
@@ -175,7 +175,7 @@ def test_what_the_checkpoint_lacks_is_an_error(pretrained):
 
 def test_a_run_starts_from_its_builder_and_continues_without_it(pretrained, tmp_path):
     path, saved = pretrained
-    begun = mw.run(experiment(tmp_path, max_step=1, init_state_builder=mw.from_checkpoint(path)))
+    begun = mw.run(experiment(tmp_path, max_steps=1, init_state_builder=mw.from_checkpoint(path)))
     moved = np.abs(np.asarray(begun.state.params["body"]) - np.asarray(saved.params["body"])).max()
     assert 0 < moved < 0.02
     assert begun.step == 1
@@ -200,13 +200,13 @@ def test_what_a_run_does_not_save_comes_from_its_builder_each_time(pretrained, t
 
     how = {
         "init_state_builder": builder,
-        "optimizer": mw.Only("head", optax.sgd(0.1)),
+        "optimizer": mw.Trainable("head", optax.sgd(0.1)),
         "checkpoints": mw.Save(names=without_body),
     }
-    begun = mw.run(experiment(tmp_path, max_step=2, **how))
+    begun = mw.run(experiment(tmp_path, max_steps=2, **how))
     assert "mine/params/head" in mw.open_source(f"{tmp_path}/checkpoints").arrays()
     assert "mine/params/body" not in mw.open_source(f"{tmp_path}/checkpoints").arrays()
-    again = mw.run(experiment(tmp_path, max_step=2, **how))
+    again = mw.run(experiment(tmp_path, max_steps=2, **how))
     jax.tree.map(np.testing.assert_array_equal, again.state, begun.state)
     assert (again.step, len(asked)) == (2, 2)
 
@@ -229,7 +229,7 @@ def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
         is_held.append(given[0]() is not None)
         return False
 
-    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_step=3))
+    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_steps=3))
     assert is_held == [False, False]
 
 

@@ -19,7 +19,7 @@ def outcome(run):
 
 def test_a_run_that_is_done_says_so_and_has_a_page(tmp_path):
     evaler = mw.Evaler(measure, EXAMPLES)
-    found = mw.run(experiment(tmp_path, evalers={"all": evaler}))
+    found = mw.run(experiment(tmp_path, evaluations={"all": evaler}))
     told = {"ended": "finished", "step": 10, "scores": {"all/loss": found.scores["all/loss"]}}
     assert outcome(tmp_path) == told | {"seconds": found.seconds}
     assert "finished" in (tmp_path / "report.html").read_text()
@@ -84,7 +84,7 @@ def test_a_start_that_is_refused_leaves_what_was_written_of_the_run_before(tmp_p
     mw.run(experiment(tmp_path))
     before = outcome(tmp_path)
     with pytest.raises(UsageError):
-        mw.run(experiment(tmp_path, max_step=20, mesh="data=3"))
+        mw.run(experiment(tmp_path, max_steps=20, mesh="data=3"))
     assert outcome(tmp_path) == before
 
 

@@ -17,8 +17,8 @@ def worse(params, batch):
 
 
 def described(tmp_path, **more):
-    evalers = {"all": mw.Evaler(measure, EXAMPLES, when=5)}
-    return experiment(tmp_path, **{"max_step": 20, "evalers": evalers} | more)
+    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=5)}
+    return experiment(tmp_path, **{"max_steps": 20, "evaluations": evaluations} | more)
 
 
 def evaluated(tmp_path):
@@ -43,9 +43,13 @@ def test_time_is_looked_at_after_each_step(tmp_path):
 
 
 def stopping(tmp_path, patience=2, **more):
-    evalers = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
+    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
     return experiment(
-        tmp_path, evalers=evalers, stop_early=mw.no_better("all/e", "min", patience), max_step=30, **more
+        tmp_path,
+        evaluations=evaluations,
+        stop_early=mw.early_stopping("all/e", "min", patience),
+        max_steps=30,
+        **more,
     )
 
 
@@ -68,7 +72,7 @@ def test_the_history_after_a_restart_holds_scores_and_nothing_else(tmp_path):
         seen.append({step: dict(scores) for step, scores in history.items()})
         return False
 
-    evalers = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
-    mw.run(experiment(tmp_path, evalers=evalers, stop_early=look, max_step=4))
-    mw.run(experiment(tmp_path, evalers=evalers, stop_early=look, max_step=8))
+    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
+    mw.run(experiment(tmp_path, evaluations=evaluations, stop_early=look, max_steps=4))
+    mw.run(experiment(tmp_path, evaluations=evaluations, stop_early=look, max_steps=8))
     assert seen[-1] == {step: {"all/e": 1.0} for step in (2, 4, 6, 8)}

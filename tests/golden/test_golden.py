@@ -84,7 +84,7 @@ def test_an_old_run_is_inspected_as_a_whole(here, capsys):
 
 def test_old_runs_are_listed_with_their_best_scores(here, capsys):
     found = {run["run"]: run for run in shown(capsys, "runs", ".")["runs"]}
-    assert {"state": "finished", "step": 12, "max_step": 12}.items() <= found["small"].items()
+    assert {"state": "finished", "step": 12, "max_steps": 12}.items() <= found["small"].items()
     assert found["small"]["best"]["test/accuracy"] == {"step": 8, "value": 0.725, "mode": "max"}
     assert found["trained"]["step"] == 12
     assert found["trained"]["best"]["eval_accuracy"]["value"] == 0.8

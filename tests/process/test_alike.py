@@ -70,7 +70,7 @@ import os
 import numpy as np, optax
 import meshwright as mw
 
-deployer = mw.Deployer(jax_seed=0, mesh="data=-1", verbose=False)
+deployer = mw.Deployer(seed=0, mesh="data=-1", verbose=False)
 trainer = mw.Trainer(
     deployer,
     loss=lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(),

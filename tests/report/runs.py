@@ -14,8 +14,8 @@ from meshwright.report import read_run, write_page
 
 DESCRIPTION = """run = 'runs/a'
 optimizer = optax.sgd(learning_rate=0.1)
-max_step = 40
-evalers.test.when = 20
+max_steps = 40
+evaluations.test.when = 20
 checkpoints.keep = meshwright.checkpoint.best(metric='test/wrong', mode='min', num_checkpoints=1)
 """
 STARTED = {"compile_seconds": 0.5, "num_params": 8.0, "device_bytes": 96.0}
@@ -25,7 +25,7 @@ def experiment(run, **more):
     evaler = mw.Evaler(
         measure, EXAMPLES, when=4, batch_size=24, outputs=lambda params, batch: {"y": batch["x"]}
     )
-    return described(run, **{"evalers": {"all": evaler}, "loss": loss, "log_every": 1} | more)
+    return described(run, **{"evaluations": {"all": evaler}, "loss": loss, "log_every": 1} | more)
 
 
 def write_run(directory, losses=(3.0, 2.0, 1.5, 1.25), *, scores=(), settings=DESCRIPTION, outcome=None):

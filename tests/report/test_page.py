@@ -106,7 +106,7 @@ def test_no_name_or_text_breaks_a_page(tmp_path_factory, name):
         text = label.replace("\n", "").replace("\r", "")
         outcome = {"ended": "failed", "message": f"!{label}!"}
         scores = {10: {f"test/{label.replace('/', '')}": 1.0}}
-        write_run(run, (1.0,), scores=scores, settings=f"evalers.test.x = {text!r}\n", outcome=outcome)
+        write_run(run, (1.0,), scores=scores, settings=f"evaluations.test.x = {text!r}\n", outcome=outcome)
         read = Reader(page_of(run))
         tags.append([tag for tag, _ in read.tags if tag != "wbr"])
         assert ascii_of(f"!{label}!") in ascii_of(read.text)

@@ -74,7 +74,7 @@ def test_a_name_of_a_function_is_not_a_use():
 def described(mesh, run):
     rows = {"x": np.ones((32, 8), np.float32)}
     return mw.Experiment(
-        model=init, loss=loss, optimizer=TX, input=mw.Input(rows, 16), max_step=1, mesh=mesh, run=run
+        model=init, loss=loss, optimizer=TX, input=mw.Input(rows, 16), max_steps=1, mesh=mesh, workdir=run
     )
 
 
@@ -92,7 +92,7 @@ def trainer(deployer):
 
 
 def test_a_trainer_is_refused_and_where_there_are_several_each_is_told(capsys):
-    deployer = mw.Deployer(jax_seed=0, mesh="pipeline=4,data=2")
+    deployer = mw.Deployer(seed=0, mesh="pipeline=4,data=2")
     one = trainer(deployer)
     examples = {"x": np.ones((32, 8), np.float32)}
     with pytest.raises(LayoutError, match="'pipeline' of size 4 only repeats"):
@@ -103,7 +103,7 @@ def test_a_trainer_is_refused_and_where_there_are_several_each_is_told(capsys):
 
 
 def test_a_predictor_tells_it_once(capsys):
-    deployer = mw.Deployer(jax_seed=0, mesh="data=2,tensor=4")
+    deployer = mw.Deployer(seed=0, mesh="data=2,tensor=4")
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] * params["scale"])
     for _ in range(2):
         predictor.predict({"x": np.ones((32, 8), np.float32)}, 8, {"scale": np.float32(2)})

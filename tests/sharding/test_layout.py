@@ -107,7 +107,7 @@ def test_activations_stay_split_by_example_where_the_weights_are_split_by_featur
     ids = jax.ShapeDtypeStruct((512,), jnp.int32, sharding=layout.batch_sharding)
 
     def model(params, ids):
-        return mw.look_up(params["table"], ids) @ params["w"]
+        return mw.embedding_lookup(params["table"], ids) @ params["w"]
 
     with jax.set_mesh(layout.mesh):
         text = jax.jit(model).lower(params, ids).compile().as_text()
@@ -121,7 +121,7 @@ def test_looking_up_rows_exchanges_the_table_and_no_activations():
     table = layout.place(jax.ShapeDtypeStruct((32, 64), jnp.float32))
     ids = jax.ShapeDtypeStruct((512, 16), jnp.int32, sharding=layout.batch_sharding)
     with jax.set_mesh(layout.mesh):
-        found = jax.jit(mw.look_up).lower(table, ids).compile()
+        found = jax.jit(mw.embedding_lookup).lower(table, ids).compile()
     exchanged = mw.hlo.collectives(found.as_text(), layout.mesh)
     assert {(each.kind, each.axes) for each in exchanged} == {
         ("all-gather", ("fsdp",)),
@@ -131,9 +131,9 @@ def test_looking_up_rows_exchanges_the_table_and_no_activations():
 
 def test_what_does_not_divide_or_has_no_mesh_is_left_alone():
     x = jnp.ones((3, 2))
-    assert mw.split_by_example(x) is x
+    assert mw.shard_batch_dim(x) is x
     with jax.set_mesh(mw.make_mesh("fsdp=8")):
-        assert mw.split_by_example(x) is x
+        assert mw.shard_batch_dim(x) is x
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_parameter_without_an_optimizer_is_named_before_anything_compiles():
 
 
 def test_optimizers_by_path_see_only_what_is_trained():
-    tx = mw.Only("a/.*", mw.by_path([("bias", optax.sgd(0.1)), ("weight", optax.adam(0.1))]))
+    tx = mw.Trainable("a/.*", mw.by_path([("bias", optax.sgd(0.1)), ("weight", optax.adam(0.1))]))
     state = trained(tx)
     assert state["gain"] == 1
     assert not np.allclose(state["a/bias"], 1)

@@ -60,16 +60,14 @@ def by_run(tx, pieces, folder):
         "optimizer": tx,
         "input": given,
     }
-    run = mw.Experiment(run=str(folder), max_step=STEPS, microbatches=pieces, **described)
+    run = mw.Experiment(workdir=str(folder), max_steps=STEPS, microbatches=pieces, **described)
     return mw.run(run).state.params["w"]
 
 
 def by_trainer(tx, pieces, folder):
     deployer = mw.Deployer(0, verbose=False)
     keyless = lambda params, batch: loss(params, batch, None)
-    trainer = mw.Trainer(
-        deployer, loss=keyless, optimizer=tx, params={"w": START}, accumulate_grad_batches=pieces
-    )
+    trainer = mw.Trainer(deployer, loss=keyless, optimizer=tx, params={"w": START}, microbatches=pieces)
     trainer.fit(BATCH, global_batch_size=16, max_steps=STEPS)
     return trainer.params["w"]
 
@@ -89,8 +87,8 @@ def test_so_do_experiments_and_trainers(train, tmp_path):
     "tx",
     [
         mw.by_path([(".*", optax.sgd(0.1))]),
-        mw.skip_exploding(optax.sgd(0.1), mw.mean_plus(6)),
-        mw.Only("w", optax.chain(optax.sgd(0.1), mw.keep_ema(0.9))),
+        mw.skip_exploding(optax.sgd(0.1), mw.mean_plus_std(6)),
+        mw.Trainable("w", optax.chain(optax.sgd(0.1), mw.keep_ema(0.9))),
         optax.chain(optax.sgd(0.2), mw.train.scale_by_path([("w", 0.5)])),
     ],
 )
@@ -114,8 +112,10 @@ def test_averages_decay_and_norms_are_of_both_parts():
 
 def test_noise_is_on_both_parts_and_has_the_deviation_asked_for():
     params, like = {"w": np.full(4096, 3 + 4j, np.complex64)}, (lambda params, batch, key: params["w"])
-    for std in (0.5, mw.relative(0.1)):
-        noise = np.asarray(mw.noised(like, [(".*", std)])(params, BATCH, jax.random.key(0)) - params["w"])
+    for std in (0.5, mw.relative_std(0.1)):
+        noise = np.asarray(
+            mw.with_parameter_noise(like, [(".*", std)])(params, BATCH, jax.random.key(0)) - params["w"]
+        )
         np.testing.assert_allclose(noise.std(), 0.5, rtol=0.05)
         np.testing.assert_allclose(noise.real.std(), noise.imag.std(), rtol=0.05)
 

@@ -49,14 +49,14 @@ def test_complex_and_narrow_parameters_must_be_finite_too():
 
 def test_what_is_frozen_or_of_the_model_or_a_number_of_the_optimizer_may_be_infinite():
     mask = np.full((4, 4), -np.inf, np.float32)
-    tx = mw.Only("w|b", optax.chain(ADAM, optax.contrib.reduce_on_plateau()))
+    tx = mw.Trainable("w|b", optax.chain(ADAM, optax.contrib.reduce_on_plateau()))
     state = state_of(tx, {"low": jnp.full(4, jnp.inf)}, mask=mask)
     assert not all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.opt_state))
     check(tx, state)
 
 
 def test_factors_are_judged_and_state_in_the_memory_of_the_host_is():
-    tx = mw.offloaded(optax.adafactor(0.1, min_dim_size_to_factor=2))
+    tx = mw.offload_opt_state(optax.adafactor(0.1, min_dim_size_to_factor=2))
     state = state_of(tx)
     check(tx, state)
     name = next(name for name in mw.tree.leaf_names(state) if name.endswith("v_row/w"))

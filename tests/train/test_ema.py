@@ -80,7 +80,7 @@ def test_a_run_is_averaged_beside_its_parameters_and_trains_as_without(microbatc
 
 
 def test_frozen_parameters_are_their_own_average():
-    tx = mw.Only("w", mw.by_path([("w", optax.chain(optax.sgd(0.1), mw.keep_ema(0.5)))]))
+    tx = mw.Trainable("w", mw.by_path([("w", optax.chain(optax.sgd(0.1), mw.keep_ema(0.5)))]))
     state, seen = trained(tx)
     assert mw.tree.leaf_names(state.opt_state.inner_states["0"].inner_state[1].ema) == ["w"]
     np.testing.assert_array_equal(mw.ema_params(state)["b"], np.ones(4))

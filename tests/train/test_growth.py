@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.train import mean_plus, skip_exploding
+from meshwright.train import mean_plus_std, skip_exploding
 
 LAYOUT = mw.Layout(mw.make_mesh("data=-1"))
 BATCH = {"x": np.ones((8, 4), np.float32)}
@@ -45,7 +45,7 @@ def calls(function: Callable[[], object]) -> int:
 
 
 def traced(num_arrays: int) -> Callable[[], object]:
-    tx = skip_exploding(optax.adam(0.1), mean_plus(6))
+    tx = skip_exploding(optax.adam(0.1), mean_plus_std(6))
     state = mw.abstract_state(init(num_arrays), tx, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, norms=".*")
     return lambda: step.trace(state, BATCH)

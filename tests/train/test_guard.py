@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import DivergedError, UsageError
-from meshwright.train import mean_plus
+from meshwright.train import mean_plus_std
 
 LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("w", "fsdp", "tensor"),))
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
@@ -69,7 +69,7 @@ def test_norms_are_averaged_as_numpy_would(values, decay):
 
 
 def test_an_adaptive_threshold_follows_the_norms_and_forgets_what_it_skipped():
-    tx = mw.skip_exploding(optax.sgd(1.0), mean_plus(3, after=4))
+    tx = mw.skip_exploding(optax.sgd(1.0), mean_plus_std(3, after=4))
     assert after(tx, [1.0, 50.0, 1.0]).skipped == 0
     assert after(tx, [1.0] * 8).skipped == 0
     steady = [1.0, 1.2, 0.9, 1.1]
@@ -109,8 +109,8 @@ def test_a_guard_that_makes_no_sense_is_told(wrong):
 
 @pytest.mark.parametrize(("stds", "options"), [(6, {"after": 0}), (0, {}), (-1, {})])
 def test_a_threshold_that_would_skip_every_update_is_told(stds, options):
-    with pytest.raises(UsageError, match="mean_plus"):
-        mean_plus(stds, **options)
+    with pytest.raises(UsageError, match="mean_plus_std"):
+        mean_plus_std(stds, **options)
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])

@@ -110,7 +110,7 @@ def test_nothing_is_fetched_on_a_step_that_does_not_report():
         iter(range(11)),
         steps=11,
         log=lambda tick, *rest: tick.last or log(tick, *rest),
-        beat=seen.append,
+        on_step=seen.append,
     )
     assert len(seen) == 11
 

@@ -28,7 +28,7 @@ def trained(tx):
 
 
 def test_a_state_in_the_hosts_memory_stays_there_and_trains_alike():
-    host, plain = trained(mw.offloaded(mw.Only("w", TX))), trained(mw.Only("w", TX))
+    host, plain = trained(mw.offload_opt_state(mw.Trainable("w", TX))), trained(mw.Trainable("w", TX))
     moment = host.opt_state.inner_state[0][0].mu["w"]
     assert (moment.sharding.memory_kind, moment.sharding.spec) == ("pinned_host", P("fsdp", "tensor"))
     assert host.params["w"].sharding.memory_kind == "device"
@@ -36,7 +36,7 @@ def test_a_state_in_the_hosts_memory_stays_there_and_trains_alike():
 
 
 def test_an_average_in_the_hosts_memory_is_evaluated_on_the_devices():
-    state = trained(mw.offloaded(TX))
+    state = trained(mw.offload_opt_state(TX))
     data = lambda: mw.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
     measure = lambda params, batch: {"y": (batch["x"] @ params["w"])[:, 0]}
     found = mw.Evaluator(measure, data, LAYOUT, mw.never, params=mw.ema_params)(mw.Tick(2, last=True), state)
@@ -45,11 +45,11 @@ def test_an_average_in_the_hosts_memory_is_evaluated_on_the_devices():
 
 
 def test_a_state_around_ready_parameters_goes_there_too():
-    state = mw.state_from(init(jax.random.key(0)), mw.offloaded(TX), 0, LAYOUT)
+    state = mw.state_from(init(jax.random.key(0)), mw.offload_opt_state(TX), 0, LAYOUT)
     kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state) if x.ndim}
     assert kinds == {"pinned_host"}
 
 
 def test_a_memory_that_the_devices_lack_is_told_before_anything_compiles():
     with pytest.raises(UsageError, match=r"'tape': cpu .* has .*device"):
-        mw.abstract_state(init, mw.offloaded(TX, "tape"), LAYOUT)
+        mw.abstract_state(init, mw.offload_opt_state(TX, "tape"), LAYOUT)

@@ -63,7 +63,7 @@ def test_norms_are_those_of_the_parameters_before_the_update_and_of_their_gradie
 def test_norms_are_told_of_what_a_pattern_matches_and_is_trained():
     assert "grad_norm/b" not in trained(optax.sgd(0.1), norms="w")[1]
     with pytest.raises(UsageError, match=r"^norms: 'w' matches no name; there are params/b\."):
-        trained(mw.Only("b", optax.sgd(0.1)), norms="w")
+        trained(mw.Trainable("b", optax.sgd(0.1)), norms="w")
 
 
 def test_a_gradient_that_is_too_large_may_be_dropped_and_the_optimizer_still_run():

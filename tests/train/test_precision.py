@@ -29,7 +29,7 @@ def test_wider_parameters_are_cast_for_the_loss_and_kept_as_they_are():
         return (batch["x"] @ params["wide"].astype(jnp.float32)).mean()
 
     told = optax.stateless(lambda updates, params: seen.append(dtypes({"wide": updates["wide"]})) or updates)
-    tx = mw.Only("wide", optax.chain(told, optax.adam(0.1)))
+    tx = mw.Trainable("wide", optax.chain(told, optax.adam(0.1)))
     state = mw.state_from(PARAMS, tx, 0, LAYOUT)
     state, _ = mw.make_step(loss, tx, LAYOUT, compute_dtype="bfloat16")(state, BATCH)
     narrowed = {"wide": "bfloat16", "half": "float16", "narrow": "float8_e4m3fn", "count": "int32"}

@@ -11,7 +11,7 @@ import meshwright as mw
 
 GROUPS = mw.by_path([("b", optax.sgd(0.1, momentum=0.9)), (".*", optax.adamw(0.01))])
 GUARDED = mw.skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), GROUPS, mw.keep_ema(0.5)), 1e3)
-TX = mw.offloaded(mw.update_rules([("encoder/.*", "none")], GUARDED))
+TX = mw.offload_opt_state(mw.update_rules([("encoder/.*", "none")], GUARDED))
 
 
 def init(key):

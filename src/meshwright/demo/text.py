@@ -55,7 +55,7 @@ def loss(cfg: decoder.Config, params, batch, key):
 
 
 def experiment(
-    run: str = "runs/text",
+    workdir: str = "runs/text",
     learning_rate: float = 4e-3,
     layers: int = 4,
     length: int = 128,
@@ -69,14 +69,14 @@ def experiment(
         "cosine", peak=learning_rate, steps=steps, warmup_steps=steps // 10, end=learning_rate / 10
     )
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=functools.partial(decoder.init, cfg),
         loss=functools.partial(loss, cfg),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95)),
         input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
-        max_step=steps,
+        max_steps=steps,
         rules=decoder.RULES,
-        evalers={
+        evaluations={
             "held_out": mw.Evaler(
                 functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64
             )

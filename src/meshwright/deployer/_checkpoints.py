@@ -77,7 +77,7 @@ class NamedCheckpoints:
         float_dtype: DTypeLike | None = None,
         load_params: bool = True,
         load_opt_state: bool = True,
-        update_rng: bool = False,
+        update_key: bool = False,
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
         """Return `{"params": ..., "opt_state": ...}`, on the mesh, and what was kept with them. Collective.
 
@@ -90,7 +90,7 @@ class NamedCheckpoints:
           params_sharding_rules: They say how to split them; None finds rules, as `get_sharding_rules` does.
           float_dtype: The dtype of floating arrays; None means those that they had before `save_ckpt` cast
             them.
-          update_rng: Go on with the randomness as it was when this was saved.
+          update_key: Go on with the randomness as it was when this was saved.
 
         Raises:
           CheckpointError: There is no whole checkpoint, or it does not fit the optimizer.
@@ -104,7 +104,7 @@ class NamedCheckpoints:
         wanted = target if load_params else {part: x for part, x in target.items() if part == "opt_state"}
         loaded = process.together(lambda: read(source, wanted))
         info = info_of(source)
-        if update_rng and "rng" in info:
+        if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)
             self.randomness.key = jax.random.wrap_key_data(info["rng"], impl=impl)
         self.tell(told(step_dir, info))
@@ -117,7 +117,7 @@ class NamedCheckpoints:
         float_dtype: DTypeLike | None = None,
         load_params: bool = True,
         load_opt_state: bool = True,
-        update_rng: bool = True,
+        update_key: bool = True,
     ) -> tuple[dict[str, PyTree] | None, dict[str, Any] | None]:
         """Return what was saved last in this workdir, as `load_ckpt` does; (None, None) if nothing was.
 
@@ -128,7 +128,7 @@ class NamedCheckpoints:
             self.tell("no checkpoint was saved in this workdir, so none is loaded")
             return None, None
         return self.load_ckpt(
-            path, params_sharding_rules, optimizer, float_dtype, load_params, load_opt_state, update_rng
+            path, params_sharding_rules, optimizer, float_dtype, load_params, load_opt_state, update_key
         )
 
 

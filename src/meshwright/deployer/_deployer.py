@@ -37,7 +37,7 @@ class Deployer:
     RedCoast's Deployer; `docs/coming-from-redco.md` says for each what is better.
 
     Args:
-      jax_seed: All randomness is drawn from it.
+      seed: All randomness is drawn from it.
       n_model_shards: Each copy of the model is split over so many devices: the mesh `data=-1,tensor=N`.
       verbose: Show messages and progress on the screen of process 0.
       workdir: Logs, metrics, outputs and checkpoints go there, a directory of this machine. For checkpoints
@@ -59,7 +59,7 @@ class Deployer:
 
     def __init__(
         self,
-        jax_seed: int,
+        seed: int,
         n_model_shards: int = 1,
         verbose: bool = True,
         workdir: str | Path | None = None,
@@ -75,9 +75,9 @@ class Deployer:
         trackers: Sequence[Tracker] = (),
     ):
         directory, mesh_text = local_workdir(workdir), _mesh_text(n_model_shards, mesh)
-        seed = as_seed(jax_seed, "jax_seed")
+        seed = as_seed(seed, "seed")
         _start(n_processes, host0_address, host0_port, process_id, n_local_devices)
-        _compare({"jax_seed": seed, "mesh": mesh_text, "workdir": directory is not None})
+        _compare({"seed": seed, "mesh": mesh_text, "workdir": directory is not None})
         self.mesh: Mesh = make_mesh(mesh_text)
         """The mesh of devices; of one device, too."""
         self.workdir: Path | None = directory

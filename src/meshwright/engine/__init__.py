@@ -10,7 +10,7 @@ from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
 from meshwright.engine._run import run, train
 from meshwright.engine._settings import Profile, Reporting, Saving, Settings, WatchdogSettings
-from meshwright.engine._stopping import StopEarly, StopWhen, no_better
+from meshwright.engine._stopping import StopEarly, StopWhen, early_stopping
 from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
 
@@ -37,10 +37,10 @@ __all__ = [
     "checkpoints_of",
     "describe",
     "differences",
+    "early_stopping",
     "global_batch",
     "is_informed",
     "naming",
-    "no_better",
     "open_run",
     "run",
     "seconds_of",

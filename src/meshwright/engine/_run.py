@@ -180,11 +180,11 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             with watch.phase("evaluation"):
                 return None if stop.is_ending(tick) else evaluate(tick, state)
 
-        def beat(tick: Tick) -> None:
+        def on_step(tick: Tick) -> None:
             watch(tick)
             turn.step_time(tick)
             if process.is_lead():
-                opened.console.beat(tick)
+                opened.console.on_step(tick)
 
         state = fit(
             training.step,
@@ -195,7 +195,7 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             log=_log(turn, when_saved, lambda: num_updates(newest)),
             save=lambda tick, state, *_: save(tick, state),
             trace=trace,
-            beat=beat,
+            on_step=on_step,
             stop=stop,
         )
         with watch.phase("save"):

@@ -21,7 +21,7 @@ StopEarly = Callable[[History], bool]
 attribute `metrics` by which scores it goes is refused where no evaluation gives them."""
 
 
-def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
+def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
     """Return a policy: end when none of the last `patience` scores beats all before them by more than `by`.
 
     NaN is worse than any number.
@@ -30,13 +30,15 @@ def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: fl
       UsageError: `mode` is another, or `patience` is below 1.
     """
     if mode not in ("min", "max") or patience < 1:
-        raise UsageError(f"no_better({metric!r}, {mode!r}, {patience}): give 'min' or 'max', and at least 1.")
-    return NoBetter(metric, mode, patience, by)
+        raise UsageError(
+            f"early_stopping({metric!r}, {mode!r}, {patience}): give 'min' or 'max', and at least 1."
+        )
+    return EarlyStopping(metric, mode, patience, by)
 
 
 @dataclass(frozen=True)
-class NoBetter:
-    """What `no_better` returns."""
+class EarlyStopping:
+    """What `early_stopping` returns."""
 
     metric: str
     mode: Literal["min", "max"]

@@ -32,7 +32,7 @@ class Console:
     """A writer for people, and the loop's `beat`.
 
         with Console(total_steps=900) as console:
-            fit(..., log=logger(console), beat=console.beat)
+            fit(..., log=logger(console), on_step=console.beat)
 
     Inside `with`, on a UTF-8 terminal, it shows a live panel, at most ten times a second and
     from the caller's own thread; leaving it, by an exception too, gives the terminal back with

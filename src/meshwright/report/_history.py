@@ -108,7 +108,7 @@ def _ordered(points: Series) -> Series:
 
 def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> list[str]:
     """Return the names of a run's evaluations: those described, and those that told how long they took."""
-    described = [match[1] for path in settings if (match := re.match(r"evalers\.([^.]+)\.", path))]
+    described = [match[1] for path in settings if (match := re.match(r"evaluations\.([^.]+)\.", path))]
     timed = [name.removesuffix("/seconds") for name in series if name.endswith("/seconds")]
     unnamed = [_TRAINERS for name in series if name.startswith(f"{_TRAINERS}_")]
     return sorted({*described, *timed, *unnamed})

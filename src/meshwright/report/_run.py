@@ -111,9 +111,9 @@ class Run:
         return self.history.step
 
     @property
-    def max_step(self) -> int | None:
+    def max_steps(self) -> int | None:
         """How many steps were asked for."""
-        told = self.settings.get("max_step", "")
+        told = self.settings.get("max_steps", "")
         return int(told) if told.isdecimal() and len(told) < 20 else None
 
     @property

@@ -29,7 +29,7 @@ BATCH_AXES = ("data", "fsdp")
 """The mesh axes that split a batch, those of them that a mesh has."""
 
 
-def split_by_example(x: jax.Array) -> jax.Array:
+def shard_batch_dim(x: jax.Array) -> jax.Array:
     """Return activations [examples, ...] with the examples kept split over the mesh, and all else whole.
 
     For models that are to run with fsdp: where activations begin, say the rows of an embedding, and where a
@@ -46,7 +46,7 @@ def split_by_example(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, canonical(P(axes)))
 
 
-def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
+def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Return the rows [examples, ..., features] of a table that `ids` [examples, ...] name, split by example.
 
     The table is made whole over what splits its features first, as a layer's weights are. Left to itself, XLA
@@ -55,7 +55,7 @@ def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().shape:
         whole = P(P.UNCONSTRAINED, *(None,) * (table.ndim - 1))
         table = jax.lax.with_sharding_constraint(table, whole)
-    return split_by_example(table[ids])
+    return shard_batch_dim(table[ids])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from meshwright.sharding import parameter_of
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
 from meshwright.train._offload import on_devices
 from meshwright.train._state import TrainState
-from meshwright.train._trainable import Tx, as_only
+from meshwright.train._trainable import Tx, as_trainable
 
 Newest = Callable[[], int | None]
 """Returns the step of the checkpoint that a restart would take, or None: `checkpoints.settled`."""
@@ -77,7 +77,7 @@ def _is_finite(x: jax.Array) -> jax.Array:
 
 def _trained(tx: Tx, state: TrainState) -> dict[str, jax.Array]:
     """Return what training moves, by name: trained parameters, and what is kept beside each of them."""
-    params = tree.named_leaves(as_only(tx).split(state.params)[0])
+    params = tree.named_leaves(as_trainable(tx).split(state.params)[0])
 
     def is_beside(name: str, x: jax.Array) -> bool:
         parameter = parameter_of(name, params)
@@ -101,5 +101,5 @@ def _diverged(what: str, newest: int | None, step: int | None = None) -> Diverge
     saved = "none" if newest is None else f"step {newest}"
     return DivergedError(
         f"{what}; it is not saved.\n  The newest checkpoint: {saved}. Lower the learning rate, clip the "
-        "gradients, or look at the data since then. What is infinite on purpose must be frozen: `mw.Only`."
+        "gradients, or look at the data since then. Freeze what is infinite on purpose: `mw.Trainable`."
     )

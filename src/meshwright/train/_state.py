@@ -18,7 +18,7 @@ from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
-from meshwright.train._trainable import Tx, as_only, tables_of
+from meshwright.train._trainable import Tx, as_trainable, tables_of
 from meshwright.tree import PyTree
 
 
@@ -121,7 +121,7 @@ def fresh_variables(init: Init, seed: jax.Array) -> Variables:
 
 def fresh_opt_state(tx: Tx, params: PyTree) -> optax.OptState:
     """Return the optimizer's first state, of the parameters that it trains."""
-    only = as_only(tx)
+    only = as_trainable(tx)
     return init_optimizer(only.tx, only.split(params)[0])
 
 
@@ -164,7 +164,7 @@ def _placed(state: TrainState, tx: Tx, layout: Layout) -> TrainState:
     judge({**layout.tables(tree.leaf_names(variables)), **tables_of(tx, variables, state.opt_state)})
     model = layout.shardings(variables)
     opt_state = beside_params(state.opt_state, state.params, model["params"])
-    opt_state = in_memory(as_only(tx).opt_state_memory, state.opt_state, opt_state)
+    opt_state = in_memory(as_trainable(tx).opt_state_memory, state.opt_state, opt_state)
     whole: Any = layout.replicated
     return place(state, replace(state, step=whole, seed=whole, opt_state=opt_state, **model))
 

@@ -35,7 +35,7 @@ from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
 from meshwright.train._state import TrainState
-from meshwright.train._trainable import Tx, as_only, joined
+from meshwright.train._trainable import Tx, as_trainable, joined
 from meshwright.tree import PyTree
 
 log = logging.getLogger("meshwright")
@@ -234,7 +234,7 @@ def make_step(
     Args:
       loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure. Of a model with a state
         `(params, batch, key, model_state) -> (loss, metrics, model_state)`, see `StatefulLoss`.
-      tx: an optax transformation, for all parameters, or an `Only`, for some.
+      tx: an optax transformation, for all parameters, or a `Trainable`, for some.
       microbatches: how many pieces each batch is computed in, one after the other, before the one
         update. For a loss that uses no randomness and no state the number does not change the update.
       compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
@@ -256,7 +256,7 @@ def make_step(
         compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`; or a pattern of
         `compute_dtype` or `norms` decides nothing.
     """
-    only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
+    only, narrow, minimised = as_trainable(tx), narrowing(compute_dtype), objective(loss)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:

@@ -13,13 +13,13 @@ from meshwright.patterns import Table, compiled, value_of
 from meshwright.train._by_path import ByPath, tables_in
 from meshwright.tree import PyTree
 
-Trainable = str | Callable[[str, jax.ShapeDtypeStruct], bool]
+Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 """A pattern, see `meshwright.patterns`, or `(name, array) -> bool`; names are `params/layers/0/q`."""
 
 
 @dataclass(frozen=True)
-class Only:
-    """An optimizer of some parameters: `Only("lora_[ab]", optax.adamw(1e-4))`. The others are frozen.
+class Trainable:
+    """An optimizer of some parameters: `Trainable("lora_[ab]", optax.adamw(1e-4))`. The others are frozen.
 
     It goes wherever an optax transformation does: to `init_state`, `state_from`, `abstract_state` and
     `make_step`, and is the outermost. Frozen parameters are of any dtype, are not differentiated, and stay
@@ -30,9 +30,9 @@ class Only:
       UsageError: the pattern is not a regular expression.
     """
 
-    trainable: Trainable
+    trainable: Chosen
     tx: optax.GradientTransformation
-    updatable: Trainable = ".*"
+    updatable: Chosen = ".*"
     """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
     opt_state_memory: str | None = None
     """The memory where the optimizer's state is kept between steps; None: the devices' own."""
@@ -80,7 +80,7 @@ class Allowed:
         return Table.of("update_rules", self.rules)
 
 
-def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) -> Only:
+def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) -> Trainable:
     """Return `tx` for what the first rule that matches lets it move: `[("encoder/.*", "none")]`.
 
     Names are those of parameters, `params/encoder/norm/scale`, and of the model state,
@@ -93,10 +93,10 @@ def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) ->
     if unknown:
         raise UsageError(f"update rule {unknown[0]!r} is none of {', '.join(get_args(UpdateRule))}.")
     rules = tuple(rules)
-    return Only(Allowed("optimizer", rules), tx, Allowed("state", rules))
+    return Trainable(Allowed("optimizer", rules), tx, Allowed("state", rules))
 
 
-def offloaded(tx: optax.GradientTransformation | Only, memory: str = "pinned_host") -> Only:
+def offload_opt_state(tx: optax.GradientTransformation | Trainable, memory: str = "pinned_host") -> Trainable:
     """Return `tx` with its state kept in the host's memory between steps, split as on the devices.
 
     It is fetched for each update, so it pays where what it frees lets a larger batch or model in.
@@ -104,16 +104,16 @@ def offloaded(tx: optax.GradientTransformation | Only, memory: str = "pinned_hos
     Raises (when a state is described or made):
       UsageError: the devices have no such memory.
     """
-    return replace(as_only(tx), opt_state_memory=memory)
+    return replace(as_trainable(tx), opt_state_memory=memory)
 
 
-Tx = optax.GradientTransformation | Only
+Tx = optax.GradientTransformation | Trainable
 """What minimises: any optax transformation, for all parameters or for some."""
 
 
-def as_only(tx: Tx) -> Only:
-    """Return `tx` as an `Only`: an optax transformation trains everything."""
-    return tx if isinstance(tx, Only) else Only(_everything, tx)
+def as_trainable(tx: Tx) -> Trainable:
+    """Return `tx` as a `Trainable`: an optax transformation trains everything."""
+    return tx if isinstance(tx, Trainable) else Trainable(_everything, tx)
 
 
 def tables_of(tx: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
@@ -125,7 +125,7 @@ def tables_of(tx: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Tabl
       variables: `{"params": …, "model_state": …}`.
       opt_state: the optimizer's state for these.
     """
-    only = as_only(tx)
+    only = as_trainable(tx)
     trained = tree.leaf_names({"params": only.split(variables["params"])[0]})
     found = dict.fromkeys(tables_in(opt_state), trained)
     if isinstance(only.trainable, Allowed):
@@ -145,7 +145,7 @@ def _everything(name: str, x: jax.ShapeDtypeStruct) -> bool:
     return True
 
 
-def _chosen(chosen: Trainable, prefix: str, arrays: PyTree) -> PyTree:
+def _chosen(chosen: Chosen, prefix: str, arrays: PyTree) -> PyTree:
     """Return whether each of `arrays` is chosen, in a tree of their structure."""
 
     def one(name: str, x: Any) -> bool:
@@ -156,7 +156,7 @@ def _chosen(chosen: Trainable, prefix: str, arrays: PyTree) -> PyTree:
     return tree.map_named(one, arrays)
 
 
-def _check_chosen(trainable: Trainable, params: PyTree, chosen: PyTree) -> None:
+def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:
     leaves, trains = tree.named_leaves(params), jax.tree.leaves(chosen)
     if not leaves:
         raise UsageError("the model has no parameters: it returned a tree without arrays.")
@@ -174,6 +174,6 @@ def _check_chosen(trainable: Trainable, params: PyTree, chosen: PyTree) -> None:
     if fixed:
         raise UsageError(
             f"parameters that are trained must be floating, but {', '.join(fixed)}.\n"
-            "  Train the others only, with `Only(pattern, tx)`; or keep constants out of the parameters: "
-            "close the loss over them, or put them in the batch."
+            "  Train the others only, with `Trainable(pattern, tx)`; or keep constants out of the "
+            "parameters: close the loss over them, or put them in the batch."
         )

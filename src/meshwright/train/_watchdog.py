@@ -49,7 +49,7 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Wat
     """Open a `beat` that reports when no step has finished for `timeout_seconds`, and again after as many.
 
         with mw.watchdog(600, kill=True) as beat:
-            mw.fit(..., beat=beat)
+            mw.fit(..., on_step=beat)
 
     A report, on stderr and in the log, has the process, the phase, the last step and the stacks of all
     threads. Time runs from entering the context. Until the first step is done, which compiles, and in

@@ -120,7 +120,7 @@ def _epochs(recipe: Recipe, call: Call) -> Epochs:
         collate=recipe.collate,
         seed=deployer.seed,
         shuffle=call.shuffle,
-        num_epochs=call.schedule.n_epochs,
+        num_epochs=call.schedule.epochs,
     )
 
 

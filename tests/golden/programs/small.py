@@ -55,11 +55,11 @@ def optimizer() -> optax.GradientTransformation:
     return optax.chain(clipped, mw.keep_ema(0.9))
 
 
-def experiment(run: str = "runs/small", steps: int = 12) -> mw.Experiment:
+def experiment(workdir: str = "runs/small", steps: int = 12) -> mw.Experiment:
     """Describe the run; kept are its newest checkpoint and its best."""
     best = mw.checkpoint.best("test/accuracy", "max", without_metric="drop")
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         mesh="data=2,fsdp=2,tensor=2",
         rules=(
             mw.match("hidden/kernel", "fsdp", "tensor"),
@@ -70,8 +70,8 @@ def experiment(run: str = "runs/small", steps: int = 12) -> mw.Experiment:
         loss=loss,
         optimizer=optimizer(),
         input=mw.Input(TRAIN, batch_size=16),
-        max_step=steps,
-        evalers={"test": mw.Evaler(measure, TEST, when=4, batch_size=16)},
+        max_steps=steps,
+        evaluations={"test": mw.Evaler(measure, TEST, when=4, batch_size=16)},
         checkpoints=mw.Save(when=4, keep=mw.checkpoint.any_of(mw.checkpoint.last(1), best)),
         log_every=1,
         compile_cache=False,
