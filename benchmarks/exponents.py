@@ -67,8 +67,8 @@ BATCH = {"x": np.ones((8, 8), np.float32)}
 def of_arrays(size: int, folder: Path) -> dict[str, Act]:
     init, tx = lambda key: layers(size), optax.adam(0.1)
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"))
-    target = mw.abstract_state(init, tx, layout)
-    state = mw.init_state(init, tx, 0, layout)
+    target = mw.train.abstract_state(init, tx, layout)
+    state = mw.train.init_state(init, tx, 0, layout)
     norms = mw.make_step(loss, tx, layout, norms=".*")
     checkpoints = Checkpoints(folder / "c").__enter__()
     steps = iter(range(1, 100))
@@ -81,7 +81,7 @@ def of_arrays(size: int, folder: Path) -> dict[str, Act]:
     newest = lambda: open_source(folder / "c")  # noqa: E731
     return {
         "tree: names, differences": lambda: tree.differences(target, target),
-        "abstract_state": lambda: mw.abstract_state(init, tx, layout),
+        "abstract_state": lambda: mw.train.abstract_state(init, tx, layout),
         "Layout.shardings": lambda: layout.shardings(target.params),
         "Layout.explain": lambda: layout.explain(target.params),
         "describe_state, state_sizes": lambda: (describe_state(target), state_sizes(target)),
@@ -146,7 +146,7 @@ def of_evaluations(size: int, folder: Path) -> dict[str, Act]:
         input=mw.Input(examples, 16),
         evaluations={f"test{i}": mw.Evaler(measure, examples, when=1, batch_size=16) for i in range(size)},
         max_steps=2,
-        log_every=1,
+        logging=mw.Logging(every=1),
         compile_cache=False,
     )
     text = describe(experiment)

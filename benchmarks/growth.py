@@ -78,7 +78,9 @@ def made_step(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
 
     layout, tx = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.1)
     step = mw.make_step(lambda params, batch, key: loss(params, batch), tx, layout)
-    ended(step(mw.init_state(init, tx, 0, layout), {name: x[:BATCH_SIZE] for name, x in examples.items()}))
+    ended(
+        step(mw.train.init_state(init, tx, 0, layout), {name: x[:BATCH_SIZE] for name, x in examples.items()})
+    )
 
 
 def experiment(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
@@ -95,9 +97,8 @@ def experiment(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
                 optimizer=optax.sgd(0.1),
                 input=mw.Input(examples, BATCH_SIZE),
                 max_steps=2,
-                log_every=1,
+                logging=mw.Logging(every=1, trackers=(ended_at_first,)),
                 compile_cache=False,
-                trackers=(ended_at_first,),
             )
         )
 
@@ -112,7 +113,7 @@ def trainer(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
         deployer = mw.Deployer(seed=0, workdir=directory, trackers=(ended_at_first,))
         params = jax.jit(init)(jax.random.key(0))
         training = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params=params)
-        training.fit(examples, global_batch_size=BATCH_SIZE, max_steps=2, log_every=1)
+        training.fit(examples, global_batch_size=BATCH_SIZE, max_steps=2, logging=mw.Logging(every=1))
 
 
 def ended_at_first(step: int, values: Any) -> None:

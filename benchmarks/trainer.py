@@ -87,7 +87,7 @@ def fit_loop(program: Program, nowhere: TextIO) -> Run:
                 program.examples,
                 global_batch_size=setting.batch_size,
                 max_steps=trainer.step + (1 + num_epochs) * STEPS_PER_EPOCH,
-                log_every=STEPS_PER_EPOCH,
+                logging=mw.Logging(every=STEPS_PER_EPOCH),
             )
         return Span(num_epochs * STEPS_PER_EPOCH, reported[0], reported[num_epochs])
 

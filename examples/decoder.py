@@ -67,7 +67,7 @@ def experiment(
         input=mw.Input(rows, batch_size=batch_size, item="tokens", items_per_example=length),
         max_steps=steps,
         compute_dtype=compute_dtype,
-        log_every=10,
+        logging=mw.Logging(every=10),
     )
 
 

@@ -49,7 +49,7 @@ def measure(cfg: decoder.Config, params, batch):
 def open_averages_of_the_best(checkpoints: str):
     """Open the checkpoint that predicted best what was held out, its averages in place of its parameters."""
     best = mw.checkpoint.open_best(checkpoints, "held_out/loss", "min")
-    return mw.open_averages(str(best))
+    return mw.experiment.open_averages(str(best))
 
 
 def experiment(
@@ -78,8 +78,8 @@ def experiment(
         max_steps=steps,
         init_state_builder=below_the_head,
         evaluations={"held_out": mw.Evaler(measured, held_out, when=50, batch_size=64)},
-        checkpoints=mw.Save(when=50),
-        log_every=10,
+        save=mw.Save(when=50),
+        logging=mw.Logging(every=10),
     )
 
 

@@ -54,7 +54,7 @@ def score(cfg: decoder.Config, params, batch):
 def optimizer(rate: optax.Schedule, ema: float = 0.99) -> optax.GradientTransformation:
     """Return AdamW on clipped gradients that skips exploding ones, and an average of what it makes."""
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95))
-    return optax.chain(mw.skip_exploding(clipped, mw.mean_plus_std(6)), mw.keep_ema(ema))
+    return optax.chain(mw.train.skip_exploding(clipped, mw.train.mean_plus_std(6)), mw.train.keep_ema(ema))
 
 
 def experiment(
@@ -86,14 +86,14 @@ def experiment(
             "held_out": mw.Evaler(scored, Windows(held_out[:evaluated], length), when=100, batch_size=64),
             "train": mw.Evaler(scored, Windows(train[:evaluated], length), when=250, batch_size=64),
         },
-        checkpoints=mw.Save(
+        save=mw.Save(
             when=50,
             keep=mw.checkpoint.any_of(
                 mw.checkpoint.last(2),
                 mw.checkpoint.best("held_out/loss", "min", without_metric="drop"),
             ),
         ),
-        log_every=10,
+        logging=mw.Logging(every=10),
     )
 
 

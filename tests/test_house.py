@@ -23,6 +23,7 @@ GROUND = {
     "durable",
     "errors",
     "events",
+    "old_names",
     "patterns",
     "storage",
     "protobufs",

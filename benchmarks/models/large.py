@@ -28,4 +28,4 @@ def abstract_state() -> mw.TrainState:
     """Return the state as structs with shardings, on the devices that there are."""
     described = experiment()
     layout = mw.Layout(mw.make_mesh(described.mesh), described.rules)
-    return mw.abstract_state(described.model, described.optimizer, layout)
+    return mw.train.abstract_state(described.model, described.optimizer, layout)

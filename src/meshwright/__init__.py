@@ -40,155 +40,61 @@ if TYPE_CHECKING:
     from meshwright.arrays import restore
     from meshwright.checkpoint import Checkpoints
     from meshwright.deployer import Deployer
-    from meshwright.engine import early_stopping
+    from meshwright.engine import Logging, Profile, Stop, Watchdog, early_stopping
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
+    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, run
     from meshwright.formats import open_source
-    from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
-    from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
+    from meshwright.input import Batched, Bucketed, batches, mapped
+    from meshwright.metrics import Mean
     from meshwright.patterns import optional
     from meshwright.predictor import Predictor
-    from meshwright.profile import tracer
-    from meshwright.sharding import (
-        Layout,
-        auto,
-        embedding_lookup,
-        explain,
-        fsdp,
-        hardware,
-        logical,
-        make_mesh,
-        match,
-        override,
-        shard_batch_dim,
-    )
-    from meshwright.train import (
-        Evaluator,
-        Step,
-        Trainable,
-        TrainState,
-        Variables,
-        abstract_state,
-        by_path,
-        check_finite,
-        compile_cache,
-        decay_by_path,
-        ema_params,
-        eval_params,
-        fit,
-        halt_on_divergence,
-        init_state,
-        keep_ema,
-        make_step,
-        mean_plus_std,
-        offload_opt_state,
-        relative_std,
-        remat,
-        scale_by_path,
-        schedule,
-        skip_exploding,
-        state_from,
-        update_rules,
-        watchdog,
-        with_parameter_noise,
-    )
+    from meshwright.sharding import Layout, auto, make_mesh, match, override
+    from meshwright.train import Step, Trainable, TrainState, fit, make_step
     from meshwright.trainer import Trainer
-    from meshwright.when import Tick, any_of, at, every, every_minutes, never
 
 _ROOMS = (
+    "checkpoint",
+    "errors",
+    "input",
+    "metrics",
+    "models",
+    "plan",
+    "process",
+    "sharding",
+    "train",
+    "tree",
+)
+_ROOMS += ("when",)
+"""Those that one needs for a run of one's own; the others can be imported, too."""
+_MORE_ROOMS = (
     "adapters",
     "arguments",
     "arrays",
-    "checkpoint",
     "engine",
-    "errors",
     "events",
     "experiment",
     "formats",
     "hlo",
-    "input",
-    "metrics",
-    "models",
     "patterns",
-    "plan",
-    "process",
-    "profile",
-    "program",
-    "report",
-    "sharding",
-    "storage",
-    "train",
-    "tree",
-    "when",
 )
+_MORE_ROOMS += ("profile", "program", "report", "storage")
 
 _NAMES = {
     "adapters": ("functional",),
     "arrays": ("restore",),
     "checkpoint": ("Checkpoints",),
-    "engine": ("early_stopping",),
-    "errors": ("MeshwrightError",),
-    "experiment": (
-        "Evaler",
-        "Experiment",
-        "Input",
-        "Save",
-        "from_checkpoint",
-        "open_averages",
-        "run",
-    ),
-    "formats": ("open_source",),
-    "input": ("Arrays", "Batched", "Bucketed", "batches", "mapped", "padded_batches"),
-    "metrics": ("Console", "Histogram", "Mean", "jsonl", "logger", "tee", "tensorboard"),
-    "sharding": (
-        "Layout",
-        "auto",
-        "override",
-        "explain",
-        "fsdp",
-        "hardware",
-        "logical",
-        "embedding_lookup",
-        "make_mesh",
-        "match",
-        "shard_batch_dim",
-    ),
-    "train": (
-        "Evaluator",
-        "Trainable",
-        "Step",
-        "TrainState",
-        "Variables",
-        "abstract_state",
-        "by_path",
-        "check_finite",
-        "decay_by_path",
-        "ema_params",
-        "eval_params",
-        "compile_cache",
-        "fit",
-        "halt_on_divergence",
-        "init_state",
-        "keep_ema",
-        "make_step",
-        "mean_plus_std",
-        "with_parameter_noise",
-        "offload_opt_state",
-        "relative_std",
-        "remat",
-        "scale_by_path",
-        "schedule",
-        "skip_exploding",
-        "state_from",
-        "update_rules",
-        "watchdog",
-    ),
     "deployer": ("Deployer",),
+    "engine": ("Logging", "Profile", "Stop", "Watchdog", "early_stopping"),
+    "errors": ("MeshwrightError",),
+    "experiment": ("Evaler", "Experiment", "Input", "Save", "from_checkpoint", "run"),
+    "formats": ("open_source",),
+    "input": ("Batched", "Bucketed", "batches", "mapped"),
+    "metrics": ("Mean",),
     "patterns": ("optional",),
     "predictor": ("Predictor",),
-    "profile": ("tracer",),
+    "sharding": ("Layout", "auto", "make_mesh", "match", "override"),
+    "train": ("Step", "TrainState", "Trainable", "fit", "make_step"),
     "trainer": ("Trainer",),
-    "when": ("Tick", "at", "any_of", "every", "every_minutes", "never"),
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}
 
@@ -196,7 +102,7 @@ __all__ = sorted([*_ROOMS, *_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in (*_ROOMS, *_MORE_ROOMS):
         return importlib.import_module(f"meshwright.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)

@@ -7,6 +7,8 @@ import ast
 import re
 from dataclasses import dataclass
 
+from meshwright import old_names
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -23,9 +25,14 @@ class Difference:
 
 
 def values(text: str) -> dict[str, str]:
-    """Return the values by path, each argument of a value that has some by a path of its own."""
+    """Return the values by path, each argument of a value that has some by a path of its own.
+
+    What an older version wrote comes by the paths of today.
+    """
     rows = (line.partition(" = ") for line in text.splitlines())
-    return {path: value for name, _, said in rows for path, value in _taken_apart(name, said)}
+    return {
+        old_names.setting(path): value for name, _, said in rows for path, value in _taken_apart(name, said)
+    }
 
 
 def differences(a: str, b: str) -> list[Difference]:

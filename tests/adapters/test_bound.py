@@ -89,7 +89,7 @@ VAES = {
 def bound(model, *, train=False):
     model = functional(model)
     made = model.init(KEY)
-    variables = made if model.stateful else mw.Variables(made, None)
+    variables = made if model.stateful else mw.train.Variables(made, None)
     return Bound(model, variables.params, variables.model_state, KEY, train)
 
 

@@ -53,8 +53,8 @@ def experiment(workdir: str = "runs/a", max_steps: int = 4) -> mw.Experiment:
         input=mw.Input(examples, batch_size=8),
         max_steps=max_steps,
         evaluations={"test": mw.Evaler(measure, examples, when=2, batch_size=8, outputs=outputs)},
-        checkpoints=mw.Save(when=2),
-        log_every=1,
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1),
         compile_cache=False,
     )
 

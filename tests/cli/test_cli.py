@@ -62,7 +62,7 @@ def tiny(
         mesh=mesh,
         rules=(mw.match("w", rule),),
         evaluations={"test": mw.Evaler(measure, EXAMPLES, batch_size=8)} if evaluated else {},
-        stop_early=mw.early_stopping(early, "min", patience=3) if early else None,
+        stop=mw.Stop(early=mw.early_stopping(early, "min", patience=3)) if early else None,
     )
 
 
@@ -102,19 +102,19 @@ def train(tmp_path, monkeypatch):
             2,
             "error: evaluations.test.when=0: Evaler.when is 0; it",
         ),
-        (["evaluated=true", "early=test/lossy"], 2, "error: stop_early goes by 'test/lossy', which no"),
+        (["evaluated=true", "early=test/lossy"], 2, "error: stop.early goes by 'test/lossy', which no"),
         (["mesh=fsdp=8"], 2, "dimension 0 has size 4, which mesh axis 'fsdp' of size 8 does not divide"),
         (["unreduced=true"], 2, r"loss must be a scalar or a Mean of scalars; it has shape (8,)"),
         (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),
         (["seed=-1"], 2, "Experiment.seed is -1"),
         (["mesh=data=4,tensr=2"], 2, "mesh axis 'tensr' of size 2 only repeats work"),
-        (["checkpoints.cast=bfloat61"], 2, "error: checkpoints.cast: there is no dtype 'bfloat61'"),
+        (["save.cast=bfloat61"], 2, "error: save.cast: there is no dtype 'bfloat61'"),
         (
-            ["checkpoints.directory=https://b/run"],
+            ["save.directory=https://b/run"],
             2,
-            "checkpoints.directory: https://b/run cannot hold",
+            "save.directory: https://b/run cannot hold",
         ),
-        (["checkpoints.host_nbytes=0"], 2, "Save.host_nbytes is 0; it must be at least 1"),
+        (["save.host_nbytes=0"], 2, "Save.host_nbytes is 0; it must be at least 1"),
         (["workdir=/proc/nowhere"], 2, "the run directory /proc/nowhere cannot be written to"),
     ],
 )
@@ -154,16 +154,16 @@ def test_a_run_ends_with_its_result_and_can_be_resumed_for_longer(train, tmp_pat
 
 
 def test_a_damaged_checkpoint_is_told_on_the_screen_and_the_run_goes_on(train, tmp_path, capsys):
-    assert train("checkpoints.when=2") == 0
+    assert train("save.when=2") == 0
     (tmp_path / "run" / "checkpoints" / "step_00000004" / "manifest.json").write_text("{")
-    assert train("checkpoints.when=2", "max_steps=6") == 0
+    assert train("save.when=2", "max_steps=6") == 0
     err = capsys.readouterr().err
     assert "continuing after step 2" in err
     assert "✗ step 4 is damaged; continuing from step 2 instead." in err
 
 
 def test_checkpoints_in_a_store_are_found_by_the_run(train, tmp_path, s3_run, capsys):
-    assert train(f"checkpoints.directory={s3_run}", "checkpoints.cast=bfloat16") == 0
+    assert train(f"save.directory={s3_run}", "save.cast=bfloat16") == 0
     assert main(["resume", f"{tmp_path}/run", "max_steps=6"]) == 0
     assert "continuing after step 4" in capsys.readouterr().err
     assert main(["verify", f"{tmp_path}/run"]) == 0
@@ -178,7 +178,7 @@ def test_json_is_one_document_on_stdout(train, capsys):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_more(train, tmp_path, capsys):
-    assert train("diverging=true", "log_every=2", "checkpoints.when=2") == 4
+    assert train("diverging=true", "logging.every=2", "save.when=2") == 4
     assert "the loss reported at step 2 is nan" in capsys.readouterr().err
     assert not list((tmp_path / "run/checkpoints").glob("step_*"))
 

@@ -100,7 +100,7 @@ def test_settings_come_from_files_and_the_command_line_wins(call, tmp_path):
 
 
 def test_a_run_continues_without_the_file_of_its_settings(call, tmp_path):
-    (tmp_path / "settings.yaml").write_text("width: 3\nlog_every: 1\n")
+    (tmp_path / "settings.yaml").write_text("width: 3\nlogging.every: 1\n")
     assert call("train", "tiny:tiny", "--settings", "settings.yaml")[0] == 0
     (tmp_path / "settings.yaml").unlink()
     assert call("resume", "runs/tiny", "max_steps=3")[0] == 0

@@ -32,7 +32,7 @@ def ends_at(last_step):
 
 
 def experiment(workdir: str, dies_at: int = 0, steps: int = 5) -> mw.Experiment:
-    optimizer = optax.chain(mw.skip_exploding(optax.adam(0.01)), mw.keep_ema(0.9))
+    optimizer = optax.chain(mw.train.skip_exploding(optax.adam(0.01)), mw.train.keep_ema(0.9))
     return mw.Experiment(
         workdir=workdir,
         model=lambda key: {"w": jax.random.normal(key, (4, 2))},
@@ -43,7 +43,6 @@ def experiment(workdir: str, dies_at: int = 0, steps: int = 5) -> mw.Experiment:
         mesh_rules=(("cpu.*", mw.override(microbatches=3)),),
         parameter_noise=((".*", 0.01),),
         evaluations={"all": mw.Evaler(measure, EXAMPLES, when=2, batch_size=64)},
-        checkpoints=mw.Save(when=2),
-        log_every=1,
-        trackers=(lambda: ends_at(dies_at),),
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1, trackers=(lambda: ends_at(dies_at),)),
     )

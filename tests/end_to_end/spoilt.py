@@ -27,6 +27,6 @@ def experiment(workdir: str, bad_step: int = 4) -> mw.Experiment:
         max_steps=6,
         mesh="fsdp=-1",
         rules=(mw.match("w", "fsdp"),),
-        checkpoints=mw.Save(when=2),
-        log_every=1,
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1),
     )

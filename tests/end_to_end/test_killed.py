@@ -73,7 +73,9 @@ def test_a_run_that_was_interrupted_continues_from_its_very_step(interrupted, un
 
 
 def test_ctrl_c_twice_stops_at_once(shell):
-    child = shell.start("demo", "text", "workdir=twice", "log_every=1", "batch_size=64")  # steps of a second
+    child = shell.start(
+        "demo", "text", "workdir=twice", "logging.every=1", "batch_size=64"
+    )  # steps of a second
     wait_for(reached(shell.folder / "twice", 1), child)
     child.send_signal(signal.SIGINT)
     while "press Ctrl-C again" not in child.stderr.readline():

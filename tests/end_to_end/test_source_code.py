@@ -17,7 +17,7 @@ from meshwright.metrics import read_jsonl
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 60
 SMALL = (
-    *(f"steps={STEPS}", "layers=1", "length=64", "evaluated=16384", "log_every=1", "checkpoints.when=10"),
+    *(f"steps={STEPS}", "layers=1", "length=64", "evaluated=16384", "logging.every=1", "save.when=10"),
     *("evaluations.held_out.when=10", "evaluations.train.when=25"),
 )
 
@@ -86,7 +86,7 @@ def test_the_best_by_what_is_held_out_is_kept_beside_the_newest_two(whole):
 
 def test_fine_tuning_starts_from_the_averages_below_the_head(whole, finetuning):
     made = finetuning.experiment(base=str(whole), layers=1)
-    target = mw.abstract_state(made.model, made.optimizer, mw.Layout(mw.make_mesh("data=-1")))
+    target = mw.train.abstract_state(made.model, made.optimizer, mw.Layout(mw.make_mesh("data=-1")))
     given = made.init_state_builder(target)
     assert given.keys() == tree.named_leaves({"params": target.params}).keys() - {"params/head"}
     saved = mw.checkpoint.open_best(whole / "checkpoints", "held_out/loss", "min").arrays()

@@ -28,8 +28,8 @@ def experiment(run, **more):
         "optimizer": optax.sgd(0.01),
         "input": mw.Input(EXAMPLES, batch_size=16),
         "max_steps": 10,
-        "checkpoints": mw.Save(when=4),
-        "log_every": 5,
+        "save": mw.Save(when=4),
+        "logging": mw.Logging(every=5),
     }
     return mw.Experiment(workdir=str(run), **described | more)
 

@@ -45,7 +45,7 @@ def pretrained(tmp_path_factory):
 def first_state(builder, num_classes=2):
     layout = mw.Layout(mw.make_mesh("data=-1"))
     init, tx = jax.tree_util.Partial(model, num_classes), optax.adam(0.01)
-    target = mw.abstract_state(init, tx, layout)
+    target = mw.train.abstract_state(init, tx, layout)
     return mw.train.state_around(builder(target), init, tx, 0, layout)
 
 
@@ -71,7 +71,7 @@ def test_names_may_be_assigned(pretrained):
 
 def parts_taken(path, params, **more):
     """What a builder gives, by name, for parameters of other names than the checkpoint has."""
-    target = mw.abstract_state(lambda key: params, optax.sgd(0.1), mw.Layout(mw.make_mesh("data=-1")))
+    target = mw.train.abstract_state(lambda key: params, optax.sgd(0.1), mw.Layout(mw.make_mesh("data=-1")))
     return mw.from_checkpoint(path, **more)(target)
 
 
@@ -201,7 +201,7 @@ def test_what_a_run_does_not_save_comes_from_its_builder_each_time(pretrained, t
     how = {
         "init_state_builder": builder,
         "optimizer": mw.Trainable("head", optax.sgd(0.1)),
-        "checkpoints": mw.Save(names=without_body),
+        "save": mw.Save(names=without_body),
     }
     begun = mw.run(experiment(tmp_path, max_steps=2, **how))
     assert "mine/params/head" in mw.open_source(f"{tmp_path}/checkpoints").arrays()
@@ -214,7 +214,7 @@ def test_what_a_run_does_not_save_comes_from_its_builder_each_time(pretrained, t
 def test_without_its_step_no_run_could_go_on(tmp_path):
     save = mw.Save(names=lambda name: None if name == "step" else name)
     with pytest.raises(UsageError, match=r"checkpoints\.names: step is left out"):
-        mw.run(experiment(tmp_path, checkpoints=save))
+        mw.run(experiment(tmp_path, save=save))
 
 
 def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
@@ -229,7 +229,7 @@ def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
         is_held.append(given[0]() is not None)
         return False
 
-    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_steps=3))
+    mw.run(experiment(tmp_path, init_state_builder=builder, save=mw.Save(when=look), max_steps=3))
     assert is_held == [False, False]
 
 

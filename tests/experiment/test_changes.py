@@ -13,16 +13,16 @@ from meshwright.report import read_run
 
 def test_a_changed_setting_is_told_value_by_value(tmp_path, capsys):
     mw.run(experiment(tmp_path, max_steps=4))
-    mw.run(experiment(tmp_path, max_steps=8, seed=0, log_every=2))
+    mw.run(experiment(tmp_path, max_steps=8, seed=0, logging=mw.Logging(every=2)))
     said = capsys.readouterr().err
     assert "settings differ from those that it was trained with so far" in said
     assert "max_steps: 4 → 8" in said
 
 
 def test_the_same_settings_are_not_told(tmp_path, capsys):
-    mw.run(experiment(tmp_path, max_steps=4, checkpoints=mw.Save(when=2)))
+    mw.run(experiment(tmp_path, max_steps=4, save=mw.Save(when=2)))
     (tmp_path / "outcome.json").unlink()
-    mw.run(experiment(tmp_path, max_steps=4, checkpoints=mw.Save(when=2)))
+    mw.run(experiment(tmp_path, max_steps=4, save=mw.Save(when=2)))
     assert "settings differ" not in capsys.readouterr().err
 
 

@@ -20,15 +20,14 @@ def test_two_runs_cannot_share_a_directory_wherever_their_checkpoints_are(tmp_pa
             with pytest.raises(
                 UsageError, match=f"run: {run} is already in use by process {os.getpid()} on "
             ):
-                mw.run(experiment(run, checkpoints=mw.Save(when=4, directory=str(tmp_path / "two"))))
+                mw.run(experiment(run, save=mw.Save(when=4, directory=str(tmp_path / "two"))))
             refused.append(step)
 
     mw.run(
         experiment(
             run,
-            checkpoints=mw.Save(when=4, directory=str(tmp_path / "one")),
-            log_every=1,
-            trackers=(start_another,),
+            save=mw.Save(when=4, directory=str(tmp_path / "one")),
+            logging=mw.Logging(every=1, trackers=(start_another,)),
         )
     )
     assert refused
@@ -37,7 +36,7 @@ def test_two_runs_cannot_share_a_directory_wherever_their_checkpoints_are(tmp_pa
 
 
 def test_checkpoints_may_be_in_the_run_directory_itself(tmp_path):
-    mw.run(experiment(tmp_path, checkpoints=mw.Save(when=4, directory=str(tmp_path))))
+    mw.run(experiment(tmp_path, save=mw.Save(when=4, directory=str(tmp_path))))
     assert mw.open_source(tmp_path).step == 10
 
 
@@ -54,7 +53,7 @@ def test_a_run_on_a_file_system_without_locks_holds_its_directory_and_gives_it_b
         held.append([process.is_held(tmp_path / name) for name in (".run.lock", "checkpoints/.lock")])
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    mw.run(experiment(tmp_path, trackers=(look,)))
+    mw.run(experiment(tmp_path, logging=mw.Logging(trackers=(look,))))
     assert held[-1] == [True, True]
     assert not list(tmp_path.rglob("*.holder"))
 

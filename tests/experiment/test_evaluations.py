@@ -48,8 +48,8 @@ def run(folder, **more):
         "optimizer": optax.adam(0.05),
         "input": mw.Input(EXAMPLES, batch_size=16),
         "max_steps": 8,
-        "checkpoints": mw.Save(when=4, keep=9),
-        "log_every": 1,
+        "save": mw.Save(when=4, keep=9),
+        "logging": mw.Logging(every=1),
         "compile_cache": False,  # the tests have one for all runs
     }
     return mw.run(mw.Experiment(workdir=str(folder), **described | more))
@@ -80,8 +80,8 @@ def exact(params, examples):
 
 
 def crash_at(step, monkeypatch):
-    beat = mw.Console.beat
-    monkeypatch.setattr(mw.Console, "beat", lambda *a: 1 / 0 if a[1].step == step else beat(*a))
+    beat = mw.metrics.Console.beat
+    monkeypatch.setattr(mw.metrics.Console, "beat", lambda *a: 1 / 0 if a[1].step == step else beat(*a))
 
 
 WRITING = mw.Evaler(
@@ -149,7 +149,7 @@ def test_how_long_one_took_is_not_on_the_screen(tmp_path, capsys):
 
 def test_the_last_checkpoint_has_all_scores_of_its_step(tmp_path):
     evaluations = {"twos": WHOLE, "threes": mw.Evaler(measure, FEW, when=3)}
-    outcome = run(tmp_path, evaluations=evaluations, checkpoints=mw.Save(when=3))
+    outcome = run(tmp_path, evaluations=evaluations, save=mw.Save(when=3))
     assert mw.open_source(tmp_path / "checkpoints").extra["scores"] == outcome.scores
 
 
@@ -212,9 +212,9 @@ def test_the_average_is_evaluated_where_there_is_one_and_the_raw_parameters_if_t
     averaged = mw.Evaler(
         measure, FEW, batch_size=16, outputs=lambda p, b: {"w": jnp.tile(p["w"].ravel(), (16, 1))}
     )
-    tx = optax.chain(optax.adam(0.05), mw.keep_ema(0.9))
+    tx = optax.chain(optax.adam(0.05), mw.train.keep_ema(0.9))
     outcome = run(tmp_path, optimizer=tx, evaluations={"raw": raw, "few": averaged})
-    average = mw.ema_params(outcome.state)
+    average = mw.train.ema_params(outcome.state)
     assert outcome.scores["raw/loss"] == pytest.approx(exact(outcome.state.params, FEW).mean(), rel=1e-5)
     assert outcome.scores["few/loss"] == pytest.approx(exact(average, FEW).mean(), rel=1e-5)
     np.testing.assert_array_equal(outputs(tmp_path, 8)[0]["w"], np.ravel(average["w"]))
@@ -268,7 +268,7 @@ def informed(tmp_path_factory):
     """A run that evaluates when the reported loss is low, and what its policy was given."""
     folder = tmp_path_factory.mktemp("informed")
     evaluations, given = below(folder)
-    run(folder, evaluations=evaluations, log_every=2)
+    run(folder, evaluations=evaluations, logging=mw.Logging(every=2))
     return folder, given
 
 
@@ -286,9 +286,9 @@ def test_a_run_that_is_killed_evaluates_at_the_same_steps(informed, tmp_path, mo
     with monkeypatch.context() as crashing:
         crash_at(7, crashing)
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path, evaluations=evaluations, log_every=2)
+            run(tmp_path, evaluations=evaluations, logging=mw.Logging(every=2))
     evaluations, given = below(tmp_path)
-    run(tmp_path, evaluations=evaluations, log_every=2)
+    run(tmp_path, evaluations=evaluations, logging=mw.Logging(every=2))
     assert given == informed[1][4:]
     assert reports(tmp_path, "low/loss") == reports(informed[0], "low/loss")
 
@@ -299,9 +299,9 @@ def test_a_save_can_wait_for_several_evaluations_at_one_step(tmp_path, monkeypat
     with monkeypatch.context() as crashing:
         crash_at(8, crashing)
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path, evaluations=evaluations, checkpoints=both)
+            run(tmp_path, evaluations=evaluations, save=both)
     assert saved(tmp_path) == [6]
-    run(tmp_path, evaluations=evaluations, checkpoints=both)
+    run(tmp_path, evaluations=evaluations, save=both)
     assert saved(tmp_path) == [6, 8]
 
 
@@ -312,7 +312,7 @@ def test_a_save_can_go_by_the_scores_of_its_very_step(tmp_path):
         seen[step] = scores
         return scores.get("all/loss", math.inf) < math.inf
 
-    run(tmp_path, evaluations={"all": WHOLE}, checkpoints=mw.Save(when=when, keep=9), max_steps=5)
+    run(tmp_path, evaluations={"all": WHOLE}, save=mw.Save(when=when, keep=9), max_steps=5)
     assert saved(tmp_path) == [2, 4, 5]
     assert [step for step, scores in seen.items() if scores == {}] == [1, 3]  # the last is saved anyway
     assert seen[4] == {name: dict(reports(tmp_path, name))[4] for name in ("all/loss", "all/large")}
@@ -320,14 +320,14 @@ def test_a_save_can_go_by_the_scores_of_its_very_step(tmp_path):
 
 def test_the_last_checkpoint_has_the_scores_of_the_last_evaluation(tmp_path):
     rare = mw.Evaler(measure, FEW, when=3)
-    outcome = run(tmp_path, evaluations={"all": rare}, checkpoints=mw.Save(when=4), max_steps=8)
+    outcome = run(tmp_path, evaluations={"all": rare}, save=mw.Save(when=4), max_steps=8)
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores
 
 
 def test_a_save_that_waits_for_what_there_is_not_is_refused(tmp_path):
     waiting = mw.Save(when=mw.engine.when_evaluated("al"))
     with pytest.raises(UsageError, match=r"'al'.*Did you mean 'all'\?\n  There are: all"):
-        run(tmp_path, evaluations={"all": WHOLE}, checkpoints=waiting)
+        run(tmp_path, evaluations={"all": WHOLE}, save=waiting)
 
 
 @pytest.mark.parametrize("part", [lambda when: mw.Evaler(measure, FEW, when), mw.Save])
@@ -339,7 +339,7 @@ def test_a_policy_of_three_arguments_is_refused(part):
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, num_devices):
     layout = mw.Layout(mw.make_mesh("data=-1", jax.devices()[:num_devices]))
-    state = mw.init_state(init, optax.sgd(0.1), 0, layout)
+    state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
     OutputFiles(WRITING, layout, None, 0)(tmp_path / "outputs/few", 5, state)
     found = outputs(tmp_path, 5)
     assert [row["x"] for row in found] == FEW["x"].tolist()
@@ -349,6 +349,6 @@ def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, nu
 def test_the_last_checkpoint_has_the_scores_of_the_end_where_the_data_end_at_a_step_that_is_saved(tmp_path):
     given = mw.Input(EXAMPLES, batch_size=16, epochs=1)
     evaluations = {"few": mw.Evaler(measure, FEW, when=99)}
-    outcome = run(tmp_path, input=given, evaluations=evaluations, checkpoints=mw.Save(when=1))
+    outcome = run(tmp_path, input=given, evaluations=evaluations, save=mw.Save(when=1))
     assert outcome.step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores != {}

@@ -73,7 +73,7 @@ def test_under_another_default_implementation_of_keys_a_run_goes_on_to_the_bit(t
     def with_dropout(params, batch, key):
         return loss(params, {"x": batch["x"] * jax.random.bernoulli(key, 0.5, batch["x"].shape)}, key)
 
-    described = {"loss": with_dropout, "log_every": 1}
+    described = {"loss": with_dropout, "logging": mw.Logging(every=1)}
     mw.run(experiment(tmp_path / "undisturbed", **described))
     mw.run(experiment(tmp_path / "changed", max_steps=3, **described))
     before = jax.config.jax_default_prng_impl
@@ -87,14 +87,14 @@ def test_under_another_default_implementation_of_keys_a_run_goes_on_to_the_bit(t
 
 def doing_at(step, act, monkeypatch):
     """Do something in the turn of one step, where a real run would be hit."""
-    beat = mw.Console.beat
+    beat = mw.metrics.Console.beat
     monkeypatch.setattr(
-        mw.Console, "beat", lambda self, tick: act() if tick.step == step else beat(self, tick)
+        mw.metrics.Console, "beat", lambda self, tick: act() if tick.step == step else beat(self, tick)
     )
 
 
 def test_a_crash_between_reports_and_saves_leaves_no_gap_and_no_overlap(tmp_path, monkeypatch):
-    odd = {"log_every": 5, "checkpoints": mw.Save(when=7), "max_steps": 15}
+    odd = {"logging": mw.Logging(every=5), "save": mw.Save(when=7), "max_steps": 15}
     with monkeypatch.context() as crashing:
         doing_at(9, lambda: 1 / 0, crashing)
         with pytest.raises(ZeroDivisionError):
@@ -142,12 +142,12 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
     [
         ({"max_steps": 0}, "Experiment.max_steps is 0"),
         ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
-        ({"log_every": -1}, "Experiment.log_every is -1"),
+        ({"max_steps": -1}, "Experiment.max_steps is -1"),
         ({"max_steps": 1e3}, r"Experiment\.max_steps is 1000\.0; it must be int\."),
         ({"seed": True}, r"Experiment\.seed is True; it must be int\."),
         (
-            {"mesh": None, "max_seconds": "9"},
-            r"(?s)mesh is of type NoneType.*max_seconds is '9'; .* float or no",
+            {"mesh": None, "remat": 9},
+            r"(?s)mesh is of type NoneType.*remat is 9; .* str or no",
         ),
         ({"input": EXAMPLES}, r"Experiment\.input is of type dict; it must be Input\."),
         (
@@ -155,18 +155,17 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
             r"Experiment\.evaluations is of type dict; it must be .*Mapping.*Evaler",
         ),
         ({"loss": "loss"}, r"Experiment\.loss is 'loss'; it must be a function"),
-        ({"start_trace_steps": (1.5,)}, r"Experiment\.start_trace_steps is of type tuple; .*int"),
-        ({"start_trace_process_indices": "some"}, r"start_trace_process_indices is 'some'"),
+        ({"profile": (2,)}, r"Experiment\.profile is of type tuple"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
     with pytest.raises(UsageError, match=says):
-        experiment(**{"run": "runs/x", **wrong})
+        experiment(**{"workdir": "runs/x", **wrong})
 
 
 def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_path):
     keep = mw.checkpoint.best("all/loss", "max")  # the loss falls, so that is the first
-    mw.run(experiment(tmp_path, checkpoints=mw.Save(when=4, keep=keep)))
+    mw.run(experiment(tmp_path, save=mw.Save(when=4, keep=keep)))
     left = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
     assert left == ["step_00000004", "step_00000010"]
 
@@ -174,6 +173,14 @@ def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_pat
 def test_parts_refuse_their_own_values_by_name():
     with pytest.raises(UsageError, match=r"Input\.batch_size is 0"):
         mw.Input(EXAMPLES, batch_size=0)
+    with pytest.raises(UsageError, match=r"Logging\.every is 0"):
+        mw.Logging(every=0)
+    with pytest.raises(UsageError, match=r"Stop\.max_seconds is '9'; .* float or no"):
+        mw.Stop(max_seconds="9")
+    with pytest.raises(UsageError, match=r"Profile\.processes is 'some'"):
+        mw.Profile((1,), processes="some")
+    with pytest.raises(UsageError, match=r"Watchdog\.timeout_seconds: there is no phase evaluations"):
+        mw.Watchdog({"step": 60, "evaluations": 5})
     with pytest.raises(UsageError, match=r"Save\.keep is 0"):
         mw.Save(keep=0)
     with pytest.raises(UsageError, match=r"Evaler\.when is 'often'; it must be int or a function"):
@@ -181,16 +188,14 @@ def test_parts_refuse_their_own_values_by_name():
 
 
 def test_numbers_of_numpy_and_lists_will_do():
-    made = experiment(
-        "runs/x", max_steps=np.int64(3), max_seconds=np.float32(2), rules=[], start_trace_steps=[2]
-    )
-    assert (made.max_steps, made.max_seconds) == (3, 2.0)
+    made = experiment("runs/x", max_steps=np.int64(3), stop=mw.Stop(max_seconds=np.float32(2)), rules=[])
+    assert (made.max_steps, made.stop.max_seconds) == (3, 2.0)
 
 
 def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    mw.run(experiment("run", max_steps=2, checkpoints=mw.Save(directory="elsewhere/run")))
-    assert mw.run(experiment("run", max_steps=4, checkpoints=mw.Save(directory="elsewhere/run"))).step == 4
+    mw.run(experiment("run", max_steps=2, save=mw.Save(directory="elsewhere/run")))
+    assert mw.run(experiment("run", max_steps=4, save=mw.Save(directory="elsewhere/run"))).step == 4
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert mw.formats.open_source(checkpoints_of("run")).step == 4
     assert checkpoints_of("run") == str(tmp_path / "elsewhere" / "run")
@@ -198,8 +203,8 @@ def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypat
 
 def test_checkpoints_may_be_in_an_object_store(tmp_path, s3_run):
     save = mw.Save(when=4, directory=s3_run)
-    mw.run(experiment(tmp_path / "first", max_steps=5, checkpoints=save))
-    continued = mw.run(experiment(tmp_path / "second", checkpoints=save))
+    mw.run(experiment(tmp_path / "first", max_steps=5, save=save))
+    continued = mw.run(experiment(tmp_path / "second", save=save))
     undisturbed = mw.run(experiment(tmp_path / "undisturbed"))
     assert np.array_equal(continued.state.params["w"], undisturbed.state.params["w"])
     assert checkpoints_of(str(tmp_path / "second")) == s3_run
@@ -208,9 +213,9 @@ def test_checkpoints_may_be_in_an_object_store(tmp_path, s3_run):
 @pytest.mark.parametrize("cast", ["bfloat16", [("params/w", jnp.bfloat16)]])
 def test_parameters_are_saved_in_another_dtype_and_cast_back(tmp_path, cast):
     save = mw.Save(cast=cast)
-    mw.run(experiment(tmp_path, max_steps=2, checkpoints=save))
+    mw.run(experiment(tmp_path, max_steps=2, save=save))
     assert mw.open_source(tmp_path / "checkpoints").arrays()["params/w"].dtype.name == "bfloat16"
-    assert mw.run(experiment(tmp_path, max_steps=3, checkpoints=save)).state.params["w"].dtype == np.float32
+    assert mw.run(experiment(tmp_path, max_steps=3, save=save)).state.params["w"].dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_checkpoints_that_cannot_be_are_refused_by_name_before_anything_starts(
     (tmp_path / "file").touch()
     monkeypatch.setattr(mw.train.Step, "compile", pytest.fail)
     with pytest.raises(UsageError, match=says):
-        mw.run(experiment("run", checkpoints=mw.Save(**save)))
+        mw.run(experiment("run", save=mw.Save(**save)))
 
 
 def test_a_save_refuses_its_own_values_by_name():
@@ -243,7 +248,7 @@ def test_a_save_refuses_its_own_values_by_name():
 def test_a_run_whose_time_is_over_is_saved_and_can_be_continued(tmp_path, finished):
     _, outcome, _ = finished
     with pytest.raises(Interrupted, match="max_seconds") as stopped:
-        mw.run(experiment(tmp_path, max_seconds=0.0))
+        mw.run(experiment(tmp_path, stop=mw.Stop(max_seconds=0.0)))
     assert stopped.value.exit_code == 75
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 1
     continued = mw.run(experiment(tmp_path))
@@ -253,7 +258,7 @@ def test_a_run_whose_time_is_over_is_saved_and_can_be_continued(tmp_path, finish
 def test_a_run_that_gets_no_better_is_done(tmp_path):
     early = mw.early_stopping("all/loss", "max", patience=2)  # the loss falls, so by "max" it gets worse
     evaler = mw.Evaler(measure, EXAMPLES, when=1)
-    described = {"evaluations": {"all": evaler}, "max_steps": 20, "stop_early": early}
+    described = {"evaluations": {"all": evaler}, "max_steps": 20, "stop": mw.Stop(early=early)}
     assert mw.run(experiment(tmp_path, **described)).step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 3
 
@@ -265,16 +270,16 @@ LOSSY = mw.checkpoint.best("all/lossy", "min")
     ("more", "says"),
     [
         (
-            {"stop_early": mw.early_stopping("all/lossy", "min", 3)},
-            r"^stop_early goes by 'all/lossy', which no",
+            {"stop": mw.Stop(early=mw.early_stopping("all/lossy", "min", 3))},
+            r"^stop.early goes by 'all/lossy', which no",
         ),
-        ({"checkpoints": mw.Save(keep=LOSSY)}, r"(?s)^checkpoints\.keep goes .* Did you mean 'all/loss'\?"),
+        ({"save": mw.Save(keep=LOSSY)}, r"(?s)^save\.keep goes .* Did you mean 'all/loss'\?"),
         (
             {
-                "checkpoints": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)),
+                "save": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)),
                 "evaluations": {},
             },
-            r"(?s)^checkpoints\.keep goes by .* There are: none; give examples to evaluate on",
+            r"(?s)^save\.keep goes by .* There are: none; give examples to evaluate on",
         ),
     ],
 )
@@ -286,7 +291,7 @@ def test_a_policy_by_a_score_that_no_evaluation_gives_is_refused(tmp_path, monke
 
 def test_a_score_in_event_files_is_not_looked_for_among_the_evaluations(tmp_path):
     keep = mw.checkpoint.best("loss", "min", events=tmp_path)
-    assert mw.run(experiment(tmp_path, max_steps=2, checkpoints=mw.Save(keep=keep))).step == 2
+    assert mw.run(experiment(tmp_path, max_steps=2, save=mw.Save(keep=keep))).step == 2
 
 
 @pytest.mark.parametrize(
@@ -300,7 +305,7 @@ def test_a_score_that_is_no_number_is_the_worst(scores, ends):
 
 def test_patience_outlives_a_restart(tmp_path):
     early = mw.early_stopping("all/loss", "max", patience=4)
-    described = {"evaluations": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop_early": early}
+    described = {"evaluations": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop": mw.Stop(early=early)}
     mw.run(experiment(tmp_path, **described, max_steps=3))
     assert mw.run(experiment(tmp_path, **described, max_steps=20)).step == 5
 
@@ -313,9 +318,13 @@ def test_scores_from_before_a_restart_are_not_judged_again(tmp_path):
         return False
 
     evaler = mw.Evaler(measure, EXAMPLES, when=4)
-    described = {"evaluations": {"all": evaler}, "stop_early": never_enough, "log_every": 5}
+    described = {
+        "evaluations": {"all": evaler},
+        "stop": mw.Stop(early=never_enough),
+        "logging": mw.Logging(every=5),
+    }
     with pytest.raises(Interrupted):
-        mw.run(experiment(tmp_path, **described, max_seconds=0.0))
+        mw.run(experiment(tmp_path, **described, stop=mw.Stop(max_seconds=0.0)))
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 1
     asked.clear()
     mw.run(experiment(tmp_path, **described))

@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_is_told_without_a_traceback(tmp_path, caplog):
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
 
     with pytest.raises(MeshwrightError, match=r"a disk is full: .*No space left on device: '/tmp/x'"):
-        mw.run(experiment(tmp_path, checkpoints=mw.Save(when=full)))
+        mw.run(experiment(tmp_path, save=mw.Save(when=full)))
 
 
 def test_a_page_that_a_disk_has_no_room_for_is_no_traceback(tmp_path, caplog):

@@ -128,11 +128,18 @@ def test_trackers_hear_all_reports_and_are_closed(tmp_path):
 
 def test_histograms_that_the_loss_returns_are_reported_and_a_run_with_them_goes_on(tmp_path):
     def counting(params, batch, key):
-        return loss(params, batch, key), {"x": mw.Histogram.of(batch["x"])}
+        return loss(params, batch, key), {"x": mw.metrics.Histogram.of(batch["x"])}
 
     heard = {}
     for max_steps in (2, 4):
-        mw.run(experiment(tmp_path, loss=counting, max_steps=max_steps, trackers=(heard.__setitem__,)))
+        mw.run(
+            experiment(
+                tmp_path,
+                loss=counting,
+                max_steps=max_steps,
+                logging=mw.Logging(trackers=(heard.__setitem__,)),
+            )
+        )
     assert heard[4]["x"].bins()[0].sum() == 2 * 16 * 4
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "x" in line] == [2, 4]
@@ -173,8 +180,8 @@ def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(
 
 
 def test_profiles_are_where_tensorboard_looks_and_one_cut_by_the_end_is_closed(tmp_path):
-    mw.run(experiment(tmp_path / "first", start_trace_steps=(2, 9)))
-    mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), num_trace_steps=1, max_steps=1))
+    mw.run(experiment(tmp_path / "first", profile=mw.Profile((2, 9))))
+    mw.run(experiment(tmp_path / "second", profile=mw.Profile((1,), num_steps=1), max_steps=1))
     found = sorted(path.parent.name for path in tmp_path.glob("*/plugins/profile/*/*.xplane.pb"))
     assert found == ["step_1", "step_2", "step_9"]
 
@@ -184,10 +191,10 @@ def test_a_profile_cut_by_an_error_is_closed_and_the_next_run_can_take_one(tmp_p
         yield from ({"x": row} for row in EXAMPLES["x"][:48])
         raise OSError("the disk is gone")
 
-    described = {"start_trace_steps": (2,), "input": mw.Input(failing, batch_size=16, shuffle=False)}
+    described = {"profile": mw.Profile((2,)), "input": mw.Input(failing, batch_size=16, shuffle=False)}
     with pytest.raises(OSError, match="the disk is gone"):
         mw.run(experiment(tmp_path / "first", **described))
-    mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), max_steps=1))
+    mw.run(experiment(tmp_path / "second", profile=mw.Profile((1,)), max_steps=1))
     assert list(tmp_path.glob("second/plugins/profile/step_1/*.xplane.pb"))
 
 
@@ -204,7 +211,9 @@ def test_the_watchdog_tells_of_a_step_that_does_not_end_and_the_run_goes_on(tmp_
         return tracker
 
     with caplog.at_level(logging.ERROR, "meshwright"):
-        outcome = mw.run(experiment(tmp_path, trackers=(slow_once(),), watchdog_timeout_seconds=0.2))
+        outcome = mw.run(
+            experiment(tmp_path, logging=mw.Logging(trackers=(slow_once(),)), watchdog=mw.Watchdog(0.2))
+        )
     assert outcome.step == 10
     assert "in write" in caplog.text
 
@@ -255,7 +264,7 @@ def hanging_in(phase, hang):
         "restore": lambda: {"init_state_builder": lambda target: hang() or {}},
         "compile": lambda: {"evaluations": {"all": mw.Evaler(traced, EXAMPLES, batch_size=64)}},
         "evaluation": lambda: {"evaluations": {"all": mw.Evaler(measure, Rows(), when, batch_size=64)}},
-        "save": lambda: {"checkpoints": mw.Save(keep=lambda scores: hang() or set(scores))},
+        "save": lambda: {"save": mw.Save(keep=lambda scores: hang() or set(scores))},
     }[phase]()
 
 
@@ -266,14 +275,14 @@ def test_the_watchdog_sees_a_hang_in_any_phase_and_names_it(tmp_path, phase):
     try:
         timeouts = {"step": 60, phase: 0.05}
         described = hanging_in(phase, heard.hang)
-        assert mw.run(experiment(tmp_path, watchdog_timeout_seconds=timeouts, **described)).step == 10
+        assert mw.run(experiment(tmp_path, watchdog=mw.Watchdog(timeouts), **described)).step == 10
     finally:
         logging.getLogger("meshwright").removeHandler(heard)
 
 
 def test_a_timeout_of_no_phase_is_named(tmp_path):
     with pytest.raises(UsageError, match="there is no phase evaluations"):
-        experiment(tmp_path, watchdog_timeout_seconds={"step": 60, "evaluations": 5})
+        experiment(tmp_path, watchdog=mw.Watchdog({"step": 60, "evaluations": 5}))
 
 
 def test_no_thread_is_left_when_the_data_fail(tmp_path):
@@ -315,8 +324,8 @@ def test_a_rematerialisation_policy_that_there_is_not_is_named(tmp_path):
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("restored", [True, False])
 def test_a_run_goes_on_with_or_without_the_place_of_its_data(tmp_path, saved, restored):
-    mw.run(experiment(tmp_path, max_steps=5, save_input_iterator=saved))
-    mw.run(experiment(tmp_path, max_steps=6, save_input_iterator=restored))
+    mw.run(experiment(tmp_path, max_steps=5, save=mw.Save(data_position=saved)))
+    mw.run(experiment(tmp_path, max_steps=6, save=mw.Save(data_position=restored)))
     stood = mw.open_source(tmp_path / "checkpoints").extra["data"]
     read_since = 6 * 16 if saved else 16
     assert stood == ({"samples": read_since, "seed": 0, "num_examples": 64} if restored else "not saved")
@@ -348,7 +357,7 @@ def test_a_run_that_goes_on_with_another_seed_is_refused(tmp_path):
 
 
 def test_norms_of_single_parameters_are_reported_where_they_are_asked_for(tmp_path):
-    mw.run(experiment(tmp_path, norms="w", max_steps=1))
+    mw.run(experiment(tmp_path, logging=mw.Logging(norms="w"), max_steps=1))
     report = next(r for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl") if "loss" in r)
     assert report["grad_norm/w"] == pytest.approx(report["grad_norm"])
 

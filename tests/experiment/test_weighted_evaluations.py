@@ -41,9 +41,7 @@ def test_a_score_may_be_computed_from_those_over_all_examples(tmp_path):
 def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
     best = mw.checkpoint.best("texts/perplexity", "min")
     texts = mw.Evaler(of_tokens, TEXTS, when=2, batch_size=8, derive=lambda s: {"perplexity": s["nll"] ** 2})
-    outcome = mw.run(
-        experiment(tmp_path, evaluations={"texts": texts}, checkpoints=mw.Save(when=2, keep=best))
-    )
+    outcome = mw.run(experiment(tmp_path, evaluations={"texts": texts}, save=mw.Save(when=2, keep=best)))
     assert "texts/perplexity" in outcome.scores
 
 

@@ -102,10 +102,9 @@ def experiment(workdir: str, what: str, where: str) -> mw.Experiment:
         input=mw.Input(rows, batch_size=16),
         max_steps=6,
         evaluations={"all": mw.Evaler(values, Rows(here("evaluation")), when, batch_size=16)},
-        checkpoints=mw.Save(when=2),
-        log_every=1,
-        watchdog_timeout_seconds=TIMEOUTS if what == "sleep" else None,
-        crash_on_hang=True,
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1),
+        watchdog=mw.Watchdog(TIMEOUTS, kill=True) if what == "sleep" else None,
         compile_cache=False,
     )
 

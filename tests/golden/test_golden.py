@@ -55,7 +55,7 @@ def test_an_old_checkpoint_reads_as_it_was_to_the_bit(name):
 def test_an_old_checkpoint_is_restored_onto_any_mesh_to_the_bit(name, mesh, here):
     small = importlib.import_module("small")
     rules = small.experiment().rules
-    target = mw.abstract_state(small.init, small.optimizer(), mw.Layout(mw.make_mesh(mesh), rules))
+    target = mw.train.abstract_state(small.init, small.optimizer(), mw.Layout(mw.make_mesh(mesh), rules))
     restored = mw.restore(mw.open_source(here / name / "checkpoints"), target)
     assert digests(restored) == RUNS[name]["leaves"]
 

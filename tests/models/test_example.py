@@ -28,7 +28,7 @@ def experiment():
 def test_any_size_is_described_and_traced_without_an_array(size, num_params, experiment, mesh):
     before = jax.live_arrays()
     described = experiment(size=size, batch_size=8, length=256)
-    state = mw.abstract_state(described.model, described.optimizer, mw.Layout(mesh, described.rules))
+    state = mw.train.abstract_state(described.model, described.optimizer, mw.Layout(mesh, described.rules))
     batch = {"tokens": jax.ShapeDtypeStruct((8, 257), np.int32)}
     grads = jax.eval_shape(
         jax.grad(lambda params, batch: described.loss(params, batch, None).value), state.params, batch

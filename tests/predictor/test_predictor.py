@@ -209,7 +209,7 @@ def centred(params, x, model_state, train):
 
 
 def initial(key):
-    return mw.Variables({"w": jnp.ones(())}, {"mean": jnp.zeros(())})
+    return mw.train.Variables({"w": jnp.ones(())}, {"mean": jnp.zeros(())})
 
 
 def test_a_model_with_a_state_predicts_with_the_state_given():

@@ -103,7 +103,7 @@ def experiment(**changes):
         "input": mw.Input({"x": ROWS}, batch_size=16),
         "max_steps": 4,
         "evaluations": {"e": mw.Evaler(measure, {"x": ROWS[:20]}, when=2, batch_size=16)},
-        "checkpoints": mw.Save(when=2),
+        "save": mw.Save(when=2),
         "compile_cache": False,
     }
     return mw.Experiment(**{**given, **changes})
@@ -141,7 +141,7 @@ def predicted(*, examples=ROWS, scale=1.0, start=1.0, iterated=False):
 def looped(*, steps=3, factor=1.0, rows=ROWS, seed=0, start=1.0):
     layout = mw.Layout(mw.make_mesh("data=-1"))
     step = mw.make_step(scaled(factor), optax.sgd(0.1), layout)
-    state = mw.state_from({"w": np.full((8, 4), start, np.float32)}, optax.sgd(0.1), 0, layout)
+    state = mw.train.state_from({"w": np.full((8, 4), start, np.float32)}, optax.sgd(0.1), 0, layout)
     data = mw.batches({"x": rows}, 16, layout.batch_sharding, seed=seed)
     return int(mw.fit(step, state, data, steps=steps).step)
 
@@ -176,13 +176,21 @@ MOVED = np.concatenate([ROWS[:-1], ROWS[-1:] + 1])
 CASES = {
     "max_steps": setting("max_steps", 4, 8),
     "seed": setting("seed", 0, 7),
-    "log_every": setting("log_every", 50, 1),
+    "logging.every": one_of(
+        run, "logging", mw.Logging(), mw.Logging(every=1), r"logging\.every: .*1 on OTHER"
+    ),
     "microbatches": setting("microbatches", 1, 2),
     "compute_dtype": setting("compute_dtype", None, "bfloat16"),
     "mesh": setting("mesh", "data=-1", "data=2,fsdp=-1"),
-    "max_seconds": setting("max_seconds", None, 100.0),
-    "save_input_iterator": setting("save_input_iterator", True, False),
-    "norms": setting("norms", None, ".*"),
+    "stop.max_seconds": one_of(
+        run, "stop", mw.Stop(), mw.Stop(max_seconds=100.0), r"stop\.max_seconds: .*100\.0 on OTHER"
+    ),
+    "save.data_position": one_of(
+        run, "save", mw.Save(when=2), mw.Save(when=2, data_position=False), r"data_position: .*False on OTHER"
+    ),
+    "logging.norms": one_of(
+        run, "logging", mw.Logging(), mw.Logging(norms=".*"), r"logging\.norms: .*'\.\*' on OTHER"
+    ),
     "learning rate": setting(
         "optimizer", optax.sgd(0.01), optax.sgd(0.02), ("-0.01", "-0.02"), "optimizer.1.tx.step_size"
     ),
@@ -191,11 +199,9 @@ CASES = {
     ),
     "width": one_of(run, "model", init, lambda key: init(key, 5), r"model: .*<lambda> on OTHER"),
     "loss": setting("loss", loss, other_loss, ("", "other_loss")),
-    "when saved": one_of(
-        run, "checkpoints", mw.Save(when=2), mw.Save(when=3), r"checkpoints\.when: .*3 on OTHER"
-    ),
+    "when saved": one_of(run, "save", mw.Save(when=2), mw.Save(when=3), r"save\.when: .*3 on OTHER"),
     "what is kept": one_of(
-        run, "checkpoints", mw.Save(when=2), mw.Save(when=2, keep=3), r"checkpoints\.keep: .*3 on OTHER"
+        run, "save", mw.Save(when=2), mw.Save(when=2, keep=3), r"save\.keep: .*3 on OTHER"
     ),
     "a policy's code": one_of(
         run,
@@ -284,11 +290,11 @@ def legal(me):
     def read(key, path=str(own / "rows.npy")):
         return init(key)
 
-    lead = {"trackers": (lambda step, values: None,), "start_trace_steps": (2,)} if me == 0 else {}
+    lead = {"logging": mw.Logging(trackers=(lambda step, values: None,))} if me == 0 else {}
     return run(
         workdir=str(SHARED / "legal"),
         model=read,
-        start_trace_process_indices=(0,) if me == 0 else (1,),
+        profile=mw.Profile((2,) if me == 0 else (), processes=(0,) if me == 0 else (1,)),
         **lead,
     )
 

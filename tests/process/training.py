@@ -79,7 +79,12 @@ def fitted():
     evaluated = {"eval_examples": ROWS[:21], "eval_predictor": predictor, "eval_metric_fn": correlation}
     for max_steps in (4, None):
         trainer = mw.Trainer(deployer, loss=noisy_loss, optimizer=optax.adam(0.05), **model)
-        options = {"max_steps": max_steps, "log_every": 1, "best": {"correlation": "max"}, **evaluated}
+        options = {
+            "max_steps": max_steps,
+            "logging": mw.Logging(every=1),
+            "best": {"correlation": "max"},
+            **evaluated,
+        }
         scores = trainer.fit(ROWS, global_batch_size=16, epochs=3, **options)
     best = trainer.best("correlation", "max").params
     reports = mw.process.on_lead(lambda: mw.metrics.read_jsonl(folder / "metrics.jsonl"))
@@ -107,11 +112,12 @@ def described():
         workdir=str(folder),
         model=init,
         loss=lambda params, batch, key: values(params, batch)["error"].mean(),
-        optimizer=optax.chain(optax.sgd(0.01), mw.keep_ema(0.5)),
+        optimizer=optax.chain(optax.sgd(0.01), mw.train.keep_ema(0.5)),
         input=mw.Input(stack(ROWS), batch_size=16),
         max_steps=4,
-        log_every=2,
-        trackers=(lambda: 1 / 0, lambda step, values: values["of no report"]),  # they fail on process 0 alone
+        logging=mw.Logging(
+            every=2, trackers=(lambda: 1 / 0, lambda step, values: values["of no report"])
+        ),  # they fail on process 0 alone
         evaluations={"few": mw.Evaler(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs)},
     )
     scores = mw.run(experiment).scores
@@ -130,24 +136,26 @@ def trained():
     """Train from ready parameters, over an iterator's batches; return what came out, as JSON's values."""
     layout = mw.Layout(mw.make_mesh("data=-1,tensor=2"), (mw.match("backbone", "tensor"),))
     params = {"backbone": np.arange(128, dtype=np.int8).reshape(8, 16), "head": jnp.ones(16)}
-    model = mw.Variables(params, {"mean": np.zeros(8, np.float32)})
+    model = mw.train.Variables(params, {"mean": np.zeros(8, np.float32)})
     tx = mw.Trainable("head", optax.adam(0.05))
     batches = mw.batches(lambda: iter(ROWS), 16, layout.batch_sharding, collate=collate)
     losses = []
     state = mw.fit(
         mw.make_step(loss, tx, layout, microbatches=2),
-        mw.state_from(model, tx, 0, layout),
+        mw.train.state_from(model, tx, 0, layout),
         batches,
         steps=4,
-        log=mw.logger(lambda step, values: losses.append(values["loss"]), mw.every(1)),
+        log=mw.metrics.logger(lambda step, values: losses.append(values["loss"]), mw.when.every(1)),
     )
     batches.close()
-    held_out = lambda: mw.padded_batches(ROWS[:21], 16, layout.batch_sharding, collate=collate)
+    held_out = lambda: mw.input.padded_batches(ROWS[:21], 16, layout.batch_sharding, collate=collate)
     return {
         "losses": losses,
         "head": np.asarray(state.params["head"]).tolist(),
         "mean": np.asarray(state.model_state["mean"]).tolist(),
-        "scores": mw.Evaluator(measure, held_out, layout, mw.never)(mw.Tick(4, last=True), state),
+        "scores": mw.train.Evaluator(measure, held_out, layout, mw.when.never)(
+            mw.when.Tick(4, last=True), state
+        ),
         "fitted": fitted(),
         "described": described(),
         "predicted": predicted(params, {"mean": np.ones(8)}),

@@ -27,7 +27,7 @@ def traced(tmp_path_factory):
     """A run of the text demo with a profile of steps 2 to 4."""
     run = tmp_path_factory.mktemp("traced")
     small = text.experiment(workdir=str(run), layers=1, length=16, steps=4)
-    mesh = {"mesh": "data=2,fsdp=2,tensor=2", "start_trace_steps": (2,)}
+    mesh = {"mesh": "data=2,fsdp=2,tensor=2", "profile": mw.Profile((2,))}
     mw.run(dataclasses.replace(small, evaluations={}, compile_cache=False, **mesh))
     return run
 
@@ -149,7 +149,7 @@ def test_the_newest_window_is_taken_unless_another_is_asked_for(tmp_path):
 
 def test_a_directory_without_a_profile_is_told_how_to_get_one(tmp_path, capsys):
     assert main(["trace", str(tmp_path)]) == 3
-    assert "start_trace_steps" in capsys.readouterr().err
+    assert "profile.steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"\x0a\xff", b"no profile at all"])

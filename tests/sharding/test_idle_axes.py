@@ -25,7 +25,7 @@ def loss(params, batch, key):
 
 def step_on(mesh, loss=loss, rules=(), **more):
     layout = mw.Layout(mw.make_mesh(mesh), rules, **more)
-    return mw.make_step(loss, TX, layout).compile(mw.abstract_state(init, TX, layout), ROWS)
+    return mw.make_step(loss, TX, layout).compile(mw.train.abstract_state(init, TX, layout), ROWS)
 
 
 @pytest.mark.parametrize("axis", ["pipeline", "sequence", "expert", "tensor"])

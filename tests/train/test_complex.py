@@ -45,7 +45,7 @@ def adam(rate):
 
 
 def by_step(tx, pieces):
-    state = mw.state_from({"w": START}, tx, 0, LAYOUT)
+    state = mw.train.state_from({"w": START}, tx, 0, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, microbatches=pieces)
     for _ in range(STEPS):
         state, _ = step(state, BATCH)
@@ -86,9 +86,9 @@ def test_so_do_experiments_and_trainers(train, tmp_path):
 @pytest.mark.parametrize(
     "tx",
     [
-        mw.by_path([(".*", optax.sgd(0.1))]),
-        mw.skip_exploding(optax.sgd(0.1), mw.mean_plus_std(6)),
-        mw.Trainable("w", optax.chain(optax.sgd(0.1), mw.keep_ema(0.9))),
+        mw.train.by_path([(".*", optax.sgd(0.1))]),
+        mw.train.skip_exploding(optax.sgd(0.1), mw.train.mean_plus_std(6)),
+        mw.Trainable("w", optax.chain(optax.sgd(0.1), mw.train.keep_ema(0.9))),
         optax.chain(optax.sgd(0.2), mw.train.scale_by_path([("w", 0.5)])),
     ],
 )
@@ -98,8 +98,8 @@ def test_what_goes_around_an_optimizer_keeps_both_parts(tx):
 
 def test_averages_decay_and_norms_are_of_both_parts():
     decayed = mw.train.decay_by_path([("w", 0.5)])
-    tx = optax.chain(decayed, optax.sgd(0.1), mw.keep_ema(0.5, bias_correction=False))
-    state = mw.state_from({"w": START}, tx, 0, LAYOUT)
+    tx = optax.chain(decayed, optax.sgd(0.1), mw.train.keep_ema(0.5, bias_correction=False))
+    state = mw.train.state_from({"w": START}, tx, 0, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, norms=".*", compute_dtype="bfloat16")
     state, metrics = step(state, BATCH)
     g = gradient(START)
@@ -112,9 +112,9 @@ def test_averages_decay_and_norms_are_of_both_parts():
 
 def test_noise_is_on_both_parts_and_has_the_deviation_asked_for():
     params, like = {"w": np.full(4096, 3 + 4j, np.complex64)}, (lambda params, batch, key: params["w"])
-    for std in (0.5, mw.relative_std(0.1)):
+    for std in (0.5, mw.train.relative_std(0.1)):
         noise = np.asarray(
-            mw.with_parameter_noise(like, [(".*", std)])(params, BATCH, jax.random.key(0)) - params["w"]
+            mw.train.with_parameter_noise(like, [(".*", std)])(params, BATCH, jax.random.key(0)) - params["w"]
         )
         np.testing.assert_allclose(noise.std(), 0.5, rtol=0.05)
         np.testing.assert_allclose(noise.real.std(), noise.imag.std(), rtol=0.05)

@@ -97,7 +97,7 @@ def test_nothing_is_fetched_on_a_step_that_does_not_report():
     def step(state, batch):
         return fake_step(state, batch)[0], {"loss": Unread([])}
 
-    log = mw.logger(lambda step, values: None, mw.at(12))
+    log = mw.metrics.logger(lambda step, values: None, mw.when.at(12))
     with pytest.raises(
         AssertionError, match="fetched"
     ):  # step 12 reports, which shows that the test can fail

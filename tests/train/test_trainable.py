@@ -29,7 +29,7 @@ def loss(params, batch, key):
 
 
 def trained(tx, init=init, loss=loss):
-    state, step = mw.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2)
+    state, step = mw.train.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2)
     for _ in range(3):
         state, metrics = step(state, BATCH)
     return state, metrics
@@ -45,7 +45,7 @@ def test_low_rank_additions_train_and_the_eight_bit_weights_stay_to_the_bit():
 
 
 def test_the_optimizer_knows_only_what_it_trains_and_its_state_lies_beside():
-    state = mw.abstract_state(init, mw.Trainable("lora_.", optax.adam(0.1)), LAYOUT)
+    state = mw.train.abstract_state(init, mw.Trainable("lora_.", optax.adam(0.1)), LAYOUT)
     moments = state.opt_state[0].mu
     assert mw.tree.leaf_names(moments) == ["dense/lora_a", "dense/lora_b"]
     assert moments["dense"]["lora_a"].sharding.spec == P("fsdp")
@@ -92,4 +92,4 @@ def test_a_predicate_freezes_a_backbone_by_name_and_array():
 )
 def test_what_cannot_be_trained_is_told(trainable, says):
     with pytest.raises(UsageError, match=says):
-        mw.abstract_state(init, mw.Trainable(trainable, optax.sgd(0.1)), LAYOUT)
+        mw.train.abstract_state(init, mw.Trainable(trainable, optax.sgd(0.1)), LAYOUT)

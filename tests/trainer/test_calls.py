@@ -62,7 +62,7 @@ def test_calls_of_equal_shapes_trace_and_compile_nothing():
 def test_whenever_it_is_stopped_the_same_calls_come_to_the_same_bits(tmp_path, undisturbed, step, act, error):
     first = trainer(given=deployer(tmp_path, trackers=[at(step, act)]))
     with pytest.raises(error):
-        three_calls(first, save_when=1, log_every=1)
+        three_calls(first, save_when=1, logging=mw.Logging(every=1))
     second = trainer(tmp_path)
     three_calls(second)
     assert arrays(second) == undisturbed[0]
@@ -155,7 +155,7 @@ def test_a_run_directory_of_a_trainer_has_what_every_run_has(tmp_path):
 
 def test_scores_that_get_no_better_end_a_fit():
     made = trainer(optimizer=optax.sgd(0.0))
-    early = mw.engine.StopWhen(early=mw.early_stopping("eval_loss", "min", patience=2))
+    early = mw.Stop(early=mw.early_stopping("eval_loss", "min", patience=2))
     fit(made, eval_examples=EXAMPLES, epochs=20, stop=early)
     assert made.step == 9
 
@@ -163,7 +163,7 @@ def test_scores_that_get_no_better_end_a_fit():
 def test_a_time_limit_ends_a_fit_and_it_can_be_continued(tmp_path):
     made = trainer(tmp_path)
     with pytest.raises(Interrupted, match="max_seconds is over"):
-        fit(made, epochs=2000, log_every=1, stop=mw.engine.StopWhen(max_seconds=0.2))
+        fit(made, epochs=2000, logging=mw.Logging(every=1), stop=mw.Stop(max_seconds=0.2))
     assert 0 < made.step < 6000
     assert np.isfinite(np.asarray(made.params["w"])).all()
 
@@ -177,7 +177,7 @@ def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path
     fit(made, scale, epochs=2)
     bad = scale | {"scale": np.full(16, np.nan, np.float32)}
     with pytest.raises(DivergedError):
-        fit(made, bad, epochs=2, log_every=1)
+        fit(made, bad, epochs=2, logging=mw.Logging(every=1))
     fit(made, scale, epochs=1)
     assert np.isfinite(np.asarray(made.params["w"])).all()
     assert made.step == 3
@@ -186,10 +186,10 @@ def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"stop": 3600}, r"stop=3600.* must be a mw.engine.StopWhen"),
-        ({"profile": (3,)}, r"must be a mw.engine.Profile"),
-        ({"watchdog": 60}, r"must be a mw.engine.WatchdogSettings"),
-        ({"profile": mw.engine.Profile((1,))}, r"writes into the run directory"),
+        ({"stop": 3600}, r"stop=3600.* must be a mw.Stop"),
+        ({"profile": (3,)}, r"must be a mw.Profile"),
+        ({"watchdog": 60}, r"must be a mw.Watchdog"),
+        ({"profile": mw.Profile((1,))}, r"writes into the run directory"),
     ],
 )
 def test_a_value_that_would_do_nothing_is_refused(wrong, says):

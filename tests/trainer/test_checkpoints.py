@@ -62,7 +62,7 @@ def test_the_newest_alone_is_kept_if_nothing_else_is_asked(tmp_path):
 
 def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
     keep = mw.checkpoint.multiples(4)
-    options = {"eval_when": mw.at(1, 5), "save_when": 2, "keep": keep, "log_every": 100}
+    options = {"eval_when": mw.when.at(1, 5), "save_when": 2, "keep": keep, "logging": mw.Logging(every=100)}
     fit(trainer(tmp_path), epochs=3, eval_examples=EXAMPLES, **options)
     assert saved(tmp_path) == [0, 4, 8, 9]
     assert [step for step, _ in reports(tmp_path, "eval_loss")] == [1, 5, 9]
@@ -71,7 +71,7 @@ def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
 
 def test_a_policy_that_keeps_time_is_asked_once_a_step(tmp_path):
     asked = []
-    fit(trainer(tmp_path), save_when=lambda step: bool(asked.append(step)), log_every=100)
+    fit(trainer(tmp_path), save_when=lambda step: bool(asked.append(step)), logging=mw.Logging(every=100))
     assert asked == [1, 2, 3, 4, 5, 6]
 
 

@@ -42,7 +42,6 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
         ({"epochs": None}, "say how long to train"),
         ({"epochs": 0}, "epochs=0: it must be at least 1"),
         ({"eval_when": -1}, "eval_when=-1"),
-        ({"log_every": 0}, "log_every=0"),
         ({"global_batch_size": None}, "give one of per_device_batch_size and global_batch_size"),
         ({"per_device_batch_size": 2}, "give one of per_device_batch_size and global_batch_size"),
         ({"global_batch_size": 0}, "a batch of 0 examples"),

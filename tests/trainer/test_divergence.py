@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 
+import meshwright as mw
 from meshwright.errors import DivergedError
 from trainer.runs import X, fit, saved, trainer
 
@@ -20,7 +21,11 @@ def loss(params, batch):
 
 def fitted(workdir, examples, **options):
     made = trainer(workdir, loss=loss, optimizer=optax.sgd(0.01))
-    fit(made, examples, **{"global_batch_size": 8, "epochs": 1, "shuffle": False, "log_every": 1} | options)
+    fit(
+        made,
+        examples,
+        **{"global_batch_size": 8, "epochs": 1, "shuffle": False, "logging": mw.Logging(every=1)} | options,
+    )
     return made
 
 

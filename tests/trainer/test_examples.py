@@ -32,7 +32,7 @@ class Columns(Indexed):
 
 @pytest.mark.parametrize(
     "examples",
-    [LISTED, Indexed(), mw.Arrays(EXAMPLES), lambda epoch: EXAMPLES, lambda epoch: LISTED],
+    [LISTED, Indexed(), mw.input.Arrays(EXAMPLES), lambda epoch: EXAMPLES, lambda epoch: LISTED],
     ids=["list", "indexed", "arrays", "mapping of the epoch", "list of the epoch"],
 )
 def test_what_can_be_indexed_is_read_in_one_order_whatever_it_is(examples):
@@ -107,8 +107,8 @@ def test_an_epoch_that_fills_no_batch_is_told(sizes, says, steps):
 
 def test_progress_knows_how_many_steps_are_left(capsys):
     made = trainer(given=mw.Deployer(0))
-    fit(made, epochs=3, max_steps=5, log_every=5)
-    fit(trainer(given=mw.Deployer(0)), lambda: iter(LISTED), epochs=1, log_every=3)
+    fit(made, epochs=3, max_steps=5, logging=mw.Logging(every=5))
+    fit(trainer(given=mw.Deployer(0)), lambda: iter(LISTED), epochs=1, logging=mw.Logging(every=3))
     shown = capsys.readouterr().err
     assert " step=5/5 loss=" in shown
     assert " step=3 loss=" in shown

@@ -33,7 +33,7 @@ def test_what_is_reported_and_saved_counts_on(half, tmp_path):
     made = trainer(tmp_path, **half, last_ckpt_info=HALF)
     for step in (6, 8):  # of the run that left the arrays, and went on for a while
         made.deployer.log_metrics({"loss": 0.5}, step)
-    fit(made, epochs=3, log_every=1)
+    fit(made, epochs=3, logging=mw.Logging(every=1))
     assert [step for step, _ in reports(tmp_path)] == [6, 7, 8, 9]
     assert saved(tmp_path) == [9]
 

@@ -83,7 +83,7 @@ def trained(deployer, orders, epochs, **begun):
         deployer, loss=loss, optimizer=optax.adamw(rate(deployer)), lr_schedule=rate(deployer), **begun
     )
     examples = lambda epoch_idx: [TRAIN[i] for i in orders.get(epoch_idx, range(BATCH))]
-    trainer.fit(examples, PER_DEVICE, epochs, log_every=1, shuffle=False)
+    trainer.fit(examples, PER_DEVICE, epochs, logging=mw.Logging(every=1), shuffle=False)
     reports = mw.metrics.read_jsonl(deployer.workdir / "metrics.jsonl")
     return trainer, [report for report in reports if "loss" in report]
 

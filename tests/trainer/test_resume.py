@@ -14,7 +14,7 @@ import meshwright as mw
 from meshwright.errors import DivergedError, InputError, Interrupted, UsageError
 from trainer.runs import EXAMPLES, arrays, deployer, fit, reports, saved, trainer
 
-RUN = {"epochs": 4, "log_every": 1, "eval_examples": EXAMPLES}
+RUN = {"epochs": 4, "logging": mw.Logging(every=1), "eval_examples": EXAMPLES}
 """Four epochs of three steps."""
 SAVED = RUN | {"save_when": 2}
 
@@ -175,7 +175,7 @@ def test_after_a_divergence_fit_goes_back_to_the_newest_checkpoint(tmp_path):
 
     made_bad = True
     with pytest.raises(DivergedError):
-        fit(trainer(tmp_path, loss=loss), log_every=1, save_when=1)
+        fit(trainer(tmp_path, loss=loss), logging=mw.Logging(every=1), save_when=1)
     made_bad = False
     mended = trainer(tmp_path, loss=loss)
     fit(mended)

@@ -77,7 +77,7 @@ def test_metrics_of_the_loss_are_reported_and_evaluated(tmp_path):
         return (errors**2).mean(), {"positive": mw.Mean.of(errors**2, weights)}
 
     made = trainer(tmp_path, loss=loss)
-    scores = fit(made, eval_examples=EXAMPLES, log_every=1)
+    scores = fit(made, eval_examples=EXAMPLES, logging=mw.Logging(every=1))
     positive = {name: x[EXAMPLES["y"] > 0] for name, x in EXAMPLES.items()}
     assert scores["positive"] == pytest.approx(exact_loss(made.params, positive), rel=1e-5)
     assert [step for step, _ in reports(tmp_path, "positive")] == [1, 2, 3, 4, 5, 6]
@@ -114,7 +114,7 @@ def test_a_train_step_of_ones_own_replaces_the_usual_one(tmp_path):
 
     made = trainer(tmp_path, loss=None, train_step=train_step)
     before = float(made.params["b"])
-    fit(made, log_every=1, max_steps=3)
+    fit(made, logging=mw.Logging(every=1), max_steps=3)
     moves = [moved for _, moved in reports(tmp_path, "moved")]
     assert len(set(moves)) == 3
     assert float(made.params["b"]) - before == pytest.approx(16 * sum(moves), rel=1e-5)
@@ -123,7 +123,7 @@ def test_a_train_step_of_ones_own_replaces_the_usual_one(tmp_path):
 def test_the_learning_rate_is_reported_by_the_step_of_the_optimizer(tmp_path):
     rate = optax.linear_schedule(1.0, 0.0, 6)
     made = trainer(tmp_path, optimizer=optax.sgd(rate), lr_schedule=rate, microbatches=2)
-    fit(made, epochs=2, log_every=1)
+    fit(made, epochs=2, logging=mw.Logging(every=1))
     expected = [(step, pytest.approx(1 - (step - 1) / 6)) for step in range(1, 7)]
     assert reports(tmp_path, "learning_rate") == expected
 
@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_report_and_without_a_sav
 
     made = trainer(tmp_path, loss=loss, optimizer=optax.sgd(0.1))
     with pytest.raises(DivergedError, match=r"at step 4 is nan.*\s+The newest checkpoint: step 3\."):
-        fit(made, log_every=1, save_when=1)
+        fit(made, logging=mw.Logging(every=1), save_when=1)
     assert np.isnan(reports(tmp_path)[-1][1])
     assert made.step == 4
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshwright import old_names
 from meshwright.cli._overrides import build, with_secrets
 from meshwright.cli._target import load
 from meshwright.cli._vouched import check_is_experiment, check_vouched
@@ -39,7 +40,8 @@ def resume(options: argparse.Namespace) -> Result:
     """
     origin = _origin(options.path)
     check_vouched(options.path, origin, options.target)
-    settings = {**origin["settings"], "run": str(options.path), **options.settings}
+    given = {old_names.setting(name): value for name, value in origin["settings"].items()}
+    settings = {**given, "workdir": str(options.path), **options.settings}
     if missing := [name for name, text in settings.items() if text == SECRET]:
         raise OverrideError(f"{missing[0]} is secret and was not kept: give it again, {missing[0]}=VALUE.")
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
@@ -122,8 +124,10 @@ def start(
     told = with_secrets(function, settings)
     origin = {"target": target, "settings": told, "fake_devices": fake_devices}
     outcome = experiment.run(made, origin=origin, strict=strict)
-    found = {"run": made.run, **outcome.summary()}
-    return (_summary(found, next_commands(shlex.quote(made.run))), found) if process.is_lead() else EXIT_DONE
+    found = {"workdir": made.workdir, **outcome.summary()}
+    return (
+        (_summary(found, next_commands(shlex.quote(made.workdir))), found) if process.is_lead() else EXIT_DONE
+    )
 
 
 def use_fake_devices(number: int) -> None:

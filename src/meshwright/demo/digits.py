@@ -66,10 +66,12 @@ def experiment(
         mesh="data=-1",
         model=functools.partial(init, width=width),
         loss=loss,
-        optimizer=optax.adamw(mw.schedule("cosine", peak=learning_rate, steps=steps), weight_decay=0.01),
+        optimizer=optax.adamw(
+            mw.train.schedule("cosine", peak=learning_rate, steps=steps), weight_decay=0.01
+        ),
         input=mw.Input(train, batch_size=64),
         max_steps=steps,
         rules=WEIGHTS,
         evaluations={"test": mw.Evaler(measure, test, when=300, batch_size=120)},
-        checkpoints=mw.Save(when=100),
+        save=mw.Save(when=100),
     )

@@ -65,7 +65,7 @@ def experiment(
     """Describe the run. What stands here can be changed on the command line: `layers=6`."""
     cfg = decoder.Config(layers=layers)
     train, held_out = topics()
-    rate = mw.schedule(
+    rate = mw.train.schedule(
         "cosine", peak=learning_rate, steps=steps, warmup_steps=steps // 10, end=learning_rate / 10
     )
     return mw.Experiment(
@@ -81,6 +81,6 @@ def experiment(
                 functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64
             )
         },
-        checkpoints=mw.Save(when=25),
-        log_every=5,
+        save=mw.Save(when=25),
+        logging=mw.Logging(every=5),
     )

@@ -122,7 +122,7 @@ class Batching:
         *,
         microbatches: int = 1,
     ) -> LrSchedule:
-        """Return the learning rate as a function of the *optimizer* step. See `mw.schedule`.
+        """Return the learning rate as a function of the *optimizer* step. See `mw.train.schedule`.
 
         The number of steps is that of `epochs` over `train_size` examples, an incomplete batch at the end
         of each left out.

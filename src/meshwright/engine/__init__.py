@@ -9,8 +9,8 @@ from meshwright.engine._opened import open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
 from meshwright.engine._run import run, train
-from meshwright.engine._settings import Profile, Reporting, Saving, Settings, WatchdogSettings
-from meshwright.engine._stopping import StopEarly, StopWhen, early_stopping
+from meshwright.engine._settings import Logging, Profile, Reporting, Saving, Settings, Watchdog
+from meshwright.engine._stopping import Stop, StopEarly, early_stopping
 from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
 
@@ -21,6 +21,7 @@ __all__ = [
     "Evaluation",
     "Evaluations",
     "InformedWhen",
+    "Logging",
     "Outcome",
     "Policy",
     "Profile",
@@ -28,10 +29,10 @@ __all__ = [
     "Saving",
     "Scores",
     "Settings",
+    "Stop",
     "StopEarly",
-    "StopWhen",
     "Training",
-    "WatchdogSettings",
+    "Watchdog",
     "WhenEvaluated",
     "check_types",
     "checkpoints_of",

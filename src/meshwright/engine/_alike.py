@@ -16,8 +16,7 @@ from meshwright import description
 from meshwright.engine._describe import MAX_DEPTH, MAX_ROWS, describe
 from meshwright.engine._made_from import made_from
 
-OWN = ("run", "checkpoints.directory", "trackers", "start_trace_steps", "num_trace_steps")
-OWN += ("start_trace_process_indices",)
+OWN = ("workdir", "save.directory", "logging.trackers", "profile")
 """Settings that a process may have for itself. That all see one directory is looked at where it is opened."""
 _LOCAL_PATH = re.compile(r"'(?![a-z0-9]+://)[^']*[/\\][^']*'|'file:[^']*'")
 

@@ -80,7 +80,7 @@ def _check_names(settings: Settings, evaluations: Sequence[Evaluation], scores: 
                 f"{one.field} gives a score called 'seconds', as reports call the time it takes.\n"
                 "  Give it another name."
             )
-    policies: list[tuple[str, Any]] = [(settings.stop.field, settings.stop.early)]
+    policies: list[tuple[str, Any]] = [("stop.early", settings.stop.early)]
     if settings.saving is not None:
         policies.append((settings.saving.keep_field, settings.saving.keep))
     for field, policy in policies:

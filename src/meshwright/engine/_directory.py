@@ -124,7 +124,7 @@ def _check_shared(directory: Path) -> None:
         raise UsageError(
             f"the run directory {directory} is not one for all processes, each of which writes a part "
             "of every checkpoint into it.\n  Give one that all see with workdir=PATH, or a store with "
-            "workdir=s3://…, or for the checkpoints alone with checkpoints.directory=s3://…"
+            "workdir=s3://…, or for the checkpoints alone with save.directory=s3://…"
         )
 
 

@@ -16,7 +16,7 @@ from meshwright.engine._settings import Saving, Settings
 from meshwright.errors import UsageError
 from meshwright.metrics import Console, sync_jsonl
 from meshwright.storage import join
-from meshwright.train import TrainState, Tx, Watchdog, check_finite
+from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Opened:
     checkpoints: Checkpoints | None
     signals: process.Signals
     record: Record
-    watch: Watchdog
+    watch: RunningWatchdog
     say: Callable[[str], None]
     """Tells people a line."""
     started: float
@@ -38,7 +38,7 @@ class Opened:
 
 @contextlib.contextmanager
 def open_run(
-    settings: Settings, target: TrainState, tx: Tx, watch: Watchdog, started: float
+    settings: Settings, target: TrainState, tx: Tx, watch: RunningWatchdog, started: float
 ) -> Iterator[Opened]:
     """Open what a run needs, and close it however the run ends. Collective.
 
@@ -74,7 +74,7 @@ def open_run(
                 put()
 
             checkpoints.before_commit = keep_reports
-            with naming(f"{settings.saving.field}.directory" if settings.saving else "run"):
+            with naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
                 opened.enter_context(checkpoints)
         opened.enter_context(log_file(directory))
         opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))

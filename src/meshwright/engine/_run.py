@@ -28,9 +28,9 @@ from meshwright.metrics import Log, StepTime, Writer, tee
 from meshwright.profile import Trace, tracer
 from meshwright.train import (
     RUN_AHEAD,
+    RunningWatchdog,
     TrainState,
     Tx,
-    Watchdog,
     fit,
     num_updates,
     unwatched,
@@ -39,7 +39,9 @@ from meshwright.train import (
 from meshwright.when import Tick, When, asked_once
 
 
-def run(settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, Watchdog], Training]) -> Outcome:
+def run(
+    settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, RunningWatchdog], Training]
+) -> Outcome:
     """Train, continuing what the run directory holds. Collective.
 
     Args:
@@ -235,7 +237,7 @@ def _saver(turn: _Turn, when_saved: Callable[[int], bool]) -> Callable[[Tick, Tr
 
 
 @contextlib.contextmanager
-def _watched(settings: Settings) -> Iterator[Watchdog]:
+def _watched(settings: Settings) -> Iterator[RunningWatchdog]:
     given = settings.watchdog
     if given is None:
         yield unwatched()

@@ -7,10 +7,11 @@ from typing import Any, Literal
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.engine._policies import Policy
-from meshwright.engine._stopping import StopWhen
+from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
-from meshwright.errors import UsageError
-from meshwright.metrics import Tracker
+from meshwright.errors import UsageError, listed
+from meshwright.metrics import Tracker, is_writer
+from meshwright.train import PHASES, timeouts
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,37 @@ class Saving:
     """Whether a new run saves its first state, to show that it can."""
     marks: Callable[[], Mapping[str, float]] = dict
     """Returns numbers that are saved among the scores of a checkpoint."""
-    field: str = "checkpoints"
+    field: str = "save"
     """The setting that errors name."""
     keep_field: str = "checkpoints.keep"
     """The setting that errors about `keep` name."""
+
+
+@dataclass(frozen=True)
+class Logging:
+    """How often a run reports, and where its reports go besides the screen and the run directory.
+
+        mw.Logging(every=10, trackers=(functools.partial(mw.metrics.wandb, project="digits"),))
+
+    Raises:
+      UsageError: a value is of another type, `every` is below 1, or a tracker is nothing to write to.
+    """
+
+    every: int = 50
+    """Steps between reports."""
+    norms: str | None = None
+    """A pattern: reports have the norms of the parameters that it matches and of their gradients; ".*" for
+    all."""
+    trackers: tuple[Tracker, ...] = ()
+    """Functions `(step, values)`, or what opens one. Process 0 alone calls them, and the loop waits for them,
+    unless they are `mw.metrics.behind` it. One that fails is told of, and put aside."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.every < 1:
+            raise UsageError(f"Logging.every is {self.every}; it must be at least 1.")
+        for tracker in self.trackers:
+            is_writer(tracker)  # raises if it is nothing that can be written to
 
 
 @dataclass(frozen=True)
@@ -52,10 +80,16 @@ class Reporting:
 
 @dataclass(frozen=True)
 class Profile:
-    """The steps of which profiles are taken."""
+    """The steps that are profiled, into the run directory, where TensorBoard finds the profiles.
+
+        mw.Profile((100, 5000), num_steps=3)
+
+    Raises:
+      UsageError: a value is of another type, or a number is below 1.
+    """
 
     steps: tuple[int, ...] = ()
-    """Steps at which a profile begins."""
+    """The first step of each profile; steps count from 1."""
     num_steps: int = 3
     """How many steps a profile covers."""
     processes: tuple[int, ...] | Literal["all"] = (0,)
@@ -68,14 +102,29 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class WatchdogSettings:
-    """How long a phase may take, in seconds, and whether a process that hangs is ended."""
+class Watchdog:
+    """When a run counts as hung, and whether a process that hangs is ended.
 
-    timeout_seconds: float | Mapping[str, float]
+        mw.Watchdog({"step": 60, "compile": 1800, "save": 600}, kill=True)
+
+    Raises:
+      UsageError: a time is not positive, there is none for a step, or a phase is unknown.
+    """
+
+    timeout_seconds: float | Mapping[str, float] = 3600.0
+    """When no step ends for so many seconds, every process prints the stacks of its threads. Other phases may
+    take ten times as long. Or the seconds by phase, of `mw.train.PHASES`."""
     kill: bool = False
+    """Whether a process that hangs for two such times in a row is ended, with exit code 5."""
 
     def __post_init__(self) -> None:
         check_types(self)
+        unknown = timeouts(self.timeout_seconds).keys() - set(PHASES)
+        if unknown:
+            raise UsageError(
+                f"Watchdog.timeout_seconds: there is no phase {listed(sorted(unknown))}. There are "
+                f"{listed(PHASES, len(PHASES))}."
+            )
 
 
 @dataclass(frozen=True)
@@ -88,9 +137,9 @@ class Settings:
     """Returns the text of `experiment.txt`: all settings, one a line."""
     saving: Saving | None
     reporting: Reporting
-    stop: StopWhen = field(default_factory=StopWhen)
+    stop: Stop = field(default_factory=Stop)
     profile: Profile = field(default_factory=Profile)
-    watchdog: WatchdogSettings | None = None
+    watchdog: Watchdog | None = None
     compile_cache: bool = True
     """Whether compiled programs are kept in the run directory."""
     is_strict: bool = False

@@ -63,13 +63,20 @@ def _or_worst(score: float) -> float:
 
 
 @dataclass(frozen=True)
-class StopWhen:
-    """What ends a run before its last step."""
+class Stop:
+    """What ends a run before its last step.
+
+        mw.Stop(max_seconds=3600, early=mw.early_stopping("test/loss", "min", patience=5))
+
+    Raises:
+      UsageError: a value is of another type.
+    """
 
     max_seconds: float | None = None
+    """How long one process may take, in seconds from the call on. After the step during which the time is
+    over, it saves and ends with exit code 75, to be run again."""
     early: StopEarly | None = None
-    field: str = "stop_early"
-    """The setting that errors about `early` name."""
+    """When the scores say that more training does not help."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -86,9 +93,7 @@ class Stopping:
       started: when the run was called for, on the clock `time.monotonic`.
     """
 
-    def __init__(
-        self, signals: process.Signals, when: StopWhen, every: int, history: History, started: float
-    ):
+    def __init__(self, signals: process.Signals, when: Stop, every: int, history: History, started: float):
         self._signals, self._every, self._early, self._history = signals, every, when.early, history
         self._until = None if when.max_seconds is None else started + when.max_seconds
         self._num_judged = len(history)

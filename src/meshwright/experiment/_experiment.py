@@ -3,20 +3,27 @@
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 
 from meshwright.adapters import Functional
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
-from meshwright.engine import InformedWhen, StopEarly, WhenEvaluated, check_types, is_informed
-from meshwright.errors import UsageError, listed
-from meshwright.metrics import Tracker, is_writer
+from meshwright.engine import (
+    InformedWhen,
+    Logging,
+    Profile,
+    Stop,
+    Watchdog,
+    WhenEvaluated,
+    check_types,
+    is_informed,
+)
+from meshwright.errors import UsageError
 from meshwright.sharding import MeshRule, Rule
 from meshwright.storage import is_file_name
 from meshwright.train import (
-    PHASES,
     Builder,
     Init,
     Loss,
@@ -25,7 +32,6 @@ from meshwright.train import (
     Std,
     Tx,
     eval_params,
-    timeouts,
 )
 from meshwright.tree import PyTree
 from meshwright.when import When
@@ -110,8 +116,8 @@ class Evaler:
     dtype: str | None = "train"
     """What to compute in, as `Experiment.compute_dtype`; "train" is that one, None the parameters' own."""
     params: Callable[[Any], PyTree] = eval_params
-    """Which parameters of the state to evaluate: the average, if the optimizer keeps one (`mw.keep_ema`), or
-    say `lambda state: state.params`."""
+    """Which parameters of the state to evaluate: the average, if the optimizer keeps one
+    (`mw.train.keep_ema`), or say `lambda state: state.params`."""
     outputs: Outputs | None = None
     """`(params, batch) -> {name: array}` with a row for each example, of a model with a state `(params,
     batch, model_state)`: written to `outputs/NAME/step_00000100.jsonl` of the run, a line an example."""
@@ -148,6 +154,8 @@ class Save:
     """From the name of a leaf of the state to the one that it is saved by, or to None, which leaves it out. A
     run that continues takes the names back, and what was left out from `init_state_builder`, or as it is
     initialised. None saves all leaves by their own names."""
+    data_position: bool = True
+    """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
     host_nbytes: int = HOST_NBYTES
     """What each process may hold in copies on the host that are not written yet."""
 
@@ -156,7 +164,7 @@ class Save:
         _at_least(1, self, "when", "keep", "host_nbytes")
         is_informed(self.when)  # raises if it is no policy
         if self.directory == "":
-            raise UsageError("Save.directory is empty; None stands for the run directory.")
+            raise UsageError("Save.directory is empty; None stands for the workdir.")
 
 
 @dataclass(frozen=True)
@@ -169,8 +177,8 @@ class Experiment:
 
     is_known_by_place: ClassVar[bool] = True
 
-    run: str
-    """The run directory, or its address in a store, `s3://bucket/runs/x`. An unfinished run
+    workdir: str
+    """The directory of the run, or its address in a store, `s3://bucket/runs/x`. An unfinished run
     found there is continued."""
     model: Init | Functional
     """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""
@@ -187,7 +195,7 @@ class Experiment:
     """Axis sizes, the slowest first; -1 once, for the rest of the devices."""
     mesh_rules: tuple[MeshRule, ...] = ()
     """What to change on which hardware: `(("NVIDIA H100.*:8", mw.override(mesh="fsdp=8",
-    remat="dots")), …)`. The first rule whose pattern matches all of `mw.hardware()` stands."""
+    remat="dots")), …)`. The first rule whose pattern matches all of `mw.sharding.hardware()` stands."""
     rules: tuple[Rule, ...] | None = None
     """How parameters are split over the mesh; the first rule that answers decides. None reads it off what
     the loss does with them, as `mw.auto` does."""
@@ -200,10 +208,10 @@ class Experiment:
     microbatches: int = 1
     """Pieces in which each batch is computed before its update."""
     remat: str | None = None
-    """What of the loss is kept for its gradient, "dots" say, see `mw.remat`; None keeps what it needs."""
+    """What of the loss is kept for its gradient, "dots" say: see `mw.train.remat`; None keeps it all."""
     parameter_noise: tuple[tuple[str, float | Std], ...] = ()
     """Gaussian noise on parameters in training: pairs of a pattern and a standard deviation, see
-    `mw.with_parameter_noise`."""
+    `mw.train.with_parameter_noise`."""
     seed: int = 0
     """Of the parameters, the data's order and the steps' randomness."""
     init_state_builder: Builder | None = None
@@ -212,73 +220,35 @@ class Experiment:
 
     evaluations: Mapping[str, Evaler] = field(default_factory=dict)
     """Evaluations by name; `test` gives scores `test/loss` and so on. A folder could be called so."""
-    checkpoints: Save = Save()
+    save: Save = Save()
     """When to save, and what to keep."""
-    save_input_iterator: bool = True
-    """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
-    max_seconds: float | None = None
-    """How long one process may take, from the call of `run` on: after the step that is over then it saves and
-    ends with exit code 75, to be run again. Several processes look at the clock at each report."""
-    stop_early: StopEarly | None = None
-    """When to end before `max_steps`: `mw.early_stopping("test/loss", "min", patience=5)`."""
+    stop: Stop = field(default_factory=Stop)
+    """What ends the run before `max_steps`: a time, or scores that get no better."""
 
-    log_every: int = 50
-    """Steps between reports."""
-    norms: str | None = None
-    """A pattern for the parameters of which, and of whose gradients, reports have the norms: ".*" for all."""
-    trackers: tuple[Tracker, ...] = ()
-    """Where reports go besides the console, `metrics.jsonl` and TensorBoard: functions `(step, values)`, or
-    what opens one, `functools.partial(mw.metrics.wandb, project="digits")`. Called on process 0 alone;
-    the loop waits for them, unless they are `mw.metrics.behind` it. One that fails is told of, and put
-    aside."""
-    start_trace_steps: tuple[int, ...] = ()
-    """Steps from which on a profile is taken, into the run directory, where TensorBoard finds it."""
-    num_trace_steps: int = 3
-    """How many steps a profile covers."""
-    start_trace_process_indices: tuple[int, ...] | Literal["all"] = (0,)
-    """The processes that take profiles."""
-    watchdog_timeout_seconds: float | Mapping[str, float] | None = 3600.0
-    """When no step ends for so long, every process writes down where its threads stand; None never does. What
-    is no step may take ten times as long; or say it by phase: {"step": 60, "compile": 1800, "save": 600}, of
-    `mw.train.PHASES`."""
-    crash_on_hang: bool = False
-    """End a process, with exit code 5, that hangs for two such timeouts in a row."""
+    logging: Logging = field(default_factory=Logging)
+    """How often to report, and where to."""
+    profile: Profile = field(default_factory=Profile)
+    """The steps to profile."""
+    watchdog: Watchdog | None = field(default_factory=Watchdog)
+    """When the run counts as hung; None never looks."""
     compile_cache: bool = True
     """Keep compiled programs in the run directory, for when it is continued. Where JAX has a cache already,
     as by `JAX_COMPILATION_CACHE_DIR`, that one is used."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        _at_least(1, self, "max_steps", "microbatches", "log_every", "num_trace_steps")
+        _at_least(1, self, "max_steps", "microbatches")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.input.batch_size % self.microbatches:
             raise UsageError(
                 f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."
             )
-        if isinstance(self.checkpoints.when, WhenEvaluated):
-            self.checkpoints.when.check(self.evaluations)
+        if isinstance(self.save.when, WhenEvaluated):
+            self.save.when.check(self.evaluations)
         _check_names(self.evaluations)
-        if self.watchdog_timeout_seconds is not None:
-            _check_phases(self.watchdog_timeout_seconds)
-        for tracker in self.trackers:
-            is_writer(tracker)  # raises if it is nothing that can be written to
-        if any(step < 1 for step in self.start_trace_steps):
-            raise UsageError(f"Experiment.start_trace_steps is {self.start_trace_steps}; steps count from 1.")
 
 
 def as_casts(cast: str | Casts) -> Casts:
     """Return patterns with dtypes: a dtype alone is for the parameters."""
     return [("^params/.*", cast)] if isinstance(cast, str) else cast
-
-
-def _check_phases(seconds: float | Mapping[str, float]) -> None:
-    try:
-        unknown = timeouts(seconds).keys() - set(PHASES)
-    except UsageError as error:
-        raise UsageError(f"Experiment.watchdog_timeout_seconds: {error}") from None
-    if unknown:
-        raise UsageError(
-            f"Experiment.watchdog_timeout_seconds: there is no phase {listed(sorted(unknown))}. There are "
-            f"{listed(PHASES, len(PHASES))}."
-        )

@@ -105,7 +105,7 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Seque
         layout,
         microbatches=experiment.microbatches,
         compute_dtype=experiment.compute_dtype,
-        norms=experiment.norms,
+        norms=experiment.logging.norms,
     )
     others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
     return Parts(layout, target, batch, step, others)

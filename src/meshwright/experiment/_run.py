@@ -8,13 +8,10 @@ from typing import Any
 from meshwright import process, tree
 from meshwright.engine import (
     Outcome,
-    Profile,
     Reporting,
     Saving,
     Settings,
-    StopWhen,
     Training,
-    WatchdogSettings,
     describe,
     naming,
     settings_of,
@@ -34,7 +31,7 @@ from meshwright.experiment._parts import (
 )
 from meshwright.input import Batches, facts_of
 from meshwright.sharding import hardware, mesh_rule
-from meshwright.train import TrainState, Watchdog, check_given, fill_state, wider_than
+from meshwright.train import RunningWatchdog, TrainState, check_given, fill_state, wider_than
 
 
 @process.shared_work()
@@ -69,9 +66,9 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
 
 def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool) -> Settings:
     """Return how the run of an experiment goes."""
-    save, given, timeout = experiment.checkpoints, experiment.input, experiment.watchdog_timeout_seconds
+    save, given = experiment.save, experiment.input
     return Settings(
-        place=experiment.run,
+        place=experiment.workdir,
         described=lambda: describe(experiment),
         saving=Saving(
             when=save.when,
@@ -80,18 +77,16 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, stric
             cast=as_casts(save.cast),
             names=save.names,
             host_nbytes=save.host_nbytes,
-            keeps_position=experiment.save_input_iterator,
+            keeps_position=save.data_position,
         ),
         reporting=Reporting(
-            every=experiment.log_every,
+            every=experiment.logging.every,
             per_second={given.item: given.batch_size * given.items_per_example},
-            trackers=experiment.trackers,
+            trackers=experiment.logging.trackers,
         ),
-        stop=StopWhen(experiment.max_seconds, experiment.stop_early),
-        profile=Profile(
-            experiment.start_trace_steps, experiment.num_trace_steps, experiment.start_trace_process_indices
-        ),
-        watchdog=None if timeout is None else WatchdogSettings(timeout, experiment.crash_on_hang),
+        stop=experiment.stop,
+        profile=experiment.profile,
+        watchdog=experiment.watchdog,
         compile_cache=experiment.compile_cache,
         origin=origin,
         is_strict=strict,
@@ -99,7 +94,7 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, stric
     )
 
 
-def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Watchdog) -> Training:
+def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: RunningWatchdog) -> Training:
     """Return the parts of an experiment's run. The data are closed with `stack`."""
     mesh = mesh_of(experiment)
     data = stack.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))

@@ -160,7 +160,7 @@ def features(
     Args:
       segments_BT: where sequences are packed into a row, or padded: positions see their own segment only.
         They are counted through, as rotary attention knows distances alone.
-      remat: what a layer keeps for the gradient, a policy of `mw.remat`: "nothing" keeps its input alone.
+      remat: what a layer keeps for the gradient, a policy of `mw.train.remat`; "nothing" keeps its input.
 
     Raises:
       UsageError: segments are not of the shape of the tokens, or there is no such policy.

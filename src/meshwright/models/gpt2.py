@@ -82,7 +82,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
 def logits(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
     """Return float32[B, T, V]: at each position, the scores of the token that follows.
 
-    `remat` says what a layer keeps for the gradient, a policy of `mw.remat`.
+    `remat` says what a layer keeps for the gradient, a policy of `mw.train.remat`.
 
     Raises:
       UsageError: a row is longer than there are positions.

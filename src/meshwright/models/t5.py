@@ -117,7 +117,7 @@ def logits(
     Args:
       targets_BT: begin with a token that stands for the beginning; T5's is 0.
       is_input_BS: which of the inputs are there, where others are padding.
-      remat: what a layer keeps for the gradient, a policy of `mw.remat`.
+      remat: what a layer keeps for the gradient, a policy of `mw.train.remat`.
     """
     encoded_BSD = encode(cfg, params, inputs_BS, is_input_BS, remat=remat)
     x_BTD = decode(cfg, params, targets_BT, encoded_BSD, is_input_BS, remat=remat)

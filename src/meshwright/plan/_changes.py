@@ -15,7 +15,7 @@ from meshwright.train import offload_opt_state
 
 Settings = Mapping[str, Any]
 OFFLOADED = "offloaded"
-"""Not a setting: the optimizer wrapped in `mw.offload_opt_state`."""
+"""Not a setting: the optimizer wrapped in `mw.train.offload_opt_state`."""
 REMATS = (None, "dots", "dots_no_batch")
 """From what takes most memory to what takes most time."""
 LONGEST_TENSOR = 16
@@ -30,7 +30,7 @@ class Change:
 
     def __str__(self) -> str:
         written = (f"{name}={value}" for name, value in self.settings.items() if name != OFFLOADED)
-        optimizer = ["optimizer=mw.offload_opt_state(…)"] if OFFLOADED in self.settings else []
+        optimizer = ["optimizer=mw.train.offload_opt_state(…)"] if OFFLOADED in self.settings else []
         return " ".join([*written, *optimizer]) or "as it is"
 
 

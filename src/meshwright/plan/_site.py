@@ -189,7 +189,7 @@ class Site:
         )
 
     def _checkpoint(self) -> CheckpointCost:
-        save = self.experiment.checkpoints
+        save = self.experiment.save
         hosts, casts = self.hardware.num_hosts, as_casts(save.cast)
         return checkpoint_cost(self.parts.target, casts, hosts, self.bandwidth, save.names)
 
@@ -273,5 +273,5 @@ def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_
     return [
         f"a device sends {human_bytes(sent)} in all-reduces over {'+'.join(sorted(batch_axes))}, where "
         f"gradients need {human_bytes(needed)}: activations are split otherwise than by example. Keep them "
-        "so, with mw.shard_batch_dim in the model."
+        "so, with mw.sharding.shard_batch_dim in the model."
     ]

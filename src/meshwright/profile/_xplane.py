@@ -79,7 +79,7 @@ def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
     if not found:
         raise InputError(
             f"{path} has no profile: there is no *.xplane.pb in it, nor in its plugins/profile/*.\n"
-            "  A run takes one of the steps from 100 on with start_trace_steps=100."
+            "  A run takes one of the steps from 100 on with profile.steps=100."
         )
     windows = defaultdict(list)
     for file in found:

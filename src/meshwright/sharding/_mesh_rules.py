@@ -5,7 +5,7 @@
         ("cpu.*", mw.override(microbatches=2, compute_dtype=None)),
         (".*", mw.override()),  # known, and nothing to change
     )
-    experiment = mw.sharding.apply_mesh_rules(experiment, mesh_rules, mw.hardware())
+    experiment = mw.sharding.apply_mesh_rules(experiment, mesh_rules, mw.sharding.hardware())
 
 `mw.run` does so with the rules of `Experiment.mesh_rules`.
 The first rule whose regular expression matches the whole hardware string stands, and no other.

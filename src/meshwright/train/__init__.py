@@ -28,7 +28,7 @@ from meshwright.train._state import (
 from meshwright.train._statistics import describe_state, num_params, state_sizes
 from meshwright.train._step import Step, StepFunction, make_step
 from meshwright.train._trainable import Chosen, Trainable, Tx, UpdateRule, offload_opt_state, update_rules
-from meshwright.train._watchdog import PHASES, Timeouts, Watchdog, timeouts, unwatched, watchdog
+from meshwright.train._watchdog import PHASES, RunningWatchdog, Timeouts, timeouts, unwatched, watchdog
 
 __all__ = [
     "PHASES",
@@ -46,6 +46,7 @@ __all__ = [
     "Metrics",
     "Norms",
     "RematPolicy",
+    "RunningWatchdog",
     "SkipState",
     "StatefulLoss",
     "StatefulMeasure",
@@ -59,7 +60,6 @@ __all__ = [
     "Tx",
     "UpdateRule",
     "Variables",
-    "Watchdog",
     "abstract_state",
     "as_seed",
     "at_most_ahead",

@@ -45,10 +45,10 @@ _OTHERS = f"{_PYTHON}site-packages"
 
 
 @contextmanager
-def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Watchdog", None, None]:
+def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["RunningWatchdog", None, None]:
     """Open a `beat` that reports when no step has finished for `timeout_seconds`, and again after as many.
 
-        with mw.watchdog(600, kill=True) as beat:
+        with mw.train.watchdog(600, kill=True) as beat:
             mw.fit(..., on_step=beat)
 
     A report, on stderr and in the log, has the process, the phase, the last step and the stacks of all
@@ -71,7 +71,7 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Wat
       UsageError: a time is not positive, or there is none for a step.
     """
     seconds = timeouts(timeout_seconds)
-    watching = Watchdog(seconds, kill)
+    watching = RunningWatchdog(seconds, kill)
     thread = threading.Thread(target=watching.watch, name="meshwright-watchdog", daemon=True)
     watching.renew_backstop()
     thread.start()
@@ -84,9 +84,9 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Wat
         faulthandler.cancel_dump_traceback_later()
 
 
-def unwatched() -> "Watchdog":
+def unwatched() -> "RunningWatchdog":
     """Return a `beat` that measures nothing."""
-    watching = Watchdog({STEP: math.inf}, kill=False)
+    watching = RunningWatchdog({STEP: math.inf}, kill=False)
     watching.over.set()
     return watching
 
@@ -103,7 +103,7 @@ def timeouts(seconds: Timeouts) -> Mapping[str, float]:
     return by_phase
 
 
-class Watchdog:
+class RunningWatchdog:
     """Made by `watchdog`; called with the tick of each step that has finished."""
 
     def __init__(self, seconds: Mapping[str, float], kill: bool):

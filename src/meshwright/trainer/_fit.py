@@ -13,13 +13,14 @@ import numpy as np
 from meshwright.deployer import Deployer
 from meshwright.engine import Evaluation as EngineEvaluation
 from meshwright.engine import (
+    Logging,
     Profile,
     Reporting,
     Saving,
     Settings,
-    StopWhen,
+    Stop,
     Training,
-    WatchdogSettings,
+    Watchdog,
     global_batch,
 )
 from meshwright.engine import run as run_parts
@@ -49,9 +50,10 @@ class Call:
     eval_batch_size: int
     eval_predictor: Predictor | None
     eval_metric_fn: Callable[..., Any] | None
-    stop: StopWhen
+    logging: Logging
+    stop: Stop
     profile: Profile
-    watchdog: WatchdogSettings | None
+    watchdog: Watchdog | None
 
 
 @dataclass
@@ -97,14 +99,14 @@ def fit(
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
 
 
-def check_values(stop: Any, profile: Any, watchdog: Any, *, has_directory: bool) -> None:
+def check_values(logging: Any, stop: Any, profile: Any, watchdog: Any, *, has_directory: bool) -> None:
     """Raise a `UsageError` if one of these is of another type, or profiles have no place to go to."""
-    given = {"stop": stop, "profile": profile, "watchdog": watchdog}
-    kinds = {"stop": StopWhen, "profile": Profile, "watchdog": WatchdogSettings}
+    given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog}
+    kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog}
     for name, value in given.items():
         if not isinstance(value, kinds[name]) and (name, value) != ("watchdog", None):
             raise UsageError(
-                f"fit({name}={value!r}): it must be a mw.engine.{kinds[name].__name__}, and is of type "
+                f"fit({name}={value!r}): it must be a mw.{kinds[name].__name__}, and is of type "
                 f"{type(value).__name__}."
             )
     if profile.steps and not has_directory:
@@ -139,9 +141,9 @@ def _settings_for(
         described=described,
         saving=saving if place and not deployer.loops.is_in_round else None,
         reporting=Reporting(
-            every=schedule.log_every,
+            every=call.logging.every,
             per_second={"examples": call.batch_size},
-            trackers=[deployer.track],
+            trackers=[deployer.track, *call.logging.trackers],
             learning_rate=_learning_rate(recipe),
         ),
         stop=call.stop,
@@ -184,7 +186,7 @@ def _training_of(
         target=recipe.target,
         batch=batch,
         other_batches=[global_batch(each, call.batch_size) for each in calls.epochs.shapes()],
-        step=recipe.step,
+        step=recipe.step(call.logging.norms),
         data=calls,
         last_step=lambda: calls.first_step + schedule.max_steps if schedule.max_steps else _FOR_EVER,
         first_step=lambda: calls.first_step,

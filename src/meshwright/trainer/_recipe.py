@@ -1,7 +1,7 @@
 """What a trainer trains with, whatever the examples: losses, optimizer, rules, and what it starts from."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ import optax
 
 from meshwright.adapters import Functional
 from meshwright.deployer import Deployer
+from meshwright.errors import UsageError
 from meshwright.functions import loss_of
 from meshwright.input import Collate
 from meshwright.sharding import Layout, Rules, as_rules
@@ -44,6 +45,7 @@ class Recipe:
     accumulate: int
     lr_schedule: optax.Schedule | None
     _layout: Layout | None = None
+    _steps: dict[str | None, Step] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -65,12 +67,24 @@ class Recipe:
         """The state as structs."""
         return abstract_state(self.start.init, self.tx, self.layout)
 
-    @cached_property
-    def step(self) -> Step:
-        """One update, compiled once for all batches of a shape."""
+    def step(self, norms: str | None) -> Step:
+        """Return one update, compiled once for all batches of a shape, which reports these norms.
+
+        Raises:
+          UsageError: the update is a function of the user's, which reports what it does, and norms are asked.
+        """
+        if norms not in self._steps:
+            self._steps[norms] = self._step(norms)
+        return self._steps[norms]
+
+    def _step(self, norms: str | None) -> Step:
         if self.train_step is not None:
+            if norms is not None:
+                raise UsageError(
+                    "Logging.norms: a train_step of your own returns the metrics that it reports."
+                )
             return Step(self.train_step, self.layout, idle=self.deployer.tell_idle)
-        options = {"microbatches": self.accumulate, "compute_dtype": self.compute_dtype}
+        options = {"microbatches": self.accumulate, "compute_dtype": self.compute_dtype, "norms": norms}
         return make_step(self.losses[True], self.tx, self.layout, idle=self.deployer.tell_idle, **options)
 
     @cached_property

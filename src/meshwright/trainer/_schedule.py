@@ -29,7 +29,6 @@ class Schedule:
     eval_when: int | When | None
     save_when: int | When | None
     keep_every_epochs: int | None
-    log_every: int
     best: Best
     keep: int | Keep | None
 

@@ -10,7 +10,7 @@ from meshwright import process
 from meshwright.adapters import functional
 from meshwright.checkpoint import Keep
 from meshwright.deployer import Deployer
-from meshwright.engine import Profile, StopWhen, WatchdogSettings, describe, settings_of
+from meshwright.engine import Logging, Profile, Stop, Watchdog, describe, settings_of
 from meshwright.errors import UsageError
 from meshwright.functions import step_of
 from meshwright.input import Collate
@@ -26,7 +26,7 @@ from meshwright.trainer._start import Start, check_same, check_step, lost
 from meshwright.tree import PyTree
 from meshwright.when import When
 
-_STOP, _NO_PROFILE, _WATCHDOG = StopWhen(), Profile(), WatchdogSettings(3600.0)
+_LOGGING, _STOP, _NO_PROFILE, _WATCHDOG = Logging(), Stop(), Profile(), Watchdog()
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """Arguments that are no settings."""
 
@@ -173,11 +173,11 @@ class Trainer:
         save_when: int | When | None = None,
         keep_every_epochs: int | None = None,
         keep: int | Keep | None = None,
-        log_every: int = 50,
         shuffle: bool = True,
-        stop: StopWhen = _STOP,
+        logging: Logging = _LOGGING,
+        stop: Stop = _STOP,
         profile: Profile = _NO_PROFILE,
-        watchdog: WatchdogSettings | None = _WATCHDOG,
+        watchdog: Watchdog | None = _WATCHDOG,
     ) -> dict[str, float]:
         """Train, and return the scores of the last evaluation. Collective.
 
@@ -204,12 +204,12 @@ class Trainer:
             and the best are kept, and besides
           keep_every_epochs: those after every k epochs, and
           keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
-          log_every: steps between reports.
           shuffle: read each epoch in an order of its own.
+          logging: how often to report, and where to besides the deployer's log: `mw.Logging(every=10)`.
           stop: what ends training before its last step: a time, or scores that get no better, as
-            `mw.engine.StopWhen(max_seconds=3600, early=mw.early_stopping("eval_loss", "min", patience=3))`.
-          profile: the steps of which profiles are taken, into the run directory: `mw.engine.Profile((100,))`.
-          watchdog: after how long a hang is told, `mw.engine.WatchdogSettings(600)`; None for never.
+            `mw.Stop(max_seconds=3600, early=mw.early_stopping("eval_loss", "min", patience=3))`.
+          profile: the steps of which profiles are taken, into the run directory: `mw.Profile((100,))`.
+          watchdog: after how long a hang is told, `mw.Watchdog(600)`; None for never.
 
         Raises:
           UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
@@ -218,9 +218,9 @@ class Trainer:
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
         given = {key: value for key, value in locals().items() if key != "self"}
-        schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, log_every, best, keep)
+        schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, best, keep)
         check_together(eval_examples, eval_predictor, eval_metric_fn)
-        check_values(stop, profile, watchdog, has_directory=self._place.directory is not None)
+        check_values(logging, stop, profile, watchdog, has_directory=self._place.directory is not None)
         if self.deployer.loops.is_in_round and schedule.needs_workdir:
             raise UsageError(
                 "in deployer.rounds(...) the end of each round saves, and fit does not: leave out best, "
@@ -240,6 +240,7 @@ class Trainer:
             eval_batch_size=eval_size,
             eval_predictor=eval_predictor,
             eval_metric_fn=eval_metric_fn,
+            logging=logging,
             stop=stop,
             profile=profile,
             watchdog=watchdog,

@@ -40,7 +40,7 @@ def train(workdir: str, steps: int) -> dict[str, float]:
         eval_when=4,
         save_when=4,
         best={"guessed": "max"},
-        log_every=1,
+        logging=mw.Logging(every=1),
     )
 
 
