@@ -20,8 +20,8 @@ NUM_ROUNDS, NUM_STATES = 30, 256
 REWARDED = np.random.default_rng(7).normal(size=(4, 3)).astype(np.float32)
 
 
-def draw(params, batch, rng):
-    return jax.random.categorical(rng, batch["state"] @ params["w"])
+def draw(params, batch, key):
+    return jax.random.categorical(key, batch["state"] @ params["w"])
 
 
 def policy_loss(params, batch):

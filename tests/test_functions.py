@@ -63,7 +63,7 @@ def test_a_loss_of_a_model_with_a_state_need_not_mention_it():
         (lambda model, batch: 0.0, None, "asks for 'model', which there is not"),
         (lambda state, params, batch: 0.0, PAIR, "asks for 'state', which there is not"),
         (lambda params, batch, model_state: 0.0, PAIR, "asks for 'model_state', which there is not"),
-        (lambda params, batch, rngs: 0.0, PAIR, "asks for 'rngs'.* Did you mean 'rng'"),
+        (lambda params, batch, rngs: 0.0, PAIR, "asks for 'rngs'.* Did you mean 'key'"),
     ],
 )
 def test_a_loss_of_another_signature_is_told_so(loss, model, says):

@@ -11,6 +11,8 @@ from typing import Any, Union, get_args, get_origin
 from meshwright.errors import UsageError, nearest
 
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_OTHER_WORDS = {"rng": "key", "rngs": "key", "prng_key": "key", "is_training": "train", "training": "train"}
+"""What other libraries call some arguments."""
 
 
 def by_name(
@@ -105,7 +107,8 @@ def _misfit(
 ) -> UsageError:
     lines = [f"the {what} {_title(function)}{inspect.signature(function)} cannot be called:"]
     for name in unknown:
-        close = nearest(name, available)
+        known = _OTHER_WORDS.get(name)
+        close = known if known in available else nearest(name, available)
         hint = f" Did you mean {close!r}?" if close else ""
         lines.append(f"  it asks for {name!r}, which there is not.{hint}")
     lines += [

@@ -20,7 +20,7 @@ def loss_of(
       UsageError: it asks for what there is not, or takes nothing to train.
     """
     trained = ("params",) if model is None else ("model", "params")
-    available = (*trained, "batch", "rng", "train", *(("model_state",) if has_state else ()))
+    available = (*trained, "batch", "key", "train", *(("model_state",) if has_state else ()))
     called, declares_state = (
         by_name(loss, available, "loss", ("batch", trained)),
         declares(loss, "model_state"),
@@ -29,7 +29,7 @@ def loss_of(
     def call(params: PyTree, batch: PyTree, key: jax.Array, model_state: PyTree = None) -> Any:
         bound = Bound(model, params, model_state, key, train) if model else None
         returned = called(
-            params=params, model=bound, batch=_own(batch), rng=key, train=train, model_state=model_state
+            params=params, model=bound, batch=_own(batch), key=key, train=train, model_state=model_state
         )
         if model_state is None or declares_state:
             return returned
@@ -45,12 +45,12 @@ def prediction_of(predict: Callable[..., Any], model: Functional | None) -> Call
     Raises:
       UsageError: it asks for what there is not.
     """
-    available = (*(("model",) if model else ()), "params", "batch", "rng", "model_state")
+    available = (*(("model",) if model else ()), "params", "batch", "key", "model_state")
     called = by_name(predict, available, "prediction", ("batch",))
 
     def call(params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array) -> PyTree:
         bound = Bound(model, params, model_state, key, False) if model else None
-        return called(params=params, model=bound, batch=_own(batch), rng=key, model_state=model_state)
+        return called(params=params, model=bound, batch=_own(batch), key=key, model_state=model_state)
 
     return call
 
@@ -73,9 +73,9 @@ def step_of(train_step: Callable[..., Any]) -> Callable[[Any, PyTree], tuple[Any
     Raises:
       UsageError: it asks for what there is not.
     """
-    called = by_name(train_step, ("state", "batch", "rng"), "train step", ("state", "batch"))
+    called = by_name(train_step, ("state", "batch", "key"), "train step", ("state", "batch"))
 
     def step(state: Any, batch: PyTree) -> tuple[Any, Mapping[str, Any]]:
-        return called(state=state, batch=_own(batch), rng=step_key(state))
+        return called(state=state, batch=_own(batch), key=step_key(state))
 
     return step

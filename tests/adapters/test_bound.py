@@ -118,9 +118,9 @@ def test_a_method_moves_the_model_s_state_in_training_alone(library):
 
 @pytest.mark.parametrize("library", VAES)
 def test_a_vae_is_trained_and_its_codes_predicted_by_its_methods(library):
-    def loss(model, batch, rng):
+    def loss(model, batch, key):
         mean, log_spread = model.encode(batch["x"])
-        z = mean + jnp.exp(log_spread) * jax.random.normal(rng, mean.shape)
+        z = mean + jnp.exp(log_spread) * jax.random.normal(key, mean.shape)
         divergence = (mean**2 + jnp.exp(2 * log_spread) - 1 - 2 * log_spread).sum(-1) / 2
         return ((model.decode(z) - batch["x"]) ** 2).sum(-1).mean() + 0.01 * divergence.mean()
 

@@ -80,7 +80,7 @@ def test_a_function_that_asks_for_none_is_given_none():
 
 
 def test_without_shuffling_the_seed_can_be_told():
-    batch = next(mw.batches(mw.mapped(noisy, examples(4)), 4, SHARDING, seed=None, rng=(3, 5)))
+    batch = next(mw.batches(mw.mapped(noisy, examples(4)), 4, SHARDING, seed=None, map_seed=(3, 5)))
     assert batch["x"].tolist() == [drawn(3, 5, i) for i in range(4)]
 
 

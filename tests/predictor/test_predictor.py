@@ -243,7 +243,7 @@ def test_parameters_in_another_wrapping_are_told_what_to_give():
 
 
 def test_randomness_differs_between_batches_and_not_between_calls():
-    draw = lambda batch, rng: jax.random.normal(rng, batch.shape)
+    draw = lambda batch, key: jax.random.normal(key, batch.shape)
     predictor = mw.Predictor(deployer(), predict=draw)
     first, second = (predictor.predict(range(32), 2, {}) for _ in range(2))
     assert first == second
@@ -252,7 +252,7 @@ def test_randomness_differs_between_batches_and_not_between_calls():
 
 def test_another_seed_draws_anew_and_compiles_nothing():
     traced = []
-    draw = lambda batch, rng: traced.append(1) or jax.random.normal(rng, batch.shape)
+    draw = lambda batch, key: traced.append(1) or jax.random.normal(key, batch.shape)
     predictor = mw.Predictor(deployer(), predict=draw)
     first, again, second = (predictor.predict(range(32), 2, {}, seed=seed) for seed in (None, 0, 1))
     assert first == again  # the deployer's

@@ -28,8 +28,8 @@ def predictor(mesh="data=2,tensor=4", seed=0, **more):
     return mw.Predictor(Telling(seed=seed, mesh=mesh, verbose=False), predict=predict, **more)
 
 
-def predict(params, batch, rng):
-    return {"x": batch * params["w"], "noise": jax.random.normal(rng, (*batch.shape, 2))}
+def predict(params, batch, key):
+    return {"x": batch * params["w"], "noise": jax.random.normal(key, (*batch.shape, 2))}
 
 
 def params():

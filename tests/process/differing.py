@@ -124,7 +124,7 @@ def with_evaler(**changes):
 def fitted(*, examples=ROWS, seed=0, train_loss=loss, lr=0.1, collate=None, start=1.0, **more):
     deployer = mw.Deployer(seed=seed, verbose=False)
     params = {"w": np.full((8, 4), start, np.float32)}
-    named = lambda params, batch, rng: train_loss(params, batch, rng)
+    named = lambda params, batch, key: train_loss(params, batch, key)
     trainer = mw.Trainer(deployer, loss=named, optimizer=optax.adam(lr), params=params, collate=collate)
     return trainer.fit([{"x": x} for x in examples], **{"epochs": 1, "global_batch_size": 16, **more})
 

@@ -37,9 +37,9 @@ def measure(params, batch, model_state):
 
 def predicted(params, model_state):
     """Predict for rows that no batch divides; return what process 0 writes, and what all are told."""
-    predict = lambda params, batch, model_state, rng: {
+    predict = lambda params, batch, model_state, key: {
         "error": error(params, batch, model_state["mean"]),
-        "noise": jax.random.normal(rng, batch["y"].shape),
+        "noise": jax.random.normal(key, batch["y"].shape),
     }
     deployer = mw.Deployer(seed=0, mesh="data=-1", verbose=False)
     predictor = mw.Predictor(deployer, predict=predict, collate=collate)
@@ -60,8 +60,8 @@ def apply(params, x):
     return jnp.tanh(x @ params["hidden"]) @ params["out"]
 
 
-def noisy_loss(model, batch, rng, train):
-    noise = 0.1 * jax.random.normal(rng, batch["y"].shape) if train else 0.0
+def noisy_loss(model, batch, key, train):
+    noise = 0.1 * jax.random.normal(key, batch["y"].shape) if train else 0.0
     errors = (model(batch["x"]) + noise - batch["y"]) ** 2
     return errors.mean(), {"positive": mw.Mean.of(errors, batch["y"] > 0)}
 

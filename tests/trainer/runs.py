@@ -21,8 +21,8 @@ def apply(params, x):
     return x @ params["w"] + params["b"]
 
 
-def loss(model, batch, rng, train):
-    noise = 0.1 * jax.random.normal(rng, batch["y"].shape) if train else 0.0
+def loss(model, batch, key, train):
+    noise = 0.1 * jax.random.normal(key, batch["y"].shape) if train else 0.0
     return ((model(batch["x"]) + noise - batch["y"]) ** 2).mean()
 
 

@@ -107,8 +107,8 @@ def test_a_model_may_say_how_its_batch_is_split_also_in_the_last_of_an_evaluatio
 
 
 def test_randomness_of_evaluation_is_the_same_each_time_and_of_each_batch_its_own():
-    def loss(model, batch, rng):
-        return model(batch["x"]).mean() * 0 + jax.random.uniform(rng)
+    def loss(model, batch, key):
+        return model(batch["x"]).mean() * 0 + jax.random.uniform(key)
 
     made = trainer(loss=loss)
     scores = [fit(made, epochs=epochs, eval_examples=EXAMPLES)["loss"] for epochs in (1, 2)]

@@ -107,8 +107,8 @@ def test_frozen_parameters_stay_to_the_bit_and_have_no_optimizer_state():
 
 
 def test_a_train_step_of_ones_own_replaces_the_usual_one(tmp_path):
-    def train_step(state, batch, rng):
-        move = jax.random.uniform(rng)
+    def train_step(state, batch, key):
+        move = jax.random.uniform(key)
         params = jax.tree.map(lambda x: x + move * len(batch["x"]), state.params)
         return replace(state, step=state.step + 1, params=params), {"moved": move}
 

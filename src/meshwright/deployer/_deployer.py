@@ -139,7 +139,7 @@ class Deployer:
         self._log.close()
 
     @property
-    def rng(self) -> jax.Array:
+    def key(self) -> jax.Array:
         """The key that `gen_rng` draws from; saved with checkpoints."""
         return self._randomness.key
 

@@ -77,7 +77,7 @@ def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
             seed=experiment.seed if given.shuffle else None,
             epochs=given.epochs,
             num_threads=given.num_threads,
-            rng=(experiment.seed, 0),
+            map_seed=(experiment.seed, 0),
         )
 
 

@@ -45,10 +45,10 @@ class Batches:
         seed: int | None,
         epochs: int | None,
         num_threads: int | None,
-        rng: tuple[int, int] | None = None,
+        map_seed: tuple[int, int] | None = None,
     ):
         examples = readable_again(examples, epochs)
-        self._samples = samples_of(examples, seed, epochs, rng or (seed or 0, 0))
+        self._samples = samples_of(examples, seed, epochs, map_seed or (seed or 0, 0))
         self._batch_size, self._rows, self._place = batch_size, rows, place
         self._examples, self._reader = examples, reader(examples, collate)
         self._num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
@@ -198,7 +198,7 @@ def batches(
     seed: int | None = 0,
     epochs: int | None = None,
     num_threads: int | None = None,
-    rng: tuple[int, int] | None = None,
+    map_seed: tuple[int, int] | None = None,
 ) -> Batches:
     """Return an iterator of global batches of `batch_size` examples, split as `sharding` says.
 
@@ -225,7 +225,7 @@ def batches(
       epochs: how often to read all of them; None for ever.
       num_threads: that read and collate ahead; 0 does it when asked. By default 0 for arrays in memory
         without `collate`, where handing over to a thread costs more than the reading, and 2 for all else.
-      rng: the seed and the number of the first epoch, by which functions of `mapped` draw; if left out,
+      map_seed: the seed and the number of the first epoch, by which functions of `mapped` draw; if left out,
         `(seed or 0, 0)`.
 
     Raises:
@@ -241,5 +241,5 @@ def batches(
         seed=seed,
         epochs=epochs,
         num_threads=num_threads,
-        rng=rng,
+        map_seed=map_seed,
     )

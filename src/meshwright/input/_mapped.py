@@ -65,7 +65,7 @@ class Mapped(PartSource):
 
     examples: Any
     functions: tuple[Function, ...]
-    rng: tuple[int, int] = field(default=(0, 0), repr=False)
+    map_seed: tuple[int, int] = field(default=(0, 0), repr=False)
     """The seed, and the number of the first epoch."""
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Mapped(PartSource):
 
     def fetch(self, part: Part) -> list[PyTree]:
         """Return the examples of a part of this source."""
-        (seed, first_epoch), shape = self.rng, part.ids.shape
+        (seed, first_epoch), shape = self.map_seed, part.ids.shape
         epochs = np.broadcast_to(first_epoch + np.asarray(part.epochs), shape).tolist()
         numbers, apply = (part.first + part.ids).tolist(), _in_turn(self.functions)
         draws = [(seed, *draw) for draw in zip(epochs, numbers, strict=True)]
@@ -103,11 +103,11 @@ class MappedIterable:
             yield apply(example, (0, 0, number))
 
 
-def seeded(examples: Any, rng: tuple[int, int]) -> Any:
+def seeded(examples: Any, map_seed: tuple[int, int]) -> Any:
     """Return `examples`, whose mapping functions draw by a seed and the number of the first epoch."""
     if isinstance(examples, Bucketed):
-        return replace(examples, examples=seeded(examples.examples, rng))
-    return replace(examples, rng=rng) if isinstance(examples, Mapped) else examples
+        return replace(examples, examples=seeded(examples.examples, map_seed))
+    return replace(examples, map_seed=map_seed) if isinstance(examples, Mapped) else examples
 
 
 def _in_turn(functions: tuple[Function, ...]) -> Callable[[PyTree, Sequence[int]], PyTree]:

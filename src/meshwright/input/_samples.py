@@ -39,21 +39,21 @@ class Samples(Protocol):
         ...
 
 
-def samples_of(examples: Any, seed: int | None, epochs: int | None, rng: tuple[int, int]) -> Samples:
+def samples_of(examples: Any, seed: int | None, epochs: int | None, map_seed: tuple[int, int]) -> Samples:
     """Return the samples of `examples` of any kind that `batches` takes.
 
     Args:
-      rng: of what mapping functions draw: the seed, and the number of the first epoch.
+      map_seed: of what mapping functions draw: the seed, and the number of the first epoch.
 
     Raises:
       ExamplesError: they are of no such kind, or there are none.
     """
     examples = readable_again(examples, epochs)
     if isinstance(examples, Bucketed):
-        return Buckets(seeded(examples, rng), seed, epochs)
+        return Buckets(seeded(examples, map_seed), seed, epochs)
     if is_indexed(examples):
-        return _Fixed(seeded(as_source(examples), rng), seed, epochs)
-    return _ByEpoch(examples, seed, num_epochs_of(examples, epochs), rng)
+        return _Fixed(seeded(as_source(examples), map_seed), seed, epochs)
+    return _ByEpoch(examples, seed, num_epochs_of(examples, epochs), map_seed)
 
 
 def readable_again(examples: Any, epochs: int | None) -> Any:
@@ -160,10 +160,10 @@ class _Fixed:
 class _ByEpoch:
     """What a function returns for each epoch, or an iterable that is read anew: a stretch for each."""
 
-    def __init__(self, examples: Any, seed: int | None, epochs: int | None, rng: tuple[int, int]):
+    def __init__(self, examples: Any, seed: int | None, epochs: int | None, map_seed: tuple[int, int]):
         self._batched = examples if isinstance(examples, Batched) else None
         self._items_of = _items_by_epoch(self._batched.loader if self._batched else examples)
-        self._seed, self._rng = seed, rng
+        self._seed, self._map_seed = seed, map_seed
         self._epochs = math.inf if epochs is None else epochs
 
     def open(self, position: Position) -> Stretch | None:
@@ -183,8 +183,8 @@ class _ByEpoch:
             return Ready(self._batched, iterated(items), epoch, start, state)
         check_not_batched(items)
         if not is_indexed(items):
-            return Iterated(iterated(items), epoch, start, state, self._rng)
-        return self._indexed(seeded(as_source(items), self._rng), epoch, start)
+            return Iterated(iterated(items), epoch, start, state, self._map_seed)
+        return self._indexed(seeded(as_source(items), self._map_seed), epoch, start)
 
     def _indexed(self, source: Source, epoch: int, start: int) -> Stretch:
         if start > len(source):

@@ -63,16 +63,16 @@ class Indexed:
 class Iterated:
     """What is left of an iterable after `start` examples of it."""
 
-    def __init__(self, examples: Any, epoch: int, start: int, state: Any, rng: tuple[int, int]):
+    def __init__(self, examples: Any, epoch: int, start: int, state: Any, map_seed: tuple[int, int]):
         self._functions = examples.functions if isinstance(examples, MappedIterable) else None
         examples = examples.examples if isinstance(examples, MappedIterable) else examples
         self._cursor = Cursor(examples, state, start, f"examples of epoch {epoch}")
-        self._start, self._epoch, self._rng = start, epoch, rng
+        self._start, self._epoch, self._map_seed = start, epoch, map_seed
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
         taken, start = self._cursor.take(num_samples), self._start
         self._start += len(taken)
-        source = taken if self._functions is None else Mapped(taken, self._functions, self._rng)
+        source = taken if self._functions is None else Mapped(taken, self._functions, self._map_seed)
         return len(taken), Part(source, rows[rows < len(taken)], start, self._epoch)
 
     @property

@@ -31,7 +31,7 @@ class Predictor:
       deployer: whose mesh, randomness and log to use.
       predict: returns a tree of arrays with a row for each example. It is called with those of these
         arguments that it names: `params`, `model` (if there is one; called as `model(inputs)`), `batch`,
-        `rng`, `model_state`. It is compiled once for each shape of a batch.
+        `key`, `model_state`. It is compiled once for each shape of a batch.
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
       model: a Flax or Equinox model, or a pair `(init, apply)`; see `mw.functional`.
       output: makes a list of outputs, one for each example, of predictions as NumPy arrays. It sees real
@@ -81,7 +81,7 @@ class Predictor:
           per_device_batch_size: Examples at a time, for each part that the mesh splits a batch into.
           params: Arrays of JAX, NumPy or PyTorch; those that are on the mesh are used as they are.
           model_state: The state of a model that has one: `trainer.model_state`.
-          seed: What `rng` draws goes by it and by the number of the example. It is the deployer's if not
+          seed: What `key` draws goes by it and by the number of the example. It is the deployer's if not
             given, and each call draws the same; another seed draws anew, without compiling again.
           to: write a line of JSON for each example to this file, on a disk, instead of holding all in memory.
             A call that was killed goes on where it stopped when it is made again, and comes to the same

@@ -45,7 +45,7 @@ class Epochs:
 
         def open_epoch(epoch: int) -> Batches:
             order = _seed_of(seed, epoch) if shuffle else None
-            options = {"collate": collate, "seed": order, "epochs": 1, "rng": (seed, epoch)}
+            options = {"collate": collate, "seed": order, "epochs": 1, "map_seed": (seed, epoch)}
             return batches(of_epoch(examples, epoch), batch_size, sharding, **options)
 
         self._open: Callable[[int], Batches] = open_epoch

@@ -38,7 +38,7 @@ class Trainer:
       deployer: whose mesh, randomness, workdir and log to use.
       loss: returns a scalar or a `Mean` to be minimised, or that and `{name: scalar or Mean}`. It may name
         `params`, `model` (if there is one; called as `model(inputs)` with a batch, over which Equinox's
-        modules, which take one example, are mapped), `batch`, `rng`, `train` (False in evaluation), and
+        modules, which take one example, are mapped), `batch`, `key`, `train` (False in evaluation), and
         `model_state` (then it returns the new one as a third value). Without it there is no `eval_loss`.
       optimizer: any optax transformation.
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
@@ -53,7 +53,7 @@ class Trainer:
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
       microbatches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
-        `rng`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
+        `key`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
       lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
       name: the folder of the workdir that is this trainer's run directory; without it that is the workdir.
         Each of several trainers of a deployer with a workdir needs one of its own.

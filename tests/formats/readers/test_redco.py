@@ -56,7 +56,7 @@ def test_a_deployer_draws_the_orders_that_redco_drew_and_comes_to_its_randomness
         assert jax.random.permutation(deployer.gen_rng(), 200)[: len(order)].tolist() == order
         for _ in range(6):  # three steps, a batch of evaluation and two of predictions
             deployer.gen_model_step_rng()
-    assert jax.random.key_data(deployer.rng).tolist() == trace["info"]["rng"]
+    assert jax.random.key_data(deployer.key).tolist() == trace["info"]["rng"]
 
 
 @needs_fixtures
@@ -67,7 +67,7 @@ def test_a_deployer_loads_a_real_checkpoint_and_goes_on_with_its_randomness():
     found = {name: Expected.of(np.asarray(x)) for name, x in tree.named_leaves(loaded).items()}
     assert found == wanted_of(WORKDIR)
     assert (info["step"], info["epoch_idx"]) == (6, 1)
-    assert jax.random.key_data(deployer.rng).tolist() == [1775173478, 1498807459]
+    assert jax.random.key_data(deployer.key).tolist() == [1775173478, 1498807459]
 
 
 def test_a_checkpoint_is_read_by_the_names_of_our_own_and_no_pickle_is_opened(made):
@@ -92,7 +92,7 @@ def test_a_work_directory_of_redco_is_gone_on_with_by_a_deployer(made, copied):
     loaded, info = deployer.load_last_ckpt(optimizer=optax.adamw(1e-3))
     assert_same(tree.named_leaves(loaded), made[1])
     assert info["note"] == "mine"
-    assert jax.random.key_data(deployer.rng).tolist() == INFO["rng"]
+    assert jax.random.key_data(deployer.key).tolist() == INFO["rng"]
 
 
 def test_without_the_optimizer_s_state_the_parameters_come_alone(copied):

@@ -39,9 +39,9 @@ def measure(params, batch, model_state):
     return {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}
 
 
-def loss(params, batch, rng, model_state):
+def loss(params, batch, key, model_state):
     """Return the mean loss of a batch with noise on its vectors, the accuracy, and the new model state."""
-    noise = 0.1 * jax.random.normal(rng, batch["x"].shape)
+    noise = 0.1 * jax.random.normal(key, batch["x"].shape)
     noisy = {**batch, "x": batch["x"] + noise}
     measured = jax.tree.map(jnp.mean, measure(params, noisy, model_state))
     mean = 0.9 * model_state["mean"] + 0.1 * batch["x"].mean(0)

@@ -8,9 +8,9 @@ import small
 import meshwright as mw
 
 
-def loss(params, batch, rng, model_state, train):
+def loss(params, batch, key, model_state, train):
     """Return what `small.loss` does, and in evaluation the state as it was."""
-    value, metrics, moved = small.loss(params, batch, rng, model_state)
+    value, metrics, moved = small.loss(params, batch, key, model_state)
     return value, metrics, moved if train else model_state
 
 
