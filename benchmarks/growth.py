@@ -113,7 +113,7 @@ def trainer(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
         deployer = mw.Deployer(seed=0, workdir=directory, trackers=(ended_at_first,))
         params = jax.jit(init)(jax.random.key(0))
         training = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params=params)
-        training.fit(examples, global_batch_size=BATCH_SIZE, max_steps=2, logging=mw.Logging(every=1))
+        training.fit(examples, batch_size=BATCH_SIZE, max_steps=2, logging=mw.Logging(every=1))
 
 
 def ended_at_first(step: int, values: Any) -> None:

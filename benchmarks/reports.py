@@ -59,7 +59,7 @@ def fit_loop(loss: mw.train.Loss, log: mw.metrics.Log) -> Run:
 
     def run(num_steps: int) -> int:
         nonlocal state
-        state = mw.fit(step, state, forever(), steps=int(state.step) + num_steps, log=log)
+        state = mw.fit(step, state, forever(), max_steps=int(state.step) + num_steps, log=log)
         jax.block_until_ready(state)
         return num_steps
 

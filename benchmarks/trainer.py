@@ -85,7 +85,7 @@ def fit_loop(program: Program, nowhere: TextIO) -> Run:
         with contextlib.redirect_stderr(nowhere):
             trainer.fit(
                 program.examples,
-                global_batch_size=setting.batch_size,
+                batch_size=setting.batch_size,
                 max_steps=trainer.step + (1 + num_epochs) * STEPS_PER_EPOCH,
                 logging=mw.Logging(every=STEPS_PER_EPOCH),
             )

@@ -36,7 +36,7 @@ def loss(params, batch):
 
 def trained(name, data, **options):
     trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.adam(1e-2), **options)
-    scores = trainer.fit(data[0], global_batch_size=64, epochs=5, eval_examples=data[1])
+    scores = trainer.fit(data[0], batch_size=64, epochs=5, eval_examples=data[1])
     nbytes = mw.tree.nbytes(trainer.state.opt_state)
     print(f"{name}: accuracy {scores['accuracy']:.4f}, optimizer state {nbytes:,} bytes")
     return trainer.params

@@ -48,10 +48,10 @@ def train_step(rng, params, opt_state, batch, optimizer):
     return optax.apply_updates(params, updates), opt_state, {"loss": loss}
 
 
-def main(deployer, epochs=3, stop_after=None, global_batch_size=64, per_device_batch_size=8):
+def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_size=8):
     train_examples = examples()
     microbatches = deployer.get_accumulate_grad_batches(
-        global_batch_size=global_batch_size, per_device_batch_size=per_device_batch_size
+        batch_size=batch_size, per_device_batch_size=per_device_batch_size
     )
     deployer.log_info(microbatches, title="microbatches")
     lr_schedule_fn = deployer.get_lr_schedule_fn(

@@ -55,7 +55,7 @@ def rates_used(lr_schedule_fn, micro_steps, k):
 
 def test_with_accumulation_the_optimizer_takes_the_whole_schedule(make_deployer):
     deployer = make_deployer()
-    k = deployer.get_accumulate_grad_batches(global_batch_size=40, per_device_batch_size=1)
+    k = deployer.get_accumulate_grad_batches(batch_size=40, per_device_batch_size=1)
     options = {"train_size": 80, "per_device_batch_size": 1, "epochs": 2, "learning_rate": PEAK}
     made = deployer.get_lr_schedule_fn(**options, warmup_ratio=0.25, microbatches=k)
     T, W = 4, 1
@@ -68,7 +68,7 @@ def test_a_schedule_depends_on_nothing_that_was_asked_before(make_deployer):
     deployer = make_deployer()
     options = {"train_size": 80, "per_device_batch_size": 1, "epochs": 1, "learning_rate": 1.0}
     before = deployer.get_lr_schedule_fn(**options)
-    deployer.get_accumulate_grad_batches(global_batch_size=40, per_device_batch_size=1)
+    deployer.get_accumulate_grad_batches(batch_size=40, per_device_batch_size=1)
     after = deployer.get_lr_schedule_fn(**options)
     assert [float(made(5)) for made in (before, after)] == pytest.approx([0.5, 0.5])
 

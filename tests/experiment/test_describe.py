@@ -168,7 +168,7 @@ def test_a_chain_shows_its_transformations_and_their_numbers():
     ("schedule", "numbers"),
     [
         (optax.cosine_decay_schedule(3e-3, 900), ("init_value=0.003", "decay_steps=900")),
-        (mw.train.schedule("cosine", peak=3e-3, steps=900), ("peak=0.003", "steps=900")),
+        (mw.train.schedule("cosine", peak=3e-3, max_steps=900), ("peak=0.003", "steps=900")),
     ],
 )
 def test_a_schedule_shows_its_numbers(schedule, numbers):
@@ -177,7 +177,8 @@ def test_a_schedule_shows_its_numbers(schedule, numbers):
 
 
 @pytest.mark.parametrize(
-    "schedule", [optax.cosine_decay_schedule(3e-3, 900), mw.train.schedule("cosine", peak=3e-3, steps=900)]
+    "schedule",
+    [optax.cosine_decay_schedule(3e-3, 900), mw.train.schedule("cosine", peak=3e-3, max_steps=900)],
 )
 def test_a_schedule_does_not_differ_after_it_was_called(schedule):
     """Optax turns the steps of its own into a float then."""
@@ -264,7 +265,7 @@ def test_functions_that_share_a_factory_are_shown_once_with_what_all_of_them_clo
         mw.checkpoint.multiples(3),
         mw.checkpoint.spaced(4),
         mw.checkpoint.always(2, then=mw.checkpoint.best("loss", "min")),
-        mw.train.schedule("linear", peak=0.1, steps=10),
+        mw.train.schedule("linear", peak=0.1, max_steps=10),
         mw.train.mean_plus_std(6),
         mw.train.relative_std(0.1),
         mw.train.with_parameter_noise(loss, [("w", mw.train.relative_std(0.1))]),

@@ -126,7 +126,7 @@ def fitted(*, examples=ROWS, seed=0, train_loss=loss, lr=0.1, collate=None, star
     params = {"w": np.full((8, 4), start, np.float32)}
     named = lambda params, batch, key: train_loss(params, batch, key)
     trainer = mw.Trainer(deployer, loss=named, optimizer=optax.adam(lr), params=params, collate=collate)
-    return trainer.fit([{"x": x} for x in examples], **{"epochs": 1, "global_batch_size": 16, **more})
+    return trainer.fit([{"x": x} for x in examples], **{"epochs": 1, "batch_size": 16, **more})
 
 
 def predicted(*, examples=ROWS, scale=1.0, start=1.0, iterated=False):
@@ -143,7 +143,7 @@ def looped(*, steps=3, factor=1.0, rows=ROWS, seed=0, start=1.0):
     step = mw.make_step(scaled(factor), optax.sgd(0.1), layout)
     state = mw.train.state_from({"w": np.full((8, 4), start, np.float32)}, optax.sgd(0.1), 0, layout)
     data = mw.batches({"x": rows}, 16, layout.batch_sharding, seed=seed)
-    return int(mw.fit(step, state, data, steps=steps).step)
+    return int(mw.fit(step, state, data, max_steps=steps).step)
 
 
 def failing(make):
@@ -252,7 +252,7 @@ CASES = {
         fitted, "lr", 0.1, 0.2, r"optimizer\.1\.tx\.step_size: .*-0\.2 on OTHER"
     ),
     "trainer: epochs": one_of(fitted, "epochs", 1, 2, "epochs: .*2 on OTHER"),
-    "trainer: batch size": one_of(fitted, "global_batch_size", 16, 32, "global_batch_size: .*32 on OTHER"),
+    "trainer: batch size": one_of(fitted, "batch_size", 16, 32, "batch_size: .*32 on OTHER"),
     "trainer: loss": one_of(fitted, "train_loss", loss, other_loss, "train_loss: .*other_loss on OTHER"),
     "trainer: collate": one_of(fitted, "collate", stacked, shifted, "collate: .*shifted on OTHER"),
     "trainer: examples": one_of(fitted, "examples", ROWS, MOVED, "train_examples: example 63: .* on OTHER"),

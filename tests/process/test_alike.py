@@ -78,7 +78,7 @@ trainer = mw.Trainer(
     params={"w": np.ones((8, 4), np.float32)},
 )
 steps = 4 + 4 * int(os.environ["JAX_PROCESS_ID"])
-trainer.fit({"x": np.ones((64, 8), np.float32)}, global_batch_size=16, max_steps=steps)
+trainer.fit({"x": np.ones((64, 8), np.float32)}, batch_size=16, max_steps=steps)
 """
 
 INITIALISED_BEFORE = """

@@ -85,7 +85,7 @@ def fitted():
             "best": {"correlation": "max"},
             **evaluated,
         }
-        scores = trainer.fit(ROWS, global_batch_size=16, epochs=3, **options)
+        scores = trainer.fit(ROWS, batch_size=16, epochs=3, **options)
     best = trainer.best("correlation", "max").params
     reports = mw.process.on_lead(lambda: mw.metrics.read_jsonl(folder / "metrics.jsonl"))
     mw.process.on_lead(lambda: shutil.rmtree(folder))
@@ -144,7 +144,7 @@ def trained():
         mw.make_step(loss, tx, layout, microbatches=2),
         mw.train.state_from(model, tx, 0, layout),
         batches,
-        steps=4,
+        max_steps=4,
         log=mw.metrics.logger(lambda step, values: losses.append(values["loss"]), mw.when.every(1)),
     )
     batches.close()

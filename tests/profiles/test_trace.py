@@ -21,7 +21,7 @@ def run(trace, steps, start=0, before=lambda step: None):
         return mw.TrainState(state.step + 1, work(state.params), (), state.seed), {}
 
     state = mw.TrainState(jnp.int32(start), jnp.eye(64), (), jnp.uint32(0))
-    return mw.fit(step, state, iter(range(start + 1, 1000)), steps=steps, trace=trace)
+    return mw.fit(step, state, iter(range(start + 1, 1000)), max_steps=steps, trace=trace)
 
 
 def traced(directory):

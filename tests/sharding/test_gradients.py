@@ -249,7 +249,7 @@ def test_convolutions_are_right_however_their_operands_are_split(number):
     draw = rng(f"convolutions/{number}")
     convolve, *shapes = random_convolution(draw)
     layout = mw.Layout(
-        mw.make_mesh("data=2,sequence=2,tensor=2"), batch_axes=draw.choice([None, ("data", "tensor")])
+        mw.make_mesh("data=2,sequence=2,tensor=2"), batch_axis_names=draw.choice([None, ("data", "tensor")])
     )
     arrays = [np.random.default_rng(number).normal(size=shape).astype(np.float32) for shape in shapes]
     shardings = [NamedSharding(layout.mesh, random_spec(draw, shape)) for shape in shapes]

@@ -56,7 +56,7 @@ def test_an_axis_is_used_by_a_rule_by_the_batch_by_a_constraint_or_by_a_shard_ma
         ).mean()
 
     step_on("data=2,tensor=4", rules=(mw.match("w", "tensor"),))
-    step_on("data=2,tensor=4", batch_axes=("data", "tensor"))
+    step_on("data=2,tensor=4", batch_axis_names=("data", "tensor"))
     step_on("data=2,tensor=4", constrained)
     step_on(
         "data=2,tensor=4", lambda params, batch, key: loss(params, batch, key) + mapped(params, batch, key)

@@ -73,7 +73,7 @@ def test_a_batch_is_split_over_those_batch_axes_that_the_mesh_has():
 
 def test_batch_axes_must_be_in_the_mesh(mesh):
     with pytest.raises(LayoutError, match="not in the mesh"):
-        mw.Layout(mesh, batch_axes=("replica",))
+        mw.Layout(mesh, batch_axis_names=("replica",))
 
 
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=4))

@@ -68,7 +68,7 @@ def by_trainer(tx, pieces, folder):
     deployer = mw.Deployer(0, verbose=False)
     keyless = lambda params, batch: loss(params, batch, None)
     trainer = mw.Trainer(deployer, loss=keyless, optimizer=tx, params={"w": START}, microbatches=pieces)
-    trainer.fit(BATCH, global_batch_size=16, max_steps=STEPS)
+    trainer.fit(BATCH, batch_size=16, max_steps=STEPS)
     return trainer.params["w"]
 
 

@@ -81,7 +81,7 @@ def test_a_loop_of_ones_own_saves_no_state_that_is_not_finite(tmp_path):
         checkpoints.check_state = mw.train.check_finite(tx, checkpoints.settled)
         step, save = mw.make_step(loss, tx, LAYOUT), checkpoints.saver(mw.when.every(2))
         with pytest.raises(DivergedError, match=r"step 4 is not finite: params/w;(.|\n)*checkpoint: step 2"):
-            mw.fit(step, state_of(tx), batches, steps=6, save=save)
+            mw.fit(step, state_of(tx), batches, max_steps=6, save=save)
         assert checkpoints.latest() == 2
 
 

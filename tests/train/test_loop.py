@@ -17,7 +17,9 @@ def fake_step(state, batch):
 
 
 def run(steps, data=None, start=0, **rooms):
-    return fit(fake_step, state_at(start), iter(range(1000)) if data is None else data, steps=steps, **rooms)
+    return fit(
+        fake_step, state_at(start), iter(range(1000)) if data is None else data, max_steps=steps, **rooms
+    )
 
 
 def test_it_makes_as_many_updates_as_are_left():
@@ -101,14 +103,14 @@ def test_nothing_is_fetched_on_a_step_that_does_not_report():
     with pytest.raises(
         AssertionError, match="fetched"
     ):  # step 12 reports, which shows that the test can fail
-        fit(step, state_at(), iter(range(1000)), steps=12, log=log)
-    assert int(fit(step, state_at(), iter(range(1000)), steps=11, log=lambda *_: None).step) == 11
+        fit(step, state_at(), iter(range(1000)), max_steps=12, log=log)
+    assert int(fit(step, state_at(), iter(range(1000)), max_steps=11, log=lambda *_: None).step) == 11
     seen = []
     fit(
         step,
         state_at(),
         iter(range(11)),
-        steps=11,
+        max_steps=11,
         log=lambda tick, *rest: tick.last or log(tick, *rest),
         on_step=seen.append,
     )
@@ -134,5 +136,5 @@ def test_the_host_runs_ahead_of_a_slow_step_and_not_further():
         unfinished.append(sum(not output.is_ready() for output in outputs))
         return fake_step(state, batch)[0], {"loss": outputs[-1]}
 
-    fit(step, state_at(), iter(range(100)), steps=3 * RUN_AHEAD)
+    fit(step, state_at(), iter(range(100)), max_steps=3 * RUN_AHEAD)
     assert max(unfinished) == RUN_AHEAD + 1

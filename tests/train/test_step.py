@@ -27,9 +27,9 @@ def batch_of(n=16, seed=0):
     return {"x": rng.normal(size=(n, 8)).astype(np.float32), "y": rng.normal(size=(n, 4)).astype(np.float32)}
 
 
-def trained(mesh, steps=3, loss=loss, init=init, tx=TX, **more):
+def trained(mesh, steps=3, loss=loss, init=init, optimizer=TX, **more):
     layout = mw.Layout(mw.make_mesh(mesh), RULES)
-    state, step = mw.train.init_state(init, tx, 0, layout), make_step(loss, tx, layout, **more)
+    state, step = mw.train.init_state(init, optimizer, 0, layout), make_step(loss, optimizer, layout, **more)
     for i in range(steps):
         state, metrics = step(state, batch_of(seed=i))
     return state, metrics
@@ -106,7 +106,7 @@ def test_a_mean_weighs_tokens_exactly_over_microbatches():
 
 def test_a_batch_in_which_nothing_counts_changes_nothing():
     state, metrics = trained(
-        "data=8", loss=lambda p, b, k: mw.Mean(p["w"].sum() * 0, jnp.zeros(())), tx=optax.sgd(1.0)
+        "data=8", loss=lambda p, b, k: mw.Mean(p["w"].sum() * 0, jnp.zeros(())), optimizer=optax.sgd(1.0)
     )
     assert_close(state.params, init(jax.random.key(0)))
     assert jnp.isnan(metrics["loss"].value)
@@ -116,7 +116,7 @@ def test_gradients_and_state_keep_the_parameters_dtype():
     half = lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), init(key))
     seen = []
     spy = optax.stateless(lambda updates, params: seen.append(jax.tree.map(jnp.dtype, updates)) or updates)
-    state, _ = trained("data=8", init=half, tx=optax.chain(spy, optax.sgd(0.1)), microbatches=2)
+    state, _ = trained("data=8", init=half, optimizer=optax.chain(spy, optax.sgd(0.1)), microbatches=2)
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.bfloat16)}
     assert {str(d) for d in jax.tree.leaves(seen)} == {"bfloat16"}
 

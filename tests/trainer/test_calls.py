@@ -141,7 +141,7 @@ def test_a_name_that_is_no_folder_s_is_refused(tmp_path, name):
 def test_evaluation_alone_is_that_of_a_fit():
     made = trainer()
     found = fit(made, eval_examples=EXAMPLES, epochs=1)
-    assert made.evaluate(EXAMPLES, global_batch_size=16) == found
+    assert made.evaluate(EXAMPLES, batch_size=16) == found
     assert made.step == 3
 
 

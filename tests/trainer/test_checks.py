@@ -42,10 +42,10 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
         ({"epochs": None}, "say how long to train"),
         ({"epochs": 0}, "epochs=0: it must be at least 1"),
         ({"eval_when": -1}, "eval_when=-1"),
-        ({"global_batch_size": None}, "give one of per_device_batch_size and global_batch_size"),
-        ({"per_device_batch_size": 2}, "give one of per_device_batch_size and global_batch_size"),
-        ({"global_batch_size": 0}, "a batch of 0 examples"),
-        ({"global_batch_size": 12}, "global_batch_size=12 is no multiple of 8"),
+        ({"batch_size": None}, "give one of per_device_batch_size and batch_size"),
+        ({"per_device_batch_size": 2}, "give one of per_device_batch_size and batch_size"),
+        ({"batch_size": 0}, "a batch of 0 examples"),
+        ({"batch_size": 12}, "batch_size=12 is no multiple of 8"),
         ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
         ({"save_when": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
         ({"eval_metric_fn": len}, "go together"),
@@ -146,7 +146,7 @@ def test_a_schedule_that_counts_other_steps_than_the_trainer_makes_is_told(count
     rate = given.get_lr_schedule_fn(48, 2, 1, 0.1, microbatches=counted)
     made = trainer(given=given, optimizer=optax.sgd(rate), lr_schedule=rate, microbatches=3)
     with pytest.raises(UsageError, match=rf"counts steps of {counted} .*microbatches=3"):
-        fit(made, global_batch_size=48)
+        fit(made, batch_size=48)
 
 
 def test_a_batch_that_is_wider_than_what_is_to_be_computed_in_is_told(capsys):

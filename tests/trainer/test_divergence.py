@@ -24,7 +24,7 @@ def fitted(workdir, examples, **options):
     fit(
         made,
         examples,
-        **{"global_batch_size": 8, "epochs": 1, "shuffle": False, "logging": mw.Logging(every=1)} | options,
+        **{"batch_size": 8, "epochs": 1, "shuffle": False, "logging": mw.Logging(every=1)} | options,
     )
     return made
 

@@ -52,7 +52,7 @@ def test_statistics_move_in_training_and_stay_in_evaluation(library):
     fit(made, max_steps=1)
     moved = jax.tree.map(np.asarray, made.model_state)
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before, moved)), strict=True))
-    made.evaluate(EXAMPLES, global_batch_size=16)
+    made.evaluate(EXAMPLES, batch_size=16)
     assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (moved, made.model_state)), strict=True))
 
 

@@ -40,8 +40,8 @@ def test_accumulation_makes_one_update_of_several_pieces():
         return ((model(batch["x"]) - batch["y"]) ** 2).mean()
 
     whole, pieces = trainer(loss=quiet), trainer(loss=quiet, microbatches=2)
-    fit(whole, global_batch_size=32)
-    fit(pieces, global_batch_size=None, per_device_batch_size=2)
+    fit(whole, batch_size=32)
+    fit(pieces, batch_size=None, per_device_batch_size=2)
     assert whole.step == pieces.step == 2
     np.testing.assert_allclose(pieces.params["w"], whole.params["w"], rtol=1e-5)
 

@@ -67,7 +67,7 @@ def experiment(
         model=functools.partial(init, width=width),
         loss=loss,
         optimizer=optax.adamw(
-            mw.train.schedule("cosine", peak=learning_rate, steps=steps), weight_decay=0.01
+            mw.train.schedule("cosine", peak=learning_rate, max_steps=steps), weight_decay=0.01
         ),
         input=mw.Input(train, batch_size=64),
         max_steps=steps,

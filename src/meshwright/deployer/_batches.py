@@ -54,8 +54,8 @@ class Batching:
         local = parts_read_by(jax.process_index(), holders)
         return per_device_batch_size * local, per_device_batch_size * self.layout.batch_ways
 
-    def get_accumulate_grad_batches(self, global_batch_size: int, per_device_batch_size: int) -> int:
-        """Return in how many micro-batches a batch of `global_batch_size` is computed.
+    def get_accumulate_grad_batches(self, batch_size: int, per_device_batch_size: int) -> int:
+        """Return in how many micro-batches a batch of `batch_size` is computed.
 
         Give it to `get_lr_schedule_fn`, too, which else takes each micro-batch for a step.
 
@@ -64,13 +64,13 @@ class Batching:
         """
         _, micro = self.get_local_global_micro_batch_size(per_device_batch_size)
         mesh, ways = self.layout.mesh, self.layout.batch_ways
-        if global_batch_size < 1 or global_batch_size % micro:
+        if batch_size < 1 or batch_size % micro:
             raise LayoutError(
-                f"a batch of {global_batch_size} is no whole number of micro-batches of {micro}, which are "
+                f"a batch of {batch_size} is no whole number of micro-batches of {micro}, which are "
                 f"{per_device_batch_size} × {ways} on mesh {dict(mesh.shape)}.\n"
                 f"  Make it a multiple of {micro}, or change per_device_batch_size."
             )
-        return global_batch_size // micro
+        return batch_size // micro
 
     def get_model_input_batches(
         self,
@@ -144,7 +144,7 @@ class Batching:
         rate = schedule(
             schedule_type,
             peak=learning_rate,
-            steps=steps,
+            max_steps=steps,
             warmup_steps=warmup,
             init=init_learning_rate if warmup else None,
             end=end_learning_rate or None,
@@ -207,7 +207,7 @@ def _by_keyword(collate_fn: Callable[..., PyTree]) -> Collate:
 
 def _sizes(size: int, is_train: bool, accumulated: int | None) -> str:
     if not is_train:
-        return f"global_batch_size = {size}"
+        return f"batch_size = {size}"
     return f"global_micro_batch_size = {size}" + (
         f", microbatches = {accumulated}" if accumulated is not None else ""
     )

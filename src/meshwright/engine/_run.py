@@ -40,13 +40,13 @@ from meshwright.when import Tick, When, asked_once
 
 
 def run(
-    settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, RunningWatchdog], Training]
+    settings: Settings, optimizer: Tx, make: Callable[[contextlib.ExitStack, RunningWatchdog], Training]
 ) -> Outcome:
     """Train, continuing what the run directory holds. Collective.
 
     Args:
       settings: how the run goes.
-      tx: the optimizer.
+      optimizer: the optimizer.
       make: makes the parts. What it opens, it gives to the stack, which is closed after the run, and it
         reads the first batch in the watchdog's phase of that name.
 
@@ -58,7 +58,7 @@ def run(
         watch = stack.enter_context(_watched(settings))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
-        opened = stack.enter_context(open_run(settings, training.target, tx, watch, started))
+        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started))
         outcome = train(settings, training, opened)
         opened.record.summary = outcome.summary()
     return outcome
@@ -192,7 +192,7 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             training.step,
             state,
             training.data,
-            steps=turn.last,
+            max_steps=turn.last,
             evaluate=evaluated,
             log=_log(turn, when_saved, lambda: num_updates(newest)),
             save=lambda tick, state, *_: save(tick, state),

@@ -64,18 +64,18 @@ class Layout:
 
     mesh: Mesh
     rules: tuple[Rule, ...] = (fsdp(),)
-    batch_axes: tuple[str, ...] | None = None
+    batch_axis_names: tuple[str, ...] | None = None
     """Mesh axes that split a batch's first dimension; None means those of `BATCH_AXES` that exist."""
 
     def __post_init__(self) -> None:
-        unknown = [axis for axis in self.batch_axes or () if axis not in self.mesh.shape]
+        unknown = [axis for axis in self.batch_axis_names or () if axis not in self.mesh.shape]
         if unknown:
             raise LayoutError(f"batch axes {unknown} are not in the mesh, which has {dict(self.mesh.shape)}.")
 
     @property
     def batch_sharding(self) -> NamedSharding:
         """How each leaf of a batch is split: its first dimension over the batch axes."""
-        axes = self.batch_axes
+        axes = self.batch_axis_names
         if axes is None:
             axes = tuple(axis for axis in BATCH_AXES if axis in self.mesh.shape)
         return NamedSharding(self.mesh, canonical(P(axes)))

@@ -53,9 +53,12 @@ class SkipState(NamedTuple):
 
 
 def skip_exploding(
-    tx: optax.GradientTransformation, threshold: float | Threshold = float("inf"), *, decay: float = 0.99
+    optimizer: optax.GradientTransformation,
+    threshold: float | Threshold = float("inf"),
+    *,
+    decay: float = 0.99,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return `tx` that leaves parameters and its own state as they are where the gradients are not fit.
+    """Return an optimizer that leaves parameters and its own state as they are where gradients are not fit.
 
     They are not if their global norm is not finite, or not less than `threshold`: a number, or a function of
     the norms so far, such as `mean_plus_std`. To clip as well, clip inside:
@@ -76,7 +79,7 @@ def skip_exploding(
             f"skip_exploding(threshold={threshold}, decay={decay}): a threshold is positive or a function of "
             "`Norms`, a decay is in [0, 1)."
         )
-    inner = optax.with_extra_args_support(tx)
+    inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> SkipState:
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)

@@ -34,7 +34,7 @@ def fit(
     state: TrainState,
     data: Iterator[PyTree],
     *,
-    steps: int,
+    max_steps: int,
     evaluate: Callable[[Tick, Any], Scores | None] = nothing,
     log: Callable[[Tick, PyTree, Scores | None], None] = nothing,
     save: Callable[[Tick, Any, Iterator[PyTree], Scores | None], None] = nothing,
@@ -42,9 +42,9 @@ def fit(
     on_step: Callable[[Tick], None] = nothing,
     stop: Callable[[Tick], bool | None] = nothing,
 ) -> TrainState:
-    """Train until `steps` updates have been made, the data ends, or `stop` says so.
+    """Train until `max_steps` updates have been made, the data ends, or `stop` says so.
 
-    Each argument after `steps` is a room, called every turn, that decides for itself
+    Each argument after `max_steps` is a room, called every turn, that decides for itself
     whether it is due. Rooms never see each other and never change the state. After the
     last update `evaluate`, `log` and `save` are called once more, with `tick.last`.
 
@@ -52,7 +52,7 @@ def fit(
       step: one update; see `make_step`.
       state: donated; use the returned one.
       data: batches. One is taken for each step and none too many.
-      steps: the run's total, counting updates made before a restart.
+      max_steps: the run's total, counting updates made before a restart.
       evaluate: returns scores, or None when not due.
       log: is given every step's metrics (still on the device) and the scores.
       save: is given the data iterator too, so that a restart continues mid-epoch.
@@ -64,8 +64,8 @@ def fit(
       The state after the last update.
     """
     tick, wait = Tick(int(state.step)), at_most_ahead(RUN_AHEAD)
-    begin_alike(state, data, steps)
-    for i, batch in zip(range(tick.step + 1, steps + 1), data, strict=False):
+    begin_alike(state, data, max_steps)
+    for i, batch in zip(range(tick.step + 1, max_steps + 1), data, strict=False):
         tick = Tick(i)
         with trace(tick):
             state, metrics = step(state, batch)

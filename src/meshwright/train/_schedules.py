@@ -39,7 +39,7 @@ def schedule(
     kind: str | optax.Schedule,
     *,
     peak: float | None = None,
-    steps: int | None = None,
+    max_steps: int | None = None,
     warmup_steps: int | None = None,
     warmup_ratio: float | None = None,
     decay_steps: int | None = None,
@@ -51,7 +51,7 @@ def schedule(
     Args:
       kind: a shape, see above. Any function of the step is returned as it is, whatever the rest.
       peak: the learning rate at the end of warm-up. All shapes need it.
-      steps: T. All shapes need it.
+      max_steps: T. All shapes need it.
       warmup_steps: W; by default there is no warm-up.
       warmup_ratio: W as a part of T, rounded down; instead of `warmup_steps`.
       decay_steps: D. "warmup_stable_decay" needs it, and no other takes it.
@@ -65,13 +65,13 @@ def schedule(
     if callable(kind):
         return kind
     _check_options(kind, {"end": end, "decay_steps": decay_steps})
-    if peak is None or steps is None or peak <= 0 or steps <= 0:
-        raise UsageError(f"a {kind} schedule needs peak > 0 and steps > 0; found {peak=}, {steps=}.")
-    W = _warmup(steps, warmup_steps, warmup_ratio)
+    if peak is None or max_steps is None or peak <= 0 or max_steps <= 0:
+        raise UsageError(f"a {kind} schedule needs peak > 0 and max_steps > 0; found {peak=}, {max_steps=}.")
+    W = _warmup(max_steps, warmup_steps, warmup_ratio)
     if init is not None and not W:
         raise UsageError(f"{init=} is where a warm-up starts, but there is none.\n  Give warmup_steps too.")
-    _check_lengths(kind, steps, W, decay_steps or 0)
-    return Schedule(kind, peak, steps, W, decay_steps or 0, init or 0.0, end or 0.0)
+    _check_lengths(kind, max_steps, W, decay_steps or 0)
+    return Schedule(kind, peak, max_steps, W, decay_steps or 0, init or 0.0, end or 0.0)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Schedule:
 
     kind: str
     peak: float
-    steps: int
+    max_steps: int
     warmup_steps: int
     decay_steps: int
     init: float
@@ -95,7 +95,7 @@ class Schedule:
 
     def _after_warmup(self) -> optax.Schedule:
         """Return the schedule that follows the warm-up; its step 0 is step W."""
-        peak, end, T, W, D = self.peak, self.end, self.steps, self.warmup_steps, self.decay_steps
+        peak, end, T, W, D = self.peak, self.end, self.max_steps, self.warmup_steps, self.decay_steps
         match self.kind:
             case "linear":
                 return optax.linear_schedule(peak, end, T - W)

@@ -31,7 +31,7 @@ class Trainable:
     """
 
     trainable: Chosen
-    tx: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
     updatable: Chosen = ".*"
     """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
     opt_state_memory: str | None = None
@@ -80,8 +80,8 @@ class Allowed:
         return Table.of("update_rules", self.rules)
 
 
-def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) -> Trainable:
-    """Return `tx` for what the first rule that matches lets it move: `[("encoder/.*", "none")]`.
+def update_rules(rules: ByPath[UpdateRule], optimizer: optax.GradientTransformation) -> Trainable:
+    """Return `optimizer` for what the first rule that matches lets it move: `[("encoder/.*", "none")]`.
 
     Names are those of parameters, `params/encoder/norm/scale`, and of the model state,
     `model_state/encoder/norm/mean`: so "none" above holds batch statistics, too. Without a match, "all".
@@ -93,30 +93,32 @@ def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) ->
     if unknown:
         raise UsageError(f"update rule {unknown[0]!r} is none of {', '.join(get_args(UpdateRule))}.")
     rules = tuple(rules)
-    return Trainable(Allowed("optimizer", rules), tx, Allowed("state", rules))
+    return Trainable(Allowed("optimizer", rules), optimizer, Allowed("state", rules))
 
 
-def offload_opt_state(tx: optax.GradientTransformation | Trainable, memory: str = "pinned_host") -> Trainable:
-    """Return `tx` with its state kept in the host's memory between steps, split as on the devices.
+def offload_opt_state(
+    optimizer: optax.GradientTransformation | Trainable, memory: str = "pinned_host"
+) -> Trainable:
+    """Return `optimizer` with its state kept in the host's memory between steps, split as on the devices.
 
     It is fetched for each update, so it pays where what it frees lets a larger batch or model in.
 
     Raises (when a state is described or made):
       UsageError: the devices have no such memory.
     """
-    return replace(as_trainable(tx), opt_state_memory=memory)
+    return replace(as_trainable(optimizer), opt_state_memory=memory)
 
 
 Tx = optax.GradientTransformation | Trainable
 """What minimises: any optax transformation, for all parameters or for some."""
 
 
-def as_trainable(tx: Tx) -> Trainable:
-    """Return `tx` as a `Trainable`: an optax transformation trains everything."""
-    return tx if isinstance(tx, Trainable) else Trainable(_everything, tx)
+def as_trainable(optimizer: Tx) -> Trainable:
+    """Return `optimizer` as a `Trainable`: an optax transformation trains everything."""
+    return optimizer if isinstance(optimizer, Trainable) else Trainable(_everything, optimizer)
 
 
-def tables_of(tx: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
+def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
     """Return the tables of patterns of an optimizer with the names of what each is for, for `patterns.judge`.
 
     Optimizers by path are for the parameters that are trained.
@@ -125,7 +127,7 @@ def tables_of(tx: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Tabl
       variables: `{"params": …, "model_state": …}`.
       opt_state: the optimizer's state for these.
     """
-    only = as_trainable(tx)
+    only = as_trainable(optimizer)
     trained = tree.leaf_names({"params": only.split(variables["params"])[0]})
     found = dict.fromkeys(tables_in(opt_state), trained)
     if isinstance(only.trainable, Allowed):
@@ -174,6 +176,6 @@ def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:
     if fixed:
         raise UsageError(
             f"parameters that are trained must be floating, but {', '.join(fixed)}.\n"
-            "  Train the others only, with `Trainable(pattern, tx)`; or keep constants out of the "
+            "  Train the others only, with `Trainable(pattern, optimizer)`; or keep constants out of the "
             "parameters: close the loss over them, or put them in the batch."
         )

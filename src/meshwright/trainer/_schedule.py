@@ -98,13 +98,13 @@ def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[i
       LayoutError: the whole does not divide.
     """
     if (per_device is None) == (whole is None):
-        raise UsageError("give one of per_device_batch_size and global_batch_size.")
+        raise UsageError("give one of per_device_batch_size and batch_size.")
     size = whole if per_device is None else per_device * ways
     if size is None or size < 1:
         raise UsageError(f"a batch of {size} examples: it must have at least 1.")
     if size % ways:
         raise LayoutError(
-            f"global_batch_size={size} is no multiple of {ways}, the parts that the mesh and "
+            f"batch_size={size} is no multiple of {ways}, the parts that the mesh and "
             "microbatches cut it into."
         )
     return size // ways, size

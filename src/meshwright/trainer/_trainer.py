@@ -163,7 +163,7 @@ class Trainer:
         epochs: int | None = None,
         eval_examples: Any = None,
         *,
-        global_batch_size: int | None = None,
+        batch_size: int | None = None,
         max_steps: int | None = None,
         eval_per_device_batch_size: int | None = None,
         eval_when: int | When | None = None,
@@ -192,7 +192,7 @@ class Trainer:
             of `mw.Batched`, `mw.Bucketed` and `mw.mapped` too.
           per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
             `microbatches` times as many.
-          global_batch_size: instead: examples of a step, whatever the mesh.
+          batch_size: instead: examples of a step, whatever the mesh.
           epochs: how often this call reads all examples. What fills no batch at an epoch's end is left out.
           eval_examples: to evaluate on after each epoch, every one counted once, and after the last step.
           max_steps: updates of this call; besides `epochs`, or instead.
@@ -227,9 +227,7 @@ class Trainer:
                 "save_when, keep_every_epochs and keep."
             )
         ways = self.deployer.layout().batch_ways
-        per_device, size = batch_sizes(
-            per_device_batch_size, global_batch_size, ways * self._recipe.accumulate
-        )
+        per_device, size = batch_sizes(per_device_batch_size, batch_size, ways * self._recipe.accumulate)
         _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
         call = Call(
             examples=train_examples,
@@ -259,7 +257,7 @@ class Trainer:
         examples: Any,
         per_device_batch_size: int | None = None,
         *,
-        global_batch_size: int | None = None,
+        batch_size: int | None = None,
         predictor: Predictor | None = None,
         metric_fn: Callable[..., Mapping[str, float]] | None = None,
     ) -> dict[str, float]:
@@ -273,7 +271,7 @@ class Trainer:
         """
         check_together(examples, predictor, metric_fn)
         ways = self.deployer.layout().batch_ways
-        _, size = batch_sizes(per_device_batch_size, global_batch_size, ways)
+        _, size = batch_sizes(per_device_batch_size, batch_size, ways)
         each = scored(self._recipe, examples, size, predictor, metric_fn)
         if not each:
             raise UsageError("nothing evaluates: give Trainer a loss, or give a predictor and metric_fn.")

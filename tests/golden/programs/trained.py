@@ -32,7 +32,7 @@ def train(workdir: str, steps: int) -> dict[str, float]:
     trainer = mw.Trainer(deployer, loss=loss, optimizer=small.optimizer(), **arrays)
     return trainer.fit(
         small.TRAIN,
-        global_batch_size=16,
+        batch_size=16,
         max_steps=steps,
         eval_examples=small.TEST,
         eval_predictor=mw.Predictor(deployer, predict=predict),
