@@ -95,7 +95,7 @@ def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *,
             data,
             max_steps=int(state.step) + num_steps,
             log=log,
-            on_step=console.beat,
+            on_step=console.on_step,
             stop=lambda tick: signals.stop(tick.step),
         )
         jax.block_until_ready(state)

@@ -80,8 +80,8 @@ def exact(params, examples):
 
 
 def crash_at(step, monkeypatch):
-    beat = mw.metrics.Console.beat
-    monkeypatch.setattr(mw.metrics.Console, "beat", lambda *a: 1 / 0 if a[1].step == step else beat(*a))
+    on_step = mw.metrics.Console.on_step
+    monkeypatch.setattr(mw.metrics.Console, "on_step", lambda *a: 1 / 0 if a[1].step == step else on_step(*a))
 
 
 WRITING = mw.Evaler(

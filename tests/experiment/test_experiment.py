@@ -87,9 +87,9 @@ def test_under_another_default_implementation_of_keys_a_run_goes_on_to_the_bit(t
 
 def doing_at(step, act, monkeypatch):
     """Do something in the turn of one step, where a real run would be hit."""
-    beat = mw.metrics.Console.beat
+    on_step = mw.metrics.Console.on_step
     monkeypatch.setattr(
-        mw.metrics.Console, "beat", lambda self, tick: act() if tick.step == step else beat(self, tick)
+        mw.metrics.Console, "on_step", lambda self, tick: act() if tick.step == step else on_step(self, tick)
     )
 
 

@@ -54,7 +54,7 @@ def test_rooms_are_called_in_the_order_of_the_page():
         seen.append("trace")
         yield
 
-    names = ("beat", "evaluate", "log", "save", "stop")
+    names = ("on_step", "evaluate", "log", "save", "stop")
     run(steps=1, trace=trace, **{name: lambda *_, name=name: seen.append(name) for name in names})
     assert seen == ["trace", *names, "evaluate", "log", "save"]
 

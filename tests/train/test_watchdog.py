@@ -17,8 +17,8 @@ import meshwright as mw
 def stuck():
     {library}(None).sleep(1000)
 
-with mw.train.watchdog({seconds}, kill=True) as beat:
-    beat(mw.when.Tick(41))
+with mw.train.watchdog({seconds}, kill=True) as watch:
+    watch(mw.when.Tick(41))
     stuck()
 """
 
@@ -56,8 +56,8 @@ def test_a_run_that_stands_still_is_told_with_every_thread(reports, capfd):
     done = threading.Event()
     threading.Thread(target=done.wait, name="loader-3").start()
     try:
-        with mw.train.watchdog(0.05) as beat:
-            beat(mw.when.Tick(7))
+        with mw.train.watchdog(0.05) as watch:
+            watch(mw.when.Tick(7))
             first = reports.wait_for("the last step was 7")
     finally:
         done.set()
@@ -73,33 +73,33 @@ def test_the_first_step_is_watched_too(reports):
 
 
 def test_nothing_is_said_while_steps_finish(reports, capfd):
-    with mw.train.watchdog(0.3) as beat:
+    with mw.train.watchdog(0.3) as watch:
         end = time.monotonic() + 0.8
         while time.monotonic() < end:
-            beat(mw.when.Tick(1))
+            watch(mw.when.Tick(1))
     assert (reports.seen, capfd.readouterr().err) == ([], "")
 
 
 def test_a_phase_may_take_ten_times_as_long_and_is_named(reports):
-    with mw.train.watchdog(0.02) as beat:
-        with beat.phase("evaluation"):
+    with mw.train.watchdog(0.02) as watch:
+        with watch.phase("evaluation"):
             report = reports.wait_for("evaluation has taken")
-        beat(mw.when.Tick(3))
+        watch(mw.when.Tick(3))
         assert reports.wait_for("no step has finished for 0.02 s; the last step was 3.")
     assert report.startswith("process 0: evaluation has taken 0.2 s and is not over; there was no step yet.")
 
 
 def test_each_phase_has_the_timeout_that_is_said(reports):
-    with mw.train.watchdog({"step": 60, "save": 0.02}) as beat, beat.phase("save"):
+    with mw.train.watchdog({"step": 60, "save": 0.02}) as watch, watch.phase("save"):
         assert reports.wait_for("save has taken 0.02 s")
 
 
 def test_a_phase_begins_anew_after_another(reports):
-    with mw.train.watchdog({"step": 0.4, "save": 60}) as beat:
-        beat(mw.when.Tick(1))
+    with mw.train.watchdog({"step": 0.4, "save": 60}) as watch:
+        watch(mw.when.Tick(1))
         end = time.monotonic() + 1
         while time.monotonic() < end:
-            with beat.phase("save"):
+            with watch.phase("save"):
                 pass
     assert reports.seen == []
 
