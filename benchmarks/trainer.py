@@ -61,7 +61,7 @@ class Program:
         self.examples = setting.model.examples(setting.batch_size * STEPS_PER_EPOCH)
 
     def trainer(self, *trackers: mw.metrics.Writer) -> mw.Trainer:
-        deployer = mw.Deployer(seed=0, n_model_shards=self.setting.tensor, trackers=trackers)
+        deployer = mw.Deployer(seed=0, num_model_shards=self.setting.tensor, trackers=trackers)
         return mw.Trainer(
             deployer,
             loss=self.model.loss,

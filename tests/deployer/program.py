@@ -74,9 +74,7 @@ def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_si
         params_sharding_rules = deployer.get_sharding_rules(params_shape_or_params=params)
         if params_sharding_rules is not None:
             deployer.log_info("\n".join([str(t) for t in params_sharding_rules]), title="Sharding rules")
-        params_spec = deployer.get_params_spec(
-            params_shape_or_params=params, params_sharding_rules=params_sharding_rules
-        )
+        params_spec = deployer.get_params_spec(params_shape_or_params=params, rules=params_sharding_rules)
         params = deployer.shard_params(params=params, params_spec=params_spec)
         opt_state_spec = deployer.get_opt_state_spec(
             params_shape_or_params=params, params_spec=params_spec, optimizer=optimizer
@@ -94,9 +92,9 @@ def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_si
         data_batches = deployer.get_model_input_batches(
             examples=train_examples,
             per_device_batch_size=per_device_batch_size,
-            collate_fn=collate_fn,
+            collate=collate_fn,
             shuffle=True,
-            shuffle_rng=deployer.gen_rng(),
+            shuffle_key=deployer.gen_rng(),
             desc=f"Training (epoch {epoch_idx} / {epochs})",
             is_train=True,
             microbatches=microbatches,

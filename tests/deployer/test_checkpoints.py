@@ -24,13 +24,13 @@ def assert_same_bits(found, expected):
 
 def test_what_is_saved_comes_back_bit_for_bit_on_another_mesh(make_deployer, tmp_path, params):
     params["hidden"]["b"] = params["hidden"]["b"].astype(jnp.bfloat16) + jnp.bfloat16(0.1)
-    saving = make_deployer(n_model_shards=2, workdir=tmp_path)
+    saving = make_deployer(num_model_shards=2, workdir=tmp_path)
     placed = on(saving, params, mw.match("hidden/w", None, "tensor"))
     floats = {name: placed[name] for name in ("hidden", "out")}
     saving.save_ckpt("best", floats, TX.init(floats), step=3)
     loading = make_deployer(mesh="fsdp=4,tensor=2", workdir=tmp_path)
     rules = [mw.match("hidden/w", "fsdp")]
-    ckpt, info = loading.load_ckpt("best", params_sharding_rules=rules, optimizer=TX)
+    ckpt, info = loading.load_ckpt("best", rules=rules, optimizer=TX)
     assert_same_bits(ckpt["params"], floats)
     assert_same_bits(ckpt["opt_state"], TX.init(floats))
     assert ckpt["params"]["hidden"]["w"].sharding.spec == jax.P("fsdp")

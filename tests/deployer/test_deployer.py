@@ -26,8 +26,8 @@ def test_a_step_s_key_is_the_next_of_the_stream(make_deployer):
     ("settings", "mesh"),
     [
         ({}, {"data": 8}),
-        ({"n_model_shards": 2}, {"data": 4, "tensor": 2}),
-        ({"n_model_shards": 8}, {"data": 1, "tensor": 8}),
+        ({"num_model_shards": 2}, {"data": 4, "tensor": 2}),
+        ({"num_model_shards": 8}, {"data": 1, "tensor": 8}),
         ({"mesh": "fsdp=4,tensor=-1"}, {"fsdp": 4, "tensor": 2}),
     ],
 )
@@ -38,9 +38,13 @@ def test_the_mesh_is_of_model_shards_or_a_text(make_deployer, settings, mesh):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"n_model_shards": 3}, LayoutError, "multiple of 3 devices, this run has 8"),
-        ({"n_model_shards": 2, "mesh": "fsdp=8"}, UsageError, "n_model_shards=2 or mesh='fsdp=8', not both"),
-        ({"n_processes": 2}, UsageError, "not coordinator .* and process_id"),
+        ({"num_model_shards": 3}, LayoutError, "multiple of 3 devices, this run has 8"),
+        (
+            {"num_model_shards": 2, "mesh": "fsdp=8"},
+            UsageError,
+            "num_model_shards=2 or mesh='fsdp=8', not both",
+        ),
+        ({"num_processes": 2}, UsageError, "not coordinator .* and process_id"),
         ({"host0_address": "10.0.0.1"}, UsageError, "coordinator .10.0.0.1:11111.*, but not"),
         ({"host0_port": 1234}, UsageError, "host0_port=1234 needs a host0_address"),
         ({"run_tensorboard": True}, UsageError, r"run_tensorboard needs .* Deployer\(workdir=...\)"),

@@ -1,4 +1,7 @@
-"""Names, order and defaults of arguments are redco 0.4.23's; what comes on top is by keyword only."""
+"""Methods, and the order and defaults of their arguments, are redco 0.4.23's; more is by keyword only.
+
+Arguments are called by the words of the table in the design.
+"""
 
 import inspect
 import re
@@ -17,13 +20,14 @@ class Redco:
 
     # fmt: off
     def __init__(
-        self, seed, n_model_shards=1, verbose=True, workdir=None, n_processes=None, host0_address=None,
-        host0_port=None, process_id=None, n_local_devices=None, run_tensorboard=False, wandb_init_kwargs=None,
+        self, seed, num_model_shards=1, verbose=True, workdir=None, num_processes=None, host0_address=None,
+        host0_port=None, process_id=None, num_local_devices=None, run_tensorboard=False,
+        wandb_init_kwargs=None,
     ): ...
     def get_local_global_micro_batch_size(self, per_device_batch_size): ...
     def get_accumulate_grad_batches(self, batch_size, per_device_batch_size): ...
     def get_model_input_batches(
-        self, examples, per_device_batch_size, collate_fn, shuffle, shuffle_rng, desc, is_train=False,
+        self, examples, per_device_batch_size, collate, shuffle, shuffle_key, desc, is_train=False,
         microbatches=None,
     ): ...
     def get_lr_schedule_fn(
@@ -31,7 +35,7 @@ class Redco:
         warmup_ratio=0.0, warmup_steps=None, init_learning_rate=0.0, end_learning_rate=0.0,
     ): ...
     def get_sharding_rules(self, params_shape_or_params): ...
-    def get_params_spec(self, params_shape_or_params, params_sharding_rules): ...
+    def get_params_spec(self, params_shape_or_params, rules): ...
     def get_opt_state_spec(self, params_shape_or_params, params_spec, optimizer): ...
     def shard_params(self, params, params_spec, desc="params"): ...
     def run_model_step(self, step_fn, input_args): ...
@@ -43,11 +47,11 @@ class Redco:
     def save_ckpt(self, ckpt_dir, params, opt_state=None, float_dtype=None, **kwargs): ...
     def load_params_shape(self, ckpt_dir): ...
     def load_ckpt(
-        self, ckpt_dir, params_sharding_rules=None, optimizer=None, float_dtype=None, load_params=True,
+        self, ckpt_dir, rules=None, optimizer=None, float_dtype=None, load_params=True,
         load_opt_state=True, update_key=False,
     ): ...
     def load_last_ckpt(
-        self, optimizer=None, params_sharding_rules=None, float_dtype=None, load_params=True,
+        self, optimizer=None, rules=None, float_dtype=None, load_params=True,
         load_opt_state=True, update_key=True,
     ): ...
     # fmt: on
@@ -62,7 +66,7 @@ def arguments(function):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_takes_what_redco_s_takes(name):
+def test_a_method_takes_what_redco_s_takes_in_the_same_order(name):
     found = arguments(getattr(mw.Deployer, name))
     assert [each for each in found if each[2] is not Parameter.KEYWORD_ONLY] == arguments(
         getattr(Redco, name)
@@ -73,4 +77,10 @@ def test_the_table_for_those_who_come_from_redco_has_every_name():
     table = DOCUMENT.read_text().partition("## Deployer\n")[2].partition("\n## ")[0]
     told = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)", row)}
     assert told >= {*METHODS, "mesh", "workdir"} - {"__init__"}
-    assert told <= {*dir(mw.Deployer), "Deployer", *inspect.signature(mw.Deployer).parameters}
+    arguments = {
+        *inspect.signature(mw.Deployer).parameters,
+        "n_model_shards",
+        "n_local_devices",
+        "n_processes",
+    }
+    assert told <= {*dir(mw.Deployer), "Deployer", *arguments}

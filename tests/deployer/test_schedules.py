@@ -26,7 +26,7 @@ def expected(kind, s, T, W, init, end):
 @pytest.mark.parametrize(("options", "W"), [({}, 0), ({"warmup_ratio": 0.15}, 4), ({"warmup_steps": 7}, 7)])
 @pytest.mark.parametrize(("init", "end"), [(0.0, 0.0), (1e-3, 2e-4)])
 def test_a_schedule_is_its_formula_at_every_step(make_deployer, kind, options, W, init, end):
-    made = make_deployer(n_model_shards=2).get_lr_schedule_fn(
+    made = make_deployer(num_model_shards=2).get_lr_schedule_fn(
         train_size=163,
         per_device_batch_size=4,
         epochs=3,

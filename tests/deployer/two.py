@@ -19,7 +19,7 @@ said = {}
 
 deployer = mw.Deployer(seed=0, mesh="data=-1,tensor=2", workdir=where / "shared")
 said["sizes"] = [
-    one.get_local_global_micro_batch_size(3) for one in (deployer, mw.Deployer(seed=0, n_model_shards=4))
+    one.get_local_global_micro_batch_size(3) for one in (deployer, mw.Deployer(seed=0, num_model_shards=4))
 ]
 said["rng"] = jax.random.key_data(deployer.gen_model_step_rng()).tolist()
 
@@ -39,7 +39,7 @@ tx = optax.adam(1e-3)
 params = deployer.shard_params({"w": np.arange(8.0)}, {"w": jax.P("data")})
 for step in range(3):
     deployer.save_ckpt("last", params, tx.init(params), step=step)
-    ckpt, info = deployer.load_last_ckpt(optimizer=tx, params_sharding_rules=[mw.match("w", "data")])
+    ckpt, info = deployer.load_last_ckpt(optimizer=tx, rules=[mw.match("w", "data")])
     shards = ckpt["params"]["w"].addressable_shards
     said[f"loaded {step}"] = [info["step"], np.concatenate([x.data for x in shards]).tolist()]
 deployer.log_metrics({"loss": 1.0}, step=1)

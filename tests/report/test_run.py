@@ -15,7 +15,7 @@ def test_a_finished_run_is_read_whole(finished):
     run = read_run(finished)
     assert (run.ending.state, run.step, run.max_steps) == ("finished", 10, 10)
     assert (run.missing, run.damage) == ([], [])
-    assert (run.evaluators, list(run.scores)) == (["all"], ["all/loss"])
+    assert (run.evaluations, list(run.scores)) == (["all"], ["all/loss"])
     assert list(run.series["loss"].steps) == list(range(1, 11))
     assert run.best["all/loss"].value == min(run.series["all/loss"].values)
     assert run.sizes["num_params"] == 8

@@ -76,9 +76,9 @@ class Batching:
         self,
         examples: Any,
         per_device_batch_size: int,
-        collate_fn: Callable[..., PyTree],
+        collate: Callable[..., PyTree],
         shuffle: bool,
-        shuffle_rng: jax.Array | None,
+        shuffle_key: jax.Array | None,
         desc: str | None,
         is_train: bool = False,
         microbatches: int | None = None,
@@ -87,18 +87,18 @@ class Batching:
 
         Args:
           examples: A list, or whatever else `mw.batches` takes. Each process reads its share of each batch.
-          collate_fn: Makes a dictionary of arrays of a list of examples, `collate_fn(examples=...)`.
-          shuffle_rng: The order is drawn from it, if `shuffle`.
+          collate: Makes a dictionary of arrays of a list of examples, `collate(examples=...)`.
+          shuffle_key: The order is drawn from it, if `shuffle`.
           desc: The progress bar says it, with the size of the batches.
           microbatches: The progress bar says it, too.
 
         Raises:
-          UsageError: It is to be shuffled without a `shuffle_rng`.
+          UsageError: It is to be shuffled without a `shuffle_key`.
           ExamplesError: There are no examples, or, when they are read, they make no batch.
         """
         _, size = self.get_local_global_micro_batch_size(per_device_batch_size)
-        sharding, seed = self.layout.batch_sharding, _seed(shuffle_rng) if shuffle else None
-        data = batches(examples, size, sharding, collate=_by_keyword(collate_fn), seed=seed, epochs=1)
+        sharding, seed = self.layout.batch_sharding, _seed(shuffle_key) if shuffle else None
+        data = batches(examples, size, sharding, collate=_by_keyword(collate), seed=seed, epochs=1)
         number = len(as_source(examples)) if is_indexed(examples) else None
         said = {"number of examples": str(number), "size of a batch": str(size)}
         process.compare("the examples", lambda: said)
@@ -192,17 +192,17 @@ def _placed(data: Batches, sharding: NamedSharding) -> Iterator[PyTree]:
             yield jax.device_put(batch, sharding)
 
 
-def _seed(shuffle_rng: jax.Array | None) -> int:
-    if shuffle_rng is None:
-        raise UsageError("shuffle=True needs a shuffle_rng, such as deployer.gen_rng().")
-    words = np.asarray(jax.random.key_data(shuffle_rng)).tolist()
+def _seed(shuffle_key: jax.Array | None) -> int:
+    if shuffle_key is None:
+        raise UsageError("shuffle=True needs a shuffle_key, such as deployer.gen_rng().")
+    words = np.asarray(jax.random.key_data(shuffle_key)).tolist()
     return int(np.random.SeedSequence(words).generate_state(1)[0])  # drawn on the host: nothing to compile
 
 
-def _by_keyword(collate_fn: Callable[..., PyTree]) -> Collate:
-    if not declares(collate_fn, "examples"):
-        return collate_fn
-    return lambda examples: collate_fn(examples=examples)
+def _by_keyword(collate: Callable[..., PyTree]) -> Collate:
+    if not declares(collate, "examples"):
+        return collate
+    return lambda examples: collate(examples=examples)
 
 
 def _sizes(size: int, is_train: bool, accumulated: int | None) -> str:

@@ -84,14 +84,14 @@ class Run:
         return self.history.attempts
 
     @cached_property
-    def evaluators(self) -> list[str]:
+    def evaluations(self) -> list[str]:
         """The names of its evaluations."""
         return evaluators_of(self.series, self.settings)
 
     @cached_property
     def scores(self) -> dict[str, Series]:
         """What its evaluations found."""
-        return scores_of(self.series, self.evaluators)
+        return scores_of(self.series, self.evaluations)
 
     @cached_property
     def best(self) -> dict[str, Best]:

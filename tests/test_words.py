@@ -1,0 +1,101 @@
+"""One word for one thing: no public name is one of those that the table of words in the design leaves out."""
+
+import argparse
+import inspect
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+from experiment.runs import experiment
+from meshwright.cli._parser import parser
+
+DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
+ROW = re.compile(r"^\| `(?P<word>[^`]+)` \| .+ \| (?P<others>.+) \|$", re.MULTILINE)
+ROOMS = (*mw._ROOMS, *mw._MORE_ROOMS, "deployer", "predictor", "trainer")
+
+
+def table():
+    """Return the word to use by each word that it stands for."""
+    words = DESIGN.read_text().split("## Words")[1].split("\n## ")[0]
+    return {other: row["word"] for row in ROW.finditer(words) for other in row["others"].split(", ")}
+
+
+def arguments(where, function):
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built-in
+        return {}
+    return {f"{where}({name})": name for name in signature.parameters}
+
+
+def of_class(where, kind):
+    """Return the names of the arguments of a class and of its own public methods, and of its fields."""
+    methods = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    found = arguments(where, kind) | {f"{where}.{name}": name for name in methods}
+    for name, value in methods.items():
+        if inspect.isfunction(value):
+            found |= arguments(f"{where}.{name}", value)
+    return found
+
+
+def public():
+    """Return, by where it is, each name of an argument, a field or a method."""
+    found = {}
+    for room in ROOMS:
+        module = import_module(f"meshwright.{room}")
+        for name in getattr(module, "__all__", ()):
+            value, where = getattr(module, name), f"{room}.{name}"
+            if inspect.isclass(value):
+                found |= of_class(where, value)
+            elif callable(value):
+                found |= arguments(where, value)
+    return found
+
+
+def flags(of):
+    """Return the words of a command line and of all its commands."""
+    for action in of._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield name
+                yield from flags(command)
+        yield from (option.lstrip("-").replace("-", "_") for option in action.option_strings)
+
+
+def check(names):
+    instead = table()
+    assert len(instead) > 60
+    found = {
+        where: f"{name}, of which the word is {instead[name]}"
+        for where, name in names.items()
+        if name in instead
+    }
+    assert not found
+
+
+def test_public_names_and_arguments_are_the_words_of_the_table():
+    check(public())
+
+
+def test_flags_are_the_words_of_the_table():
+    check({f"--{flag}": flag for flag in flags(parser())})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("words")
+    mw.run(experiment(directory, max_steps=2, logging=mw.Logging(every=1)))
+    return directory
+
+
+def test_metrics_are_the_words_of_the_table(run):
+    reports = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    check({f"metric {name}": name for report in reports for name in report})
+
+
+def test_files_of_a_run_are_the_words_of_the_table(run):
+    check({f"file {path.name}": path.stem for path in run.rglob("*")})
