@@ -66,7 +66,7 @@ def experiment(
     cfg = decoder.Config(layers=layers)
     train, held_out = topics()
     rate = mw.train.schedule(
-        "cosine", peak=learning_rate, steps=steps, warmup_steps=steps // 10, end=learning_rate / 10
+        "cosine", peak=learning_rate, max_steps=steps, warmup_steps=steps // 10, end=learning_rate / 10
     )
     return mw.Experiment(
         workdir=workdir,
