@@ -81,18 +81,20 @@ class Program:
         logits = self.model.apply(params, batch["image"])
         return {"loss": optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])}
 
-    def experiment(self, stopwatch: mw.when.When = mw.never) -> mw.Experiment:
+    def experiment(self, stopwatch: mw.when.When = mw.when.never) -> mw.Experiment:
         """Describe a run with what every run has, and with averages, clipping and skipping in its step."""
         adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
         return mw.Experiment(
-            run="",
+            workdir="",
             model=lambda key: self.model.init(),
             loss=lambda params, batch, key: self.model.loss(params, batch),
-            optimizer=optax.chain(mw.skip_exploding(adam, mw.mean_plus(6)), mw.keep_ema(0.999)),
+            optimizer=optax.chain(
+                mw.train.skip_exploding(adam, mw.train.mean_plus_std(6)), mw.train.keep_ema(0.999)
+            ),
             input=mw.Input(self.examples, batch_size=self.setting.batch_size),
-            max_step=NOT_DUE,
+            max_steps=NOT_DUE,
             rules=(),
-            checkpoints=mw.Save(when=stopwatch),
+            save=mw.Save(when=stopwatch),
         )
 
     def everything(self, stopwatch: mw.when.When, times: int = 1) -> mw.Experiment:
@@ -100,11 +102,11 @@ class Program:
         evaler = mw.Evaler(self.measure, self.examples, when=NOT_DUE)
         return replace(
             self.experiment(stopwatch),
-            mesh_rules=(("no such hardware", mw.edit(microbatches=2)),) * 10 * times,
+            mesh_rules=(("no such hardware", mw.override(microbatches=2)),) * 10 * times,
             rules=(mw.match(mw.optional("no such name")),) * 10 * times,
-            evalers={f"evaler{i}": evaler for i in range(2 * times)},
-            stop_early=mw.no_better("evaler0/loss", "min", patience=5),
-            max_seconds=1e6,
+            evaluations={f"evaler{i}": evaler for i in range(2 * times)},
+            stop=mw.Stop(early=mw.early_stopping("evaler0/loss", "min", patience=5)),
+            stop=mw.Stop(max_seconds=1e6),
             trackers=(_tracker,) * times,
             start_trace_steps=tuple(range(NOT_DUE, NOT_DUE + 5 * times)),
             crash_on_hang=True,
@@ -126,7 +128,7 @@ def run_loop(program: Program, nowhere: TextIO, described: Any) -> Run:
             contextlib.redirect_stderr(nowhere),
             contextlib.suppress(mw.errors.Interrupted),
         ):
-            mw.run(replace(described(stopwatch), run=directory))
+            mw.run(replace(described(stopwatch), workdir=directory))
         return Span(num_steps, stopwatch.begin, stopwatch.end)
 
     return run
@@ -138,7 +140,7 @@ def our_loops(program: Program, nowhere: TextIO) -> dict[str, Run]:
     compiled = mw.experiment.compile_ahead(experiment).compiled
 
     def bare(place: Any) -> Run:
-        state = mw.init_state(experiment.model, experiment.optimizer, 0, layout)
+        state = mw.train.init_state(experiment.model, experiment.optimizer, 0, layout)
         rows_of = lambda rows: place({name: x[rows] for name, x in program.examples.items()})  # noqa: E731
         return bare_loop(compiled, state, shuffled(NUM_EXAMPLES, program.setting.batch_size, rows_of))
 

@@ -67,8 +67,8 @@ BATCH = {"x": np.ones((8, 8), np.float32)}
 def of_arrays(size: int, folder: Path) -> dict[str, Act]:
     init, tx = lambda key: layers(size), optax.adam(0.1)
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=4"))
-    target = mw.abstract_state(init, tx, layout)
-    state = mw.init_state(init, tx, 0, layout)
+    target = mw.train.abstract_state(init, tx, layout)
+    state = mw.train.init_state(init, tx, 0, layout)
     norms = mw.make_step(loss, tx, layout, norms=".*")
     checkpoints = Checkpoints(folder / "c").__enter__()
     steps = iter(range(1, 100))
@@ -81,7 +81,7 @@ def of_arrays(size: int, folder: Path) -> dict[str, Act]:
     newest = lambda: open_source(folder / "c")  # noqa: E731
     return {
         "tree: names, differences": lambda: tree.differences(target, target),
-        "abstract_state": lambda: mw.abstract_state(init, tx, layout),
+        "abstract_state": lambda: mw.train.abstract_state(init, tx, layout),
         "Layout.shardings": lambda: layout.shardings(target.params),
         "Layout.explain": lambda: layout.explain(target.params),
         "describe_state, state_sizes": lambda: (describe_state(target), state_sizes(target)),
@@ -113,7 +113,7 @@ def write_run(directory: Path, num_lines: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"step": i, "time": 1e9 + i, **report_line(i)}) for i in range(1, num_lines + 1))
     (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (directory / "experiment.txt").write_text("max_step = 10\n")
+    (directory / "experiment.txt").write_text("max_steps = 10\n")
 
 
 def of_runs(size: int, folder: Path) -> dict[str, Act]:
@@ -124,14 +124,14 @@ def of_runs(size: int, folder: Path) -> dict[str, Act]:
 
 def of_lines(size: int, folder: Path) -> dict[str, Act]:
     write_run(folder, size)
-    best = mw.no_better("loss", "min", patience=size)
+    best = mw.early_stopping("loss", "min", patience=size)
     told = {report["step"]: report for report in read_jsonl(folder / "metrics.jsonl")}
     return {
         "read_run, summary": lambda: summary(read_run(folder)),
         "write_page": lambda: write_page(read_run(folder)),
         "read_jsonl": lambda: read_jsonl(folder / "metrics.jsonl"),
         "open metrics.jsonl at a restart": lambda: jsonl(folder / "metrics.jsonl", after=size // 2 * 2),
-        "no_better of a history": lambda: best(told),
+        "early_stopping of a history": lambda: best(told),
     }
 
 
@@ -139,14 +139,14 @@ def of_evaluations(size: int, folder: Path) -> dict[str, Act]:
     examples = {"x": np.ones((16, 8), np.float32)}
     measure = lambda params, batch: {"loss": (batch["x"] @ params["w"]).sum(-1)}  # noqa: E731
     experiment = mw.Experiment(
-        run=str(folder / "run"),
+        workdir=str(folder / "run"),
         model=lambda key: {"w": jnp.ones((8, 2))},
         loss=lambda params, batch, key: measure(params, batch)["loss"].mean(),
         optimizer=optax.sgd(0.01),
         input=mw.Input(examples, 16),
-        evalers={f"test{i}": mw.Evaler(measure, examples, when=1, batch_size=16) for i in range(size)},
-        max_step=2,
-        log_every=1,
+        evaluations={f"test{i}": mw.Evaler(measure, examples, when=1, batch_size=16) for i in range(size)},
+        max_steps=2,
+        logging=mw.Logging(every=1),
         compile_cache=False,
     )
     text = describe(experiment)

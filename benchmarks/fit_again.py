@@ -42,7 +42,7 @@ def main() -> None:
         made = mw.Trainer(
             deployer, params={"w": np.zeros(4, np.float32)}, loss=loss, optimizer=optax.sgd(0.1)
         )
-        fit = lambda made=made: made.fit(examples, global_batch_size=64, n_epochs=1)  # noqa: E731
+        fit = lambda made=made: made.fit(examples, batch_size=64, epochs=1)  # noqa: E731
         first = seconds(fit)
         took = [seconds(fit) for _ in range(options.calls)]
         step = mw.make_step(lambda params, batch, key: loss(params, batch), optax.sgd(0.1), made.layout)

@@ -78,7 +78,9 @@ def made_step(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
 
     layout, tx = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.1)
     step = mw.make_step(lambda params, batch, key: loss(params, batch), tx, layout)
-    ended(step(mw.init_state(init, tx, 0, layout), {name: x[:BATCH_SIZE] for name, x in examples.items()}))
+    ended(
+        step(mw.train.init_state(init, tx, 0, layout), {name: x[:BATCH_SIZE] for name, x in examples.items()})
+    )
 
 
 def experiment(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
@@ -89,15 +91,15 @@ def experiment(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         mw.run(
             mw.Experiment(
-                run=f"{directory}/run",
+                workdir=f"{directory}/run",
                 model=init,
                 loss=lambda params, batch, key: loss(params, batch),
                 optimizer=optax.sgd(0.1),
                 input=mw.Input(examples, BATCH_SIZE),
-                max_step=2,
-                log_every=1,
+                max_steps=2,
+                logging=mw.Logging(every=1),
                 compile_cache=False,
-                trackers=(ended_at_first,),
+                logging=mw.Logging(trackers=(ended_at_first,)),
             )
         )
 
@@ -109,10 +111,10 @@ def trainer(init: Any, loss: Loss, examples: dict[str, Any]) -> None:
     import meshwright as mw
 
     with tempfile.TemporaryDirectory() as directory:
-        deployer = mw.Deployer(jax_seed=0, workdir=directory, trackers=(ended_at_first,))
+        deployer = mw.Deployer(seed=0, workdir=directory, trackers=(ended_at_first,))
         params = jax.jit(init)(jax.random.key(0))
         training = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params=params)
-        training.fit(examples, global_batch_size=BATCH_SIZE, max_steps=2, log_every=1)
+        training.fit(examples, batch_size=BATCH_SIZE, max_steps=2, logging=mw.Logging(every=1))
 
 
 def ended_at_first(step: int, values: Any) -> None:

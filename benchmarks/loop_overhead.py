@@ -54,14 +54,14 @@ class Program:
         self.tx = optax.adamw(1e-3)
         self.examples, _ = digits.digits()
         self.step = mw.make_step(digits.loss, self.tx, self.layout)
-        state = mw.abstract_state(self.init, self.tx, self.layout)
+        state = mw.train.abstract_state(self.init, self.tx, self.layout)
         self.compiled = self.step.compile(state, self.batches().peek())
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         return digits.init(key, self.setting.width)
 
     def state(self) -> mw.TrainState:
-        return mw.init_state(self.init, self.tx, 0, self.layout)
+        return mw.train.init_state(self.init, self.tx, 0, self.layout)
 
     def batches(self, *, copies: int = 1) -> mw.input.Batches:
         examples = {name: np.repeat(x, copies, axis=0) for name, x in self.examples.items()}
@@ -76,13 +76,13 @@ class Program:
 def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *, copies: int = 1) -> Run:
     """`mw.fit` as `mw.run` calls it, but for evaluation and checkpoints."""
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-    console = mw.Console(10**6, file=nowhere)
-    events = opened.enter_context(mw.tensorboard(directory))
+    console = mw.metrics.Console(10**6, file=nowhere)
+    events = opened.enter_context(mw.metrics.tensorboard(directory))
     signals = opened.enter_context(mw.process.signals())
     data, state = program.batches(copies=copies), program.state()
-    log = mw.logger(
-        mw.tee(mw.jsonl(directory / "metrics.jsonl"), events, console),
-        mw.every(50),
+    log = mw.metrics.logger(
+        mw.metrics.tee(mw.metrics.jsonl(directory / "metrics.jsonl"), events, console),
+        mw.when.every(50),
         per_second={"examples": program.setting.batch_size},
         waited=lambda: data.wait_seconds,
     )
@@ -95,7 +95,7 @@ def fit_loop(program: Program, nowhere: TextIO, opened: contextlib.ExitStack, *,
             data,
             steps=int(state.step) + num_steps,
             log=log,
-            beat=console.beat,
+            on_step=console.on_step,
             stop=lambda tick: signals.stop(tick.step),
         )
         jax.block_until_ready(state)

@@ -45,13 +45,13 @@ def measured(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[s
         y = jnp.tanh(y @ params["w"])
     scalars = {f"scalar/{i}": y[i % WIDTH, i // WIDTH] for i in range(NUM_SCALARS)}
     rows = jnp.split(y, [i * (WIDTH // NUM_HISTOGRAMS) for i in range(1, NUM_HISTOGRAMS)])
-    histograms = {f"histogram/{i}": mw.Histogram.of(rows[i]) for i in range(NUM_HISTOGRAMS)}
+    histograms = {f"histogram/{i}": mw.metrics.Histogram.of(rows[i]) for i in range(NUM_HISTOGRAMS)}
     return jnp.mean(y**2), scalars | histograms
 
 
 def fit_loop(loss: mw.train.Loss, log: mw.metrics.Log) -> Run:
     layout = mw.Layout(mw.make_mesh("data=-1"))
-    step, state = mw.make_step(loss, TX, layout), mw.init_state(init, TX, 0, layout)
+    step, state = mw.make_step(loss, TX, layout), mw.train.init_state(init, TX, 0, layout)
 
     def forever() -> Any:
         while True:
@@ -59,7 +59,7 @@ def fit_loop(loss: mw.train.Loss, log: mw.metrics.Log) -> Run:
 
     def run(num_steps: int) -> int:
         nonlocal state
-        state = mw.fit(step, state, forever(), steps=int(state.step) + num_steps, log=log)
+        state = mw.fit(step, state, forever(), max_steps=int(state.step) + num_steps, log=log)
         jax.block_until_ready(state)
         return num_steps
 
@@ -68,9 +68,11 @@ def fit_loop(loss: mw.train.Loss, log: mw.metrics.Log) -> Run:
 
 def loops(opened: contextlib.ExitStack, nowhere: TextIO) -> dict[str, Run]:
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-    events = opened.enter_context(mw.tensorboard(directory))
-    writers = mw.tee(mw.jsonl(directory / "metrics.jsonl"), events, mw.Console(10**6, file=nowhere))
-    reporting = mw.logger(writers, mw.every(LOG_EVERY))
+    events = opened.enter_context(mw.metrics.tensorboard(directory))
+    writers = mw.metrics.tee(
+        mw.metrics.jsonl(directory / "metrics.jsonl"), events, mw.metrics.Console(10**6, file=nowhere)
+    )
+    reporting = mw.metrics.logger(writers, mw.when.every(LOG_EVERY))
     return {
         "loss alone": fit_loop(loss, mw.train.nothing),
         "measured": fit_loop(measured, mw.train.nothing),

@@ -61,7 +61,7 @@ class Program:
         self.examples = setting.model.examples(setting.batch_size * STEPS_PER_EPOCH)
 
     def trainer(self, *trackers: mw.metrics.Writer) -> mw.Trainer:
-        deployer = mw.Deployer(jax_seed=0, n_model_shards=self.setting.tensor, trackers=trackers)
+        deployer = mw.Deployer(seed=0, num_model_shards=self.setting.tensor, trackers=trackers)
         return mw.Trainer(
             deployer,
             loss=self.model.loss,
@@ -85,9 +85,9 @@ def fit_loop(program: Program, nowhere: TextIO) -> Run:
         with contextlib.redirect_stderr(nowhere):
             trainer.fit(
                 program.examples,
-                global_batch_size=setting.batch_size,
+                batch_size=setting.batch_size,
                 max_steps=trainer.step + (1 + num_epochs) * STEPS_PER_EPOCH,
-                log_every=STEPS_PER_EPOCH,
+                logging=mw.Logging(every=STEPS_PER_EPOCH),
             )
         return Span(num_epochs * STEPS_PER_EPOCH, reported[0], reported[num_epochs])
 

@@ -24,9 +24,9 @@ def loss(model, batch):
 
 
 train, test = digits()
-deployer = mw.Deployer(jax_seed=0, mesh="data=-1")
+deployer = mw.Deployer(seed=0, mesh="data=-1")
 net = mw.functional(Net(), train["image"])
 trainer = mw.Trainer(deployer, model=net, loss=loss, optimizer=optax.adam(1e-2))
-scores = trainer.fit(train, global_batch_size=64, n_epochs=5, eval_examples=test)
+scores = trainer.fit(train, batch_size=64, epochs=5, eval_examples=test)
 print(f"loss {scores['loss']:.6f} accuracy {scores['accuracy']:.4f}")
 print("statistics:", ", ".join(mw.tree.leaf_names(trainer.model_state)))

@@ -42,7 +42,7 @@ class RandomTokens:
 
 
 def experiment(
-    run: str = "runs/decoder",
+    workdir: str = "runs/decoder",
     size: str = "tiny",
     batch_size: int = 16,
     length: int = 2048,
@@ -50,7 +50,7 @@ def experiment(
     learning_rate: float = 3e-4,
     file: str | None = None,
     mesh: str = "fsdp=-1",
-    train_dtype: str | None = "bfloat16",
+    compute_dtype: str | None = "bfloat16",
     layer_remat: str = "nothing",
 ) -> mw.Experiment:
     """Describe the run: `size` is one of `decoder.config`; `layer_remat` is what a layer keeps."""
@@ -58,16 +58,16 @@ def experiment(
     rows = Windows(np.fromfile(file, np.uint8), length) if file else RandomTokens(cfg.vocabulary, length)
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         mesh=mesh,
         rules=decoder.RULES,
         model=functools.partial(decoder.init, cfg),
         loss=lambda params, batch, key: decoder.loss(cfg, params, batch, remat=layer_remat),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.1)),
         input=mw.Input(rows, batch_size=batch_size, item="tokens", items_per_example=length),
-        max_step=steps,
-        train_dtype=train_dtype,
-        log_every=10,
+        max_steps=steps,
+        compute_dtype=compute_dtype,
+        logging=mw.Logging(every=10),
     )
 
 

@@ -33,9 +33,9 @@ def accuracy(examples, preds):
 
 train, test = digits()
 mesh = sys.argv[1] if sys.argv[1:] else "data=-1"
-deployer = mw.Deployer(jax_seed=0, mesh=mesh, workdir=f"runs/digits_nnx-{mesh}")
+deployer = mw.Deployer(seed=0, mesh=mesh, workdir=f"runs/digits_nnx-{mesh}")
 predictor = mw.Predictor(deployer, model=Mlp, predict=predict)
 trainer = mw.Trainer(deployer, model=Mlp, loss=loss, optimizer=optax.adamw(3e-3))
 evaluated = {"eval_examples": test, "eval_predictor": predictor, "eval_metric_fn": accuracy}
-scores = trainer.fit(train, global_batch_size=64, n_epochs=5, best={"accuracy": "max"}, **evaluated)
+scores = trainer.fit(train, batch_size=64, epochs=5, best={"accuracy": "max"}, **evaluated)
 print(f"loss {scores['loss']:.6f} accuracy {scores['accuracy']:.4f}")

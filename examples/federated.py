@@ -55,7 +55,7 @@ def main(workdir=None):
         for examples in clients:
             state = dataclasses.replace(trainer.state, params=each.carry)
             trainer.state = mw.sharding.copy_to(state, jax.tree.map(lambda x: x.sharding, trainer.state))
-            trainer.fit(examples, global_batch_size=32, n_epochs=1)
+            trainer.fit(examples, batch_size=32, epochs=1)
             sent.append(jax.tree.map(np.asarray, trainer.params))
         each.carry = jax.tree.map(lambda *all_sent: np.mean(all_sent, axis=0), *sent)
     logits = np.asarray(apply(rounds.carry, test["image"]))

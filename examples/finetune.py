@@ -36,13 +36,13 @@ def loss(params, batch):
 
 def trained(name, data, **options):
     trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.adam(1e-2), **options)
-    scores = trainer.fit(data[0], global_batch_size=64, n_epochs=5, eval_examples=data[1])
+    scores = trainer.fit(data[0], batch_size=64, epochs=5, eval_examples=data[1])
     nbytes = mw.tree.nbytes(trainer.state.opt_state)
     print(f"{name}: accuracy {scores['accuracy']:.4f}, optimizer state {nbytes:,} bytes")
     return trainer.params
 
 
-deployer = mw.Deployer(jax_seed=0, mesh="fsdp=-1")
+deployer = mw.Deployer(seed=0, mesh="fsdp=-1")
 upright = digits()
 upside_down = [{**part, "image": part["image"][:, ::-1]} for part in upright]
 base = trained("all parameters, upright", upright, params=init(jax.random.key(0)))

@@ -1,7 +1,7 @@
 """From what `source_code.py` learned to another task: telling which package a piece of code is from.
 
     python source_code.py && python finetune_source_code.py
-    python finetune_source_code.py init_state_builder=none run=runs/scratch     # the same, from scratch
+    python finetune_source_code.py init_state_builder=none workdir=runs/scratch     # the same, from scratch
 
 The head is another, and starts from scratch; everything below it is that of the best checkpoint.
 """
@@ -49,11 +49,11 @@ def measure(cfg: decoder.Config, params, batch):
 def open_averages_of_the_best(checkpoints: str):
     """Open the checkpoint that predicted best what was held out, its averages in place of its parameters."""
     best = mw.checkpoint.open_best(checkpoints, "held_out/loss", "min")
-    return mw.open_averages(str(best))
+    return mw.experiment.open_averages(str(best))
 
 
 def experiment(
-    run: str = "runs/finetune_source_code",
+    workdir: str = "runs/finetune_source_code",
     base: str = "runs/source_code",
     steps: int = 100,
     learning_rate: float = 1e-3,
@@ -70,16 +70,16 @@ def experiment(
         f"{base}/checkpoints", "params/(?!head).*", open_with=open_averages_of_the_best
     )
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=functools.partial(init, cfg),
         loss=lambda params, batch, key: measured(params, batch)["loss"].mean(),
         optimizer=source_code.optimizer(rate),
         input=mw.Input(train, batch_size=batch_size),
-        max_step=steps,
+        max_steps=steps,
         init_state_builder=below_the_head,
-        evalers={"held_out": mw.Evaler(measured, held_out, when=50, batch_size=64)},
-        checkpoints=mw.Save(when=50),
-        log_every=10,
+        evaluations={"held_out": mw.Evaler(measured, held_out, when=50, batch_size=64)},
+        save=mw.Save(when=50),
+        logging=mw.Logging(every=10),
     )
 
 

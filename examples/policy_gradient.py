@@ -54,9 +54,9 @@ def main(workdir=None):
         actions = np.asarray(sampler.predict({"state": states}, 32, actor.params, seed=each.number))
         rewards = (actions == (states @ REWARDED).argmax(-1)).astype(np.float32)
         tried = {"state": states, "action": actions, "reward": rewards}
-        critic.fit(tried, global_batch_size=NUM_STATES, n_epochs=4)
+        critic.fit(tried, batch_size=NUM_STATES, epochs=4)
         worth = states @ np.asarray(critic.params["w"]) + np.asarray(critic.params["b"])
-        actor.fit(tried | {"advantage": rewards - worth}, global_batch_size=NUM_STATES, n_epochs=4)
+        actor.fit(tried | {"advantage": rewards - worth}, batch_size=NUM_STATES, epochs=4)
         each.carry["rewards"][each.number - 1] = rewards.mean()
     rewards = rounds.carry["rewards"]
     print(

@@ -1,7 +1,7 @@
 """A small transformer learns Python, byte by byte, from the source code of the standard library.
 
     python source_code.py                                     # five minutes on two cores
-    python source_code.py steps=50 layers=1 run=runs/quick    # or: meshwright train source_code:experiment
+    python source_code.py steps=50 layers=1 workdir=runs/quick    # or: meshwright train source_code:experiment
 
 Kill it when you like: the same command goes on from its last checkpoint and comes to the same bits.
 """
@@ -54,11 +54,11 @@ def score(cfg: decoder.Config, params, batch):
 def optimizer(rate: optax.Schedule, ema: float = 0.99) -> optax.GradientTransformation:
     """Return AdamW on clipped gradients that skips exploding ones, and an average of what it makes."""
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95))
-    return optax.chain(mw.skip_exploding(clipped, mw.mean_plus(6)), mw.keep_ema(ema))
+    return optax.chain(mw.train.skip_exploding(clipped, mw.train.mean_plus_std(6)), mw.train.keep_ema(ema))
 
 
 def experiment(
-    run: str = "runs/source_code",
+    workdir: str = "runs/source_code",
     steps: int = 500,
     learning_rate: float = 4e-3,
     layers: int = 4,
@@ -72,28 +72,28 @@ def experiment(
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
     scored = functools.partial(score, cfg)
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=functools.partial(decoder.init, cfg),
         loss=lambda params, batch, key: decoder.loss(cfg, params, batch),
         optimizer=optimizer(rate),
         input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
-        max_step=steps,
+        max_steps=steps,
         mesh_rules=(
-            ("cpu.*", mw.edit(microbatches=2)),  # half the memory, at the same speed
-            ("(NVIDIA|TPU).*", mw.edit(train_dtype="bfloat16")),
+            ("cpu.*", mw.override(microbatches=2)),  # half the memory, at the same speed
+            ("(NVIDIA|TPU).*", mw.override(compute_dtype="bfloat16")),
         ),
-        evalers={
+        evaluations={
             "held_out": mw.Evaler(scored, Windows(held_out[:evaluated], length), when=100, batch_size=64),
             "train": mw.Evaler(scored, Windows(train[:evaluated], length), when=250, batch_size=64),
         },
-        checkpoints=mw.Save(
+        save=mw.Save(
             when=50,
             keep=mw.checkpoint.any_of(
                 mw.checkpoint.last(2),
                 mw.checkpoint.best("held_out/loss", "min", without_metric="drop"),
             ),
         ),
-        log_every=10,
+        logging=mw.Logging(every=10),
     )
 
 

@@ -78,7 +78,7 @@ def test_it_is_paused_while_a_state_and_a_step_are_traced_and_not_in_training():
         return (batch["x"] @ params["w"]).mean()
 
     layout = mw.Layout(mw.make_mesh("data=-1"))
-    state = mw.init_state(init, optax.sgd(0.1), 0, layout)
+    state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
     step = mw.make_step(loss, optax.sgd(0.1), layout)
     step(state, {"x": np.ones((8, 3), np.float32)})
     assert {name for name, _ in during} == {"init", "loss"}

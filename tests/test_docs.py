@@ -26,7 +26,7 @@ def test_the_program_in_the_readme_runs_and_is_short(tmp_path):
     assert len([line for line in program.splitlines() if line.strip()]) <= 25
     names = {}
     exec(program, names)
-    experiment = names["experiment"](run=str(tmp_path / "first"))
+    experiment = names["experiment"](workdir=str(tmp_path / "first"))
     assert mw.run(experiment).step == 500
     losses = [
         report["loss"]
@@ -115,7 +115,7 @@ def test_reports_for_those_who_come_from_seqax_go_to_an_address_and_are_continue
 def test_the_experiment_for_those_who_come_from_axlearn_is_one():
     names = {}
     exec(re.findall(r"```python\n(.*?)```", AXLEARN, re.S)[1], names)
-    assert names["experiment"](learning_rate=1e-3).max_step == 2_000
+    assert names["experiment"](learning_rate=1e-3).max_steps == 2_000
 
 
 def test_every_field_of_an_experiment_is_in_the_table_for_those_who_come_from_axlearn():

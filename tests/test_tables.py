@@ -37,31 +37,33 @@ def masked(tx):
 
 
 def nested(tx):
-    return mw.skip_exploding(optax.MultiSteps(optax.chain(tx, SGD), 2).gradient_transformation())
+    return mw.train.skip_exploding(optax.MultiSteps(optax.chain(tx, SGD), 2).gradient_transformation())
 
 
 OPTIMIZERS = {
-    "by_path": mw.by_path(table(SGD, (".*", optax.adam(0.1)))),
-    "update_rules": mw.update_rules(TYPO, SGD),
-    "scale_by_path": optax.chain(SGD, mw.scale_by_path(table(0.5))),
-    "decay_by_path": optax.chain(mw.decay_by_path(table(0.5)), SGD),
-    "scale_by_path in a mask": masked(mw.scale_by_path(table(0.5))),
-    "by_path in a guard": nested(mw.by_path(table(SGD, (".*", SGD)))),
-    "decay_by_path of some": mw.Only("encoder/.*|head", mw.by_path([(".*", mw.decay_by_path(table(0.1)))])),
+    "by_path": mw.train.by_path(table(SGD, (".*", optax.adam(0.1)))),
+    "update_rules": mw.train.update_rules(TYPO, SGD),
+    "scale_by_path": optax.chain(SGD, mw.train.scale_by_path(table(0.5))),
+    "decay_by_path": optax.chain(mw.train.decay_by_path(table(0.5)), SGD),
+    "scale_by_path in a mask": masked(mw.train.scale_by_path(table(0.5))),
+    "by_path in a guard": nested(mw.train.by_path(table(SGD, (".*", SGD)))),
+    "decay_by_path of some": mw.Trainable(
+        "encoder/.*|head", mw.train.by_path([(".*", mw.train.decay_by_path(table(0.1)))])
+    ),
 }
 FIELDS = {
-    "rules": {"rules": (mw.fsdp(), mw.match("encodr/.*", "fsdp"))},
-    "logical": {"rules": (mw.logical({"encodr/w": ("embed", "mlp")}),)},
-    "train_dtype": {"train_dtype": (("encodr/.*", None), (".*", "bfloat16"))},
+    "rules": {"rules": (mw.sharding.fsdp(), mw.match("encodr/.*", "fsdp"))},
+    "logical": {"rules": (mw.sharding.logical({"encodr/w": ("embed", "mlp")}),)},
+    "compute_dtype": {"compute_dtype": (("encodr/.*", None), (".*", "bfloat16"))},
     "parameter_noise": {"parameter_noise": (("encodr/.*", 0.1),)},
     "norms": {"norms": "encodr/.*"},
-    "cast": {"checkpoints": mw.Save(cast=[("encodr/.*", "bfloat16")])},
+    "cast": {"save": mw.Save(cast=[("encodr/.*", "bfloat16")])},
 }
 
 
 def experiment(run, **more):
-    described = {"model": init, "loss": loss, "optimizer": SGD, "max_step": 2} | more
-    return mw.Experiment(run=str(run), input=mw.Input(EXAMPLES, batch_size=16), **described)
+    described = {"model": init, "loss": loss, "optimizer": SGD, "max_steps": 2} | more
+    return mw.Experiment(workdir=str(run), input=mw.Input(EXAMPLES, batch_size=16), **described)
 
 
 def trainer(directory, **more):
@@ -71,7 +73,7 @@ def trainer(directory, **more):
 
 def own_loop(tx=SGD, rules=(), loss=loss, **more):
     layout = mw.Layout(mw.make_mesh("data=-1"), rules)
-    state, step = mw.init_state(init, tx, 0, layout), mw.make_step(loss, tx, layout, **more)
+    state, step = mw.train.init_state(init, tx, 0, layout), mw.make_step(loss, tx, layout, **more)
     return step(state, {"x": EXAMPLES["x"][:16]})
 
 
@@ -106,7 +108,7 @@ def test_a_trainer_does_not_start_with_an_optimizers_rule_for_nothing(name, tmp_
     [
         ("rules", FIELDS["rules"]),
         ("logical", FIELDS["logical"]),
-        ("compute_dtype", {"compute_dtype": FIELDS["train_dtype"]["train_dtype"]}),
+        ("compute_dtype", {"compute_dtype": FIELDS["compute_dtype"]["compute_dtype"]}),
     ],
 )
 def test_a_trainer_does_not_start_with_a_rule_for_nothing(name, given, tmp_path):
@@ -125,8 +127,8 @@ def test_a_state_is_not_made_with_an_optimizers_rule_for_nothing(name):
     [
         ("rules", FIELDS["rules"]),
         ("logical", FIELDS["logical"]),
-        ("compute_dtype", {"compute_dtype": FIELDS["train_dtype"]["train_dtype"]}),
-        ("parameter_noise", {"loss": mw.noised(loss, table(0.1))}),
+        ("compute_dtype", {"compute_dtype": FIELDS["compute_dtype"]["compute_dtype"]}),
+        ("parameter_noise", {"loss": mw.train.with_parameter_noise(loss, table(0.1))}),
         ("norms", FIELDS["norms"]),
     ],
 )
@@ -151,7 +153,7 @@ def test_a_deployer_and_a_predictor_refuse_rules_for_nothing():
 
 
 def test_all_that_a_state_is_laid_out_by_is_told_at_once():
-    tx = mw.update_rules([("encodr/w", "none")], mw.by_path([("haed", SGD), (".*", SGD)]))
+    tx = mw.train.update_rules([("encodr/w", "none")], mw.train.by_path([("haed", SGD), (".*", SGD)]))
     with pytest.raises(UsageError) as error:
         own_loop(tx, (mw.match("ecnoder/w", "fsdp"),))
     told = [line.split(":")[0] for line in str(error.value).splitlines()[:-1]]
@@ -206,15 +208,17 @@ def test_a_conversion_refuses_a_rule_for_nothing(name, tmp_path):
 def test_optional_rules_and_one_for_the_rest_need_decide_nothing(tmp_path):
     served = [("head", 0.5), (mw.optional("decoder/.*"), 2.0), (mw.optional("head"), 1.0), (".*", 1.0)]
     optional, every = mw.optional("decoder/.*"), [("encoder/.*", 1.0), ("head", 1.0), (".*", 1.0)]
-    tx = optax.chain(mw.scale_by_path(served), mw.by_path([(optional, SGD), (".*", SGD)]))
+    tx = optax.chain(mw.train.scale_by_path(served), mw.train.by_path([(optional, SGD), (".*", SGD)]))
     run = mw.run(
         experiment(
             tmp_path / "run",
-            optimizer=mw.update_rules([(optional, "none")], optax.chain(tx, mw.decay_by_path(every))),
+            optimizer=mw.train.update_rules(
+                [(optional, "none")], optax.chain(tx, mw.train.decay_by_path(every))
+            ),
             rules=(mw.match(optional, "fsdp"), mw.match("head", "fsdp"), mw.match(".*")),
-            train_dtype=((optional, None), (".*", "bfloat16")),
+            compute_dtype=((optional, None), (".*", "bfloat16")),
             parameter_noise=((optional, 0.1),),
-            checkpoints=mw.Save(cast=[(optional, "float16"), ("w", "bfloat16")]),
+            save=mw.Save(cast=[(optional, "float16"), ("w", "bfloat16")]),
         )
     )
     assert run.step == 2
@@ -222,13 +226,13 @@ def test_optional_rules_and_one_for_the_rest_need_decide_nothing(tmp_path):
 
 @pytest.mark.parametrize("mesh", ["data=-1", "data=1,fsdp=8", "data=4,tensor=2"])
 def test_rules_for_axes_that_a_mesh_lacks_decide_all_the_same(mesh):
-    rules = (mw.fsdp(min_size=1), mw.match("w", None, "tensor"), mw.match("head", "expert"))
+    rules = (mw.sharding.fsdp(min_size=1), mw.match("w", None, "tensor"), mw.match("head", "expert"))
     layout = mw.Layout(mw.make_mesh(mesh), rules)
-    assert mw.init_state(init, SGD, 0, layout).params["head"].shape == (8, 2)
+    assert mw.train.init_state(init, SGD, 0, layout).params["head"].shape == (8, 2)
 
 
 def test_a_models_own_names_of_dimensions_may_be_taken_by_rules_before_them():
-    rules = (mw.match(".*/w", None, "fsdp"), mw.logical({"encoder/w": ("embed", "mlp")}))
+    rules = (mw.match(".*/w", None, "fsdp"), mw.sharding.logical({"encoder/w": ("embed", "mlp")}))
     layout = mw.Layout(mw.make_mesh("fsdp=8"), rules)
     assert layout.shardings({"params": init(None)})["params"]["encoder"]["w"].spec == jax.P(None, "fsdp")
 
@@ -253,7 +257,7 @@ def test_what_is_told_of_a_layout_may_be_told_of_a_part_of_the_arrays():
 
 
 def test_a_masked_optimizer_by_path_is_judged_by_all_parameters():
-    tx = masked(mw.scale_by_path([("head", 0.5), ("encoder/.*", 0.0)]))
+    tx = masked(mw.train.scale_by_path([("head", 0.5), ("encoder/.*", 0.0)]))
     state, _ = own_loop(tx)
     assert int(state.step) == 1
 
@@ -264,18 +268,20 @@ def test_tables_change_no_name_of_an_optimizers_state():
 
     parts = {"0": optax.adam(0.1), "1": SGD}
     labels = lambda params: mw.tree.map_named(lambda name, _: "0" if name == "head" else "1", params)
-    assert names(mw.by_path([("head", optax.adam(0.1)), (".*", SGD)])) == names(
+    assert names(mw.train.by_path([("head", optax.adam(0.1)), (".*", SGD)])) == names(
         optax.partition(parts, labels)
     )
-    assert names(mw.scale_by_path([("head", 2.0)])) == names(mw.decay_by_path([("head", 2.0)])) == []
+    assert (
+        names(mw.train.scale_by_path([("head", 2.0)])) == names(mw.train.decay_by_path([("head", 2.0)])) == []
+    )
 
 
 def test_checkpoint_patterns_match_the_last_components_too(tmp_path):
-    mw.run(experiment(tmp_path / "run", checkpoints=mw.Save(cast=[("w", "bfloat16")])))
+    mw.run(experiment(tmp_path / "run", save=mw.Save(cast=[("w", "bfloat16")])))
     saved = mw.open_source(f"{tmp_path}/run/checkpoints").arrays()
     assert {name for name, x in saved.items() if x.dtype == jnp.bfloat16} == {"params/encoder/w"}
     build = mw.from_checkpoint(f"{tmp_path}/run/checkpoints", only="w", casts=[("w", "float32")])
-    target = mw.abstract_state(init, SGD, mw.Layout(mw.make_mesh("data=-1")))
+    target = mw.train.abstract_state(init, SGD, mw.Layout(mw.make_mesh("data=-1")))
     assert build(target).keys() == {"params/encoder/w"}
 
 
@@ -291,7 +297,7 @@ def test_the_default_of_a_builder_takes_parameters_and_not_what_ends_like_them(t
     nested = lambda key: {"params": init(key)}
     of = lambda params, batch, key: loss(params["params"], batch)
     mw.run(experiment(tmp_path / "run", model=nested, loss=of, optimizer=optax.adam(0.1)))
-    target = mw.abstract_state(nested, optax.adam(0.1), mw.Layout(mw.make_mesh("data=-1")))
+    target = mw.train.abstract_state(nested, optax.adam(0.1), mw.Layout(mw.make_mesh("data=-1")))
     taken = mw.from_checkpoint(f"{tmp_path}/run/checkpoints")(target)
     assert all(name.startswith("params/params/") for name in taken)
     assert len(taken) == len(jax.tree.leaves(target.params))

@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.errors import UsageError
-from meshwright.when import Due, Tick, asked_once, at, either, every, every_minutes, never
+from meshwright.when import Due, Tick, any_of, asked_once, at, every, every_minutes, never
 
 
 def steps(when, upto=10):
@@ -11,11 +11,11 @@ def steps(when, upto=10):
 def test_policies_say_when():
     assert steps(every(3)) == [3, 6, 9]
     assert steps(at(2, 7)) == [2, 7]
-    assert steps(either(every(4), at(1))) == [1, 4, 8]
+    assert steps(any_of(every(4), at(1))) == [1, 4, 8]
     assert steps(never) == []
 
 
-@pytest.mark.parametrize("when", [every(3), at(2), either(every(2), at(3)), never])
+@pytest.mark.parametrize("when", [every(3), at(2), any_of(every(2), at(3)), never])
 def test_a_policy_gives_one_answer_for_one_step(when):
     assert steps(when) == steps(when)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from meshwright.arrays import restore
     from meshwright.checkpoint import Checkpoints
     from meshwright.deployer import Deployer
-    from meshwright.engine import no_better
+    from meshwright.engine import early_stopping
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
     from meshwright.formats import open_source
@@ -52,20 +52,20 @@ if TYPE_CHECKING:
     from meshwright.sharding import (
         Layout,
         auto,
-        edit,
+        embedding_lookup,
         explain,
         fsdp,
         hardware,
         logical,
-        look_up,
         make_mesh,
         match,
-        split_by_example,
+        override,
+        shard_batch_dim,
     )
     from meshwright.train import (
         Evaluator,
-        Only,
         Step,
+        Trainable,
         TrainState,
         Variables,
         abstract_state,
@@ -80,10 +80,9 @@ if TYPE_CHECKING:
         init_state,
         keep_ema,
         make_step,
-        mean_plus,
-        noised,
-        offloaded,
-        relative,
+        mean_plus_std,
+        offload_opt_state,
+        relative_std,
         remat,
         scale_by_path,
         schedule,
@@ -91,9 +90,10 @@ if TYPE_CHECKING:
         state_from,
         update_rules,
         watchdog,
+        with_parameter_noise,
     )
     from meshwright.trainer import Trainer
-    from meshwright.when import Tick, at, either, every, every_minutes, never
+    from meshwright.when import Tick, any_of, at, every, every_minutes, never
 
 _ROOMS = (
     "adapters",
@@ -126,7 +126,7 @@ _NAMES = {
     "adapters": ("functional",),
     "arrays": ("restore",),
     "checkpoint": ("Checkpoints",),
-    "engine": ("no_better",),
+    "engine": ("early_stopping",),
     "errors": ("MeshwrightError",),
     "experiment": (
         "Evaler",
@@ -143,19 +143,19 @@ _NAMES = {
     "sharding": (
         "Layout",
         "auto",
-        "edit",
+        "override",
         "explain",
         "fsdp",
         "hardware",
         "logical",
-        "look_up",
+        "embedding_lookup",
         "make_mesh",
         "match",
-        "split_by_example",
+        "shard_batch_dim",
     ),
     "train": (
         "Evaluator",
-        "Only",
+        "Trainable",
         "Step",
         "TrainState",
         "Variables",
@@ -171,10 +171,10 @@ _NAMES = {
         "init_state",
         "keep_ema",
         "make_step",
-        "mean_plus",
-        "noised",
-        "offloaded",
-        "relative",
+        "mean_plus_std",
+        "with_parameter_noise",
+        "offload_opt_state",
+        "relative_std",
         "remat",
         "scale_by_path",
         "schedule",
@@ -188,7 +188,7 @@ _NAMES = {
     "predictor": ("Predictor",),
     "profile": ("tracer",),
     "trainer": ("Trainer",),
-    "when": ("Tick", "at", "either", "every", "every_minutes", "never"),
+    "when": ("Tick", "at", "any_of", "every", "every_minutes", "never"),
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}
 

@@ -60,14 +60,14 @@ class At:
         return step in self.steps
 
 
-def either(*whens: When) -> When:
+def any_of(*whens: When) -> When:
     """Due when any of `whens` is. All are asked, so that those which keep time go on keeping it."""
     return Either(whens)
 
 
 @dataclass(frozen=True)
 class Either:
-    """The policy that `either` makes."""
+    """The policy that `any_of` makes."""
 
     whens: tuple[When, ...]
 

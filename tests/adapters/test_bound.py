@@ -89,7 +89,7 @@ VAES = {
 def bound(model, *, train=False):
     model = functional(model)
     made = model.init(KEY)
-    variables = made if model.stateful else mw.Variables(made, None)
+    variables = made if model.stateful else mw.train.Variables(made, None)
     return Bound(model, variables.params, variables.model_state, KEY, train)
 
 
@@ -127,8 +127,8 @@ def test_a_vae_is_trained_and_its_codes_predicted_by_its_methods(library):
     deployer = mw.Deployer(0, mesh="data=2,fsdp=2,tensor=2", verbose=False)
     trainer = mw.Trainer(deployer, model=VAES[library], loss=loss, optimizer=optax.adam(0.02))
     one, many = ({"max_steps": steps, "eval_examples": {"x": X}, "shuffle": False} for steps in (1, 150))
-    first = trainer.fit({"x": X}, global_batch_size=16, **one)["loss"]
-    assert trainer.fit({"x": X}, global_batch_size=16, **many)["loss"] < 0.7 * first
+    first = trainer.fit({"x": X}, batch_size=16, **one)["loss"]
+    assert trainer.fit({"x": X}, batch_size=16, **many)["loss"] < 0.7 * first
     encode = lambda model, batch: model.encode(batch["x"])[0]
     predictor = mw.Predictor(deployer, model=VAES[library], predict=encode)
     codes = predictor.predict({"x": X}, 2, trainer.params, model_state=trainer.model_state)

@@ -66,7 +66,7 @@ def test_a_model_of_a_library_trains():
         return (model.apply(params, batch["x"], key=key, train=True) ** 2).mean()
 
     tx = optax.sgd(0.1)
-    state, step = mw.init_state(model.init, tx, 0, layout), mw.make_step(loss, tx, layout)
+    state, step = mw.train.init_state(model.init, tx, 0, layout), mw.make_step(loss, tx, layout)
     losses = []
     for _ in range(5):
         state, metrics = step(state, {"x": np.ones((8, 4), np.float32)})

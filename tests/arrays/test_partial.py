@@ -103,13 +103,13 @@ def test_training_starts_with_pretrained_parameters_and_the_rest_from_scratch(me
         return {"w": jax.random.normal(key, (8, 4)), "head": jnp.zeros((4, 2))}
 
     layout, tx = mw.Layout(mesh), optax.adam(1e-3)
-    old = mw.init_state(init, tx, 1, layout)
-    fresh = mw.init_state(init, tx, 2, layout)
+    old = mw.train.init_state(init, tx, 1, layout)
+    fresh = mw.train.init_state(init, tx, 2, layout)
     state = restore(
         open_source(save(old)),
-        mw.abstract_state(init, tx, layout),
+        mw.train.abstract_state(init, tx, layout),
         assign=[("params/head|opt_state/.*|step|seed", None)],
-        fallback=lambda: mw.init_state(init, tx, 2, layout),
+        fallback=lambda: mw.train.init_state(init, tx, 2, layout),
         ignore=".*",
     )
     assert same_bytes(state.params["w"], old.params["w"])
@@ -118,8 +118,8 @@ def test_training_starts_with_pretrained_parameters_and_the_rest_from_scratch(me
 
 
 def test_an_average_is_restored_as_parameters_and_the_optimizer_left_out(mesh, save, same_bytes):
-    tx = optax.chain(optax.adam(0.1), mw.keep_ema(0.9))
-    state = mw.state_from({"w": jnp.ones(8)}, tx, 0, mw.Layout(mesh))
+    tx = optax.chain(optax.adam(0.1), mw.train.keep_ema(0.9))
+    state = mw.train.state_from({"w": jnp.ones(8)}, tx, 0, mw.Layout(mesh))
     state = dataclasses.replace(state, params=jax.tree.map(lambda x: x * 3, state.params))
     source, target = open_source(save(state)), {"params": state.params}
     averaged = restore(source, target, assign=[("params/(.*)", r"opt_state/1/ema/\1")], ignore=".*")

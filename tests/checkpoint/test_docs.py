@@ -21,7 +21,7 @@ def init(key):
 def test_the_examples_of_the_page_run(mesh, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layout, tx = mw.Layout(mesh), optax.adam(1e-3)
-    target, state = mw.abstract_state(init, tx, layout), mw.init_state(init, tx, 0, layout)
+    target, state = mw.train.abstract_state(init, tx, layout), mw.train.init_state(init, tx, 0, layout)
     half = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding), target.params
     )

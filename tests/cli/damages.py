@@ -36,7 +36,7 @@ LINES = (
     *(b'{"step": 99, "\\u001b[2J": 1}', b'{"step": 3, "time": 1e308, "loss": -1e308}'),
 )
 TEXTS = (
-    *(b"\x1b]0;owned\x07", b"\xff\xfe\x00", b"max_step = " + b"9" * 5000),
+    *(b"\x1b]0;owned\x07", b"\xff\xfe\x00", b"max_steps = " + b"9" * 5000),
     *(b"a.b = f(" * 3000, b"x = " + b"-" * 20_000, b"x = f(a=" + b"-" * 20_000 + b"1)"),
 )
 

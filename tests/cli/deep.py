@@ -32,17 +32,17 @@ def init(key):
 
 def loss(params, batch, key):
     def one(x, w):
-        return mw.split_by_example(jax.nn.gelu(x @ w)), None
+        return mw.sharding.shard_batch_dim(jax.nn.gelu(x @ w)), None
 
     return jax.lax.scan(one, batch["x"], params["w"])[0].mean()
 
 
 def experiment(batch_size: int = 1024) -> mw.Experiment:
     return mw.Experiment(
-        run="never/made",
+        workdir="never/made",
         model=init,
         loss=loss,
         optimizer=optax.adam(1e-3),
         input=mw.Input(Ones(batch_size), batch_size),
-        max_step=1,
+        max_steps=1,
     )

@@ -38,7 +38,7 @@ RESUMED = 10
 STEPS, FORMATS = (2, 4), ("native", "npz", "safetensors")
 
 
-def experiment(run: str = "runs/a", max_step: int = 4) -> mw.Experiment:
+def experiment(workdir: str = "runs/a", max_steps: int = 4) -> mw.Experiment:
     """Return the run that is damaged."""
     import optax
 
@@ -46,15 +46,15 @@ def experiment(run: str = "runs/a", max_step: int = 4) -> mw.Experiment:
     measure = lambda params, batch: {"loss": ((batch["x"] @ params["w"]) ** 2).sum(-1)}
     outputs = lambda params, batch: {"y": batch["x"] @ params["w"]}
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=lambda key: {"w": np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3), "b": np.ones(5)},
         loss=lambda params, batch, key: measure(params, batch)["loss"].mean() + params["b"].sum() ** 2,
         optimizer=optax.adam(0.1),
         input=mw.Input(examples, batch_size=8),
-        max_step=max_step,
-        evalers={"test": mw.Evaler(measure, examples, when=2, batch_size=8, outputs=outputs)},
-        checkpoints=mw.Save(when=2),
-        log_every=1,
+        max_steps=max_steps,
+        evaluations={"test": mw.Evaler(measure, examples, when=2, batch_size=8, outputs=outputs)},
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1),
         compile_cache=False,
     )
 
@@ -78,7 +78,7 @@ def prepare(base: Path) -> Path:
 
     def train() -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            assert main(["train", "cli.fuzz:experiment", f"run={base}/good"]) == 0
+            assert main(["train", "cli.fuzz:experiment", f"workdir={base}/good"]) == 0
             for name in ("npz", "safetensors"):
                 to = f"{base}/good/exports/{'x.npz' if name == 'npz' else name}"
                 assert main(["convert", f"{base}/good", to, "--to", name, "--subtree", "params"]) == 0
@@ -190,7 +190,7 @@ def one_case(kind: str, number: int, seed: int, base: Path, good: Path) -> list:
         os.environ["TMPDIR"] = tempfile.tempdir = str(out)
         os.chdir(out)
         if resumed:
-            play(["resume", str(run), "cli.fuzz:experiment", "max_step=5"], problems)
+            play(["resume", str(run), "cli.fuzz:experiment", "max_steps=5"], problems)
         else:
             limit_memory()
             for line in commands(run, good, out, chance):

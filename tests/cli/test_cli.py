@@ -39,7 +39,7 @@ def nan_loss(params, batch, key):
 
 
 def tiny(
-    run: str,
+    workdir: str,
     batch_size: int = 8,
     steps: int = 4,
     mesh: str = "data=-1",
@@ -53,16 +53,16 @@ def tiny(
 ) -> mw.Experiment:
     examples = [{"x": np.ones(4 if i or not ragged else 3, np.float32)} for i in range(16)]
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=lambda key: init(key, width),
         loss=unreduced_loss if unreduced else nan_loss if diverging else loss,
         optimizer=optax.sgd(0.1),
         input=mw.Input(examples, batch_size=batch_size),
-        max_step=steps,
+        max_steps=steps,
         mesh=mesh,
         rules=(mw.match("w", rule),),
-        evalers={"test": mw.Evaler(measure, EXAMPLES, batch_size=8)} if evaluated else {},
-        stop_early=mw.no_better(early, "min", patience=3) if early else None,
+        evaluations={"test": mw.Evaler(measure, EXAMPLES, batch_size=8)} if evaluated else {},
+        stop=mw.Stop(early=mw.early_stopping(early, "min", patience=3)) if early else None,
     )
 
 
@@ -72,7 +72,7 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiny_module", sys.modules[__name__])
 
     def run(*settings, target="tiny_module:tiny"):
-        return main(["train", target, f"run={tmp_path}/run", *settings])
+        return main(["train", target, f"workdir={tmp_path}/run", *settings])
 
     return run
 
@@ -83,7 +83,7 @@ def train(tmp_path, monkeypatch):
         (["lerning_rate=1"], 2, "unknown setting 'lerning_rate'"),
         (["stps=3"], 2, "Did you mean 'steps'?"),
         (["steps=many"], 2, "steps=many: expected int, found 'many'"),
-        (["max_step=0"], 2, "Experiment.max_step is 0; it must be at least 1"),
+        (["max_steps=0"], 2, "Experiment.max_steps is 0; it must be at least 1"),
         (["mesh=data=3"], 2, "mesh data=3 needs 3 devices, this run has 8"),
         (["batch_size=6"], 2, "a batch of 6 examples does not divide by 8"),
         (["microbatches=3"], 2, "microbatches=3 does not divide input.batch_size=8"),
@@ -91,27 +91,31 @@ def train(tmp_path, monkeypatch):
         (["rule=tesnor"], 2, "error: rules: cannot split params/w: the mesh has no axis 'tesnor'"),
         (["mesh=data=-1,fsdp=-1"], 2, "error: mesh 'data=-1,fsdp=-1': every axis needs a size"),
         (["batch_axis_names=[dta]"], 2, "error: batch_axis_names: batch axes ['dta'] are not in the mesh"),
-        (["train_dtype=bf"], 2, "error: train_dtype: compute_dtype='bf' is no floating dtype"),
+        (["compute_dtype=bf"], 2, "error: compute_dtype: compute_dtype='bf' is no floating dtype"),
         (
-            ["evaluated=true", "evalers.test.dtype=bf"],
+            ["evaluated=true", "evaluations.test.dtype=bf"],
             2,
-            "error: evalers.test.dtype: compute_dtype='bf' is no",
+            "error: evaluations.test.dtype: compute_dtype='bf' is no",
         ),
-        (["evaluated=true", "evalers.test.when=0"], 2, "error: evalers.test.when=0: Evaler.when is 0; it"),
+        (
+            ["evaluated=true", "evaluations.test.when=0"],
+            2,
+            "error: evaluations.test.when=0: Evaler.when is 0; it",
+        ),
         (["evaluated=true", "early=test/lossy"], 2, "error: stop_early goes by 'test/lossy', which no"),
         (["mesh=fsdp=8"], 2, "dimension 0 has size 4, which mesh axis 'fsdp' of size 8 does not divide"),
         (["unreduced=true"], 2, r"loss must be a scalar or a Mean of scalars; it has shape (8,)"),
         (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),
         (["seed=-1"], 2, "Experiment.seed is -1"),
         (["mesh=data=4,tensr=2"], 2, "mesh axis 'tensr' of size 2 only repeats work"),
-        (["checkpoints.cast=bfloat61"], 2, "error: checkpoints.cast: there is no dtype 'bfloat61'"),
+        (["save.cast=bfloat61"], 2, "error: save.cast: there is no dtype 'bfloat61'"),
         (
-            ["checkpoints.directory=https://b/run"],
+            ["save.directory=https://b/run"],
             2,
-            "checkpoints.directory: https://b/run cannot hold",
+            "save.directory: https://b/run cannot hold",
         ),
-        (["checkpoints.host_nbytes=0"], 2, "Save.host_nbytes is 0; it must be at least 1"),
-        (["run=/proc/nowhere"], 2, "the run directory /proc/nowhere cannot be written to"),
+        (["save.host_nbytes=0"], 2, "Save.host_nbytes is 0; it must be at least 1"),
+        (["workdir=/proc/nowhere"], 2, "the run directory /proc/nowhere cannot be written to"),
     ],
 )
 def test_a_mistake_is_told_in_one_message_before_anything_compiles(
@@ -143,24 +147,24 @@ def test_a_target_that_is_not_there_is_told(train, capsys, target, says):
 def test_a_run_ends_with_its_result_and_can_be_resumed_for_longer(train, tmp_path, capsys):
     assert train() == 0
     assert re.search(r"^ done: step 4 in \S+ s   run \S+$", capsys.readouterr().out, re.M)
-    assert main(["resume", f"{tmp_path}/run", "max_step=6"]) == 0
+    assert main(["resume", f"{tmp_path}/run", "max_steps=6"]) == 0
     captured = capsys.readouterr()
     assert "continuing after step 4" in captured.err
     assert "done: step 6" in captured.out
 
 
 def test_a_damaged_checkpoint_is_told_on_the_screen_and_the_run_goes_on(train, tmp_path, capsys):
-    assert train("checkpoints.when=2") == 0
+    assert train("save.when=2") == 0
     (tmp_path / "run" / "checkpoints" / "step_00000004" / "manifest.json").write_text("{")
-    assert train("checkpoints.when=2", "max_step=6") == 0
+    assert train("save.when=2", "max_steps=6") == 0
     err = capsys.readouterr().err
     assert "continuing after step 2" in err
     assert "✗ step 4 is damaged; continuing from step 2 instead." in err
 
 
 def test_checkpoints_in_a_store_are_found_by_the_run(train, tmp_path, s3_run, capsys):
-    assert train(f"checkpoints.directory={s3_run}", "checkpoints.cast=bfloat16") == 0
-    assert main(["resume", f"{tmp_path}/run", "max_step=6"]) == 0
+    assert train(f"save.directory={s3_run}", "save.cast=bfloat16") == 0
+    assert main(["resume", f"{tmp_path}/run", "max_steps=6"]) == 0
     assert "continuing after step 4" in capsys.readouterr().err
     assert main(["verify", f"{tmp_path}/run"]) == 0
     assert f"{s3_run}/step_00000006 is intact" in capsys.readouterr().out
@@ -174,7 +178,7 @@ def test_json_is_one_document_on_stdout(train, capsys):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_more(train, tmp_path, capsys):
-    assert train("diverging=true", "log_every=2", "checkpoints.when=2") == 4
+    assert train("diverging=true", "logging.every=2", "save.when=2") == 4
     assert "the loss reported at step 2 is nan" in capsys.readouterr().err
     assert not list((tmp_path / "run/checkpoints").glob("step_*"))
 
@@ -182,21 +186,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_more(train, tm
 def test_asking_for_no_more_than_there_is_changes_nothing(train, tmp_path, capsys):
     assert train() == 0
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    assert train("max_step=3") == 0
+    assert train("max_steps=3") == 0
     captured = capsys.readouterr()
-    assert "already at step 4: max_step=3 asks for nothing more" in captured.err
+    assert "already at step 4: max_steps=3 asks for nothing more" in captured.err
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
 def test_data_that_ends_before_the_last_step_is_told(train, capsys):
-    assert train("input.epochs=1", "max_step=50") == 0
+    assert train("input.epochs=1", "max_steps=50") == 0
     assert "the data ended after 2 of 50 steps" in capsys.readouterr().err
 
 
 def test_a_refused_run_does_not_touch_the_description_of_the_one_that_is_there(train, tmp_path):
     train()
     before = (tmp_path / "run/experiment.json").read_text()
-    assert train("width=3", "max_step=9") == 3
+    assert train("width=3", "max_steps=9") == 3
     assert (tmp_path / "run/experiment.json").read_text() == before
 
 
@@ -292,8 +296,8 @@ def test_doctor_reports_what_decides_whether_a_run_works(capsys):
 
 def test_settings_are_refused_where_there_are_none_to_set(capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["doctor", "max_step=3"])
-    assert "unrecognized arguments: max_step=3" in capsys.readouterr().err
+        main(["doctor", "max_steps=3"])
+    assert "unrecognized arguments: max_steps=3" in capsys.readouterr().err
 
 
 def test_help_and_usage_errors_do_not_load_jax():

@@ -44,7 +44,7 @@ def test_a_run_starts_from_what_was_converted(name, tmp_path):
     assert shell("convert", GOLDEN / name, tmp_path, "--map", "hugging-face", "--dtype", "float32") == 0
     cfg = hugging_face.config(GOLDEN / name)
     init = functools.partial(MODELS[name].init, cfg)
-    target = mw.abstract_state(init, optax.sgd(1), mw.Layout(jax.make_mesh((1,), ("data",))))
+    target = mw.train.abstract_state(init, optax.sgd(1), mw.Layout(jax.make_mesh((1,), ("data",))))
     found = mw.from_checkpoint(str(tmp_path), only="params/.*")(target)
     wanted = mw.restore(
         mw.arrays.cast(hugging_face.open_model(GOLDEN / name), [(".*", "float32")]), target.params

@@ -33,15 +33,15 @@ def make(rate: float = 1.0, layers: int = 2, mesh=None) -> Outer:
 @pytest.mark.parametrize(
     "words",
     [
-        ["train", "m:f", "rate=2", "max_step=3", "--json"],
+        ["train", "m:f", "rate=2", "max_steps=3", "--json"],
         ["train", "m:f", "--json", "--rate", "2", "--max-step=3"],
-        ["train", "--rate=2", "m:f", "max_step=3", "--json"],
+        ["train", "--rate=2", "m:f", "max_steps=3", "--json"],
     ],
 )
 def test_settings_are_told_from_options_in_both_dialects(words):
     rest, settings = split(words, {"--json"})
     assert rest == [word for word in words if word in ("train", "m:f", "--json")]
-    assert settings == {"rate": "2", "max_step": "3"}
+    assert settings == {"rate": "2", "max_steps": "3"}
 
 
 def test_what_follows_a_double_dash_is_left_alone():

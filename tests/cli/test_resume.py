@@ -25,15 +25,15 @@ def loss(params, batch, key):
 def closing_over(token):
     return lambda params, batch, key: loss(params, batch, key) + 0 * len(token)
 
-def experiment(run="runs/tiny", max_step=2):
-    return mw.Experiment(run=run, model=init, loss=loss, optimizer=optax.sgd(0.1),
-                         input=mw.Input(EXAMPLES, batch_size=8), max_step=max_step, compile_cache=False)
+def experiment(workdir="runs/tiny", max_steps=2):
+    return mw.Experiment(workdir=workdir, model=init, loss=loss, optimizer=optax.sgd(0.1),
+                         input=mw.Input(EXAMPLES, batch_size=8), max_steps=max_steps, compile_cache=False)
 
-def elsewhere(run: str = "runs/tiny", max_step: int = 2) -> mw.Experiment:
-    return experiment(run, max_step)
+def elsewhere(workdir: str = "runs/tiny", max_steps: int = 2) -> mw.Experiment:
+    return experiment(run, max_steps)
 
-def secretive(token: pydantic.SecretStr, run: str = "runs/tiny", max_step: int = 2) -> mw.Experiment:
-    made = experiment(run, max_step)
+def secretive(token: pydantic.SecretStr, workdir: str = "runs/tiny", max_steps: int = 2) -> mw.Experiment:
+    made = experiment(run, max_steps)
     import dataclasses
     return dataclasses.replace(made, loss=closing_over(token.get_secret_value()))
 """
@@ -58,7 +58,7 @@ def started_from(run, target, settings):
 
 def test_a_run_of_mine_goes_on_without_being_named(here, capsys):
     assert main(["train", "mine:experiment"]) == 0
-    assert main(["resume", "runs/tiny", "max_step=3"]) == 0
+    assert main(["resume", "runs/tiny", "max_steps=3"]) == 0
     assert "done: step 3" in capsys.readouterr().out
 
 
@@ -101,10 +101,10 @@ def test_a_function_from_elsewhere_says_that_it_makes_an_experiment(here, tmp_pa
 
 
 def test_at_an_address_a_function_runs_only_when_it_is_named(here, memory, at, capsys):
-    assert main(["train", "mine:elsewhere", f"run={at}"]) == 0
-    assert main(["resume", at, "max_step=3"]) == 2
+    assert main(["train", "mine:elsewhere", f"workdir={at}"]) == 0
+    assert main(["resume", at, "max_steps=3"]) == 2
     assert f"meshwright resume {at} mine:elsewhere" in capsys.readouterr().err
-    assert main(["resume", at, "mine:elsewhere", "max_step=3"]) == 0
+    assert main(["resume", at, "mine:elsewhere", "max_steps=3"]) == 0
     assert "done: step 3" in capsys.readouterr().out
 
 
@@ -117,9 +117,9 @@ def test_a_secret_is_written_nowhere_and_asked_for_again(here, monkeypatch, caps
     assert not holding
     assert json.loads((here / "runs/tiny/experiment.json").read_text())["settings"]["token"] == "*" * 10
     assert "token=**********" in json.loads((here / "runs/tiny/environment.json").read_text())["command"]
-    assert main(["resume", "runs/tiny", "max_step=3"]) == 2
+    assert main(["resume", "runs/tiny", "max_steps=3"]) == 2
     assert "give it again, token=VALUE" in capsys.readouterr().err
-    assert main(["resume", "runs/tiny", "max_step=3", "token=hunter2secret"]) == 0
+    assert main(["resume", "runs/tiny", "max_steps=3", "token=hunter2secret"]) == 0
 
 
 def test_the_probe_of_a_run_directory_follows_no_link(here):

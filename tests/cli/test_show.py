@@ -29,15 +29,15 @@ def loss(params, batch, key):
     return measure(params, batch)["loss"].mean()
 
 
-def tiny(run: str = "runs/tiny", width: int = 2, learning_rate: float = 0.1) -> mw.Experiment:
+def tiny(workdir: str = "runs/tiny", width: int = 2, learning_rate: float = 0.1) -> mw.Experiment:
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=lambda key: init(key, width),
         loss=loss,
         optimizer=optax.sgd(learning_rate),
         input=mw.Input(EXAMPLES, batch_size=8),
-        max_step=2,
-        evalers={"test": mw.Evaler(measure, EXAMPLES, when=2, batch_size=8)},
+        max_steps=2,
+        evaluations={"test": mw.Evaler(measure, EXAMPLES, when=2, batch_size=8)},
     )
 
 
@@ -56,10 +56,10 @@ def call(tmp_path, monkeypatch, capsys):
 
 def test_an_experiment_is_shown_and_nothing_of_it_is_run(call, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "devices", lambda *_: pytest.fail("asked for devices"))
-    code, out, _ = call("show", "tiny:tiny", "width=64", "evalers.test.when=7")
+    code, out, _ = call("show", "tiny:tiny", "width=64", "evaluations.test.when=7")
     assert code == 0
     assert f"model = {__name__}.tiny.<lambda>(width=64)" in out.splitlines()
-    assert "evalers.test.when = 7" in out.splitlines()
+    assert "evaluations.test.when = 7" in out.splitlines()
     assert not list(tmp_path.iterdir())
 
 
@@ -92,10 +92,10 @@ def test_what_cannot_be_compared_with_is_told(call, tmp_path):
 
 def test_settings_come_from_files_and_the_command_line_wins(call, tmp_path):
     (tmp_path / "one.yaml").write_text("learning_rate: 1e-3\nmax_step: 5\nevalers:\n  test: {when: 9}\n")
-    (tmp_path / "two.yaml").write_text("max_step: 6\ninput.epochs: null\n")
-    words = ["--settings", "one.yaml", "--settings=two.yaml", "max_step=7"]
+    (tmp_path / "two.yaml").write_text("max_steps: 6\ninput.epochs: null\n")
+    words = ["--settings", "one.yaml", "--settings=two.yaml", "max_steps=7"]
     _, out, _ = call("show", "tiny:tiny", *words)
-    assert {"max_step = 7", "evalers.test.when = 9", "input.epochs = None"} <= set(out.splitlines())
+    assert {"max_steps = 7", "evaluations.test.when = 9", "input.epochs = None"} <= set(out.splitlines())
     assert "optimizer.1.tx = optax.scale(step_size=-0.001)" in out.splitlines()
 
 
@@ -103,7 +103,7 @@ def test_a_run_continues_without_the_file_of_its_settings(call, tmp_path):
     (tmp_path / "settings.yaml").write_text("width: 3\nlog_every: 1\n")
     assert call("train", "tiny:tiny", "--settings", "settings.yaml")[0] == 0
     (tmp_path / "settings.yaml").unlink()
-    assert call("resume", "runs/tiny", "max_step=3")[0] == 0
+    assert call("resume", "runs/tiny", "max_steps=3")[0] == 0
     assert mw.open_source("runs/tiny/checkpoints").arrays()["params/w"].shape == (4, 3)
 
 
@@ -141,10 +141,13 @@ def test_a_file_that_holds_no_settings_is_refused_with_the_line(tmp_path, text, 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("evalers: {tset: {when: 3}}", "unknown setting 'evalers.tset'. Did you mean 'test'?"),
-        ("evalers: {test: {wehn: 3}}", "unknown setting 'evalers.test.wehn'. Did you mean 'when'?"),
+        ("evaluations: {tset: {when: 3}}", "unknown setting 'evaluations.tset'. Did you mean 'test'?"),
+        ("evaluations: {test: {wehn: 3}}", "unknown setting 'evaluations.test.wehn'. Did you mean 'when'?"),
         ("input: {batch_size: many}", "input.batch_size=many: expected int, found 'many'"),
-        ("evalers: {test: {when: 0}}", "evalers.test.when=0: Evaler.when is 0; it must be at least 1"),
+        (
+            "evaluations: {test: {when: 0}}",
+            "evaluations.test.when=0: Evaler.when is 0; it must be at least 1",
+        ),
     ],
 )
 def test_a_wrong_setting_of_a_file_is_told_by_its_path_before_anything_starts(call, tmp_path, text, says):

@@ -11,7 +11,7 @@ def make_deployer():
     """Return a function that makes quiet deployers, which are closed when the test ends."""
     with contextlib.ExitStack() as opened:
         yield lambda **settings: opened.enter_context(
-            mw.Deployer(**{"jax_seed": 0, "verbose": False, **settings})
+            mw.Deployer(**{"seed": 0, "verbose": False, **settings})
         )
 
 

@@ -48,24 +48,24 @@ def train_step(rng, params, opt_state, batch, optimizer):
     return optax.apply_updates(params, updates), opt_state, {"loss": loss}
 
 
-def main(deployer, n_epochs=3, stop_after=None, global_batch_size=64, per_device_batch_size=8):
+def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_size=8):
     train_examples = examples()
-    accumulate_grad_batches = deployer.get_accumulate_grad_batches(
-        global_batch_size=global_batch_size, per_device_batch_size=per_device_batch_size
+    microbatches = deployer.get_accumulate_grad_batches(
+        batch_size=batch_size, per_device_batch_size=per_device_batch_size
     )
-    deployer.log_info(accumulate_grad_batches, title="accumulate_grad_batches")
+    deployer.log_info(microbatches, title="microbatches")
     lr_schedule_fn = deployer.get_lr_schedule_fn(
         train_size=len(train_examples),
         per_device_batch_size=per_device_batch_size,
-        n_epochs=n_epochs,
+        epochs=epochs,
         learning_rate=1e-2,
         schedule_type="linear",
         warmup_ratio=0.1,
-        accumulate_grad_batches=accumulate_grad_batches,
+        microbatches=microbatches,
     )
     optimizer = optax.MultiSteps(
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate=lr_schedule_fn)),
-        every_k_schedule=accumulate_grad_batches,
+        every_k_schedule=microbatches,
     )
 
     ckpt, info = deployer.load_last_ckpt(optimizer=optimizer, float_dtype=jnp.float32)
@@ -90,16 +90,16 @@ def main(deployer, n_epochs=3, stop_after=None, global_batch_size=64, per_device
 
     step, losses = info["step"], []
     p_train_step = jax.jit(lambda *args: train_step(*args, optimizer=optimizer), donate_argnums=(1, 2))
-    for epoch_idx in range(info["epoch_idx"] + 1, stop_after or n_epochs):
+    for epoch_idx in range(info["epoch_idx"] + 1, stop_after or epochs):
         data_batches = deployer.get_model_input_batches(
             examples=train_examples,
             per_device_batch_size=per_device_batch_size,
             collate_fn=collate_fn,
             shuffle=True,
             shuffle_rng=deployer.gen_rng(),
-            desc=f"Training (epoch {epoch_idx} / {n_epochs})",
+            desc=f"Training (epoch {epoch_idx} / {epochs})",
             is_train=True,
-            accumulate_grad_batches=accumulate_grad_batches,
+            microbatches=microbatches,
         )
         for batch in data_batches:
             params, opt_state, metrics = deployer.run_model_step(

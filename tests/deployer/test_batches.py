@@ -27,7 +27,7 @@ def test_processes_read_equal_shares_of_a_batch_and_all_of_it(devices, processes
 @pytest.mark.parametrize("shards", [1, 2, 4, 8])
 @pytest.mark.parametrize("per_device", [1, 5])
 def test_a_micro_batch_has_so_many_examples_for_each_copy_of_the_model(make_deployer, shards, per_device):
-    deployer = make_deployer(n_model_shards=shards)
+    deployer = make_deployer(num_model_shards=shards)
     whole = per_device * 8 // shards
     assert deployer.get_local_global_micro_batch_size(per_device_batch_size=per_device) == (whole, whole)
     for accumulate in (1, 3):
@@ -43,9 +43,9 @@ def test_the_axes_that_split_a_batch_count_and_no_others(make_deployer, mesh, wh
 
 @pytest.mark.parametrize("whole", [24, 0, -32])
 def test_a_batch_that_is_no_whole_number_of_micro_batches_is_refused_in_numbers(make_deployer, whole):
-    deployer = make_deployer(n_model_shards=2)
+    deployer = make_deployer(num_model_shards=2)
     with pytest.raises(LayoutError, match=rf"a batch of {whole} .* micro-batches of 16, which are 4 × 4"):
-        deployer.get_accumulate_grad_batches(global_batch_size=whole, per_device_batch_size=4)
+        deployer.get_accumulate_grad_batches(batch_size=whole, per_device_batch_size=4)
     with pytest.raises(UsageError, match="per_device_batch_size=0"):
         deployer.get_local_global_micro_batch_size(0)
 
@@ -62,13 +62,13 @@ def labels(batches):
 
 
 def test_batches_are_consecutive_and_what_fills_none_is_left_out(make_deployer):
-    deployer = make_deployer(n_model_shards=4)
+    deployer = make_deployer(num_model_shards=4)
     found = deployer.get_model_input_batches(EXAMPLES, 4, collate, False, None, "Evaluating")
     assert labels(found) == [list(range(8)), list(range(8, 16))]
 
 
 def test_batches_lie_on_the_mesh_in_the_types_of_jax(make_deployer):
-    deployer = make_deployer(n_model_shards=4)
+    deployer = make_deployer(num_model_shards=4)
     batch = next(deployer.get_model_input_batches(EXAMPLES, 1, collate, False, None, None))
     assert batch["x"].sharding == deployer.layout().batch_sharding
     assert [x.shape for x in jax.tree.leaves(batch)] == [(2,), (2, 3)]

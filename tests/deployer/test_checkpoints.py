@@ -24,13 +24,13 @@ def assert_same_bits(found, expected):
 
 def test_what_is_saved_comes_back_bit_for_bit_on_another_mesh(make_deployer, tmp_path, params):
     params["hidden"]["b"] = params["hidden"]["b"].astype(jnp.bfloat16) + jnp.bfloat16(0.1)
-    saving = make_deployer(n_model_shards=2, workdir=tmp_path)
+    saving = make_deployer(num_model_shards=2, workdir=tmp_path)
     placed = on(saving, params, mw.match("hidden/w", None, "tensor"))
     floats = {name: placed[name] for name in ("hidden", "out")}
     saving.save_ckpt("best", floats, TX.init(floats), step=3)
     loading = make_deployer(mesh="fsdp=4,tensor=2", workdir=tmp_path)
     rules = [mw.match("hidden/w", "fsdp")]
-    ckpt, info = loading.load_ckpt("best", params_sharding_rules=rules, optimizer=TX)
+    ckpt, info = loading.load_ckpt("best", rules=rules, optimizer=TX)
     assert_same_bits(ckpt["params"], floats)
     assert_same_bits(ckpt["opt_state"], TX.init(floats))
     assert ckpt["params"]["hidden"]["w"].sharding.spec == jax.P("fsdp")
@@ -111,7 +111,7 @@ def test_numbers_of_any_sort_are_kept_with_it(make_deployer, tmp_path):
 
 
 def test_randomness_goes_on_as_it_was_if_asked(make_deployer, tmp_path):
-    deployer = make_deployer(workdir=tmp_path, jax_seed=3)
+    deployer = make_deployer(workdir=tmp_path, seed=3)
     deployer.gen_rng()
     deployer.save_ckpt("last", {"w": np.ones(2)})
     expected = jax.random.key_data(deployer.gen_rng()).tolist()
@@ -150,7 +150,7 @@ def test_what_trainer_saved_is_the_last_where_nothing_has_a_name(make_deployer, 
     deployer = make_deployer(workdir=tmp_path)
     loss = lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean()
     trainer = mw.Trainer(deployer, params={"w": np.ones(4, np.float32)}, loss=loss, optimizer=TX)
-    trainer.fit({"x": np.ones((32, 4), np.float32)}, per_device_batch_size=1, n_epochs=1)
+    trainer.fit({"x": np.ones((32, 4), np.float32)}, per_device_batch_size=1, epochs=1)
     ckpt, info = deployer.load_last_ckpt(optimizer=TX)
     assert info["step"] == 4
     assert_same_bits(ckpt, {"params": trainer.params, "opt_state": trainer.state.opt_state})

@@ -10,10 +10,10 @@ def draws(deployer, num_draws):
 
 
 def test_randomness_is_a_stream_of_its_seed(make_deployer):
-    first = draws(make_deployer(jax_seed=1), 20)
-    assert draws(make_deployer(jax_seed=1), 20) == first
+    first = draws(make_deployer(seed=1), 20)
+    assert draws(make_deployer(seed=1), 20) == first
     assert len({tuple(key) for key in first}) == 20
-    assert not {tuple(key) for key in draws(make_deployer(jax_seed=2), 20)} & {tuple(key) for key in first}
+    assert not {tuple(key) for key in draws(make_deployer(seed=2), 20)} & {tuple(key) for key in first}
 
 
 def test_a_step_s_key_is_the_next_of_the_stream(make_deployer):
@@ -26,8 +26,8 @@ def test_a_step_s_key_is_the_next_of_the_stream(make_deployer):
     ("settings", "mesh"),
     [
         ({}, {"data": 8}),
-        ({"n_model_shards": 2}, {"data": 4, "tensor": 2}),
-        ({"n_model_shards": 8}, {"data": 1, "tensor": 8}),
+        ({"num_model_shards": 2}, {"data": 4, "tensor": 2}),
+        ({"num_model_shards": 8}, {"data": 1, "tensor": 8}),
         ({"mesh": "fsdp=4,tensor=-1"}, {"fsdp": 4, "tensor": 2}),
     ],
 )
@@ -38,13 +38,17 @@ def test_the_mesh_is_of_model_shards_or_a_text(make_deployer, settings, mesh):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"n_model_shards": 3}, LayoutError, "multiple of 3 devices, this run has 8"),
-        ({"n_model_shards": 2, "mesh": "fsdp=8"}, UsageError, "n_model_shards=2 or mesh='fsdp=8', not both"),
-        ({"n_processes": 2}, UsageError, "not coordinator .* and process_id"),
+        ({"num_model_shards": 3}, LayoutError, "multiple of 3 devices, this run has 8"),
+        (
+            {"num_model_shards": 2, "mesh": "fsdp=8"},
+            UsageError,
+            "num_model_shards=2 or mesh='fsdp=8', not both",
+        ),
+        ({"num_processes": 2}, UsageError, "not coordinator .* and process_id"),
         ({"host0_address": "10.0.0.1"}, UsageError, "coordinator .10.0.0.1:11111.*, but not"),
         ({"host0_port": 1234}, UsageError, "host0_port=1234 needs a host0_address"),
         ({"run_tensorboard": True}, UsageError, r"run_tensorboard needs .* Deployer\(workdir=...\)"),
-        ({"jax_seed": -1}, UsageError, "jax_seed=-1"),
+        ({"seed": -1}, UsageError, "seed=-1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(make_deployer, settings, error, message):

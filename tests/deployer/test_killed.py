@@ -19,7 +19,7 @@ def kill_when_all_is_written(path, target, rename=Path.rename):
     return rename(path, target)
 
 Path.rename = kill_when_all_is_written
-deployer = mw.Deployer(jax_seed=0, workdir=sys.argv[1], verbose=False)
+deployer = mw.Deployer(seed=0, workdir=sys.argv[1], verbose=False)
 params = {"w": np.ones(8, np.float32)}
 for step in (1, 2):
     deployer.save_ckpt("last", params, optax.adam(1e-3).init(params), step=step)

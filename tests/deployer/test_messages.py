@@ -44,7 +44,7 @@ def test_a_message_with_a_title_stands_in_a_frame_as_wide_as_its_longest_line(ma
 
 
 def test_it_begins_by_saying_what_it_runs_on(tmp_path):
-    mw.Deployer(0, n_model_shards=4, verbose=False, workdir=tmp_path).close()
+    mw.Deployer(0, num_model_shards=4, verbose=False, workdir=tmp_path).close()
     assert said(tmp_path) == "8 of 8 devices are local; mesh {'data': 2, 'tensor': 4}\n"
 
 

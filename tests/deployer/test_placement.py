@@ -23,7 +23,7 @@ def specs(tree):
 
 
 def test_specs_are_those_of_the_rules_and_without_rules_all_is_whole(deployer, params):
-    found = specs(deployer.get_params_spec(params_shape_or_params=params, params_sharding_rules=RULES))
+    found = specs(deployer.get_params_spec(params_shape_or_params=params, rules=RULES))
     assert found == {"hidden/b": P(), "hidden/w": P("fsdp", "tensor"), "out/w": P("tensor"), "table": P()}
     whole = deployer.get_params_spec(params, None)
     assert set(specs(whole).values()) == {P()}

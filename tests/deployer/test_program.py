@@ -13,7 +13,7 @@ from deployer.program import main
 def whole(tmp_path_factory):
     """Where a run was that nothing interrupted, and its losses."""
     workdir = tmp_path_factory.mktemp("whole")
-    with mw.Deployer(jax_seed=42, n_model_shards=2, workdir=workdir, verbose=False) as deployer:
+    with mw.Deployer(seed=42, num_model_shards=2, workdir=workdir, verbose=False) as deployer:
         return workdir, main(deployer)
 
 
@@ -34,6 +34,6 @@ def test_its_learning_rate_is_that_of_its_updates_not_of_its_micro_steps(whole):
 
 
 def test_continued_from_its_last_checkpoint_it_ends_with_the_same_losses(whole, make_deployer, tmp_path):
-    main(make_deployer(jax_seed=42, n_model_shards=2, workdir=tmp_path), stop_after=1)
-    losses = main(make_deployer(jax_seed=7, n_model_shards=2, workdir=tmp_path))
+    main(make_deployer(seed=42, num_model_shards=2, workdir=tmp_path), stop_after=1)
+    losses = main(make_deployer(seed=7, num_model_shards=2, workdir=tmp_path))
     assert losses == whole[1][6:]

@@ -26,10 +26,10 @@ def expected(kind, s, T, W, init, end):
 @pytest.mark.parametrize(("options", "W"), [({}, 0), ({"warmup_ratio": 0.15}, 4), ({"warmup_steps": 7}, 7)])
 @pytest.mark.parametrize(("init", "end"), [(0.0, 0.0), (1e-3, 2e-4)])
 def test_a_schedule_is_its_formula_at_every_step(make_deployer, kind, options, W, init, end):
-    made = make_deployer(n_model_shards=2).get_lr_schedule_fn(
+    made = make_deployer(num_model_shards=2).get_lr_schedule_fn(
         train_size=163,
         per_device_batch_size=4,
-        n_epochs=3,
+        epochs=3,
         learning_rate=PEAK,
         schedule_type=kind,
         init_learning_rate=init,
@@ -55,9 +55,9 @@ def rates_used(lr_schedule_fn, micro_steps, k):
 
 def test_with_accumulation_the_optimizer_takes_the_whole_schedule(make_deployer):
     deployer = make_deployer()
-    k = deployer.get_accumulate_grad_batches(global_batch_size=40, per_device_batch_size=1)
-    options = {"train_size": 80, "per_device_batch_size": 1, "n_epochs": 2, "learning_rate": PEAK}
-    made = deployer.get_lr_schedule_fn(**options, warmup_ratio=0.25, accumulate_grad_batches=k)
+    k = deployer.get_accumulate_grad_batches(batch_size=40, per_device_batch_size=1)
+    options = {"train_size": 80, "per_device_batch_size": 1, "epochs": 2, "learning_rate": PEAK}
+    made = deployer.get_lr_schedule_fn(**options, warmup_ratio=0.25, microbatches=k)
     T, W = 4, 1
     rates = rates_used(made, 2 * 10, k)
     np.testing.assert_allclose(rates, [expected("linear", s, T, W, 0, 0) for s in range(T)], rtol=1e-5)
@@ -66,9 +66,9 @@ def test_with_accumulation_the_optimizer_takes_the_whole_schedule(make_deployer)
 
 def test_a_schedule_depends_on_nothing_that_was_asked_before(make_deployer):
     deployer = make_deployer()
-    options = {"train_size": 80, "per_device_batch_size": 1, "n_epochs": 1, "learning_rate": 1.0}
+    options = {"train_size": 80, "per_device_batch_size": 1, "epochs": 1, "learning_rate": 1.0}
     before = deployer.get_lr_schedule_fn(**options)
-    deployer.get_accumulate_grad_batches(global_batch_size=40, per_device_batch_size=1)
+    deployer.get_accumulate_grad_batches(batch_size=40, per_device_batch_size=1)
     after = deployer.get_lr_schedule_fn(**options)
     assert [float(made(5)) for made in (before, after)] == pytest.approx([0.5, 0.5])
 
@@ -85,7 +85,7 @@ def test_a_schedule_depends_on_nothing_that_was_asked_before(make_deployer):
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(make_deployer, options, message):
-    usual = {"train_size": 80, "per_device_batch_size": 1, "n_epochs": 3, "learning_rate": PEAK}
+    usual = {"train_size": 80, "per_device_batch_size": 1, "epochs": 3, "learning_rate": PEAK}
     with pytest.raises(UsageError, match=message):
         make_deployer().get_lr_schedule_fn(**{**usual, **options})
 

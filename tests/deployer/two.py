@@ -17,9 +17,9 @@ from meshwright.errors import MeshwrightError
 where, me = Path(sys.argv[1]), int(os.environ["JAX_PROCESS_ID"])
 said = {}
 
-deployer = mw.Deployer(jax_seed=0, mesh="data=-1,tensor=2", workdir=where / "shared")
+deployer = mw.Deployer(seed=0, mesh="data=-1,tensor=2", workdir=where / "shared")
 said["sizes"] = [
-    one.get_local_global_micro_batch_size(3) for one in (deployer, mw.Deployer(jax_seed=0, n_model_shards=4))
+    one.get_local_global_micro_batch_size(3) for one in (deployer, mw.Deployer(seed=0, num_model_shards=4))
 ]
 said["rng"] = jax.random.key_data(deployer.gen_model_step_rng()).tolist()
 
@@ -39,7 +39,7 @@ tx = optax.adam(1e-3)
 params = deployer.shard_params({"w": np.arange(8.0)}, {"w": jax.P("data")})
 for step in range(3):
     deployer.save_ckpt("last", params, tx.init(params), step=step)
-    ckpt, info = deployer.load_last_ckpt(optimizer=tx, params_sharding_rules=[mw.match("w", "data")])
+    ckpt, info = deployer.load_last_ckpt(optimizer=tx, rules=[mw.match("w", "data")])
     shards = ckpt["params"]["w"].addressable_shards
     said[f"loaded {step}"] = [info["step"], np.concatenate([x.data for x in shards]).tolist()]
 deployer.log_metrics({"loss": 1.0}, step=1)
@@ -47,7 +47,7 @@ deployer.log_metrics({"loss": 1.0}, step=1)
 own = where / f"disk-{me}"
 own.mkdir()
 os.chdir(own)
-apart = mw.Deployer(jax_seed=0, workdir="run")
+apart = mw.Deployer(seed=0, workdir="run")
 trainer = mw.Trainer(
     apart, params={"w": np.ones(2)}, loss=lambda params, batch: params["w"].sum(), optimizer=tx
 )
@@ -56,7 +56,7 @@ for use in (
     apart.load_last_ckpt,
     lambda: apart.save_ckpt("last", params),
     lambda: apart.save_ckpt(f"{apart.workdir}/ckpts/last", params),
-    lambda: trainer.fit({"x": np.ones(8)}, per_device_batch_size=1, n_epochs=1),
+    lambda: trainer.fit({"x": np.ones(8)}, per_device_batch_size=1, epochs=1),
     lambda: deployer.load_ckpt("none"),
 ):
     try:

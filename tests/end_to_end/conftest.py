@@ -13,6 +13,6 @@ def shell(tmp_path_factory) -> Shell:
 @pytest.fixture(scope="session")
 def uninterrupted(shell) -> Path:
     """The run directory of a short digits run that nobody disturbed."""
-    done = shell("demo", "digits", "run=uninterrupted", *SHORT)
+    done = shell("demo", "digits", "workdir=uninterrupted", *SHORT)
     assert done.returncode == 0, done.stderr
     return shell.folder / "uninterrupted"

@@ -31,19 +31,18 @@ def ends_at(last_step):
     yield write
 
 
-def experiment(run: str, dies_at: int = 0, steps: int = 5) -> mw.Experiment:
-    optimizer = optax.chain(mw.skip_exploding(optax.adam(0.01)), mw.keep_ema(0.9))
+def experiment(workdir: str, dies_at: int = 0, steps: int = 5) -> mw.Experiment:
+    optimizer = optax.chain(mw.train.skip_exploding(optax.adam(0.01)), mw.train.keep_ema(0.9))
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=lambda key: {"w": jax.random.normal(key, (4, 2))},
         loss=loss,
         optimizer=optimizer,
         input=mw.Input(EXAMPLES, batch_size=12),
-        max_step=steps,
-        mesh_rules=(("cpu.*", mw.edit(microbatches=3)),),
+        max_steps=steps,
+        mesh_rules=(("cpu.*", mw.override(microbatches=3)),),
         parameter_noise=((".*", 0.01),),
-        evalers={"all": mw.Evaler(measure, EXAMPLES, when=2, batch_size=64)},
-        checkpoints=mw.Save(when=2),
-        log_every=1,
-        trackers=(lambda: ends_at(dies_at),),
+        evaluations={"all": mw.Evaler(measure, EXAMPLES, when=2, batch_size=64)},
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1, trackers=(lambda: ends_at(dies_at),)),
     )

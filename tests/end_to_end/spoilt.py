@@ -17,16 +17,16 @@ def loss(params, batch, key):
     return jnp.sqrt((batch["x"] * params["w"]) ** 2).sum(0).mean()
 
 
-def experiment(run: str, bad_step: int = 4) -> mw.Experiment:
+def experiment(workdir: str, bad_step: int = 4) -> mw.Experiment:
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=lambda key: {"w": jnp.ones(8)},
         loss=loss,
         optimizer=optax.sgd(0.01),
         input=mw.Input({"x": examples(bad_step)}, batch_size=8, shuffle=False),
-        max_step=6,
+        max_steps=6,
         mesh="fsdp=-1",
         rules=(mw.match("w", "fsdp"),),
-        checkpoints=mw.Save(when=2),
-        log_every=1,
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1),
     )

@@ -34,7 +34,7 @@ def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(s3_r
     shell, run = Shell(tmp_path), f"{s3_run}[1]"
     shell.environ["TMPDIR"] = str(tmp_path)  # in which what is killed leaves its files
     shell.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"]  # as the undisturbed run was compiled
-    killed = shell("train", "mortal:experiment", f"run={run}", "dies_at=5", *DEVICES)
+    killed = shell("train", "mortal:experiment", f"workdir={run}", "dies_at=5", *DEVICES)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with local_copy(run) as there:  # what was reported before the newest checkpoint, and no more
         assert read_jsonl(there / "metrics.jsonl")[-1]["step"] in (2, 4)
@@ -52,7 +52,7 @@ def test_each_of_two_processes_has_a_log_there_and_one_of_them_the_reports(s3_ru
         "meshwright",
         "train",
         "mortal:experiment",
-        f"run={s3_run}",
+        f"workdir={s3_run}",
         *DEVICES,
         "--fake-devices",
         "4",

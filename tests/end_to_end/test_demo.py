@@ -12,7 +12,7 @@ from meshwright.metrics import read_jsonl
 @pytest.fixture(scope="module")
 def digits(shell):
     """The whole demo, as `make demo` runs it: killed half way and started again."""
-    return shell("demo", "digits", "--kill", "run=digits")
+    return shell("demo", "digits", "--kill", "workdir=digits")
 
 
 def test_it_survives_its_kill_and_learns_the_digits(digits):
@@ -56,7 +56,9 @@ def test_the_commands_that_it_suggests_work_when_pasted(digits, shell):
 
 
 def test_the_text_demo_learns_prose(shell):
-    done = shell("demo", "text", "run=text", "--fake-devices", "2")  # the losses are those of eight devices
+    done = shell(
+        "demo", "text", "workdir=text", "--fake-devices", "2"
+    )  # the losses are those of eight devices
     assert done.returncode == 0, done.stderr
     reports = read_jsonl(shell.folder / "text" / "metrics.jsonl")
     first = next(report["loss"] for report in reports if "loss" in report)
@@ -68,7 +70,7 @@ def test_the_text_demo_learns_prose(shell):
 def test_neither_tensorflow_nor_pytorch_is_ever_loaded(shell):
     script = (
         "import sys, meshwright.cli\n"
-        "assert meshwright.cli.main(['demo', 'digits', 'steps=3', 'run=lean']) == 0\n"
+        "assert meshwright.cli.main(['demo', 'digits', 'steps=3', 'workdir=lean']) == 0\n"
         "assert not {'tensorflow', 'torch'} & set(sys.modules)\n"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from meshwright.metrics import read_jsonl
 @pytest.fixture(scope="module")
 def killed_again_and_again(shell):
     """A run that was killed at two random steps and in the middle of a save, and then left to end."""
-    command, run = ("demo", "digits", "run=killed", *SHORT), shell.folder / "killed"
+    command, run = ("demo", "digits", "workdir=killed", *SHORT), shell.folder / "killed"
     moments = [reached(run, random.randint(5, 50)), saving(run), reached(run, random.randint(60, 100))]
     for moment in moments:
         child = shell.start(*command)
@@ -40,7 +40,7 @@ def test_the_bytes_of_the_state_are_those_of_an_undisturbed_run(killed_again_and
 @pytest.fixture(scope="module")
 def interrupted(shell):
     """A run told to stop by SIGTERM, then by Ctrl-C, then left to end; with what the attempts answered."""
-    command, run = ("demo", "digits", "run=interrupted", *SHORT), shell.folder / "interrupted"
+    command, run = ("demo", "digits", "workdir=interrupted", *SHORT), shell.folder / "interrupted"
     answers = []
     for number, step in ((signal.SIGTERM, 11), (signal.SIGINT, 33)):
         child = shell.start(*command)
@@ -73,7 +73,9 @@ def test_a_run_that_was_interrupted_continues_from_its_very_step(interrupted, un
 
 
 def test_ctrl_c_twice_stops_at_once(shell):
-    child = shell.start("demo", "text", "run=twice", "log_every=1", "batch_size=64")  # steps of a second
+    child = shell.start(
+        "demo", "text", "workdir=twice", "logging.every=1", "batch_size=64"
+    )  # steps of a second
     wait_for(reached(shell.folder / "twice", 1), child)
     child.send_signal(signal.SIGINT)
     while "press Ctrl-C again" not in child.stderr.readline():
@@ -87,10 +89,10 @@ def test_ctrl_c_twice_stops_at_once(shell):
 def killed_at_every_step(shell):
     """A run that was killed after each of its steps in turn, and one that was not."""
     for step in range(1, 6):
-        killed = shell("train", "mortal:experiment", "run=mortal", f"dies_at={step}")
+        killed = shell("train", "mortal:experiment", "workdir=mortal", f"dies_at={step}")
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     for run in ("mortal", "immortal"):
-        done = shell("train", "mortal:experiment", f"run={run}")
+        done = shell("train", "mortal:experiment", f"workdir={run}")
         assert done.returncode == 0, done.stderr
     return shell.folder / "mortal", shell.folder / "immortal"
 

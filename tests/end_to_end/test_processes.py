@@ -21,7 +21,7 @@ def launch(run, *more):
         "2",
         "--",
         *demo,
-        f"run={run}",
+        f"workdir={run}",
         "mesh=data=2,fsdp=2,tensor=2",
         *QUICK,
         *more,
@@ -31,7 +31,7 @@ def launch(run, *more):
 @pytest.fixture(scope="module")
 def one_process(shell):
     """A run of one process on eight devices."""
-    done = shell("demo", "digits", "run=alone", *QUICK)
+    done = shell("demo", "digits", "workdir=alone", *QUICK)
     assert done.returncode == 0, done.stderr
     return shell.folder / "alone"
 
@@ -39,7 +39,7 @@ def one_process(shell):
 @pytest.fixture(scope="module")
 def two_processes(shell):
     """A run on two processes of four devices each, up to step 60, continued by one process of eight."""
-    first = shell(*launch("not/there/two", "max_step=60"))
+    first = shell(*launch("not/there/two", "max_steps=60"))
     assert first.returncode == 0, first.stderr
     run = shell.folder / "not/there/two"
     (run / "screen.txt").write_text(first.stderr)
@@ -63,7 +63,7 @@ def test_both_make_the_run_directory_and_one_shows_the_reports(two_processes):
 
 
 def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, one_process, shell):
-    done = shell("demo", "digits", "run=not/there/two", *QUICK)
+    done = shell("demo", "digits", "workdir=not/there/two", *QUICK)
     assert done.returncode == 0, done.stderr
     assert "continuing after step 60" in done.stderr
     found, expected = losses(two_processes), losses(one_process)
@@ -72,7 +72,7 @@ def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, one_proce
 
 
 def test_a_checkpoint_of_one_process_continues_on_two(shell, one_process):
-    assert shell("demo", "digits", "run=one", *QUICK, "max_step=60").returncode == 0
+    assert shell("demo", "digits", "workdir=one", *QUICK, "max_steps=60").returncode == 0
     done = shell(*launch("one"))
     assert done.returncode == 0, done.stderr
     found, expected = losses(shell.folder / "one"), losses(one_process)
@@ -130,7 +130,7 @@ def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell):
 
 def test_a_shard_that_is_not_finite_on_one_process_ends_both_unsaved(shell):
     train = (sys.executable, "-m", "meshwright", "train", "spoilt:experiment", "--fake-devices", "2")
-    done = shell("launch", "local", "-n", "2", "--", *train, "run=spoilt")
+    done = shell("launch", "local", "-n", "2", "--", *train, "workdir=spoilt")
     assert done.returncode == 4, done.stderr
     for process in (0, 1):
         told = rf"^\[{process}\] .*the state after step 4 is not finite: params/w; it is not saved"

@@ -17,8 +17,8 @@ from meshwright.metrics import read_jsonl
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 60
 SMALL = (
-    *(f"steps={STEPS}", "layers=1", "length=64", "evaluated=16384", "log_every=1", "checkpoints.when=10"),
-    *("evalers.held_out.when=10", "evalers.train.when=25"),
+    *(f"steps={STEPS}", "layers=1", "length=64", "evaluated=16384", "logging.every=1", "save.when=10"),
+    *("evaluations.held_out.when=10", "evaluations.train.when=25"),
 )
 
 
@@ -30,7 +30,7 @@ def program(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(program):
     """A run that nobody disturbed."""
-    done = program("run=whole", *SMALL)
+    done = program("workdir=whole", *SMALL)
     assert done.returncode == 0, done.stderr
     return program.folder / "whole"
 
@@ -40,11 +40,11 @@ def killed_twice(program):
     """A run that was killed at two random steps, and then left to end."""
     run = program.folder / "killed"
     for step in (random.randint(5, 20), random.randint(25, 40)):
-        child = program.start("run=killed", *SMALL)
+        child = program.start("workdir=killed", *SMALL)
         wait_for(reached(run, step), child, seconds=150)
         kill(child)
         assert child.returncode == -signal.SIGKILL
-    done = program("run=killed", *SMALL)
+    done = program("workdir=killed", *SMALL)
     assert done.returncode == 0, done.stderr
     return run
 
@@ -86,7 +86,7 @@ def test_the_best_by_what_is_held_out_is_kept_beside_the_newest_two(whole):
 
 def test_fine_tuning_starts_from_the_averages_below_the_head(whole, finetuning):
     made = finetuning.experiment(base=str(whole), layers=1)
-    target = mw.abstract_state(made.model, made.optimizer, mw.Layout(mw.make_mesh("data=-1")))
+    target = mw.train.abstract_state(made.model, made.optimizer, mw.Layout(mw.make_mesh("data=-1")))
     given = made.init_state_builder(target)
     assert given.keys() == tree.named_leaves({"params": target.params}).keys() - {"params/head"}
     saved = mw.checkpoint.open_best(whole / "checkpoints", "held_out/loss", "min").arrays()
@@ -97,9 +97,9 @@ def test_fine_tuning_starts_from_the_averages_below_the_head(whole, finetuning):
 
 def test_fine_tuning_learns(whole, finetuning, tmp_path):
     made = finetuning.experiment(str(tmp_path), str(whole), steps=30, layers=1, length=64)
-    few = {name: x[::20] for name, x in made.evalers["held_out"].examples.items()}
-    evaler = dataclasses.replace(made.evalers["held_out"], examples=few)
-    outcome = mw.run(dataclasses.replace(made, evalers={"held_out": evaler}))
+    few = {name: x[::20] for name, x in made.evaluations["held_out"].examples.items()}
+    evaler = dataclasses.replace(made.evaluations["held_out"], examples=few)
+    outcome = mw.run(dataclasses.replace(made, evaluations={"held_out": evaler}))
     first, *_, last = scores(tmp_path, "loss").values()
     assert last < 0.8 * first
     assert outcome.scores["held_out/accuracy"] > 1 / 8

@@ -27,11 +27,11 @@ def experiment(run, **more):
         "loss": loss,
         "optimizer": optax.sgd(0.01),
         "input": mw.Input(EXAMPLES, batch_size=16),
-        "max_step": 10,
-        "checkpoints": mw.Save(when=4),
-        "log_every": 5,
+        "max_steps": 10,
+        "save": mw.Save(when=4),
+        "logging": mw.Logging(every=5),
     }
-    return mw.Experiment(run=str(run), **described | more)
+    return mw.Experiment(workdir=str(run), **described | more)
 
 
 def losses(run):

@@ -33,7 +33,7 @@ def init(length):
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pretrained")
-    state = mw.init_state(init(8), TX, 0, LAYOUT)
+    state = mw.train.init_state(init(8), TX, 0, LAYOUT)
     with mw.Checkpoints(directory) as checkpoints:
         checkpoints.save(1, state)
     return str(directory), state.params
@@ -42,7 +42,7 @@ def pretrained(tmp_path_factory):
 def begun(path, length, *adapt):
     builder = mw.from_checkpoint(path, adapt=adapt)
     return mw.train.state_around(
-        builder(mw.abstract_state(init(length), TX, LAYOUT)), init(length), TX, 1, LAYOUT
+        builder(mw.train.abstract_state(init(length), TX, LAYOUT)), init(length), TX, 1, LAYOUT
     )
 
 
@@ -58,7 +58,7 @@ def test_longer_arrays_are_cut_at_either_end(pretrained):
 def test_shorter_arrays_come_first_and_the_rest_is_as_from_scratch(pretrained):
     path, saved = pretrained
     state = begun(path, 12, ("params/position", replace_prefix()), ("params/right", replace_prefix(1)))
-    scratch = mw.init_state(init(12), TX, 1, LAYOUT).params
+    scratch = mw.train.init_state(init(12), TX, 1, LAYOUT).params
     np.testing.assert_array_equal(state.params["position"][:8], saved["position"])
     np.testing.assert_array_equal(state.params["position"][8:], scratch["position"][8:])
     np.testing.assert_array_equal(state.params["right"][:, :8], saved["right"])
@@ -112,7 +112,7 @@ def test_what_is_to_be_adapted_may_have_another_name(pretrained):
         assign=[("params/position", "params/w")],
         adapt=[("params/position", truncate())],
     )
-    given = builder(mw.abstract_state(init(4), TX, LAYOUT))
+    given = builder(mw.train.abstract_state(init(4), TX, LAYOUT))
     np.testing.assert_array_equal(given["params/position"], saved["w"][:4])
 
 
@@ -121,7 +121,7 @@ def test_what_is_to_be_adapted_and_is_not_there_is_an_error(pretrained):
         pretrained[0], adapt=[("params/w", truncate())], assign=[("params/w", "params/v")]
     )
     with pytest.raises(CheckpointError, match="params/w: assigned params/v, which is not in the checkpoint"):
-        builder(mw.abstract_state(init(8), TX, LAYOUT))
+        builder(mw.train.abstract_state(init(8), TX, LAYOUT))
 
 
 def test_kernels_are_inflated_and_reduced_by_plain_functions(tmp_path):
@@ -137,7 +137,7 @@ def test_kernels_are_inflated_and_reduced_by_plain_functions(tmp_path):
         return saved.sum(2, keepdims=True)
 
     rules = [("params/inflated", inflated), ("params/reduced", reduced)]
-    target = mw.abstract_state(
+    target = mw.train.abstract_state(
         lambda key: {"inflated": jnp.zeros((3, 3, 4, 3, 8)), "reduced": jnp.zeros((3, 3, 1, 8))},
         TX,
         mw.Layout(LAYOUT.mesh),

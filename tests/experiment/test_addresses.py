@@ -20,11 +20,11 @@ from storage.stores import files
 
 def evaluated(run, **more):
     outputs = lambda params, batch: {"y": batch["x"] @ params["w"]}
-    return experiment(run, evalers={"all": mw.Evaler(measure, EXAMPLES, outputs=outputs)}, **more)
+    return experiment(run, evaluations={"all": mw.Evaler(measure, EXAMPLES, outputs=outputs)}, **more)
 
 
 def described(run: str, steps: int = 10) -> mw.Experiment:
-    return evaluated(run, max_step=steps)
+    return evaluated(run, max_steps=steps)
 
 
 TARGET = "experiment.test_addresses:described"
@@ -44,12 +44,12 @@ def named(paths):
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
-    mw.run(evaluated(run, start_trace_steps=(2,)))
+    mw.run(evaluated(run, profile=mw.Profile((2,))))
     return run
 
 
 def test_all_that_a_run_directory_holds_is_at_the_address(memory, at, local, tmp_path):
-    mw.run(evaluated(at, start_trace_steps=(2,)))
+    mw.run(evaluated(at, profile=mw.Profile((2,))))
     there = named(files(at))
     assert there == named(str(p.relative_to(local)) for p in local.rglob("*") if p.is_file())
     assert {"metrics.jsonl", "outcome.json", "logs/process-00000.log"} < there
@@ -72,7 +72,7 @@ def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        mw.run(evaluated(at, trackers=(stop,)))
+        mw.run(evaluated(at, logging=mw.Logging(trackers=(stop,))))
     assert b'"ended": "stopped"' in files(at)["outcome.json"]
     mw.run(evaluated(at))
     assert losses_at(at) == losses(local)
@@ -81,9 +81,9 @@ def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory
 
 def test_a_run_that_goes_on_has_no_outcome_until_it_has_another(memory, at):
     seen = []
-    mw.run(experiment(at, max_step=4))
+    mw.run(experiment(at, max_steps=4))
     look = lambda step, values: seen.append((step, "outcome.json" in files(at)))
-    mw.run(experiment(at, checkpoints=mw.Save(when=2), trackers=(look,)))
+    mw.run(experiment(at, save=mw.Save(when=2), logging=mw.Logging(trackers=(look,))))
     assert dict(seen)[10] is False  # the save of step 8 has waited for that of step 6
     assert "outcome.json" in files(at)
 
@@ -97,7 +97,7 @@ def test_reports_are_there_before_the_checkpoint_that_follows_them_is(memory, at
         there = files(at).get("metrics.jsonl", b"")
         seen.extend((each.step, b'"step": %d, ' % each.step in there) for each in found)
 
-    mw.run(experiment(at, log_every=1, checkpoints=mw.Save(when=2), trackers=(look,)))
+    mw.run(experiment(at, save=mw.Save(when=2), logging=mw.Logging(every=1, trackers=(look,))))
     assert seen
     assert all(is_there for _, is_there in seen)
 
@@ -106,7 +106,7 @@ def test_a_store_that_fails_in_the_middle_is_told_of_and_training_goes_on(memory
     def fail(step, values):
         failing[:] = ["out of order"] if 4 <= step < 10 else []
 
-    outcome = mw.run(experiment(at, trackers=(fail,)))
+    outcome = mw.run(experiment(at, logging=mw.Logging(trackers=(fail,))))
     assert outcome.step == 10
     assert f"cannot write {at}/" in capsys.readouterr().err
     assert [step for step, _ in losses_at(at)] == [4, 5, 8, 10]
@@ -116,7 +116,11 @@ def test_a_store_that_fails_in_the_middle_is_told_of_and_training_goes_on(memory
 def test_a_store_that_fails_to_the_end_is_an_error_and_nothing_is_lost(at, failing, tmp_path, monkeypatch):
     monkeypatch.setattr(_mirror, "RETRY_SECONDS", (0,))
     with pytest.raises(MeshwrightError, match="out of order\n  What is not there is in "):
-        mw.run(experiment(at, trackers=(lambda step, values: failing.append("out of order"),)))
+        mw.run(
+            experiment(
+                at, logging=mw.Logging(trackers=(lambda step, values: failing.append("out of order"),))
+            )
+        )
     (kept,) = (tmp_path / "temporary").iterdir()
     assert [step for step, _ in losses(kept)] == [4, 5, 8, 10]
 
@@ -134,14 +138,12 @@ def test_an_address_that_cannot_be_written_to_is_refused_before_anything_compile
 
 
 def test_a_store_that_checkpoints_cannot_be_in_needs_another_for_them():
-    with pytest.raises(
-        UsageError, match=r"^checkpoints.directory: https://h/x/checkpoints cannot hold[^$]*else"
-    ):
+    with pytest.raises(UsageError, match=r"^save.directory: https://h/x/checkpoints cannot hold[^$]*else"):
         mw.run(experiment("https://h/x"))
 
 
 def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
-    assert main(["train", TARGET, f"run={at}", "start_trace_steps=[2]", "steps=4"]) == 0
+    assert main(["train", TARGET, f"workdir={at}", "profile.steps=[2]", "steps=4"]) == 0
     assert main(["resume", at, TARGET, "steps=6"]) == 0
     assert "done: step 6" in capsys.readouterr().out
     assert main(["inspect", at]) == 0
@@ -150,13 +152,13 @@ def test_the_commands_take_the_address_of_a_run(memory, at, capsys):
     assert f"{at}/plugins/profile/step_2/" in capsys.readouterr().out
     assert main(["report", at]) == 0
     assert f"{at}/report.html" in capsys.readouterr().out
-    settings = ["start_trace_steps=[2]", "steps=6", f"run={at}"]
+    settings = ["profile.steps=[2]", "steps=6", f"workdir={at}"]
     for other in (at, f"{at}/experiment.txt"):
         assert main(["show", TARGET, *settings, "--against", other]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "words", [["resume"], ["trace"], ["report"], ["show", TARGET, "run=x", "--against"]], ids=" ".join
+    "words", [["resume"], ["trace"], ["report"], ["show", TARGET, "workdir=x", "--against"]], ids=" ".join
 )
 def test_the_commands_say_what_is_not_there(at, capsys, words):
     assert main([*words, at]) == 3
@@ -164,18 +166,18 @@ def test_the_commands_say_what_is_not_there(at, capsys, words):
 
 
 def test_a_program_is_written_down_at_an_address(memory, at):
-    assert main(["hlo", TARGET, "run=unused", "--to", at]) == 0
+    assert main(["hlo", TARGET, "workdir=unused", "--to", at]) == 0
     assert {"step.dot", "step.hlo.txt"} <= set(files(at))
 
 
 def test_what_is_suggested_next_can_be_pasted_into_a_shell(at, capsys):
-    assert main(["train", TARGET, f"run={at} b", "steps=2"]) == 0
+    assert main(["train", TARGET, f"workdir={at} b", "steps=2"]) == 0
     assert f"inspect '{at} b'\n" in capsys.readouterr().out
 
 
 def test_runs_below_an_address_are_listed_as_those_below_a_directory(at, capsys):
     for name in ("a", "deep/b[1]"):
-        mw.run(experiment(f"{at}/{name}", checkpoints=mw.Save(directory=f"{at}/{name}/checkpoints")))
+        mw.run(experiment(f"{at}/{name}", save=mw.Save(directory=f"{at}/{name}/checkpoints")))
     assert main(["runs", f"{at}/", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["runs"]
     assert [each["run"] for each in found] == [f"{at}/deep/b[1]", f"{at}/a"]
@@ -215,6 +217,6 @@ def test_at_an_address_where_no_checkpoints_can_be_all_else_is(tmp_path):
         UsageError, match=r"elsewhere://a/run/checkpoints .*Expected s3://.*\n.*checkpoints.directory"
     ):
         mw.run(experiment("elsewhere://a/run"))
-    mw.run(experiment("elsewhere://a/run", checkpoints=mw.Save(directory=str(tmp_path / "checkpoints"))))
+    mw.run(experiment("elsewhere://a/run", save=mw.Save(directory=str(tmp_path / "checkpoints"))))
     assert mw.open_source(tmp_path / "checkpoints").step == 10
     assert "metrics.jsonl" in files("elsewhere://a/run")

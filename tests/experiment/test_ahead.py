@@ -70,7 +70,7 @@ def test_it_is_the_step_that_the_run_compiles(tmp_path):
 
 
 def test_the_mesh_rule_of_the_devices_given_decides(tmp_path):
-    rules = (("cpu:4", mw.edit(mesh="fsdp=4")), ("cpu:8", mw.edit(mesh="data=2,fsdp=4")))
+    rules = (("cpu:4", mw.override(mesh="fsdp=4")), ("cpu:8", mw.override(mesh="data=2,fsdp=4")))
     four = mw.experiment.compile_ahead(experiment(tmp_path, mesh_rules=rules), jax.devices()[:4])
     assert four.mesh == {"fsdp": 4}
 

@@ -10,7 +10,7 @@ import meshwright as mw
 from meshwright.errors import CheckpointError
 
 LAYOUT = mw.Layout(mw.make_mesh("data=2,fsdp=4"))
-EMA = optax.chain(optax.adam(0.1), mw.keep_ema(0.9))
+EMA = optax.chain(optax.adam(0.1), mw.train.keep_ema(0.9))
 
 
 def init(key):
@@ -20,7 +20,7 @@ def init(key):
 def trained(tx, steps=2):
     """The state after some updates, in which averages and parameters differ."""
     step = mw.make_step(lambda params, batch, key: sum(map(jnp.sum, jax.tree.leaves(params))), tx, LAYOUT)
-    state = mw.init_state(init, tx, 0, LAYOUT)
+    state = mw.train.init_state(init, tx, 0, LAYOUT)
     for _ in range(steps):
         state, _ = step(state, {"x": np.zeros((8, 1), np.float32)})
     return state
@@ -33,17 +33,17 @@ def saved(state, directory):
 
 
 def begun(builder, tx):
-    return mw.train.state_around(builder(mw.abstract_state(init, tx, LAYOUT)), init, tx, 1, LAYOUT)
+    return mw.train.state_around(builder(mw.train.abstract_state(init, tx, LAYOUT)), init, tx, 1, LAYOUT)
 
 
 def from_averages(path, **more):
-    return mw.from_checkpoint(path, open_with=mw.open_averages, **more)
+    return mw.from_checkpoint(path, open_with=mw.experiment.open_averages, **more)
 
 
 @pytest.fixture(scope="module")
 def ema(tmp_path_factory):
     state = trained(EMA)
-    return saved(state, tmp_path_factory.mktemp("ema")), mw.ema_params(state)
+    return saved(state, tmp_path_factory.mktemp("ema")), mw.train.ema_params(state)
 
 
 def assert_equal(found, expected):
@@ -59,7 +59,7 @@ def test_averages_become_parameters_in_their_dtypes(ema):
 def test_averages_that_the_target_keeps_begin_as_the_parameters(ema):
     path, averages = ema
     state = begun(from_averages(path), EMA)
-    assert_equal(mw.ema_params(state), averages)
+    assert_equal(mw.train.ema_params(state), averages)
     assert (int(state.step), int(state.opt_state[1].count)) == (0, 0)
 
 
@@ -67,26 +67,26 @@ def test_averages_may_be_taken_with_all_else_that_is_saved(ema):
     path, averages = ema
     state = begun(from_averages(path, only=".*"), EMA)
     assert_equal(state.params, averages)
-    assert_equal(mw.ema_params(state), averages)
+    assert_equal(mw.train.ema_params(state), averages)
     assert (int(state.step), int(state.opt_state[1].count)) == (2, 2)
 
 
 @pytest.mark.parametrize(
     "tx",
     [
-        optax.chain(optax.chain(optax.clip(1.0), optax.adam(0.1)), optax.chain(mw.keep_ema(0.9))),
-        mw.by_path([("bias", EMA), (".*", EMA)]),
-        mw.Only("mass", EMA),
+        optax.chain(optax.chain(optax.clip(1.0), optax.adam(0.1)), optax.chain(mw.train.keep_ema(0.9))),
+        mw.train.by_path([("bias", EMA), (".*", EMA)]),
+        mw.Trainable("mass", EMA),
     ],
     ids=["nested", "by path", "of some"],
 )
 def test_averages_are_found_wherever_they_are(tx, tmp_path):
     state = trained(tx)
     path = saved(state, tmp_path)
-    assert_equal(begun(from_averages(path), optax.sgd(0.1)).params, mw.ema_params(state))
+    assert_equal(begun(from_averages(path), optax.sgd(0.1)).params, mw.train.ema_params(state))
 
 
 def test_a_run_that_kept_no_averages_is_an_error(tmp_path):
-    path = saved(mw.init_state(init, optax.adam(0.1), 0, LAYOUT), tmp_path)
-    with pytest.raises(CheckpointError, match=r"step_00000002 has no averages .*(?s:.*)mw.keep_ema"):
+    path = saved(mw.train.init_state(init, optax.adam(0.1), 0, LAYOUT), tmp_path)
+    with pytest.raises(CheckpointError, match=r"step_00000002 has no averages .*(?s:.*)mw.train.keep_ema"):
         begun(from_averages(path), EMA)

@@ -31,9 +31,9 @@ def experiment(run, num_classes=2, **more):
         "loss": loss,
         "optimizer": optax.adam(0.01),
         "input": mw.Input(EXAMPLES, batch_size=16),
-        "max_step": 3,
+        "max_steps": 3,
     }
-    return mw.Experiment(run=str(run), **given | more)
+    return mw.Experiment(workdir=str(run), **given | more)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def pretrained(tmp_path_factory):
 def first_state(builder, num_classes=2):
     layout = mw.Layout(mw.make_mesh("data=-1"))
     init, tx = jax.tree_util.Partial(model, num_classes), optax.adam(0.01)
-    target = mw.abstract_state(init, tx, layout)
+    target = mw.train.abstract_state(init, tx, layout)
     return mw.train.state_around(builder(target), init, tx, 0, layout)
 
 
@@ -71,7 +71,7 @@ def test_names_may_be_assigned(pretrained):
 
 def parts_taken(path, params, **more):
     """What a builder gives, by name, for parameters of other names than the checkpoint has."""
-    target = mw.abstract_state(lambda key: params, optax.sgd(0.1), mw.Layout(mw.make_mesh("data=-1")))
+    target = mw.train.abstract_state(lambda key: params, optax.sgd(0.1), mw.Layout(mw.make_mesh("data=-1")))
     return mw.from_checkpoint(path, **more)(target)
 
 
@@ -126,7 +126,7 @@ def test_one_saved_array_in_two_places_is_trained_in_both(pretrained, tmp_path):
             model=lambda key: {"left": jnp.zeros((4, 8)), "right": jnp.zeros((4, 8))},
             loss=lambda params, batch, key: (params["left"] - 2 * params["right"]).sum(),
             optimizer=optax.sgd(1.0),
-            max_step=1,
+            max_steps=1,
             init_state_builder=mw.from_checkpoint(path, assign=assign),
         )
     )
@@ -175,7 +175,7 @@ def test_what_the_checkpoint_lacks_is_an_error(pretrained):
 
 def test_a_run_starts_from_its_builder_and_continues_without_it(pretrained, tmp_path):
     path, saved = pretrained
-    begun = mw.run(experiment(tmp_path, max_step=1, init_state_builder=mw.from_checkpoint(path)))
+    begun = mw.run(experiment(tmp_path, max_steps=1, init_state_builder=mw.from_checkpoint(path)))
     moved = np.abs(np.asarray(begun.state.params["body"]) - np.asarray(saved.params["body"])).max()
     assert 0 < moved < 0.02
     assert begun.step == 1
@@ -200,13 +200,13 @@ def test_what_a_run_does_not_save_comes_from_its_builder_each_time(pretrained, t
 
     how = {
         "init_state_builder": builder,
-        "optimizer": mw.Only("head", optax.sgd(0.1)),
-        "checkpoints": mw.Save(names=without_body),
+        "optimizer": mw.Trainable("head", optax.sgd(0.1)),
+        "save": mw.Save(names=without_body),
     }
-    begun = mw.run(experiment(tmp_path, max_step=2, **how))
+    begun = mw.run(experiment(tmp_path, max_steps=2, **how))
     assert "mine/params/head" in mw.open_source(f"{tmp_path}/checkpoints").arrays()
     assert "mine/params/body" not in mw.open_source(f"{tmp_path}/checkpoints").arrays()
-    again = mw.run(experiment(tmp_path, max_step=2, **how))
+    again = mw.run(experiment(tmp_path, max_steps=2, **how))
     jax.tree.map(np.testing.assert_array_equal, again.state, begun.state)
     assert (again.step, len(asked)) == (2, 2)
 
@@ -214,7 +214,7 @@ def test_what_a_run_does_not_save_comes_from_its_builder_each_time(pretrained, t
 def test_without_its_step_no_run_could_go_on(tmp_path):
     save = mw.Save(names=lambda name: None if name == "step" else name)
     with pytest.raises(UsageError, match=r"checkpoints\.names: step is left out"):
-        mw.run(experiment(tmp_path, checkpoints=save))
+        mw.run(experiment(tmp_path, save=save))
 
 
 def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
@@ -229,7 +229,7 @@ def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
         is_held.append(given[0]() is not None)
         return False
 
-    mw.run(experiment(tmp_path, init_state_builder=builder, checkpoints=mw.Save(when=look), max_step=3))
+    mw.run(experiment(tmp_path, init_state_builder=builder, save=mw.Save(when=look), max_steps=3))
     assert is_held == [False, False]
 
 

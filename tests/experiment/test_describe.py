@@ -33,8 +33,8 @@ def loss(params, batch, key):
 
 
 def experiment(**more):
-    described = {"model": init, "loss": loss, "optimizer": optax.sgd(0.1), "max_step": 10}
-    return mw.Experiment(run="runs/x", input=mw.Input(EXAMPLES, batch_size=16), **described | more)
+    described = {"model": init, "loss": loss, "optimizer": optax.sgd(0.1), "max_steps": 10}
+    return mw.Experiment(workdir="runs/x", input=mw.Input(EXAMPLES, batch_size=16), **described | more)
 
 
 def lines(name, value):
@@ -59,9 +59,9 @@ def test_nothing_of_ours_in_a_demo_is_a_nameless_function(demo):
 
 
 def test_settings_are_on_lines_of_their_own_under_their_paths():
-    said = describe(experiment(evalers={"all": mw.Evaler(loss, EXAMPLES, when=4)})).splitlines()
+    said = describe(experiment(evaluations={"all": mw.Evaler(loss, EXAMPLES, when=4)})).splitlines()
     assert said[0] == "run = 'runs/x'"
-    assert {"input.batch_size = 16", "evalers.all.when = 4", "checkpoints.keep = 2"} <= set(said)
+    assert {"input.batch_size = 16", "evaluations.all.when = 4", "save.keep = 2"} <= set(said)
     assert "input.examples.x = float32[64, 4]" in said
 
 
@@ -155,7 +155,7 @@ def test_objects_that_refer_to_each_other_make_no_endless_text():
 
 
 def test_a_chain_shows_its_transformations_and_their_numbers():
-    tx = optax.chain(optax.clip_by_global_norm(1.0), mw.keep_ema(0.999))
+    tx = optax.chain(optax.clip_by_global_norm(1.0), mw.train.keep_ema(0.999))
     assert lines("optimizer", tx) == [
         "optimizer = optax.chain",
         "optimizer.0 = optax.with_extra_args_support",
@@ -168,7 +168,7 @@ def test_a_chain_shows_its_transformations_and_their_numbers():
     ("schedule", "numbers"),
     [
         (optax.cosine_decay_schedule(3e-3, 900), ("init_value=0.003", "decay_steps=900")),
-        (mw.schedule("cosine", peak=3e-3, steps=900), ("peak=0.003", "steps=900")),
+        (mw.train.schedule("cosine", peak=3e-3, max_steps=900), ("peak=0.003", "steps=900")),
     ],
 )
 def test_a_schedule_shows_its_numbers(schedule, numbers):
@@ -177,7 +177,8 @@ def test_a_schedule_shows_its_numbers(schedule, numbers):
 
 
 @pytest.mark.parametrize(
-    "schedule", [optax.cosine_decay_schedule(3e-3, 900), mw.schedule("cosine", peak=3e-3, steps=900)]
+    "schedule",
+    [optax.cosine_decay_schedule(3e-3, 900), mw.train.schedule("cosine", peak=3e-3, max_steps=900)],
 )
 def test_a_schedule_does_not_differ_after_it_was_called(schedule):
     """Optax turns the steps of its own into a float then."""
@@ -189,12 +190,15 @@ def test_a_schedule_does_not_differ_after_it_was_called(schedule):
 @pytest.mark.parametrize(
     ("tx", "numbers"),
     [
-        (mw.skip_exploding(optax.sgd(0.25), mw.mean_plus(6)), ("step_size=-0.25", "stds=6", "after=100")),
-        (mw.by_path([("b", optax.sgd(0.25)), (".*", optax.sgd(0.5))]), ("'b'", "-0.25", "-0.5")),
-        (mw.Only("lora", optax.sgd(0.25)), ("trainable = 'lora'", "-0.25")),
-        (mw.update_rules([("enc/.*", "none")], optax.sgd(0.25)), ("[['enc/.*', 'none']]",)),
+        (
+            mw.train.skip_exploding(optax.sgd(0.25), mw.train.mean_plus_std(6)),
+            ("step_size=-0.25", "stds=6", "after=100"),
+        ),
+        (mw.train.by_path([("b", optax.sgd(0.25)), (".*", optax.sgd(0.5))]), ("'b'", "-0.25", "-0.5")),
+        (mw.Trainable("lora", optax.sgd(0.25)), ("trainable = 'lora'", "-0.25")),
+        (mw.train.update_rules([("enc/.*", "none")], optax.sgd(0.25)), ("[['enc/.*', 'none']]",)),
         (optax.MultiSteps(optax.sgd(0.25), 4).gradient_transformation(), ("-0.25", "every_k_schedule=4")),
-        (optax.chain(optax.sgd(0.25), mw.scale_by_path([("emb", 0.1)])), ("[['emb', 0.1]]",)),
+        (optax.chain(optax.sgd(0.25), mw.train.scale_by_path([("emb", 0.1)])), ("[['emb', 0.1]]",)),
     ],
 )
 def test_optimizers_show_what_they_were_given(tx, numbers):
@@ -203,33 +207,31 @@ def test_optimizers_show_what_they_were_given(tx, numbers):
 
 
 def test_rules_and_policies_show_what_they_were_given():
-    rules = (mw.match("q|k", None, ("fsdp", "tensor")), mw.fsdp(min_size=8))
+    rules = (mw.match("q|k", None, ("fsdp", "tensor")), mw.sharding.fsdp(min_size=8))
     assert lines("rules", rules) == [
         "rules.0 = meshwright.sharding.Match(pattern='q|k', spec=[None, ['fsdp', 'tensor']])",
         "rules.1 = meshwright.sharding.Fsdp(axis='fsdp', min_size=8)",
     ]
-    save = mw.Save(when=mw.either(mw.every(100), mw.at(20, 3)), keep=mw.checkpoint.last(3))
+    save = mw.Save(when=mw.when.any_of(mw.when.every(100), mw.when.at(20, 3)), keep=mw.checkpoint.last(3))
     said = lines("checkpoints", save)
-    assert "checkpoints.when.whens.0 = meshwright.when.Every(num_steps=100)" in said
-    assert "checkpoints.when.whens.1 = meshwright.when.At(steps=[3, 20])" in said
-    assert "checkpoints.keep = meshwright.checkpoint.Last(num_checkpoints=3)" in said
+    assert "save.when.whens.0 = meshwright.when.Every(num_steps=100)" in said
+    assert "save.when.whens.1 = meshwright.when.At(steps=[3, 20])" in said
+    assert "save.keep = meshwright.checkpoint.Last(num_checkpoints=3)" in said
 
 
 def test_policies_by_score_show_the_score():
     keep = mw.checkpoint.any_of(mw.checkpoint.last(2), mw.checkpoint.best("test/loss", "min"))
     best = "(metric='test/loss', mode='min', num_checkpoints=1, without_metric='keep', events=None)"
-    assert f"checkpoints.keep.keeps.1 = meshwright.checkpoint.Best{best}" in lines(
-        "checkpoints", mw.Save(keep=keep)
-    )
-    early = mw.no_better("test/loss", "min", patience=3)
+    assert f"save.keep.keeps.1 = meshwright.checkpoint.Best{best}" in lines("checkpoints", mw.Save(keep=keep))
+    early = mw.early_stopping("test/loss", "min", patience=3)
     assert lines("stop_early", early) == [
-        "stop_early = meshwright.engine.NoBetter(metric='test/loss', mode='min', patience=3, by=0.0)"
+        "stop_early = meshwright.engine.EarlyStopping(metric='test/loss', mode='min', patience=3, by=0.0)"
     ]
 
 
 def test_a_policy_that_keeps_time_is_the_same_text_later():
-    assert lines("checkpoints", mw.Save(when=mw.every_minutes(3))) == lines(
-        "checkpoints", mw.Save(when=mw.every_minutes(3))
+    assert lines("checkpoints", mw.Save(when=mw.when.every_minutes(3))) == lines(
+        "checkpoints", mw.Save(when=mw.when.every_minutes(3))
     )
 
 
@@ -256,19 +258,19 @@ def test_functions_that_share_a_factory_are_shown_once_with_what_all_of_them_clo
 @pytest.mark.parametrize(
     "value",
     [
-        mw.every(3),
-        mw.at(1, 2),
-        mw.either(mw.every(3), mw.never),
+        mw.when.every(3),
+        mw.when.at(1, 2),
+        mw.when.any_of(mw.when.every(3), mw.when.never),
         mw.checkpoint.last(2),
         mw.checkpoint.multiples(3),
         mw.checkpoint.spaced(4),
         mw.checkpoint.always(2, then=mw.checkpoint.best("loss", "min")),
-        mw.schedule("linear", peak=0.1, steps=10),
-        mw.mean_plus(6),
-        mw.relative(0.1),
-        mw.noised(loss, [("w", mw.relative(0.1))]),
+        mw.train.schedule("linear", peak=0.1, max_steps=10),
+        mw.train.mean_plus_std(6),
+        mw.train.relative_std(0.1),
+        mw.train.with_parameter_noise(loss, [("w", mw.train.relative_std(0.1))]),
         mw.match("w", "fsdp"),
-        mw.fsdp(),
+        mw.sharding.fsdp(),
         mw.experiment.truncate(1),
         mw.experiment.chain(),
         mw.experiment.replace_prefix(),
@@ -288,19 +290,19 @@ def test_equal_experiments_do_not_differ():
 
 def test_differences_name_what_changed_with_both_values():
     a = experiment(optimizer=optax.chain(optax.clip_by_global_norm(1.0)))
-    b = experiment(optimizer=optax.chain(optax.clip_by_global_norm(0.5)), max_step=20)
+    b = experiment(optimizer=optax.chain(optax.clip_by_global_norm(0.5)), max_steps=20)
     found = differences(a, b)
     assert found == [
         Difference("optimizer.0.tx.max_norm", "1.0", "0.5"),
-        Difference("max_step", "10", "20"),
+        Difference("max_steps", "10", "20"),
     ]
     assert str(found[0]) == "optimizer.0.tx.max_norm: 1.0 → 0.5"
 
 
 def test_what_only_one_has_differs_from_nothing():
-    found = differences(experiment(), experiment(evalers={"all": mw.Evaler(loss, EXAMPLES)}))
-    assert str(found[0]) == "evalers: {} → nothing"
-    assert "evalers.all.batch_size: nothing → 256" in map(str, found)
+    found = differences(experiment(), experiment(evaluations={"all": mw.Evaler(loss, EXAMPLES)}))
+    assert str(found[0]) == "evaluations: {} → nothing"
+    assert "evaluations.all.batch_size: nothing → 256" in map(str, found)
 
 
 def test_texts_are_compared_as_experiments_are():
@@ -312,7 +314,7 @@ def test_eighty_billion_parameters_are_described_and_constructed_without_an_arra
     before = jax.live_arrays()
     cfg = decoder.Config(vocabulary=128_256, model=8192, heads=64, feed_forward=28_672, layers=80)
     large = experiment(model=functools.partial(decoder.init, cfg), rules=decoder.RULES)
-    state = mw.abstract_state(large.model, large.optimizer, mw.Layout(mesh, large.rules))
+    state = mw.train.abstract_state(large.model, large.optimizer, mw.Layout(mesh, large.rules))
     assert mw.train.num_params(state.params) > 70e9
     assert state.params["layers"]["up"].sharding.spec == jax.P(None, "fsdp", "tensor")
     assert "model.cfg.feed_forward = 28672\n" in describe(large)

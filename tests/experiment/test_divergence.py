@@ -35,7 +35,13 @@ def loss(params, batch, key):
 
 def described(run, examples, **more):
     given = mw.Input(examples, batch_size=16, shuffle=False)
-    usual = {"model": init, "loss": loss, "input": given, "checkpoints": mw.Save(when=2), "log_every": 1}
+    usual = {
+        "model": init,
+        "loss": loss,
+        "input": given,
+        "save": mw.Save(when=2),
+        "logging": mw.Logging(every=1),
+    }
     return experiment(run, **usual | more)
 
 
@@ -55,7 +61,7 @@ def test_a_gradient_that_is_not_finite_is_not_saved_and_mended_data_continue(tmp
         mw.run(described(tmp_path, bad(4)))
     assert saved(tmp_path) == [2]
     assert json.loads((tmp_path / "outcome.json").read_text())["ended"] == "diverged"
-    assert mw.run(described(tmp_path, {"x": GOOD}, max_step=6)).step == 6
+    assert mw.run(described(tmp_path, {"x": GOOD}, max_steps=6)).step == 6
     assert saved(tmp_path) == [4, 6]
 
 
@@ -74,16 +80,16 @@ def test_the_newest_checkpoint_is_named_when_its_save_has_ended(tmp_path, monkey
     monkeypatch.setattr(_directory, "open_directory", slow)
     nan_at_three = lambda params, batch, key: loss(params, batch, key) / (batch["x"] ** 2).sum()
     with pytest.raises(DivergedError, match=r"loss reported at step 3 is nan(.|\n)*checkpoint: step 2"):
-        mw.run(described(tmp_path, bad(3), loss=nan_at_three, trackers=(third,)))
+        mw.run(described(tmp_path, bad(3), loss=nan_at_three, logging=mw.Logging(trackers=(third,))))
 
 
-@pytest.mark.parametrize("ends", [{"max_step": 3}, {"epochs": 1}])
+@pytest.mark.parametrize("ends", [{"max_steps": 3}, {"epochs": 1}])
 def test_the_last_save_is_judged_too(tmp_path, ends):
-    step = ends.get("max_step", 6)
+    step = ends.get("max_steps", 6)
     given = mw.Input(bad(step), batch_size=16, shuffle=False, epochs=ends.get("epochs"))
-    max_step = ends.get("max_step", 10)
+    max_steps = ends.get("max_steps", 10)
     with pytest.raises(DivergedError, match=f"after step {step} is not finite"):
-        mw.run(described(tmp_path, bad(step), input=given, max_step=max_step, checkpoints=mw.Save(when=99)))
+        mw.run(described(tmp_path, bad(step), input=given, max_steps=max_steps, save=mw.Save(when=99)))
     assert saved(tmp_path) == []
 
 
@@ -103,14 +109,14 @@ def test_a_run_that_is_told_to_stop_saves_no_state_that_is_not_finite(tmp_path, 
 
 
 def test_skipped_updates_are_no_divergence(tmp_path):
-    guarded = mw.skip_exploding(optax.sgd(0.01))
-    assert mw.run(described(tmp_path, bad(4), optimizer=guarded, max_step=6)).step == 6
+    guarded = mw.train.skip_exploding(optax.sgd(0.01))
+    assert mw.run(described(tmp_path, bad(4), optimizer=guarded, max_steps=6)).step == 6
     assert saved(tmp_path) == [4, 6]
 
 
 def test_a_guard_of_some_parameters_lets_no_others_diverge(tmp_path):
     """The half that is guarded skips, and the loss would weigh nothing."""
-    tx = mw.by_path([("v", mw.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
+    tx = mw.train.by_path([("v", mw.train.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
     two = lambda key: {"v": jnp.ones(4), "w": jnp.ones(4)}
     both = lambda params, batch, key: jnp.log((batch["x"] ** 2).mean()) * (params["v"] + params["w"]).mean()
     with pytest.raises(DivergedError, match=r"reported at step 3 is -?(inf|nan)(.|\n)*checkpoint: step 2"):
@@ -122,6 +128,6 @@ def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path, monkeypat
     """Others may have saved it so: an earlier version, or a loop of one's own."""
     with monkeypatch.context() as unjudged:
         unjudged.setattr("meshwright.engine._opened.check_finite", lambda *_: lambda *_: None)
-        mw.run(described(tmp_path, bad(4), max_step=4))
+        mw.run(described(tmp_path, bad(4), max_steps=4))
     with pytest.raises(DivergedError, match=re.escape("after step 4 is not finite: params/w.")):
         mw.run(described(tmp_path, {"x": GOOD}))

@@ -41,18 +41,18 @@ def noisy_loss(params, batch, key):
 
 
 def run(folder, **more):
-    """Eight steps; with `evalers` as given, `{"all": ...}` being evaluated after the last step at least."""
+    """Eight steps; with `evaluations` as given, `{"all": ...}` being evaluated after the last step at least."""
     described = {
         "model": init,
         "loss": noisy_loss,
         "optimizer": optax.adam(0.05),
         "input": mw.Input(EXAMPLES, batch_size=16),
-        "max_step": 8,
-        "checkpoints": mw.Save(when=4, keep=9),
-        "log_every": 1,
+        "max_steps": 8,
+        "save": mw.Save(when=4, keep=9),
+        "logging": mw.Logging(every=1),
         "compile_cache": False,  # the tests have one for all runs
     }
-    return mw.run(mw.Experiment(run=str(folder), **described | more))
+    return mw.run(mw.Experiment(workdir=str(folder), **described | more))
 
 
 def reports(folder, name):
@@ -80,8 +80,8 @@ def exact(params, examples):
 
 
 def crash_at(step, monkeypatch):
-    beat = mw.Console.beat
-    monkeypatch.setattr(mw.Console, "beat", lambda *a: 1 / 0 if a[1].step == step else beat(*a))
+    on_step = mw.metrics.Console.on_step
+    monkeypatch.setattr(mw.metrics.Console, "on_step", lambda *a: 1 / 0 if a[1].step == step else on_step(*a))
 
 
 WRITING = mw.Evaler(
@@ -103,7 +103,7 @@ def evaluated(tmp_path_factory):
         return counted
 
     whole = mw.Evaler(counting("measure", measure), EXAMPLES, when=2, batch_size=24)
-    outcome = run(folder, loss=counting("loss", noisy_loss), evalers={"all": whole, "few": WRITING})
+    outcome = run(folder, loss=counting("loss", noisy_loss), evaluations={"all": whole, "few": WRITING})
     return folder, outcome, traced
 
 
@@ -141,15 +141,15 @@ def test_how_long_each_took_is_reported_and_is_no_score(evaluated):
 
 
 def test_how_long_one_took_is_not_on_the_screen(tmp_path, capsys):
-    run(tmp_path, evalers={"all": WHOLE}, max_step=2)
+    run(tmp_path, evaluations={"all": WHOLE}, max_steps=2)
     shown = capsys.readouterr().err
     assert "all/loss=" in shown
     assert "seconds=" not in shown
 
 
 def test_the_last_checkpoint_has_all_scores_of_its_step(tmp_path):
-    evalers = {"twos": WHOLE, "threes": mw.Evaler(measure, FEW, when=3)}
-    outcome = run(tmp_path, evalers=evalers, checkpoints=mw.Save(when=3))
+    evaluations = {"twos": WHOLE, "threes": mw.Evaler(measure, FEW, when=3)}
+    outcome = run(tmp_path, evaluations=evaluations, save=mw.Save(when=3))
     assert mw.open_source(tmp_path / "checkpoints").extra["scores"] == outcome.scores
 
 
@@ -167,10 +167,10 @@ def test_outputs_of_an_attempt_that_was_lost_are_written_anew(evaluated, tmp_pat
     with monkeypatch.context() as crashing:
         crash_at(7, crashing)
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path, evalers={"few": WRITING})
+            run(tmp_path, evaluations={"few": WRITING})
     before = outputs(tmp_path, 6)
     (tmp_path / "outputs/few/step_00000006.jsonl").write_text("of another past")
-    run(tmp_path, evalers={"few": WRITING})
+    run(tmp_path, evaluations={"few": WRITING})
     assert outputs(tmp_path, 6) == before == outputs(evaluated[0], 6)
 
 
@@ -183,7 +183,7 @@ def test_outputs_are_strict_json_of_any_real_dtype(tmp_path):
             "even": row % 2 == 0,
         }
 
-    run(tmp_path, max_step=1, evalers={"few": mw.Evaler(measure, FEW, batch_size=16, outputs=odd)})
+    run(tmp_path, max_steps=1, evaluations={"few": mw.Evaler(measure, FEW, batch_size=16, outputs=odd)})
     assert outputs(tmp_path, 1)[:2] == [
         {"float": ["nan", "-inf", 0.5], "half": 0.0, "even": True},
         {"float": ["inf", -1.0, 1.5], "half": 1.0, "even": False},
@@ -193,15 +193,18 @@ def test_outputs_are_strict_json_of_any_real_dtype(tmp_path):
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        (lambda p, b: {"mean": b["x"].mean()}, r"evalers\.few\.outputs: .*16 examples.*mean has shape \(\)"),
-        (lambda p, b: b["x"], r"evalers\.few\.outputs: it must return \{name: array\}"),
-        (lambda p, b: {"z": b["x"] * 1j}, r"evalers\.few\.outputs: z is complex64"),
+        (
+            lambda p, b: {"mean": b["x"].mean()},
+            r"evaluations\.few\.outputs: .*16 examples.*mean has shape \(\)",
+        ),
+        (lambda p, b: b["x"], r"evaluations\.few\.outputs: it must return \{name: array\}"),
+        (lambda p, b: {"z": b["x"] * 1j}, r"evaluations\.few\.outputs: z is complex64"),
     ],
 )
 def test_outputs_that_cannot_be_are_refused_before_the_first_step(tmp_path, monkeypatch, returned, says):
     monkeypatch.setattr(mw.train.Step, "compile", pytest.fail)
     with pytest.raises(UsageError, match=says):
-        run(tmp_path, evalers={"few": mw.Evaler(measure, FEW, batch_size=16, outputs=returned)})
+        run(tmp_path, evaluations={"few": mw.Evaler(measure, FEW, batch_size=16, outputs=returned)})
 
 
 def test_the_average_is_evaluated_where_there_is_one_and_the_raw_parameters_if_told(tmp_path):
@@ -209,9 +212,9 @@ def test_the_average_is_evaluated_where_there_is_one_and_the_raw_parameters_if_t
     averaged = mw.Evaler(
         measure, FEW, batch_size=16, outputs=lambda p, b: {"w": jnp.tile(p["w"].ravel(), (16, 1))}
     )
-    tx = optax.chain(optax.adam(0.05), mw.keep_ema(0.9))
-    outcome = run(tmp_path, optimizer=tx, evalers={"raw": raw, "few": averaged})
-    average = mw.ema_params(outcome.state)
+    tx = optax.chain(optax.adam(0.05), mw.train.keep_ema(0.9))
+    outcome = run(tmp_path, optimizer=tx, evaluations={"raw": raw, "few": averaged})
+    average = mw.train.ema_params(outcome.state)
     assert outcome.scores["raw/loss"] == pytest.approx(exact(outcome.state.params, FEW).mean(), rel=1e-5)
     assert outcome.scores["few/loss"] == pytest.approx(exact(average, FEW).mean(), rel=1e-5)
     np.testing.assert_array_equal(outputs(tmp_path, 8)[0]["w"], np.ravel(average["w"]))
@@ -225,23 +228,26 @@ def test_an_evaluation_computes_in_a_dtype_of_its_own(tmp_path, train, evaluatio
         seen.append((len(key), str(params["w"].dtype)))
         return noisy_loss(params, batch, *key) if key else measure(params, batch)
 
-    evalers = {"all": mw.Evaler(seeing, EXAMPLES, batch_size=24, dtype=evaluation)}
-    run(tmp_path, max_step=2, loss=seeing, train_dtype=train, evalers=evalers)
+    evaluations = {"all": mw.Evaler(seeing, EXAMPLES, batch_size=24, dtype=evaluation)}
+    run(tmp_path, max_steps=2, loss=seeing, compute_dtype=train, evaluations=evaluations)
     assert sorted(seen) == [(0, evaluation or "float32"), (1, train or "float32")]
 
 
 def test_another_method_and_another_field_are_a_measure_of_their_own(tmp_path):
     texts = {"x": EXAMPLES["x"], "target": np.arange(60) % 2}
     predict = lambda params, batch: {"correct": (batch["x"] @ params["w"]).argmax(-1) == batch["target"]}
-    outcome = run(tmp_path, evalers={"texts": mw.Evaler(predict, texts, batch_size=24)})
+    outcome = run(tmp_path, evaluations={"texts": mw.Evaler(predict, texts, batch_size=24)})
     choice = (texts["x"] @ np.asarray(outcome.state.params["w"])).argmax(-1)
     assert outcome.scores == {"texts/correct": pytest.approx((choice == texts["target"]).mean())}
 
 
 def test_a_policy_of_the_step_can_wait_and_the_last_step_can_be_left_out(tmp_path):
     late = lambda step, least=5: step >= least and step % 2 == 0
-    evalers = {"late": mw.Evaler(measure, FEW, when=late), "never": mw.Evaler(measure, FEW, 9, at_end=False)}
-    outcome = run(tmp_path, max_step=7, evalers=evalers)
+    evaluations = {
+        "late": mw.Evaler(measure, FEW, when=late),
+        "never": mw.Evaler(measure, FEW, 9, at_end=False),
+    }
+    outcome = run(tmp_path, max_steps=7, evaluations=evaluations)
     assert steps(tmp_path, "late/loss") == [6, 7]
     assert outcome.scores.keys() == {"late/loss", "late/large"}
 
@@ -261,8 +267,8 @@ def below(folder):
 def informed(tmp_path_factory):
     """A run that evaluates when the reported loss is low, and what its policy was given."""
     folder = tmp_path_factory.mktemp("informed")
-    evalers, given = below(folder)
-    run(folder, evalers=evalers, log_every=2)
+    evaluations, given = below(folder)
+    run(folder, evaluations=evaluations, logging=mw.Logging(every=2))
     return folder, given
 
 
@@ -276,26 +282,26 @@ def test_a_policy_of_two_arguments_is_given_the_newest_report(informed):
 
 
 def test_a_run_that_is_killed_evaluates_at_the_same_steps(informed, tmp_path, monkeypatch):
-    evalers, _ = below(tmp_path)
+    evaluations, _ = below(tmp_path)
     with monkeypatch.context() as crashing:
         crash_at(7, crashing)
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path, evalers=evalers, log_every=2)
-    evalers, given = below(tmp_path)
-    run(tmp_path, evalers=evalers, log_every=2)
+            run(tmp_path, evaluations=evaluations, logging=mw.Logging(every=2))
+    evaluations, given = below(tmp_path)
+    run(tmp_path, evaluations=evaluations, logging=mw.Logging(every=2))
     assert given == informed[1][4:]
     assert reports(tmp_path, "low/loss") == reports(informed[0], "low/loss")
 
 
 def test_a_save_can_wait_for_several_evaluations_at_one_step(tmp_path, monkeypatch):
-    evalers = {"twos": mw.Evaler(measure, FEW, when=2), "threes": mw.Evaler(measure, FEW, when=3)}
+    evaluations = {"twos": mw.Evaler(measure, FEW, when=2), "threes": mw.Evaler(measure, FEW, when=3)}
     both = mw.Save(when=mw.engine.when_evaluated("twos", "threes"), keep=9)
     with monkeypatch.context() as crashing:
         crash_at(8, crashing)
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path, evalers=evalers, checkpoints=both)
+            run(tmp_path, evaluations=evaluations, save=both)
     assert saved(tmp_path) == [6]
-    run(tmp_path, evalers=evalers, checkpoints=both)
+    run(tmp_path, evaluations=evaluations, save=both)
     assert saved(tmp_path) == [6, 8]
 
 
@@ -306,7 +312,7 @@ def test_a_save_can_go_by_the_scores_of_its_very_step(tmp_path):
         seen[step] = scores
         return scores.get("all/loss", math.inf) < math.inf
 
-    run(tmp_path, evalers={"all": WHOLE}, checkpoints=mw.Save(when=when, keep=9), max_step=5)
+    run(tmp_path, evaluations={"all": WHOLE}, save=mw.Save(when=when, keep=9), max_steps=5)
     assert saved(tmp_path) == [2, 4, 5]
     assert [step for step, scores in seen.items() if scores == {}] == [1, 3]  # the last is saved anyway
     assert seen[4] == {name: dict(reports(tmp_path, name))[4] for name in ("all/loss", "all/large")}
@@ -314,14 +320,14 @@ def test_a_save_can_go_by_the_scores_of_its_very_step(tmp_path):
 
 def test_the_last_checkpoint_has_the_scores_of_the_last_evaluation(tmp_path):
     rare = mw.Evaler(measure, FEW, when=3)
-    outcome = run(tmp_path, evalers={"all": rare}, checkpoints=mw.Save(when=4), max_step=8)
+    outcome = run(tmp_path, evaluations={"all": rare}, save=mw.Save(when=4), max_steps=8)
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores
 
 
 def test_a_save_that_waits_for_what_there_is_not_is_refused(tmp_path):
     waiting = mw.Save(when=mw.engine.when_evaluated("al"))
     with pytest.raises(UsageError, match=r"'al'.*Did you mean 'all'\?\n  There are: all"):
-        run(tmp_path, evalers={"all": WHOLE}, checkpoints=waiting)
+        run(tmp_path, evaluations={"all": WHOLE}, save=waiting)
 
 
 @pytest.mark.parametrize("part", [lambda when: mw.Evaler(measure, FEW, when), mw.Save])
@@ -333,7 +339,7 @@ def test_a_policy_of_three_arguments_is_refused(part):
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, num_devices):
     layout = mw.Layout(mw.make_mesh("data=-1", jax.devices()[:num_devices]))
-    state = mw.init_state(init, optax.sgd(0.1), 0, layout)
+    state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
     OutputFiles(WRITING, layout, None, 0)(tmp_path / "outputs/few", 5, state)
     found = outputs(tmp_path, 5)
     assert [row["x"] for row in found] == FEW["x"].tolist()
@@ -342,7 +348,7 @@ def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, nu
 
 def test_the_last_checkpoint_has_the_scores_of_the_end_where_the_data_end_at_a_step_that_is_saved(tmp_path):
     given = mw.Input(EXAMPLES, batch_size=16, epochs=1)
-    evalers = {"few": mw.Evaler(measure, FEW, when=99)}
-    outcome = run(tmp_path, input=given, evalers=evalers, checkpoints=mw.Save(when=1))
+    evaluations = {"few": mw.Evaler(measure, FEW, when=99)}
+    outcome = run(tmp_path, input=given, evaluations=evaluations, save=mw.Save(when=1))
     assert outcome.step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores != {}

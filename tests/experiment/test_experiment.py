@@ -14,7 +14,7 @@ from meshwright.errors import InputError, Interrupted, UsageError
 
 def experiment(run, **more):
     evaler = mw.Evaler(measure, EXAMPLES, when=4, batch_size=24)
-    return described(run, **{"evalers": {"all": evaler}} | more)
+    return described(run, **{"evaluations": {"all": evaler}} | more)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,9 @@ def test_the_step_is_compiled_once_in_the_whole_run(tmp_path, monkeypatch):
 
 def test_a_finished_run_continues_when_it_is_told_to_go_further(finished):
     run, *_ = finished
-    after = mw.run(experiment(run, max_step=12))
+    after = mw.run(experiment(run, max_steps=12))
     assert after.step == 12
-    undisturbed = mw.run(experiment(run / "other", max_step=12))
+    undisturbed = mw.run(experiment(run / "other", max_steps=12))
     assert np.array_equal(after.state.params["w"], undisturbed.state.params["w"])
 
 
@@ -73,9 +73,9 @@ def test_under_another_default_implementation_of_keys_a_run_goes_on_to_the_bit(t
     def with_dropout(params, batch, key):
         return loss(params, {"x": batch["x"] * jax.random.bernoulli(key, 0.5, batch["x"].shape)}, key)
 
-    described = {"loss": with_dropout, "log_every": 1}
+    described = {"loss": with_dropout, "logging": mw.Logging(every=1)}
     mw.run(experiment(tmp_path / "undisturbed", **described))
-    mw.run(experiment(tmp_path / "changed", max_step=3, **described))
+    mw.run(experiment(tmp_path / "changed", max_steps=3, **described))
     before = jax.config.jax_default_prng_impl
     jax.config.update("jax_default_prng_impl", "rbg")
     try:
@@ -87,14 +87,14 @@ def test_under_another_default_implementation_of_keys_a_run_goes_on_to_the_bit(t
 
 def doing_at(step, act, monkeypatch):
     """Do something in the turn of one step, where a real run would be hit."""
-    beat = mw.Console.beat
+    on_step = mw.metrics.Console.on_step
     monkeypatch.setattr(
-        mw.Console, "beat", lambda self, tick: act() if tick.step == step else beat(self, tick)
+        mw.metrics.Console, "on_step", lambda self, tick: act() if tick.step == step else on_step(self, tick)
     )
 
 
 def test_a_crash_between_reports_and_saves_leaves_no_gap_and_no_overlap(tmp_path, monkeypatch):
-    odd = {"log_every": 5, "checkpoints": mw.Save(when=7), "max_step": 15}
+    odd = {"logging": mw.Logging(every=5), "save": mw.Save(when=7), "max_steps": 15}
     with monkeypatch.context() as crashing:
         doing_at(9, lambda: 1 / 0, crashing)
         with pytest.raises(ZeroDivisionError):
@@ -113,21 +113,21 @@ def test_a_run_that_is_told_to_stop_saves_and_does_not_evaluate(tmp_path, monkey
 
 
 def test_another_batch_size_continues_the_same_order(tmp_path):
-    mw.run(experiment(tmp_path, max_step=5))
-    mw.run(experiment(tmp_path, max_step=7, input=mw.Input(EXAMPLES, batch_size=8)))
+    mw.run(experiment(tmp_path, max_steps=5))
+    mw.run(experiment(tmp_path, max_steps=7, input=mw.Input(EXAMPLES, batch_size=8)))
     source = mw.open_source(tmp_path / "checkpoints")
     assert source.extra["data"]["samples"] == 5 * 16 + 2 * 8
 
 
 def test_other_data_than_before_is_refused(tmp_path):
-    mw.run(experiment(tmp_path, max_step=2))
+    mw.run(experiment(tmp_path, max_steps=2))
     fewer = {"x": EXAMPLES["x"][:32]}
     with pytest.raises(InputError, match="num_examples was 64, is 32"):
         mw.run(experiment(tmp_path, input=mw.Input(fewer, batch_size=16)))
 
 
 def test_another_model_than_before_is_refused_with_both_shapes(tmp_path):
-    mw.run(experiment(tmp_path, max_step=2))
+    mw.run(experiment(tmp_path, max_steps=2))
     with pytest.raises(InputError, match=r"(?s)params/w.*4, 2.*4, 3"):
         mw.run(experiment(tmp_path, model=lambda key: {"w": jnp.ones((4, 3))}))
 
@@ -140,19 +140,22 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"max_step": 0}, "Experiment.max_step is 0"),
+        ({"max_steps": 0}, "Experiment.max_steps is 0"),
         ({"microbatches": 3}, "microbatches=3 does not divide input.batch_size=16"),
         ({"log_every": -1}, "Experiment.log_every is -1"),
-        ({"max_step": 1e3}, r"Experiment\.max_step is 1000\.0; it must be int\."),
+        ({"max_steps": 1e3}, r"Experiment\.max_steps is 1000\.0; it must be int\."),
         ({"seed": True}, r"Experiment\.seed is True; it must be int\."),
         (
             {"mesh": None, "max_seconds": "9"},
             r"(?s)mesh is of type NoneType.*max_seconds is '9'; .* float or no",
         ),
         ({"input": EXAMPLES}, r"Experiment\.input is of type dict; it must be Input\."),
-        ({"evalers": {"all": measure}}, r"Experiment\.evalers is of type dict; it must be .*Mapping.*Evaler"),
+        (
+            {"evaluations": {"all": measure}},
+            r"Experiment\.evaluations is of type dict; it must be .*Mapping.*Evaler",
+        ),
         ({"loss": "loss"}, r"Experiment\.loss is 'loss'; it must be a function"),
-        ({"start_trace_steps": (1.5,)}, r"Experiment\.start_trace_steps is of type tuple; .*int"),
+        ({"profile": mw.Profile((1.5,))}, r"Experiment\.start_trace_steps is of type tuple; .*int"),
         ({"start_trace_process_indices": "some"}, r"start_trace_process_indices is 'some'"),
     ],
 )
@@ -163,7 +166,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
 
 def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_path):
     keep = mw.checkpoint.best("all/loss", "max")  # the loss falls, so that is the first
-    mw.run(experiment(tmp_path, checkpoints=mw.Save(when=4, keep=keep)))
+    mw.run(experiment(tmp_path, save=mw.Save(when=4, keep=keep)))
     left = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
     assert left == ["step_00000004", "step_00000010"]
 
@@ -179,15 +182,15 @@ def test_parts_refuse_their_own_values_by_name():
 
 def test_numbers_of_numpy_and_lists_will_do():
     made = experiment(
-        "runs/x", max_step=np.int64(3), max_seconds=np.float32(2), rules=[], start_trace_steps=[2]
+        "runs/x", max_steps=np.int64(3), max_seconds=np.float32(2), rules=[], start_trace_steps=[2]
     )
-    assert (made.max_step, made.max_seconds) == (3, 2.0)
+    assert (made.max_steps, made.max_seconds) == (3, 2.0)
 
 
 def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    mw.run(experiment("run", max_step=2, checkpoints=mw.Save(directory="elsewhere/run")))
-    assert mw.run(experiment("run", max_step=4, checkpoints=mw.Save(directory="elsewhere/run"))).step == 4
+    mw.run(experiment("run", max_steps=2, save=mw.Save(directory="elsewhere/run")))
+    assert mw.run(experiment("run", max_steps=4, save=mw.Save(directory="elsewhere/run"))).step == 4
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert mw.formats.open_source(checkpoints_of("run")).step == 4
     assert checkpoints_of("run") == str(tmp_path / "elsewhere" / "run")
@@ -195,8 +198,8 @@ def test_checkpoints_may_be_elsewhere_and_the_run_says_where(tmp_path, monkeypat
 
 def test_checkpoints_may_be_in_an_object_store(tmp_path, s3_run):
     save = mw.Save(when=4, directory=s3_run)
-    mw.run(experiment(tmp_path / "first", max_step=5, checkpoints=save))
-    continued = mw.run(experiment(tmp_path / "second", checkpoints=save))
+    mw.run(experiment(tmp_path / "first", max_steps=5, save=save))
+    continued = mw.run(experiment(tmp_path / "second", save=save))
     undisturbed = mw.run(experiment(tmp_path / "undisturbed"))
     assert np.array_equal(continued.state.params["w"], undisturbed.state.params["w"])
     assert checkpoints_of(str(tmp_path / "second")) == s3_run
@@ -205,9 +208,9 @@ def test_checkpoints_may_be_in_an_object_store(tmp_path, s3_run):
 @pytest.mark.parametrize("cast", ["bfloat16", [("params/w", jnp.bfloat16)]])
 def test_parameters_are_saved_in_another_dtype_and_cast_back(tmp_path, cast):
     save = mw.Save(cast=cast)
-    mw.run(experiment(tmp_path, max_step=2, checkpoints=save))
+    mw.run(experiment(tmp_path, max_steps=2, save=save))
     assert mw.open_source(tmp_path / "checkpoints").arrays()["params/w"].dtype.name == "bfloat16"
-    assert mw.run(experiment(tmp_path, max_step=3, checkpoints=save)).state.params["w"].dtype == np.float32
+    assert mw.run(experiment(tmp_path, max_steps=3, save=save)).state.params["w"].dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_checkpoints_that_cannot_be_are_refused_by_name_before_anything_starts(
     (tmp_path / "file").touch()
     monkeypatch.setattr(mw.train.Step, "compile", pytest.fail)
     with pytest.raises(UsageError, match=says):
-        mw.run(experiment("run", checkpoints=mw.Save(**save)))
+        mw.run(experiment("run", save=mw.Save(**save)))
 
 
 def test_a_save_refuses_its_own_values_by_name():
@@ -240,7 +243,7 @@ def test_a_save_refuses_its_own_values_by_name():
 def test_a_run_whose_time_is_over_is_saved_and_can_be_continued(tmp_path, finished):
     _, outcome, _ = finished
     with pytest.raises(Interrupted, match="max_seconds") as stopped:
-        mw.run(experiment(tmp_path, max_seconds=0.0))
+        mw.run(experiment(tmp_path, stop=mw.Stop(max_seconds=0.0)))
     assert stopped.value.exit_code == 75
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 1
     continued = mw.run(experiment(tmp_path))
@@ -248,9 +251,9 @@ def test_a_run_whose_time_is_over_is_saved_and_can_be_continued(tmp_path, finish
 
 
 def test_a_run_that_gets_no_better_is_done(tmp_path):
-    early = mw.no_better("all/loss", "max", patience=2)  # the loss falls, so by "max" it gets worse
+    early = mw.early_stopping("all/loss", "max", patience=2)  # the loss falls, so by "max" it gets worse
     evaler = mw.Evaler(measure, EXAMPLES, when=1)
-    described = {"evalers": {"all": evaler}, "max_step": 20, "stop_early": early}
+    described = {"evaluations": {"all": evaler}, "max_steps": 20, "stop": mw.Stop(early=early)}
     assert mw.run(experiment(tmp_path, **described)).step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 3
 
@@ -261,10 +264,13 @@ LOSSY = mw.checkpoint.best("all/lossy", "min")
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"stop_early": mw.no_better("all/lossy", "min", 3)}, r"^stop_early goes by 'all/lossy', which no"),
-        ({"checkpoints": mw.Save(keep=LOSSY)}, r"(?s)^checkpoints\.keep goes .* Did you mean 'all/loss'\?"),
         (
-            {"checkpoints": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)), "evalers": {}},
+            {"stop": mw.Stop(early=mw.early_stopping("all/lossy", "min", 3))},
+            r"^stop_early goes by 'all/lossy', which no",
+        ),
+        ({"save": mw.Save(keep=LOSSY)}, r"(?s)^checkpoints\.keep goes .* Did you mean 'all/loss'\?"),
+        (
+            {"save": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)), "evaluations": {}},
             r"(?s)^checkpoints\.keep goes by .* There are: none; give examples to evaluate on",
         ),
     ],
@@ -277,7 +283,7 @@ def test_a_policy_by_a_score_that_no_evaluation_gives_is_refused(tmp_path, monke
 
 def test_a_score_in_event_files_is_not_looked_for_among_the_evaluations(tmp_path):
     keep = mw.checkpoint.best("loss", "min", events=tmp_path)
-    assert mw.run(experiment(tmp_path, max_step=2, checkpoints=mw.Save(keep=keep))).step == 2
+    assert mw.run(experiment(tmp_path, max_steps=2, save=mw.Save(keep=keep))).step == 2
 
 
 @pytest.mark.parametrize(
@@ -286,14 +292,14 @@ def test_a_score_in_event_files_is_not_looked_for_among_the_evaluations(tmp_path
 def test_a_score_that_is_no_number_is_the_worst(scores, ends):
     for mode, sign in {"min": 1, "max": -1}.items():
         history = {step: {"all/loss": sign * score} for step, score in enumerate(scores)}
-        assert mw.no_better("all/loss", mode, patience=2)(history) == ends
+        assert mw.early_stopping("all/loss", mode, patience=2)(history) == ends
 
 
 def test_patience_outlives_a_restart(tmp_path):
-    early = mw.no_better("all/loss", "max", patience=4)
-    described = {"evalers": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop_early": early}
-    mw.run(experiment(tmp_path, **described, max_step=3))
-    assert mw.run(experiment(tmp_path, **described, max_step=20)).step == 5
+    early = mw.early_stopping("all/loss", "max", patience=4)
+    described = {"evaluations": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop": mw.Stop(early=early)}
+    mw.run(experiment(tmp_path, **described, max_steps=3))
+    assert mw.run(experiment(tmp_path, **described, max_steps=20)).step == 5
 
 
 def test_scores_from_before_a_restart_are_not_judged_again(tmp_path):
@@ -304,9 +310,13 @@ def test_scores_from_before_a_restart_are_not_judged_again(tmp_path):
         return False
 
     evaler = mw.Evaler(measure, EXAMPLES, when=4)
-    described = {"evalers": {"all": evaler}, "stop_early": never_enough, "log_every": 5}
+    described = {
+        "evaluations": {"all": evaler},
+        "stop": mw.Stop(early=never_enough),
+        "logging": mw.Logging(every=5),
+    }
     with pytest.raises(Interrupted):
-        mw.run(experiment(tmp_path, **described, max_seconds=0.0))
+        mw.run(experiment(tmp_path, **described, stop=mw.Stop(max_seconds=0.0)))
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 1
     asked.clear()
     mw.run(experiment(tmp_path, **described))
@@ -320,7 +330,7 @@ def test_a_run_computes_in_another_dtype_and_keeps_its_own(tmp_path):
         seen.append(params["w"].dtype)
         return loss(params, batch, key)
 
-    outcome = mw.run(experiment(tmp_path, loss=recording, train_dtype="bfloat16"))
+    outcome = mw.run(experiment(tmp_path, loss=recording, compute_dtype="bfloat16"))
     assert {str(dtype) for dtype in seen} == {"bfloat16"}
     assert outcome.state.params["w"].dtype == jnp.float32
 
@@ -328,5 +338,5 @@ def test_a_run_computes_in_another_dtype_and_keeps_its_own(tmp_path):
 def test_a_model_is_traced_for_its_outline_and_for_its_arrays_and_no_more(tmp_path):
     traced = []
     model = lambda key: traced.append(key) or init(key)
-    mw.run(experiment(tmp_path, model=model, max_step=1))
+    mw.run(experiment(tmp_path, model=model, max_steps=1))
     assert len(traced) == 2

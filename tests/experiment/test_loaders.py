@@ -44,9 +44,9 @@ def in_order(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", INPUTS)
 def test_what_is_read_in_any_way_trains_alike_and_goes_on_to_the_bit(kind, tmp_path, in_order):
-    for max_step in (3, 7, 10):
+    for max_steps in (3, 7, 10):
         described = mw.Input(INPUTS[kind](), 16, shuffle=False)
-        outcome = mw.run(experiment(tmp_path, input=described, max_step=max_step))
+        outcome = mw.run(experiment(tmp_path, input=described, max_steps=max_steps))
     assert params(outcome) == in_order[0]
     assert losses(tmp_path)[-1] == in_order[1][-1]
 
@@ -58,7 +58,7 @@ def test_a_stream_ends_the_run(tmp_path):
 @pytest.mark.parametrize("examples", [mw.Batched(DataLoader(LISTED, 16)), lambda: iter(LISTED), LISTED])
 def test_any_examples_can_be_evaluated_on(examples, tmp_path):
     evaler = mw.Evaler(measure, examples, when=10, batch_size=16)
-    outcome = mw.run(experiment(tmp_path, evalers={"all": evaler}))
+    outcome = mw.run(experiment(tmp_path, evaluations={"all": evaler}))
     expected = ((EXAMPLES["x"] @ np.asarray(outcome.state.params["w"])) ** 2).sum(-1).mean()
     assert outcome.scores["all/loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -81,7 +81,7 @@ def test_what_is_drawn_follows_the_seed_of_the_experiment(tmp_path):
         return example
 
     described = mw.Input(mw.mapped(watched, LISTED), 16, shuffle=False)
-    mw.run(experiment(tmp_path, input=described, max_step=8, seed=5))
+    mw.run(experiment(tmp_path, input=described, max_steps=8, seed=5))
     expected = {np.random.default_rng([5, epoch, i]).random() for epoch in (0, 1) for i in range(64)}
     assert expected <= seen
 
@@ -106,15 +106,15 @@ def reading(run, **more):
         "loss": text_loss,
         "optimizer": optax.sgd(0.01),
         "input": mw.Input(examples, 8),
-        "evalers": {"all": mw.Evaler(text_measure, examples, when=100, batch_size=8)},
+        "evaluations": {"all": mw.Evaler(text_measure, examples, when=100, batch_size=8)},
     }
     return experiment(run, **described | more)
 
 
 def test_examples_of_several_lengths_train_and_go_on_to_the_bit(tmp_path, caplog):
     whole = mw.run(reading(tmp_path / "whole"))
-    for max_step in (3, 10):
-        outcome = mw.run(reading(tmp_path / "stopped", max_step=max_step))
+    for max_steps in (3, 10):
+        outcome = mw.run(reading(tmp_path / "stopped", max_steps=max_steps))
     assert params(outcome) == params(whole)
     w = float(whole.state.params["w"])
     exact = np.mean([np.sum((w * text["tokens"] - 1) ** 2) for text in TEXTS])

@@ -22,7 +22,7 @@ def experiment():
 @pytest.fixture(scope="module")
 def run(experiment, tmp_path_factory):
     run = tmp_path_factory.mktemp("page")
-    mw.run(experiment(run=str(run)), origin={"target": "page:experiment"})
+    mw.run(experiment(workdir=str(run)), origin={"target": "page:experiment"})
     return run
 
 

@@ -58,7 +58,7 @@ def without_the_last_lines(run):
 def test_a_history_that_ends_before_the_checkpoint_is_told(tmp_path, capsys):
     mw.run(experiment(tmp_path))
     newest = without_the_last_lines(tmp_path)
-    mw.run(experiment(tmp_path, max_step=12))
+    mw.run(experiment(tmp_path, max_steps=12))
     said = f"metrics.jsonl ends at step {newest}: what was reported up to step 10 is lost"
     assert said in capsys.readouterr().err
 
@@ -66,7 +66,7 @@ def test_a_history_that_ends_before_the_checkpoint_is_told(tmp_path, capsys):
 def test_a_trainer_tells_it_too(tmp_path):
     fit(trainer(tmp_path))
     newest = without_the_last_lines(tmp_path)
-    fit(trainer(given=deployer(tmp_path)), n_epochs=3)
+    fit(trainer(given=deployer(tmp_path)), epochs=3)
     assert (
         f"metrics.jsonl ends at step {newest}: what was reported up to step"
         in (tmp_path / "log.txt").read_text()
@@ -75,7 +75,7 @@ def test_a_trainer_tells_it_too(tmp_path):
 
 def test_a_whole_history_is_told_of_by_nothing(tmp_path, capsys, caplog):
     mw.run(experiment(tmp_path))
-    mw.run(experiment(tmp_path, max_step=12))
+    mw.run(experiment(tmp_path, max_steps=12))
     assert "is lost" not in capsys.readouterr().err + caplog.text
 
 
@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_is_told_without_a_traceback(tmp_path, caplog):
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
 
     with pytest.raises(MeshwrightError, match=r"a disk is full: .*No space left on device: '/tmp/x'"):
-        mw.run(experiment(tmp_path, checkpoints=mw.Save(when=full)))
+        mw.run(experiment(tmp_path, save=mw.Save(when=full)))
 
 
 def test_a_page_that_a_disk_has_no_room_for_is_no_traceback(tmp_path, caplog):

@@ -19,7 +19,7 @@ def outcome(run):
 
 def test_a_run_that_is_done_says_so_and_has_a_page(tmp_path):
     evaler = mw.Evaler(measure, EXAMPLES)
-    found = mw.run(experiment(tmp_path, evalers={"all": evaler}))
+    found = mw.run(experiment(tmp_path, evaluations={"all": evaler}))
     told = {"ended": "finished", "step": 10, "scores": {"all/loss": found.scores["all/loss"]}}
     assert outcome(tmp_path) == told | {"seconds": found.seconds}
     assert "finished" in (tmp_path / "report.html").read_text()
@@ -27,7 +27,7 @@ def test_a_run_that_is_done_says_so_and_has_a_page(tmp_path):
 
 def test_a_run_that_is_stopped_says_so_and_its_page_has_the_checkpoint(tmp_path):
     with pytest.raises(Interrupted):
-        mw.run(experiment(tmp_path, max_seconds=0, log_every=3))
+        mw.run(experiment(tmp_path, stop=mw.Stop(max_seconds=0), logging=mw.Logging(every=3)))
     assert outcome(tmp_path)["ended"] == "stopped"
     page = (tmp_path / "report.html").read_text()
     assert "stopped after step 1: max_seconds is over" in page
@@ -77,14 +77,14 @@ def test_a_tracker_that_is_not_installed_ends_the_run_before_its_first_step(tmp_
         raise UsageError("absent is not installed")
 
     with pytest.raises(UsageError, match="absent is not installed"):
-        mw.run(experiment(tmp_path, trackers=(absent,)))
+        mw.run(experiment(tmp_path, logging=mw.Logging(trackers=(absent,))))
 
 
 def test_a_start_that_is_refused_leaves_what_was_written_of_the_run_before(tmp_path):
     mw.run(experiment(tmp_path))
     before = outcome(tmp_path)
     with pytest.raises(UsageError):
-        mw.run(experiment(tmp_path, max_step=20, mesh="data=3"))
+        mw.run(experiment(tmp_path, max_steps=20, mesh="data=3"))
     assert outcome(tmp_path) == before
 
 

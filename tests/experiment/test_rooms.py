@@ -31,9 +31,9 @@ def recorded(seen):
 
 def test_the_first_mesh_rule_for_the_hardware_changes_the_run(tmp_path):
     rules = (
-        ("TPU.*", mw.edit(max_step=99)),
-        ("cpu:8", mw.edit(max_step=3, microbatches=2)),
-        (".*", mw.edit()),
+        ("TPU.*", mw.override(max_steps=99)),
+        ("cpu:8", mw.override(max_steps=3, microbatches=2)),
+        (".*", mw.override()),
     )
     outcome = mw.run(experiment(tmp_path, mesh_rules=rules))
     assert outcome.step == 3
@@ -41,13 +41,16 @@ def test_the_first_mesh_rule_for_the_hardware_changes_the_run(tmp_path):
 
 
 def test_where_no_mesh_rule_matches_the_run_is_as_described_and_says_so(tmp_path, capsys):
-    assert mw.run(experiment(tmp_path, max_step=2, mesh_rules=(("TPU.*", mw.edit(max_step=99)),))).step == 2
+    assert (
+        mw.run(experiment(tmp_path, max_steps=2, mesh_rules=(("TPU.*", mw.override(max_steps=99)),))).step
+        == 2
+    )
     assert "no mesh rule for 'cpu:8'" in capsys.readouterr().err
 
 
 def test_a_rule_for_other_hardware_that_names_no_field_is_an_error_here(tmp_path):
     with pytest.raises(UsageError, match=r"mesh_rules: .*TPU.*'microbatch' \(did you mean 'microbatches'"):
-        mw.run(experiment(tmp_path, mesh_rules=(("TPU.*", mw.edit(microbatch=2)),)))
+        mw.run(experiment(tmp_path, mesh_rules=(("TPU.*", mw.override(microbatch=2)),)))
 
 
 def test_rules_that_nobody_gives_are_read_off_the_loss(tmp_path):
@@ -57,7 +60,7 @@ def test_rules_that_nobody_gives_are_read_off_the_loss(tmp_path):
     def of_wide(params, batch, key):
         return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"]) ** 2).mean()
 
-    described = {"model": wide, "loss": of_wide, "mesh": "data=2,tensor=4", "max_step": 1}
+    described = {"model": wide, "loss": of_wide, "mesh": "data=2,tensor=4", "max_steps": 1}
     params = mw.run(experiment(tmp_path, **described)).state.params
     assert (params["up"].sharding.spec, params["down"].sharding.spec) == (P(None, "tensor"), P("tensor"))
 
@@ -74,7 +77,7 @@ def test_a_functional_model_splits_by_its_own_names(tmp_path):
     def of_model(params, batch, key):
         return (model.apply(params, batch["x"]) ** 2).mean()
 
-    described = {"model": model, "loss": of_model, "mesh": "data=2,tensor=4", "max_step": 1}
+    described = {"model": model, "loss": of_model, "mesh": "data=2,tensor=4", "max_steps": 1}
     kernel = mw.run(experiment(tmp_path, **described)).state.params["kernel"]
     assert kernel.sharding.spec == P("tensor")  # what the loss does alone would split the other dimension
 
@@ -88,7 +91,7 @@ def test_a_large_array_that_stays_whole_is_told_with_its_bytes_and_what_to_do(tm
         x = x + jax.nn.relu(x @ params["up"]) @ params["down"]
         return jax.nn.logsumexp(x @ params["embedding"].T, axis=-1).mean()
 
-    mw.run(experiment(tmp_path, model=tied, loss=of_tied, mesh="data=4,tensor=2", max_step=1))
+    mw.run(experiment(tmp_path, model=tied, loss=of_tied, mesh="data=4,tensor=2", max_steps=1))
     assert re.search(
         r"params/embedding 32001 × 16 \(1.95 MiB\) stays whole on every device: "
         r"32001 rows do not divide by 2 \(tensor\); pad them to 32002",
@@ -97,7 +100,7 @@ def test_a_large_array_that_stays_whole_is_told_with_its_bytes_and_what_to_do(tm
 
 
 def test_without_rules_all_is_replicated(tmp_path):
-    outcome = mw.run(experiment(tmp_path, rules=(), mesh="fsdp=8", max_step=2))
+    outcome = mw.run(experiment(tmp_path, rules=(), mesh="fsdp=8", max_steps=2))
     assert outcome.state.params["w"].sharding.spec == P()
 
 
@@ -110,7 +113,7 @@ def test_the_batch_is_split_over_its_axes(tmp_path, names):
         return loss(params, batch, key)
 
     described = {"mesh": "data=4,fsdp=2", "rules": (mw.match("w", "fsdp"),), "batch_axis_names": names}
-    mw.run(experiment(tmp_path, loss=looking, max_step=1, **described))
+    mw.run(experiment(tmp_path, loss=looking, max_steps=1, **described))
     ways = 4 if names == ("data",) else 8
     assert {sharding.shard_shape((16, 4)) for sharding in seen} == {(16 // ways, 4)}
 
@@ -125,19 +128,26 @@ def test_trackers_hear_all_reports_and_are_closed(tmp_path):
 
 def test_histograms_that_the_loss_returns_are_reported_and_a_run_with_them_goes_on(tmp_path):
     def counting(params, batch, key):
-        return loss(params, batch, key), {"x": mw.Histogram.of(batch["x"])}
+        return loss(params, batch, key), {"x": mw.metrics.Histogram.of(batch["x"])}
 
     heard = {}
-    for max_step in (2, 4):
-        mw.run(experiment(tmp_path, loss=counting, max_step=max_step, trackers=(heard.__setitem__,)))
+    for max_steps in (2, 4):
+        mw.run(
+            experiment(
+                tmp_path,
+                loss=counting,
+                max_steps=max_steps,
+                logging=mw.Logging(trackers=(heard.__setitem__,)),
+            )
+        )
     assert heard[4]["x"].bins()[0].sum() == 2 * 16 * 4
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "x" in line] == [2, 4]
 
 
 def test_the_size_of_the_state_is_reported_at_the_start_of_each_attempt(tmp_path):
-    mw.run(experiment(tmp_path, max_step=2))
-    mw.run(experiment(tmp_path, max_step=4))
+    mw.run(experiment(tmp_path, max_steps=2))
+    mw.run(experiment(tmp_path, max_steps=4))
     sizes = [
         (r["step"], r["num_params"])
         for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")
@@ -170,8 +180,8 @@ def test_reports_tell_how_well_the_devices_are_used_as_far_as_that_is_known(
 
 
 def test_profiles_are_where_tensorboard_looks_and_one_cut_by_the_end_is_closed(tmp_path):
-    mw.run(experiment(tmp_path / "first", start_trace_steps=(2, 9)))
-    mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), num_trace_steps=1, max_step=1))
+    mw.run(experiment(tmp_path / "first", profile=mw.Profile((2, 9))))
+    mw.run(experiment(tmp_path / "second", profile=mw.Profile((1,), num_steps=1), max_steps=1))
     found = sorted(path.parent.name for path in tmp_path.glob("*/plugins/profile/*/*.xplane.pb"))
     assert found == ["step_1", "step_2", "step_9"]
 
@@ -181,10 +191,10 @@ def test_a_profile_cut_by_an_error_is_closed_and_the_next_run_can_take_one(tmp_p
         yield from ({"x": row} for row in EXAMPLES["x"][:48])
         raise OSError("the disk is gone")
 
-    described = {"start_trace_steps": (2,), "input": mw.Input(failing, batch_size=16, shuffle=False)}
+    described = {"profile": mw.Profile((2,)), "input": mw.Input(failing, batch_size=16, shuffle=False)}
     with pytest.raises(OSError, match="the disk is gone"):
         mw.run(experiment(tmp_path / "first", **described))
-    mw.run(experiment(tmp_path / "second", start_trace_steps=(1,), max_step=1))
+    mw.run(experiment(tmp_path / "second", profile=mw.Profile((1,)), max_steps=1))
     assert list(tmp_path.glob("second/plugins/profile/step_1/*.xplane.pb"))
 
 
@@ -201,7 +211,9 @@ def test_the_watchdog_tells_of_a_step_that_does_not_end_and_the_run_goes_on(tmp_
         return tracker
 
     with caplog.at_level(logging.ERROR, "meshwright"):
-        outcome = mw.run(experiment(tmp_path, trackers=(slow_once(),), watchdog_timeout_seconds=0.2))
+        outcome = mw.run(
+            experiment(tmp_path, logging=mw.Logging(trackers=(slow_once(),)), watchdog=mw.Watchdog(0.2))
+        )
     assert outcome.step == 10
     assert "in write" in caplog.text
 
@@ -250,9 +262,9 @@ def hanging_in(phase, hang):
         "start": lambda: {"model": lambda key: hang() or init(key)},
         "first_batch": lambda: {"input": mw.Input(first, batch_size=16, shuffle=False)},
         "restore": lambda: {"init_state_builder": lambda target: hang() or {}},
-        "compile": lambda: {"evalers": {"all": mw.Evaler(traced, EXAMPLES, batch_size=64)}},
-        "evaluation": lambda: {"evalers": {"all": mw.Evaler(measure, Rows(), when, batch_size=64)}},
-        "save": lambda: {"checkpoints": mw.Save(keep=lambda scores: hang() or set(scores))},
+        "compile": lambda: {"evaluations": {"all": mw.Evaler(traced, EXAMPLES, batch_size=64)}},
+        "evaluation": lambda: {"evaluations": {"all": mw.Evaler(measure, Rows(), when, batch_size=64)}},
+        "save": lambda: {"save": mw.Save(keep=lambda scores: hang() or set(scores))},
     }[phase]()
 
 
@@ -263,14 +275,14 @@ def test_the_watchdog_sees_a_hang_in_any_phase_and_names_it(tmp_path, phase):
     try:
         timeouts = {"step": 60, phase: 0.05}
         described = hanging_in(phase, heard.hang)
-        assert mw.run(experiment(tmp_path, watchdog_timeout_seconds=timeouts, **described)).step == 10
+        assert mw.run(experiment(tmp_path, watchdog=mw.Watchdog(timeouts), **described)).step == 10
     finally:
         logging.getLogger("meshwright").removeHandler(heard)
 
 
 def test_a_timeout_of_no_phase_is_named(tmp_path):
     with pytest.raises(UsageError, match="there is no phase evaluations"):
-        experiment(tmp_path, watchdog_timeout_seconds={"step": 60, "evaluations": 5})
+        experiment(tmp_path, watchdog=mw.Watchdog({"step": 60, "evaluations": 5}))
 
 
 def test_no_thread_is_left_when_the_data_fail(tmp_path):
@@ -288,9 +300,11 @@ def test_no_thread_is_left_when_the_data_fail(tmp_path):
 
 
 def test_parameter_noise_is_in_training_alone(tmp_path):
-    described = {"evalers": {"all": mw.Evaler(lambda p, b: {"w": b["x"][:, 0] * 0 + p["w"][0, 0]}, EXAMPLES)}}
-    plain = mw.run(experiment(tmp_path / "plain", max_step=1, **described))
-    noisy = mw.run(experiment(tmp_path / "noisy", max_step=1, parameter_noise=((".*", 0.1),), **described))
+    described = {
+        "evaluations": {"all": mw.Evaler(lambda p, b: {"w": b["x"][:, 0] * 0 + p["w"][0, 0]}, EXAMPLES)}
+    }
+    plain = mw.run(experiment(tmp_path / "plain", max_steps=1, **described))
+    noisy = mw.run(experiment(tmp_path / "noisy", max_steps=1, parameter_noise=((".*", 0.1),), **described))
     assert losses(tmp_path / "plain") != losses(tmp_path / "noisy")
     assert noisy.scores["all/w"] == pytest.approx(float(noisy.state.params["w"][0, 0]))
     assert plain.scores["all/w"] != noisy.scores["all/w"]
@@ -310,8 +324,8 @@ def test_a_rematerialisation_policy_that_there_is_not_is_named(tmp_path):
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("restored", [True, False])
 def test_a_run_goes_on_with_or_without_the_place_of_its_data(tmp_path, saved, restored):
-    mw.run(experiment(tmp_path, max_step=5, save_input_iterator=saved))
-    mw.run(experiment(tmp_path, max_step=6, save_input_iterator=restored))
+    mw.run(experiment(tmp_path, max_steps=5, save=mw.Save(data_position=saved)))
+    mw.run(experiment(tmp_path, max_steps=6, save=mw.Save(data_position=restored)))
     stood = mw.open_source(tmp_path / "checkpoints").extra["data"]
     read_since = 6 * 16 if saved else 16
     assert stood == ({"samples": read_since, "seed": 0, "num_examples": 64} if restored else "not saved")
@@ -322,12 +336,12 @@ def test_compiled_programs_are_kept_with_the_run_and_only_for_it(tmp_path):
     kept = sorted((tmp_path / "compile_cache").iterdir())
     assert kept
     assert jax.config.jax_compilation_cache_dir is None
-    mw.run(experiment(tmp_path, max_step=12))
+    mw.run(experiment(tmp_path, max_steps=12))
     assert sorted((tmp_path / "compile_cache").iterdir()) == kept
 
 
 def test_no_program_is_kept_where_that_is_not_wanted(tmp_path):
-    mw.run(experiment(tmp_path, max_step=1, compile_cache=False))
+    mw.run(experiment(tmp_path, max_steps=1, compile_cache=False))
     assert not (tmp_path / "compile_cache").exists()
 
 
@@ -337,21 +351,21 @@ def test_a_loss_that_is_infinite_ends_the_run(tmp_path):
 
 
 def test_a_run_that_goes_on_with_another_seed_is_refused(tmp_path):
-    mw.run(experiment(tmp_path, max_step=2))
+    mw.run(experiment(tmp_path, max_steps=2))
     with pytest.raises(InputError, match="seed was 0, is 1"):
         mw.run(experiment(tmp_path, seed=1))
 
 
 def test_norms_of_single_parameters_are_reported_where_they_are_asked_for(tmp_path):
-    mw.run(experiment(tmp_path, norms="w", max_step=1))
+    mw.run(experiment(tmp_path, norms="w", max_steps=1))
     report = next(r for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl") if "loss" in r)
     assert report["grad_norm/w"] == pytest.approx(report["grad_norm"])
 
 
 def test_a_batch_that_is_wider_than_train_dtype_is_told_before_the_first_step(tmp_path, capsys):
-    mw.run(experiment(tmp_path, train_dtype="bfloat16", max_step=1))
+    mw.run(experiment(tmp_path, compute_dtype="bfloat16", max_steps=1))
     assert "x of the batch is wider than bfloat16" in capsys.readouterr().err
     halves = {"x": EXAMPLES["x"].astype(jnp.bfloat16)}
     given = mw.Input(halves, batch_size=16)
-    mw.run(experiment(tmp_path / "narrow", train_dtype="bfloat16", input=given, max_step=1))
+    mw.run(experiment(tmp_path / "narrow", compute_dtype="bfloat16", input=given, max_steps=1))
     assert "wider than" not in capsys.readouterr().err

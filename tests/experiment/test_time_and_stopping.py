@@ -17,8 +17,8 @@ def worse(params, batch):
 
 
 def described(tmp_path, **more):
-    evalers = {"all": mw.Evaler(measure, EXAMPLES, when=5)}
-    return experiment(tmp_path, **{"max_step": 20, "evalers": evalers} | more)
+    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=5)}
+    return experiment(tmp_path, **{"max_steps": 20, "evaluations": evaluations} | more)
 
 
 def evaluated(tmp_path):
@@ -31,21 +31,31 @@ def test_attempts_that_time_ends_evaluate_where_an_undisturbed_run_does(tmp_path
     slow = lambda step, values: time.sleep(0.2)
     for _ in itertools.count():
         with contextlib.suppress(Interrupted):
-            mw.run(described(tmp_path / "cut", max_seconds=2.0, log_every=1, trackers=(slow,)))
+            mw.run(
+                described(
+                    tmp_path / "cut",
+                    stop=mw.Stop(max_seconds=2.0),
+                    logging=mw.Logging(every=1, trackers=(slow,)),
+                )
+            )
             break
     assert evaluated(tmp_path / "cut") == evaluated(tmp_path / "undisturbed") == [5, 10, 15, 20]
 
 
 def test_time_is_looked_at_after_each_step(tmp_path):
     with pytest.raises(Interrupted, match="after step 1: max_seconds is over"):
-        mw.run(described(tmp_path, max_seconds=1e-9, log_every=50))
+        mw.run(described(tmp_path, stop=mw.Stop(max_seconds=1e-9), logging=mw.Logging(every=50)))
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 1
 
 
 def stopping(tmp_path, patience=2, **more):
-    evalers = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
+    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
     return experiment(
-        tmp_path, evalers=evalers, stop_early=mw.no_better("all/e", "min", patience), max_step=30, **more
+        tmp_path,
+        evaluations=evaluations,
+        stop=mw.Stop(early=mw.early_stopping("all/e", "min", patience)),
+        max_steps=30,
+        **more,
     )
 
 
@@ -68,7 +78,7 @@ def test_the_history_after_a_restart_holds_scores_and_nothing_else(tmp_path):
         seen.append({step: dict(scores) for step, scores in history.items()})
         return False
 
-    evalers = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
-    mw.run(experiment(tmp_path, evalers=evalers, stop_early=look, max_step=4))
-    mw.run(experiment(tmp_path, evalers=evalers, stop_early=look, max_step=8))
+    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
+    mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=look), max_steps=4))
+    mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=look), max_steps=8))
     assert seen[-1] == {step: {"all/e": 1.0} for step in (2, 4, 6, 8)}

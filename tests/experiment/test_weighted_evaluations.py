@@ -25,7 +25,7 @@ def of_tokens(params, batch):
 
 def run(tmp_path, **evaler):
     described = {"measure": of_tokens, "examples": TEXTS, "batch_size": 8, "when": 99} | evaler
-    return mw.run(experiment(tmp_path, evalers={"texts": mw.Evaler(**described)})).scores
+    return mw.run(experiment(tmp_path, evaluations={"texts": mw.Evaler(**described)})).scores
 
 
 def test_each_token_counts_once_whatever_the_length_of_its_text(tmp_path):
@@ -41,21 +41,21 @@ def test_a_score_may_be_computed_from_those_over_all_examples(tmp_path):
 def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
     best = mw.checkpoint.best("texts/perplexity", "min")
     texts = mw.Evaler(of_tokens, TEXTS, when=2, batch_size=8, derive=lambda s: {"perplexity": s["nll"] ** 2})
-    outcome = mw.run(experiment(tmp_path, evalers={"texts": texts}, checkpoints=mw.Save(when=2, keep=best)))
+    outcome = mw.run(experiment(tmp_path, evaluations={"texts": texts}, save=mw.Save(when=2, keep=best)))
     assert "texts/perplexity" in outcome.scores
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"derive": lambda scores: {"x": scores["loss"]}}, r"^evalers.texts.derive: .*KeyError: 'loss'"),
-        ({"derive": lambda scores: 1.0}, r"^evalers.texts.derive: .*returns numbers by name"),
-        ({"derive": lambda scores: {"nll": 1.0}}, r"^evalers.texts.derive returns 'nll', which"),
+        ({"derive": lambda scores: {"x": scores["loss"]}}, r"^evaluations.texts.derive: .*KeyError: 'loss'"),
+        ({"derive": lambda scores: 1.0}, r"^evaluations.texts.derive: .*returns numbers by name"),
+        ({"derive": lambda scores: {"nll": 1.0}}, r"^evaluations.texts.derive returns 'nll', which"),
         (
             {"measure": lambda params, batch: {"nll": mw.Mean.of(batch["x"])}},
-            r"(?s)^evalers.texts.measure: .*nll.total has shape \(\).*mw.Mean\(sums, weights\)",
+            r"(?s)^evaluations.texts.measure: .*nll.total has shape \(\).*mw.Mean\(sums, weights\)",
         ),
-        ({"measure": lambda params, batch: batch["x"]}, r"^evalers.texts.measure: .*values by name"),
+        ({"measure": lambda params, batch: batch["x"]}, r"^evaluations.texts.measure: .*values by name"),
     ],
 )
 def test_what_gives_no_scores_is_refused_before_the_first_step(tmp_path, wrong, says):

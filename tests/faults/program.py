@@ -62,7 +62,7 @@ class Rows:
         return {"x": np.full(4, i / ROWS, np.float32)}
 
 
-def experiment(run: str, what: str, where: str) -> mw.Experiment:
+def experiment(workdir: str, what: str, where: str) -> mw.Experiment:
     """Return the experiment, the same on all processes, with a place for the fault."""
     here = lambda place: commit if place == where else None
 
@@ -91,19 +91,19 @@ def experiment(run: str, what: str, where: str) -> mw.Experiment:
 
     rows = Rows(here("first batch"), compared=0) if where == "first batch" else Rows(here("data"), after=20)
     if act := here("save"):
-        checkpoints = Path(run, "checkpoints")
+        checkpoints = Path(workdir, "checkpoints")
         writing = lambda event: act() if event == "fsync" else None
         before_each_file_operation(checkpoints, writing)
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=lambda key: {"w": jax.random.normal(key, (4, 2))},
         loss=loss,
         optimizer=optax.sgd(0.01),
         input=mw.Input(rows, batch_size=16),
-        max_step=6,
-        evalers={"all": mw.Evaler(values, Rows(here("evaluation")), when, batch_size=16)},
-        checkpoints=mw.Save(when=2),
-        log_every=1,
+        max_steps=6,
+        evaluations={"all": mw.Evaler(values, Rows(here("evaluation")), when, batch_size=16)},
+        save=mw.Save(when=2),
+        logging=mw.Logging(every=1),
         watchdog_timeout_seconds=TIMEOUTS if what == "sleep" else None,
         crash_on_hang=True,
         compile_cache=False,
@@ -121,7 +121,7 @@ def main(said: str) -> None:
     mw.process.start(timeout_seconds=60)
     is_it = os.environ["JAX_PROCESS_ID"] == str(who)
     if is_it:
-        ARMED.append(lambda: act(what, Path(run, "acted")))
+        ARMED.append(lambda: act(what, Path(workdir, "acted")))
     if where == "before the first collective":
         commit()
     mw.run(experiment(run, what, where))

@@ -66,7 +66,7 @@ def test_an_optimizers_state_alone_is_written_too(tmp_path):
 
 
 def test_a_state_of_ours_has_the_names_of_t5x(tmp_path, mesh):
-    state = mw.state_from({"w": jnp.ones((8, 4))}, optax.adam(0.1), 3, mw.Layout(mesh))
+    state = mw.train.state_from({"w": jnp.ones((8, 4))}, optax.adam(0.1), 3, mw.Layout(mesh))
     found = t5x.read(export_t5x(state, tmp_path, step=0, dtype="bfloat16"))
     assert found.keys() == {
         "target/w",

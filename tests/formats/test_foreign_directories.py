@@ -100,7 +100,7 @@ def test_a_step_may_be_chosen_and_is_the_newest_otherwise(place):
 
 
 def test_a_run_starts_from_the_step_that_is_chosen(place, mesh):
-    target = mw.abstract_state(lambda key: weights(0)["params"], optax.sgd(0.1), mw.Layout(mesh))
+    target = mw.train.abstract_state(lambda key: weights(0)["params"], optax.sgd(0.1), mw.Layout(mesh))
     assign = [("params/w", NAMES.get(place.name, "params/w"))]
     for step in (1, 10):
         given = mw.from_checkpoint(str(place), step=step, assign=assign)(target)

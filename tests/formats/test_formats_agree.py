@@ -110,7 +110,7 @@ def init(key):
 
 
 def test_a_run_starts_from_it(place, mesh):
-    target = mw.abstract_state(init, optax.sgd(0.1), mw.Layout(mesh))
+    target = mw.train.abstract_state(init, optax.sgd(0.1), mw.Layout(mesh))
     prefix = "target/" if open_source(place).format == "T5X" else ""
     given = mw.from_checkpoint(
         place,
@@ -132,7 +132,7 @@ def test_a_run_starts_from_a_real_run_of_seqax(tmp_path, mesh):
     def init(key):
         return {"embed": np.zeros(wanted.shape, wanted.dtype)}
 
-    target = mw.abstract_state(init, optax.sgd(0.1), mw.Layout(mesh))
+    target = mw.train.abstract_state(init, optax.sgd(0.1), mw.Layout(mesh))
     build = mw.from_checkpoint(
         str(tmp_path / "train_tiny/0000000004"), "params/.*", assign=[("params/(.*)", r"weights/\1")]
     )

@@ -27,10 +27,10 @@ STDLIB_FILE = json.__file__
 """A text of some length to learn, the same for all commits."""
 
 SMALL = (
-    *("steps=60", "layers=1", "length=64", "evaluated=16384", "log_every=1", "checkpoints.when=10"),
-    *("evalers.held_out.when=10", "evalers.train.when=25"),
+    *("steps=60", "layers=1", "length=64", "evaluated=16384", "logging.every=1", "save.when=10"),
+    *("evaluations.held_out.when=10", "evaluations.train.when=25"),
 )
-DECODER = (f"file={STDLIB_FILE}", "batch_size=8", "log_every=1")
+DECODER = (f"file={STDLIB_FILE}", "batch_size=8", "logging.every=1")
 CASES = {
     "batch_norm": ("batch_norm.py",),
     "digits": ("digits.py",),
@@ -39,15 +39,15 @@ CASES = {
     "digits_linen": ("digits_linen.py",),
     "digits_nnx": ("digits_nnx.py",),
     "finetune": ("finetune.py",),
-    "decoder": ("decoder.py", *DECODER, "mesh=data=8", "length=16", "steps=20", "train_dtype=none"),
+    "decoder": ("decoder.py", *DECODER, "mesh=data=8", "length=16", "steps=20", "compute_dtype=none"),
     "decoder, split": ("decoder.py", *DECODER, "length=64", "steps=10", "mesh=fsdp=4,tensor=2"),
-    "source_code": ("source_code.py", "run=run", *SMALL),
+    "source_code": ("source_code.py", "workdir=run", *SMALL),
     "finetune_source_code": (
         *("finetune_source_code.py", "base=../source_code/run", "steps=20", "layers=1", "length=64"),
-        *("log_every=1", "batch_size=8"),
+        *("logging.every=1", "batch_size=8"),
     ),
-    "demo digits": ("demo", "digits", "run=run", "steps=120", "log_every=1"),
-    "demo text": ("demo", "text", "run=run", "steps=30", "log_every=1"),
+    "demo digits": ("demo", "digits", "workdir=run", "steps=120", "logging.every=1"),
+    "demo text": ("demo", "text", "workdir=run", "steps=30", "logging.every=1"),
 }
 """Each example as it is run: the program, or `demo`, and its words. `finetune_source_code` reads what
 `source_code` left."""
@@ -154,7 +154,7 @@ def runs(src: Path, out: Path, programs: Path) -> None:
 
 
 def _both(src: Path, cwd: Path, programs: Path, steps: int) -> None:
-    words = ("train", "small:experiment", "run=small", f"steps={steps}")
+    words = ("train", "small:experiment", "workdir=small", f"steps={steps}")
     run(src, cwd, "-m", "meshwright", *words, also=programs)
     run(src, cwd, programs / "trained.py", "trained", str(steps), also=programs)
 

@@ -55,7 +55,7 @@ def test_an_old_checkpoint_reads_as_it_was_to_the_bit(name):
 def test_an_old_checkpoint_is_restored_onto_any_mesh_to_the_bit(name, mesh, here):
     small = importlib.import_module("small")
     rules = small.experiment().rules
-    target = mw.abstract_state(small.init, small.optimizer(), mw.Layout(mw.make_mesh(mesh), rules))
+    target = mw.train.abstract_state(small.init, small.optimizer(), mw.Layout(mw.make_mesh(mesh), rules))
     restored = mw.restore(mw.open_source(here / name / "checkpoints"), target)
     assert digests(restored) == RUNS[name]["leaves"]
 
@@ -84,7 +84,7 @@ def test_an_old_run_is_inspected_as_a_whole(here, capsys):
 
 def test_old_runs_are_listed_with_their_best_scores(here, capsys):
     found = {run["run"]: run for run in shown(capsys, "runs", ".")["runs"]}
-    assert {"state": "finished", "step": 12, "max_step": 12}.items() <= found["small"].items()
+    assert {"state": "finished", "step": 12, "max_steps": 12}.items() <= found["small"].items()
     assert found["small"]["best"]["test/accuracy"] == {"step": 8, "value": 0.725, "mode": "max"}
     assert found["trained"]["step"] == 12
     assert found["trained"]["best"]["eval_accuracy"]["value"] == 0.8

@@ -186,7 +186,16 @@ def test_a_directory_that_cannot_be_written_to_is_told(compiled, tmp_path):
 def test_the_command_writes_the_step_of_an_experiment(no_graphviz, capsys):
     target = "meshwright.demo.digits:experiment"
     assert (
-        main(["hlo", target, "mesh=data=4,tensor=2", f"run={no_graphviz}/run", "--to", f"{no_graphviz}/hlo"])
+        main(
+            [
+                "hlo",
+                target,
+                "mesh=data=4,tensor=2",
+                f"workdir={no_graphviz}/run",
+                "--to",
+                f"{no_graphviz}/hlo",
+            ]
+        )
         == 0
     )
     shown = capsys.readouterr().out

@@ -231,7 +231,7 @@ def test_what_processes_compare_leaves_out_what_each_loader_has_of_its_own():
 
 @pytest.mark.parametrize("loader", [DataLoader(examples(10), 4), lambda: dataset(10).batch(4)])
 def test_evaluation_counts_the_last_smaller_batch_too(loader):
-    found = list(mw.padded_batches(mw.Batched(loader), 4, SHARDING))
+    found = list(mw.input.padded_batches(mw.Batched(loader), 4, SHARDING))
     counted = [i for batch, weights in found for i, w in zip(batch["id"], weights, strict=True) if w]
     assert counted == list(range(10))
     assert {len(batch["id"]) for batch, _ in found} == {4}
@@ -244,7 +244,7 @@ def test_examples_of_a_loaders_batches_are_their_rows():
 
 def test_an_iterator_is_nothing_to_evaluate_on_again_and_again():
     with pytest.raises(ExamplesError, match="an evaluation reads all examples each time"):
-        list(mw.padded_batches(Iterator(dataset(8)), 4, SHARDING))
+        list(mw.input.padded_batches(Iterator(dataset(8)), 4, SHARDING))
 
 
 def test_tensors_are_read_as_numpy_does():

@@ -133,7 +133,7 @@ def test_mapped_examples_are_padded_after_they_are_mapped():
 def test_evaluation_keeps_the_order_and_pads_each_batch_to_its_longest():
     found = [
         (batch["id"].tolist(), batch["tokens"].shape[1], list(weights))
-        for batch, weights in mw.padded_batches(bucketed([1, 9, 2, 3, 1]), 2, SHARDING)
+        for batch, weights in mw.input.padded_batches(bucketed([1, 9, 2, 3, 1]), 2, SHARDING)
     ]
     assert found == [([0, 1], 16, [1, 1]), ([2, 3], 4, [1, 1]), ([4, 4], 4, [1, 0])]
 

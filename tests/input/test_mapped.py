@@ -86,7 +86,7 @@ def test_without_shuffling_the_seed_can_be_told():
 
 def test_evaluation_draws_the_same_each_time():
     for _ in range(2):
-        ((batch, _),) = mw.padded_batches(mw.mapped(noisy, examples(4)), 4, SHARDING)
+        ((batch, _),) = mw.input.padded_batches(mw.mapped(noisy, examples(4)), 4, SHARDING)
         assert batch["x"].tolist() == [drawn(0, 0, i) for i in range(4)]
 
 

@@ -12,7 +12,7 @@ KINDS = {"arrays": {"id": np.arange(10)}, "a list": ROWS, "an iterator factory":
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padded_batches_count_every_example_once(kind):
-    batches = list(mw.padded_batches(KINDS[kind], 4, SHARDING))
+    batches = list(mw.input.padded_batches(KINDS[kind], 4, SHARDING))
     counted = [i for batch, weights in batches for i, w in zip(batch["id"], weights, strict=True) if w]
     assert counted == list(range(10))
     assert all(len(batch["id"]) == len(weights) == 4 for batch, weights in batches)
@@ -42,4 +42,4 @@ NONE = {"arrays": {"id": np.zeros(0)}, "a list": [], "an iterator factory": lamb
 def test_of_no_examples_there_are_no_batches_and_no_evaluation(kind):
     assert list(numbered_batches(NONE[kind], 4, SHARDING)) == []
     with pytest.raises(ExamplesError, match="there are no examples to evaluate on"):
-        list(mw.padded_batches(NONE[kind], 4, SHARDING))
+        list(mw.input.padded_batches(NONE[kind], 4, SHARDING))

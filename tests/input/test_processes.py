@@ -35,7 +35,7 @@ def alone(tmp_path, examples, **more):
     )
     deployer = mw.Deployer(0, verbose=False, workdir=tmp_path)
     made = mw.Trainer(deployer, params={"w": jnp.float32(1)}, loss=loss, optimizer=optax.sgd(1e-3))
-    made.fit(examples, global_batch_size=8, n_epochs=2, log_every=1, **more)
+    made.fit(examples, batch_size=8, epochs=2, logging=mw.Logging(every=1), **more)
     return float(made.params["w"]), reported(tmp_path.parent, tmp_path.name)
 
 

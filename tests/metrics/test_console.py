@@ -45,9 +45,9 @@ def frames(terminal):
 
 def test_without_a_terminal_a_report_is_one_line(file, clock):
     with Console(900, file=file, clock=clock) as console:
-        console.beat(Tick(1))
+        console.on_step(Tick(1))
         clock.advance(0.7)
-        console.beat(Tick(50))
+        console.on_step(Tick(50))
         console(50, REPORT)
         console(51, {"held_out/accuracy": 0.967})
     assert file.getvalue() == (
@@ -65,7 +65,7 @@ def test_a_line_is_flushed_at_once(tmp_path):
 
 def test_time_left_counts_from_the_step_that_a_run_continued_from(file, clock):
     console = Console(9000, file=file, clock=clock)
-    console.beat(Tick(8001))
+    console.on_step(Tick(8001))
     clock.advance(100.0)
     console(8101, {})
     assert file.getvalue().endswith("left=0:14:59\n")
@@ -94,7 +94,7 @@ def test_numbers_have_four_digits_that_matter(file, value, text):
 
 def test_the_panel_shows_the_run_at_a_glance(file, clock):
     console = Console(900, file=file, clock=clock)
-    console.beat(Tick(1))
+    console.on_step(Tick(1))
     clock.advance(14)
     for loss in (2.0, 1.5, 1.0):
         console(480, {"loss": loss})
@@ -119,7 +119,7 @@ def test_the_panel_of_a_run_that_has_not_begun_is_a_bar(file):
 
 def test_a_terminal_gets_a_live_panel(terminal, clock):
     with Console(900, file=terminal, clock=clock) as console:
-        console.beat(Tick(1))
+        console.on_step(Tick(1))
         clock.advance(1)
         console(50, {"loss": 1.5})
     assert "50/900" in terminal.getvalue()
@@ -127,7 +127,7 @@ def test_a_terminal_gets_a_live_panel(terminal, clock):
     assert "step=" not in terminal.getvalue()
 
 
-@pytest.mark.parametrize("step", [lambda c, i: c.beat(Tick(i)), lambda c, i: c(i, {"loss": 0.5})])
+@pytest.mark.parametrize("step", [lambda c, i: c.on_step(Tick(i)), lambda c, i: c(i, {"loss": 0.5})])
 def test_the_panel_is_redrawn_five_times_a_second_at_most(terminal, clock, step):
     with Console(900, file=terminal, clock=clock) as console:
         before = frames(terminal)
@@ -140,16 +140,16 @@ def test_the_panel_is_redrawn_five_times_a_second_at_most(terminal, clock, step)
 def test_a_report_right_after_a_beat_is_shown_at_once(terminal, clock):
     with Console(900, file=terminal, clock=clock) as console:
         clock.advance(10)
-        console.beat(Tick(1))
+        console.on_step(Tick(1))
         console(1, {"loss": 0.5})
         assert "loss 0.5" in terminal.getvalue()
 
 
 def test_a_clock_that_is_set_back_does_not_stop_the_panel(terminal, clock):
     with Console(900, file=terminal, clock=clock) as console:
-        console.beat(Tick(1))
+        console.on_step(Tick(1))
         clock.advance(-3600)
-        console.beat(Tick(2))
+        console.on_step(Tick(2))
         assert "2/900" in terminal.getvalue()
 
 
@@ -157,7 +157,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_panel(terminal, clock):
 def test_an_exception_leaves_the_terminal_as_it_was(terminal, error):
     def fail():
         with Console(900, file=terminal) as console:
-            console.beat(Tick(1))
+            console.on_step(Tick(1))
             raise error
 
     streams = sys.stdout, sys.stderr
@@ -171,7 +171,7 @@ def test_an_exception_leaves_the_terminal_as_it_was(terminal, error):
 def test_the_last_panel_stands_with_the_newest_values(terminal, clock):
     with Console(900, file=terminal, clock=clock) as console:
         for step in range(1, 901):
-            console.beat(Tick(step))
+            console.on_step(Tick(step))
             console(step, {"loss": float(step)})
     last_frame = terminal.getvalue().rpartition("\x1b[2K")[2]
     assert "900/900" in last_frame
@@ -228,5 +228,5 @@ def test_a_pipe_gets_lines_even_if_colour_is_forced(file, monkeypatch):
 def test_no_color_is_honoured(terminal, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     with Console(900, file=terminal) as console:
-        console.beat(Tick(450))
+        console.on_step(Tick(450))
     assert not re.search(r"\x1b\[[\d;]*m(?<!\x1b\[0m)", terminal.getvalue())

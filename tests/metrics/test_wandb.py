@@ -8,8 +8,8 @@ import sys, numpy as np, wandb
 import meshwright as mw
 
 settings = {"mode": "offline", "dir": sys.argv[1], "project": "digits", "settings": {"console": "off"}}
-deployer = mw.Deployer(jax_seed=0, verbose=False, wandb_init_kwargs=settings)
-others = {"seen": mw.Histogram.of(np.ones(3)), "picture": mw.metrics.Image.of(np.zeros((4, 6)))}
+deployer = mw.Deployer(seed=0, verbose=False, wandb_init_kwargs=settings)
+others = {"seen": mw.metrics.Histogram.of(np.ones(3)), "picture": mw.metrics.Image.of(np.zeros((4, 6)))}
 deployer.log_metrics({"loss": 0.5, "accuracy": 0.75, "note": "so far", **others}, step=3)
 deployer.log_metrics({"loss": 0.25}, step=5)
 summary = wandb.run.summary

@@ -28,7 +28,7 @@ def experiment():
 def test_any_size_is_described_and_traced_without_an_array(size, num_params, experiment, mesh):
     before = jax.live_arrays()
     described = experiment(size=size, batch_size=8, length=256)
-    state = mw.abstract_state(described.model, described.optimizer, mw.Layout(mesh, described.rules))
+    state = mw.train.abstract_state(described.model, described.optimizer, mw.Layout(mesh, described.rules))
     batch = {"tokens": jax.ShapeDtypeStruct((8, 257), np.int32)}
     grads = jax.eval_shape(
         jax.grad(lambda params, batch: described.loss(params, batch, None).value), state.params, batch
@@ -40,14 +40,14 @@ def test_any_size_is_described_and_traced_without_an_array(size, num_params, exp
 
 def test_it_learns_the_bytes_of_a_file(experiment, tmp_path):
     described = experiment(
-        run=str(tmp_path / "run"),
+        workdir=str(tmp_path / "run"),
         file=decoder.__file__,
         mesh="data=8",
         batch_size=8,
         length=16,
         steps=20,
         learning_rate=1e-2,
-        train_dtype=None,
+        compute_dtype=None,
         layer_remat="everything",
     )
     mw.run(described)

@@ -68,7 +68,7 @@ def test_what_is_exported_is_what_was_read(name, tmp_path):
 
 def test_a_tree_is_exported_as_a_checkpoint_of_it_is(mesh, tmp_path):
     cfg, layout = hugging_face.config(GOLDEN / "llama"), mw.Layout(mesh, decoder.RULES)
-    target = mw.abstract_state(functools.partial(decoder.init, cfg), optax.sgd(1), layout).params
+    target = mw.train.abstract_state(functools.partial(decoder.init, cfg), optax.sgd(1), layout).params
     source = cast(hugging_face.open_model(GOLDEN / "llama"), [(".*", "float32")])
     for number, params in enumerate((mw.restore(source, target), mw.arrays.load(source))):
         place = tmp_path / str(number)
@@ -86,7 +86,7 @@ def test_a_tree_that_is_not_the_models_is_refused_before_anything_is_written(tmp
 
 def test_a_run_starts_from_it_on_a_mesh(mesh):
     cfg, layout = hugging_face.config(GOLDEN / "llama"), mw.Layout(mesh, decoder.RULES)
-    target = mw.abstract_state(functools.partial(decoder.init, cfg), optax.sgd(1), layout)
+    target = mw.train.abstract_state(functools.partial(decoder.init, cfg), optax.sgd(1), layout)
     build = mw.from_checkpoint(
         str(GOLDEN / "llama"),
         assign=[("params/(.*)", r"\1")],

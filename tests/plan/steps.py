@@ -78,7 +78,7 @@ def decoder_costs(mesh, batch_size, remat):
     loss = lambda params, batch, key: decoder.loss(cfg, params, batch, remat=remat)
     tx = optax.adamw(1e-3)
     step = mw.make_step(loss, tx, layout, compute_dtype="bfloat16")
-    state = mw.abstract_state(functools.partial(decoder.init, cfg), tx, layout)
+    state = mw.train.abstract_state(functools.partial(decoder.init, cfg), tx, layout)
     batch = {"tokens": jax.ShapeDtypeStruct((batch_size, 2049), jnp.int32)}
     return traced_costs(step.trace(state, batch).jaxpr, state, layout)
 

@@ -32,7 +32,7 @@ def experiment(**more):
         "loss": loss,
         "optimizer": optax.adam(1e-3),
         "input": mw.Input(EXAMPLES, 64),
-        "max_step": 1,
+        "max_steps": 1,
         "mesh": "data=2,fsdp=2,tensor=2",
         "rules": RULES,
     }
@@ -65,7 +65,7 @@ def test_what_is_exchanged_is_what_a_run_exchanges():
 
 
 def test_it_is_of_what_the_mesh_rules_make_of_the_experiment_there():
-    rules = (("NVIDIA H100.*:2x4", mw.edit(mesh="fsdp=4,data=2", microbatches=2)), (".*", mw.edit()))
+    rules = (("NVIDIA H100.*:2x4", mw.override(mesh="fsdp=4,data=2", microbatches=2)), (".*", mw.override()))
     found = planned("h100:2x4", mesh_rules=rules)
     assert dict(found.mesh) == {"fsdp": 4, "data": 2}
     assert found.settings["microbatches"] == 2
@@ -94,9 +94,7 @@ def test_without_a_compiler_it_is_estimated_and_says_what_to_install(monkeypatch
 
 def test_a_checkpoint_costs_what_its_dtypes_take():
     whole, narrow = (
-        plan.plan(
-            experiment(checkpoints=mw.Save(cast=cast)), "h100:4x2", compiled=False, bandwidth=1e3
-        ).checkpoint
+        plan.plan(experiment(save=mw.Save(cast=cast)), "h100:4x2", compiled=False, bandwidth=1e3).checkpoint
         for cast in ((), "bfloat16")
     )
     assert whole.nbytes == 3 * 2 * 4 * 1024 * 4 + 12
@@ -133,7 +131,7 @@ def test_gradients_of_each_microbatch_are_no_sign_of_activations_split_wrongly()
     examples = {"x": np.ones((512, 4), np.float32)}
     found = planned("h100:1x8", mesh="data=8", microbatches=8, input=mw.Input(examples, 512))
     assert sum(each.times for each in found.exchanges) >= 8
-    assert "mw.split_by_example" not in " ".join(found.notes)
+    assert "mw.sharding.shard_batch_dim" not in " ".join(found.notes)
 
 
 @pytest.mark.parametrize("bandwidth", [0, -1e9, math.inf, math.nan])
@@ -152,7 +150,7 @@ def test_activations_that_are_summed_over_the_batch_are_told_of():
 
     rules = (mw.match("table", None, "fsdp"), mw.match("w", "fsdp"))
     found = planned(mesh="fsdp=8", model=wide, loss=of_rows, rules=rules)
-    assert "mw.split_by_example" in " ".join(found.notes)
+    assert "mw.sharding.shard_batch_dim" in " ".join(found.notes)
 
 
 def test_operations_that_are_estimated_as_if_nothing_split_them_are_told_of():

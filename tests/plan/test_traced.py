@@ -219,7 +219,7 @@ def test_axes_carry_the_bytes_that_they_do_when_compiled_for_cpus(sizes):
     mesh = mw.make_mesh(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
     layout = mw.Layout(mesh, rules=RULES)
     tx = optax.sgd(0.1)
-    state = mw.abstract_state(lambda key: {x: jnp.zeros(SHAPES[x]) for x in SHAPES}, tx, layout)
+    state = mw.train.abstract_state(lambda key: {x: jnp.zeros(SHAPES[x]) for x in SHAPES}, tx, layout)
     step = mw.make_step(lambda params, batch, key: residual(params, batch), tx, layout)
     compiled = step.compile(state, jax.ShapeDtypeStruct((64, 32), jnp.float32))
     mine, theirs = traced_costs(step.jaxpr, state, layout).collectives, collectives(compiled.as_text(), mesh)

@@ -18,7 +18,7 @@ WEIGHTS = np.random.default_rng(1).normal(size=(16, 64)).astype(np.float32)
 
 
 def deployer(mesh="data=2,fsdp=2,tensor=2"):
-    return mw.Deployer(jax_seed=0, mesh=mesh, verbose=False)
+    return mw.Deployer(seed=0, mesh=mesh, verbose=False)
 
 
 def times(params, batch):
@@ -209,7 +209,7 @@ def centred(params, x, model_state, train):
 
 
 def initial(key):
-    return mw.Variables({"w": jnp.ones(())}, {"mean": jnp.zeros(())})
+    return mw.train.Variables({"w": jnp.ones(())}, {"mean": jnp.zeros(())})
 
 
 def test_a_model_with_a_state_predicts_with_the_state_given():
@@ -307,7 +307,7 @@ TOTALS = {"a list": list(range(19)), "arrays": {"id": np.arange(19)}, "an iterat
 
 @pytest.mark.parametrize("kind", TOTALS)
 def test_progress_is_counted_in_batches(kind):
-    run = Telling(jax_seed=0, mesh="data=8", verbose=False)
+    run = Telling(seed=0, mesh="data=8", verbose=False)
     predictor = mw.Predictor(run, predict=lambda batch: batch)
     assert len(predictor.predict(TOTALS[kind], 1, {}, desc="Labels")) == 19
     assert run.told == ("Labels", None if kind == "an iterator" else 3, 3)

@@ -25,7 +25,7 @@ class Telling(mw.Deployer):
 
 
 def predictor(mesh="data=2,tensor=4", seed=0, **more):
-    return mw.Predictor(Telling(jax_seed=seed, mesh=mesh, verbose=False), predict=predict, **more)
+    return mw.Predictor(Telling(seed=seed, mesh=mesh, verbose=False), predict=predict, **more)
 
 
 def predict(params, batch, rng):
@@ -125,7 +125,7 @@ def test_a_call_goes_on_on_another_mesh(one, tmp_path, uninterrupted):
     one.predict(range(NUMBER), 4, params(), to=path)
     path.unlink()
     path.with_name("preds.jsonl.part").write_bytes(b"".join(half))
-    run = Telling(jax_seed=0, mesh="data=8", verbose=False)
+    run = Telling(seed=0, mesh="data=8", verbose=False)
     mw.Predictor(run, predict=predict).predict(range(NUMBER), 1, params(), to=path)
     assert path.read_bytes() == uninterrupted
     assert run.total == 26 - 12

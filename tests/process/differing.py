@@ -101,9 +101,9 @@ def experiment(**changes):
         "loss": loss,
         "optimizer": optax.sgd(0.01),
         "input": mw.Input({"x": ROWS}, batch_size=16),
-        "max_step": 4,
-        "evalers": {"e": mw.Evaler(measure, {"x": ROWS[:20]}, when=2, batch_size=16)},
-        "checkpoints": mw.Save(when=2),
+        "max_steps": 4,
+        "evaluations": {"e": mw.Evaler(measure, {"x": ROWS[:20]}, when=2, batch_size=16)},
+        "save": mw.Save(when=2),
         "compile_cache": False,
     }
     return mw.Experiment(**{**given, **changes})
@@ -118,19 +118,19 @@ def with_input(**changes):
 
 
 def with_evaler(**changes):
-    return run(evalers={"e": replace(experiment().evalers["e"], **changes)})
+    return run(evaluations={"e": replace(experiment().evaluations["e"], **changes)})
 
 
 def fitted(*, examples=ROWS, seed=0, train_loss=loss, lr=0.1, collate=None, start=1.0, **more):
-    deployer = mw.Deployer(jax_seed=seed, verbose=False)
+    deployer = mw.Deployer(seed=seed, verbose=False)
     params = {"w": np.full((8, 4), start, np.float32)}
     named = lambda params, batch, rng: train_loss(params, batch, rng)
     trainer = mw.Trainer(deployer, loss=named, optimizer=optax.adam(lr), params=params, collate=collate)
-    return trainer.fit([{"x": x} for x in examples], **{"n_epochs": 1, "global_batch_size": 16, **more})
+    return trainer.fit([{"x": x} for x in examples], **{"epochs": 1, "batch_size": 16, **more})
 
 
 def predicted(*, examples=ROWS, scale=1.0, start=1.0, iterated=False):
-    deployer = mw.Deployer(jax_seed=0, verbose=False)
+    deployer = mw.Deployer(seed=0, verbose=False)
     table = np.full(3, scale)
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] @ params["w"] * table[0])
     rows = [{"x": x} for x in examples]
@@ -141,9 +141,9 @@ def predicted(*, examples=ROWS, scale=1.0, start=1.0, iterated=False):
 def looped(*, steps=3, factor=1.0, rows=ROWS, seed=0, start=1.0):
     layout = mw.Layout(mw.make_mesh("data=-1"))
     step = mw.make_step(scaled(factor), optax.sgd(0.1), layout)
-    state = mw.state_from({"w": np.full((8, 4), start, np.float32)}, optax.sgd(0.1), 0, layout)
+    state = mw.train.state_from({"w": np.full((8, 4), start, np.float32)}, optax.sgd(0.1), 0, layout)
     data = mw.batches({"x": rows}, 16, layout.batch_sharding, seed=seed)
-    return int(mw.fit(step, state, data, steps=steps).step)
+    return int(mw.fit(step, state, data, max_steps=steps).step)
 
 
 def failing(make):
@@ -174,11 +174,11 @@ def setting(name, usual, other, text=None, field=None):
 
 MOVED = np.concatenate([ROWS[:-1], ROWS[-1:] + 1])
 CASES = {
-    "max_step": setting("max_step", 4, 8),
+    "max_steps": setting("max_steps", 4, 8),
     "seed": setting("seed", 0, 7),
     "log_every": setting("log_every", 50, 1),
     "microbatches": setting("microbatches", 1, 2),
-    "train_dtype": setting("train_dtype", None, "bfloat16"),
+    "compute_dtype": setting("compute_dtype", None, "bfloat16"),
     "mesh": setting("mesh", "data=-1", "data=2,fsdp=-1"),
     "max_seconds": setting("max_seconds", None, 100.0),
     "save_input_iterator": setting("save_input_iterator", True, False),
@@ -219,9 +219,13 @@ CASES = {
     "reading fails": one_of(
         with_input, "examples", Rows(ROWS), Rows(ROWS, broken=True), f"OTHER: OSError: {BAD}"
     ),
-    "when evaluated": one_of(with_evaler, "when", 2, 3, r"evalers\.e\.when: .*3 on OTHER"),
+    "when evaluated": one_of(with_evaler, "when", 2, 3, r"evaluations\.e\.when: .*3 on OTHER"),
     "evaluated examples": one_of(
-        with_evaler, "examples", {"x": ROWS[:20]}, {"x": ROWS[1:21]}, r"evalers\.e: example 0: .* on OTHER"
+        with_evaler,
+        "examples",
+        {"x": ROWS[:20]},
+        {"x": ROWS[1:21]},
+        r"evaluations\.e: example 0: .* on OTHER",
     ),
     "a constant of the evaluation": one_of(
         with_evaler,
@@ -237,12 +241,12 @@ CASES = {
     "a set": Case(
         lambda bad: run(loss=over_a_set), r"(?s)the program of the step:.*iterates over a `set` of strings"
     ),
-    "trainer: seed": one_of(fitted, "seed", 0, 1, "jax_seed: .*1 on OTHER"),
+    "trainer: seed": one_of(fitted, "seed", 0, 1, "seed: .*1 on OTHER"),
     "trainer: learning rate": one_of(
         fitted, "lr", 0.1, 0.2, r"optimizer\.1\.tx\.step_size: .*-0\.2 on OTHER"
     ),
-    "trainer: n_epochs": one_of(fitted, "n_epochs", 1, 2, "n_epochs: .*2 on OTHER"),
-    "trainer: batch size": one_of(fitted, "global_batch_size", 16, 32, "global_batch_size: .*32 on OTHER"),
+    "trainer: epochs": one_of(fitted, "epochs", 1, 2, "epochs: .*2 on OTHER"),
+    "trainer: batch size": one_of(fitted, "batch_size", 16, 32, "batch_size: .*32 on OTHER"),
     "trainer: loss": one_of(fitted, "train_loss", loss, other_loss, "train_loss: .*other_loss on OTHER"),
     "trainer: collate": one_of(fitted, "collate", stacked, shifted, "collate: .*shifted on OTHER"),
     "trainer: examples": one_of(fitted, "examples", ROWS, MOVED, "train_examples: example 63: .* on OTHER"),
@@ -280,9 +284,12 @@ def legal(me):
     def read(key, path=str(own / "rows.npy")):
         return init(key)
 
-    lead = {"trackers": (lambda step, values: None,), "start_trace_steps": (2,)} if me == 0 else {}
+    lead = {"trackers": (lambda step, values: None,), "profile": mw.Profile((2,))} if me == 0 else {}
     return run(
-        run=str(SHARED / "legal"), model=read, start_trace_process_indices=(0,) if me == 0 else (1,), **lead
+        workdir=str(SHARED / "legal"),
+        model=read,
+        start_trace_process_indices=(0,) if me == 0 else (1,),
+        **lead,
     )
 
 

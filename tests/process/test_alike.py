@@ -70,7 +70,7 @@ import os
 import numpy as np, optax
 import meshwright as mw
 
-deployer = mw.Deployer(jax_seed=0, mesh="data=-1", verbose=False)
+deployer = mw.Deployer(seed=0, mesh="data=-1", verbose=False)
 trainer = mw.Trainer(
     deployer,
     loss=lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(),
@@ -78,7 +78,7 @@ trainer = mw.Trainer(
     params={"w": np.ones((8, 4), np.float32)},
 )
 steps = 4 + 4 * int(os.environ["JAX_PROCESS_ID"])
-trainer.fit({"x": np.ones((64, 8), np.float32)}, global_batch_size=16, max_steps=steps)
+trainer.fit({"x": np.ones((64, 8), np.float32)}, batch_size=16, max_steps=steps)
 """
 
 INITIALISED_BEFORE = """

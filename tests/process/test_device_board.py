@@ -29,16 +29,16 @@ def refuse(event, arguments):
         raise ConnectionRefusedError("no way to the other processes")
 
 
-def run(name, max_step=3, factor=1.0):
+def run(name, max_steps=3, factor=1.0):
     table = np.full(8, factor, np.float32)
     return mw.run(
         mw.Experiment(
-            run=f"{directory}/{name}",
+            workdir=f"{directory}/{name}",
             model=lambda key: {"w": jnp.ones((8, 4))},
             loss=lambda params, batch, key: ((batch["x"] * table) @ params["w"]).mean(),
             optimizer=optax.sgd(0.01),
             input=mw.Input({"x": np.ones((64, 8), np.float32)}, batch_size=16),
-            max_step=max_step,
+            max_steps=max_steps,
             compile_cache=False,
         )
     )
@@ -54,7 +54,7 @@ try:
     run("constant", factor=2.0 if is_other else 1.0)
 except mw.errors.UsageError as error:
     print("constant:", error, flush=True)
-run("steps", max_step=8 if is_other else 4)
+run("steps", max_steps=8 if is_other else 4)
 """
 
 
@@ -107,4 +107,4 @@ def test_all_hear_of_another_constant_in_the_program(ended):
 def test_all_end_as_by_a_mistake_and_name_the_first_difference(ended):
     assert [each.code for each in ended] == [2] * NUM_PROCESSES
     for each in ended:
-        assert "  max_step: 4 on processes 0-1, 3; 8 on process 2\n" in each.complained, each
+        assert "  max_steps: 4 on processes 0-1, 3; 8 on process 2\n" in each.complained, each

@@ -41,7 +41,7 @@ def predicted(params, model_state):
         "error": error(params, batch, model_state["mean"]),
         "noise": jax.random.normal(rng, batch["y"].shape),
     }
-    deployer = mw.Deployer(jax_seed=0, mesh="data=-1", verbose=False)
+    deployer = mw.Deployer(seed=0, mesh="data=-1", verbose=False)
     predictor = mw.Predictor(deployer, predict=predict, collate=collate)
     size, options = 16 // jax.device_count(), {"model_state": model_state}
     with tempfile.TemporaryDirectory() as folder:
@@ -73,14 +73,19 @@ def correlation(examples, preds):
 def fitted():
     """Fit to the middle of an epoch, and in another trainer to the end; return what came out."""
     folder = Path(mw.process.agree(tempfile.mkdtemp()))
-    deployer = mw.Deployer(jax_seed=0, mesh="data=-1,tensor=2", verbose=False, workdir=folder)
+    deployer = mw.Deployer(seed=0, mesh="data=-1,tensor=2", verbose=False, workdir=folder)
     model = {"model": (init, apply), "collate": collate}
     predictor = mw.Predictor(deployer, predict=lambda model, batch: model(batch["x"]), **model)
     evaluated = {"eval_examples": ROWS[:21], "eval_predictor": predictor, "eval_metric_fn": correlation}
     for max_steps in (4, None):
         trainer = mw.Trainer(deployer, loss=noisy_loss, optimizer=optax.adam(0.05), **model)
-        options = {"max_steps": max_steps, "log_every": 1, "best": {"correlation": "max"}, **evaluated}
-        scores = trainer.fit(ROWS, global_batch_size=16, n_epochs=3, **options)
+        options = {
+            "max_steps": max_steps,
+            "logging": mw.Logging(every=1),
+            "best": {"correlation": "max"},
+            **evaluated,
+        }
+        scores = trainer.fit(ROWS, batch_size=16, epochs=3, **options)
     best = trainer.best("correlation", "max").params
     reports = mw.process.on_lead(lambda: mw.metrics.read_jsonl(folder / "metrics.jsonl"))
     mw.process.on_lead(lambda: shutil.rmtree(folder))
@@ -104,15 +109,16 @@ def described():
     values = lambda params, batch: {"error": (apply(params, batch["x"]) - batch["y"]) ** 2}
     outputs = lambda params, batch: {"id": batch["id"], **values(params, batch)}
     experiment = mw.Experiment(
-        run=str(folder),
+        workdir=str(folder),
         model=init,
         loss=lambda params, batch, key: values(params, batch)["error"].mean(),
-        optimizer=optax.chain(optax.sgd(0.01), mw.keep_ema(0.5)),
+        optimizer=optax.chain(optax.sgd(0.01), mw.train.keep_ema(0.5)),
         input=mw.Input(stack(ROWS), batch_size=16),
-        max_step=4,
-        log_every=2,
-        trackers=(lambda: 1 / 0, lambda step, values: values["of no report"]),  # they fail on process 0 alone
-        evalers={"few": mw.Evaler(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs)},
+        max_steps=4,
+        logging=mw.Logging(
+            every=2, trackers=(lambda: 1 / 0, lambda step, values: values["of no report"])
+        ),  # they fail on process 0 alone
+        evaluations={"few": mw.Evaler(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs)},
     )
     scores = mw.run(experiment).scores
     files = lambda: {path.name: path.read_text() for path in sorted((folder / "outputs/few").iterdir())}
@@ -130,24 +136,26 @@ def trained():
     """Train from ready parameters, over an iterator's batches; return what came out, as JSON's values."""
     layout = mw.Layout(mw.make_mesh("data=-1,tensor=2"), (mw.match("backbone", "tensor"),))
     params = {"backbone": np.arange(128, dtype=np.int8).reshape(8, 16), "head": jnp.ones(16)}
-    model = mw.Variables(params, {"mean": np.zeros(8, np.float32)})
-    tx = mw.Only("head", optax.adam(0.05))
+    model = mw.train.Variables(params, {"mean": np.zeros(8, np.float32)})
+    tx = mw.Trainable("head", optax.adam(0.05))
     batches = mw.batches(lambda: iter(ROWS), 16, layout.batch_sharding, collate=collate)
     losses = []
     state = mw.fit(
         mw.make_step(loss, tx, layout, microbatches=2),
-        mw.state_from(model, tx, 0, layout),
+        mw.train.state_from(model, tx, 0, layout),
         batches,
         steps=4,
-        log=mw.logger(lambda step, values: losses.append(values["loss"]), mw.every(1)),
+        log=mw.metrics.logger(lambda step, values: losses.append(values["loss"]), mw.when.every(1)),
     )
     batches.close()
-    held_out = lambda: mw.padded_batches(ROWS[:21], 16, layout.batch_sharding, collate=collate)
+    held_out = lambda: mw.input.padded_batches(ROWS[:21], 16, layout.batch_sharding, collate=collate)
     return {
         "losses": losses,
         "head": np.asarray(state.params["head"]).tolist(),
         "mean": np.asarray(state.model_state["mean"]).tolist(),
-        "scores": mw.Evaluator(measure, held_out, layout, mw.never)(mw.Tick(4, last=True), state),
+        "scores": mw.train.Evaluator(measure, held_out, layout, mw.when.never)(
+            mw.when.Tick(4, last=True), state
+        ),
         "fitted": fitted(),
         "described": described(),
         "predicted": predicted(params, {"mean": np.ones(8)}),

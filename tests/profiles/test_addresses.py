@@ -26,7 +26,7 @@ def test_each_window_is_put_at_the_address_when_it_ends(at, tmp_path):
     def look(step):
         seen[step] = put(at)
 
-    with profiler_free_afterwards(), mw.tracer(at, (1, 3), num_steps=1) as trace:
+    with profiler_free_afterwards(), mw.profile.tracer(at, (1, 3), num_steps=1) as trace:
         run(trace, steps=4, before=look)
     assert (seen[1], seen[2], seen[4]) == ([], ["step_1"], ["step_1", "step_3"])
     assert not list((tmp_path / "temporary").iterdir())  # nor anything left here
@@ -40,7 +40,7 @@ def test_a_window_that_an_error_ends_is_put_there_too(at, tmp_path):
     with (
         profiler_free_afterwards(),
         pytest.raises(OverflowError),
-        mw.tracer(at, (1,)) as trace,
+        mw.profile.tracer(at, (1,)) as trace,
     ):
         run(trace, steps=4, before=fail)
     assert put(at) == ["step_1"]
@@ -49,7 +49,7 @@ def test_a_window_that_an_error_ends_is_put_there_too(at, tmp_path):
 
 def test_a_place_that_cannot_be_written_to_costs_the_profile_and_not_the_run(at, failing, tmp_path, caplog):
     failing.append("no such bucket")
-    with profiler_free_afterwards(), mw.tracer(at, (1,), num_steps=1) as trace:
+    with profiler_free_afterwards(), mw.profile.tracer(at, (1,), num_steps=1) as trace:
         assert int(run(trace, steps=2).step) == 2
     assert "from 1 on is lost: cannot write memory://" in caplog.text
     assert not list((tmp_path / "temporary").iterdir())
@@ -58,6 +58,6 @@ def test_a_place_that_cannot_be_written_to_costs_the_profile_and_not_the_run(at,
 def test_an_address_of_no_known_kind_is_refused_at_once():
     with (
         pytest.raises(UsageError, match="nowhere://x cannot be opened: Protocol not known"),
-        mw.tracer("nowhere://x", (1,)),
+        mw.profile.tracer("nowhere://x", (1,)),
     ):
         pass

@@ -26,9 +26,9 @@ def summarize(tmp_path, planes):
 def traced(tmp_path_factory):
     """A run of the text demo with a profile of steps 2 to 4."""
     run = tmp_path_factory.mktemp("traced")
-    small = text.experiment(run=str(run), layers=1, length=16, steps=4)
-    mesh = {"mesh": "data=2,fsdp=2,tensor=2", "start_trace_steps": (2,)}
-    mw.run(dataclasses.replace(small, evalers={}, compile_cache=False, **mesh))
+    small = text.experiment(workdir=str(run), layers=1, length=16, steps=4)
+    mesh = {"mesh": "data=2,fsdp=2,tensor=2", "profile": mw.Profile((2,))}
+    mw.run(dataclasses.replace(small, evaluations={}, compile_cache=False, **mesh))
     return run
 
 

@@ -21,7 +21,7 @@ def run(trace, steps, start=0, before=lambda step: None):
         return mw.TrainState(state.step + 1, work(state.params), (), state.seed), {}
 
     state = mw.TrainState(jnp.int32(start), jnp.eye(64), (), jnp.uint32(0))
-    return mw.fit(step, state, iter(range(start + 1, 1000)), steps=steps, trace=trace)
+    return mw.fit(step, state, iter(range(start + 1, 1000)), max_steps=steps, trace=trace)
 
 
 def traced(directory):
@@ -47,26 +47,26 @@ def profiler_free_afterwards():
 
 
 def test_a_window_has_its_steps_and_no_others(tmp_path):
-    with profiler_free_afterwards(), mw.tracer(tmp_path, (2,), num_steps=3) as trace:
+    with profiler_free_afterwards(), mw.profile.tracer(tmp_path, (2,), num_steps=3) as trace:
         run(trace, steps=6)
     assert traced(tmp_path) == {"step_2": [2, 3, 4]}
 
 
 def test_starts_exactly_a_window_apart_both_run(tmp_path):
-    with profiler_free_afterwards(), mw.tracer(tmp_path, (1, 3), num_steps=2) as trace:
+    with profiler_free_afterwards(), mw.profile.tracer(tmp_path, (1, 3), num_steps=2) as trace:
         run(trace, steps=5)
     assert traced(tmp_path) == {"step_1": [1, 2], "step_3": [3, 4]}
 
 
 def test_a_start_in_an_open_window_is_skipped_and_said(tmp_path, caplog):
-    with profiler_free_afterwards(), mw.tracer(tmp_path, (2, 3), num_steps=2) as trace:
+    with profiler_free_afterwards(), mw.profile.tracer(tmp_path, (2, 3), num_steps=2) as trace:
         run(trace, steps=5)
     assert traced(tmp_path) == {"step_2": [2, 3]}
     assert "no profile from step 3 on: that from step 2 is still open" in caplog.text
 
 
 def test_the_end_of_the_run_ends_the_window(tmp_path):
-    with profiler_free_afterwards(), mw.tracer(tmp_path, (4,)) as trace:
+    with profiler_free_afterwards(), mw.profile.tracer(tmp_path, (4,)) as trace:
         run(trace, steps=4)
     assert traced(tmp_path) == {"step_4": [4]}
 
@@ -77,25 +77,25 @@ def test_whatever_ends_the_run_ends_the_window(tmp_path, error):
         if step == 2:
             raise error
 
-    with profiler_free_afterwards(), pytest.raises(error), mw.tracer(tmp_path, (1,)) as trace:
+    with profiler_free_afterwards(), pytest.raises(error), mw.profile.tracer(tmp_path, (1,)) as trace:
         run(trace, steps=4, before=fail)
     assert traced(tmp_path).keys() == {"step_1"}
 
 
 def test_a_run_that_continues_inside_a_window_does_not_trace_its_rest(tmp_path):
-    with mw.tracer(tmp_path, (2,)) as trace:
+    with mw.profile.tracer(tmp_path, (2,)) as trace:
         run(trace, start=2, steps=4)
     assert not list(tmp_path.iterdir())
 
 
 def test_other_processes_trace_nothing(tmp_path):
-    with mw.tracer(tmp_path, (1,), processes=(1, 2)) as trace:
+    with mw.profile.tracer(tmp_path, (1,), processes=(1, 2)) as trace:
         run(trace, steps=2)
     assert not list(tmp_path.iterdir())
 
 
 def test_all_processes_trace_when_asked(tmp_path):
-    with mw.tracer(tmp_path, (1,), num_steps=1, processes="all") as trace:
+    with mw.profile.tracer(tmp_path, (1,), num_steps=1, processes="all") as trace:
         run(trace, steps=2)
     assert traced(tmp_path) == {"step_1": [1]}
 
@@ -112,13 +112,13 @@ def test_a_window_ends_when_its_last_step_is_done(tmp_path, monkeypatch):
 
     monkeypatch.setattr(jax.profiler, "stop_trace", stopping)
     outputs = []
-    with mw.tracer(tmp_path, (1,), num_steps=1) as trace:
+    with mw.profile.tracer(tmp_path, (1,), num_steps=1) as trace:
         run(trace, steps=1, before=lambda step: outputs.append(slow(x)))
     assert unready == [0]
 
 
 def test_somebody_elses_profile_is_left_alone_and_the_run_goes_on(tmp_path, caplog):
-    with jax.profiler.trace(tmp_path / "theirs"), mw.tracer(tmp_path / "ours", (1,)) as trace:
+    with jax.profiler.trace(tmp_path / "theirs"), mw.profile.tracer(tmp_path / "ours", (1,)) as trace:
         assert int(run(trace, steps=4).step) == 4
     assert "no profile from step 1 on" in caplog.text
     assert traced(tmp_path / "theirs")
@@ -127,7 +127,7 @@ def test_somebody_elses_profile_is_left_alone_and_the_run_goes_on(tmp_path, capl
 
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "file").touch()
-    with profiler_free_afterwards(), mw.tracer(tmp_path / "file", (1,), num_steps=1) as trace:
+    with profiler_free_afterwards(), mw.profile.tracer(tmp_path / "file", (1,), num_steps=1) as trace:
         assert int(run(trace, steps=2).step) == 2
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
 
@@ -137,5 +137,5 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog)
     [{"start_steps": (0,)}, {"start_steps": (1,), "num_steps": 0}, {"start_steps": (1,), "processes": "0"}],
 )
 def test_numbers_that_cannot_be_are_refused_at_once(tmp_path, wrong):
-    with pytest.raises(UsageError, match="tracer"), mw.tracer(tmp_path, **wrong):
+    with pytest.raises(UsageError, match="tracer"), mw.profile.tracer(tmp_path, **wrong):
         pass

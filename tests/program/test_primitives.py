@@ -58,7 +58,9 @@ def test_the_table_has_what_a_model_and_its_training_are_made_of(model):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     layout = mw.Layout(mw.make_mesh("data=1", jax.devices()[:1]))
     step = mw.make_step(lambda params, batch, key: loss(params, batch), tx, layout, microbatches=2)
-    state = mw.abstract_state(lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape), params), tx, layout)
+    state = mw.train.abstract_state(
+        lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape), params), tx, layout
+    )
     kinds = {operation.kind for operation in walk(program_of(step.trace(state, batch).jaxpr))}
     assert {kind.replace("-", "_") for kind in kinds} <= TABLE.keys()
 

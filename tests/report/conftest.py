@@ -10,6 +10,6 @@ from report.runs import experiment
 def finished(tmp_path_factory) -> Path:
     """A run of ten steps that was continued once, from step 6."""
     run = tmp_path_factory.mktemp("runs") / "small"
-    mw.run(experiment(run, max_step=6))
-    mw.run(experiment(run, max_step=10))
+    mw.run(experiment(run, max_steps=6))
+    mw.run(experiment(run, max_steps=10))
     return run

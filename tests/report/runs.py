@@ -14,9 +14,9 @@ from meshwright.report import read_run, write_page
 
 DESCRIPTION = """run = 'runs/a'
 optimizer = optax.sgd(learning_rate=0.1)
-max_step = 40
-evalers.test.when = 20
-checkpoints.keep = meshwright.checkpoint.best(metric='test/wrong', mode='min', num_checkpoints=1)
+max_steps = 40
+evaluations.test.when = 20
+save.keep = meshwright.checkpoint.best(metric='test/wrong', mode='min', num_checkpoints=1)
 """
 STARTED = {"compile_seconds": 0.5, "num_params": 8.0, "device_bytes": 96.0}
 
@@ -25,12 +25,14 @@ def experiment(run, **more):
     evaler = mw.Evaler(
         measure, EXAMPLES, when=4, batch_size=24, outputs=lambda params, batch: {"y": batch["x"]}
     )
-    return described(run, **{"evalers": {"all": evaler}, "loss": loss, "log_every": 1} | more)
+    return described(
+        run, **{"evaluations": {"all": evaler}, "loss": loss, "logging": mw.Logging(every=1)} | more
+    )
 
 
 def write_run(directory, losses=(3.0, 2.0, 1.5, 1.25), *, scores=(), settings=DESCRIPTION, outcome=None):
     """Write a run of 10 steps a report: its losses, and by step what its evaluation found."""
-    write = mw.jsonl(directory / "metrics.jsonl")
+    write = mw.metrics.jsonl(directory / "metrics.jsonl")
     write(0, STARTED)
     for i, value in enumerate(losses, start=1):
         write(10 * i, {"loss": value, "steps_per_second": 5.0, **dict(scores).get(10 * i, {})})

@@ -58,7 +58,7 @@ def test_training_and_evaluation_of_one_quantity_are_in_one_chart(tmp_path):
 
 
 def test_the_evaluation_of_a_trainer_is_one_too(tmp_path):
-    write = mw.jsonl(tmp_path / "metrics.jsonl")
+    write = mw.metrics.jsonl(tmp_path / "metrics.jsonl")
     for step in (1, 2):
         write(step, {"loss": 2.0, "eval_loss": 3.0 - step, "eval_accuracy": step / 4})
     assert "train from 2 at step 1 to 2 at step 2; eval from 2 at step 1 to 1 at step 2" in chart_of(tmp_path)
@@ -106,7 +106,7 @@ def test_no_name_or_text_breaks_a_page(tmp_path_factory, name):
         text = label.replace("\n", "").replace("\r", "")
         outcome = {"ended": "failed", "message": f"!{label}!"}
         scores = {10: {f"test/{label.replace('/', '')}": 1.0}}
-        write_run(run, (1.0,), scores=scores, settings=f"evalers.test.x = {text!r}\n", outcome=outcome)
+        write_run(run, (1.0,), scores=scores, settings=f"evaluations.test.x = {text!r}\n", outcome=outcome)
         read = Reader(page_of(run))
         tags.append([tag for tag, _ in read.tags if tag != "wbr"])
         assert ascii_of(f"!{label}!") in ascii_of(read.text)

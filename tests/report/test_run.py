@@ -13,9 +13,9 @@ from report.runs import write_run
 
 def test_a_finished_run_is_read_whole(finished):
     run = read_run(finished)
-    assert (run.ending.state, run.step, run.max_step) == ("finished", 10, 10)
+    assert (run.ending.state, run.step, run.max_steps) == ("finished", 10, 10)
     assert (run.missing, run.damage) == ([], [])
-    assert (run.evaluators, list(run.scores)) == (["all"], ["all/loss"])
+    assert (run.evaluations, list(run.scores)) == (["all"], ["all/loss"])
     assert list(run.series["loss"].steps) == list(range(1, 11))
     assert run.best["all/loss"].value == min(run.series["all/loss"].values)
     assert run.sizes["num_params"] == 8
@@ -42,7 +42,7 @@ def test_files_that_are_missing_are_named_and_the_others_read(tmp_path):
 
 
 def test_metrics_alone_are_a_run_of_which_the_end_is_unknown(tmp_path):
-    mw.jsonl(tmp_path / "metrics.jsonl")(5, {"loss": 0.5})
+    mw.metrics.jsonl(tmp_path / "metrics.jsonl")(5, {"loss": 0.5})
     run = read_run(tmp_path)
     assert (run.ending.state, run.step, run.series["loss"].last) == ("unknown", 5, 0.5)
 

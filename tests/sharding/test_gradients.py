@@ -143,7 +143,7 @@ def gradients(names, mesh, num_devices=8, microbatches=1):
 
     layout = mw.Layout(mw.make_mesh(mesh, jax.devices()[:num_devices]), RULES)
     keeps = optax.trace(decay=0)  # the gradients, as they are
-    state = mw.init_state(init, keeps, 0, layout)
+    state = mw.train.init_state(init, keeps, 0, layout)
     images = np.random.default_rng(0).normal(size=(B, 6, 6, C)).astype(np.float32)
     state, _ = mw.make_step(loss, keeps, layout, microbatches=microbatches)(state, {"x": images})
     return jax.device_get(state.opt_state.trace)
@@ -171,10 +171,12 @@ def test_gradients_taken_in_evaluation_and_prediction_are_right_too():
         layout = mw.Layout(mw.make_mesh(mesh, jax.devices()[:num_devices]))
         data = [({"x": images}, np.ones(B, np.float32))]
         measure = lambda w, batch: {"score": adapted(batch["x"], w)}
-        scores = mw.Evaluator(measure, lambda: data, layout, mw.every(1), params=lambda state: state)
+        scores = mw.train.Evaluator(
+            measure, lambda: data, layout, mw.when.every(1), params=lambda state: state
+        )
         predict = OverBatches(lambda w, _, batch, key: adapted(batch["x"], w), layout, 0)
         ((_, prediction),) = predict(kernels, None, iter([({"x": images}, range(B))]))
-        return scores(mw.Tick(1), jax.device_put(kernels, layout.replicated))["score"], prediction
+        return scores(mw.when.Tick(1), jax.device_put(kernels, layout.replicated))["score"], prediction
 
     jax.tree.map(
         partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
@@ -192,7 +194,9 @@ def test_a_gradient_that_cannot_be_told_apart_by_devices_is_refused():
         )
         return (grouped(batch["x"], params["w"]) @ params["dot"]).mean()
 
-    state = mw.init_state(lambda key: {"w": jnp.ones(maps), "dot": jnp.ones(same)}, optax.sgd(1), 0, layout)
+    state = mw.train.init_state(
+        lambda key: {"w": jnp.ones(maps), "dot": jnp.ones(same)}, optax.sgd(1), 0, layout
+    )
     with pytest.raises(LayoutError, match="within a shard_map that leaves mesh axis 'tensor' to XLA"):
         mw.make_step(loss, optax.sgd(1), layout)(state, {"x": jnp.ones((B, 6, 6, C))})
 
@@ -245,7 +249,7 @@ def test_convolutions_are_right_however_their_operands_are_split(number):
     draw = rng(f"convolutions/{number}")
     convolve, *shapes = random_convolution(draw)
     layout = mw.Layout(
-        mw.make_mesh("data=2,sequence=2,tensor=2"), batch_axes=draw.choice([None, ("data", "tensor")])
+        mw.make_mesh("data=2,sequence=2,tensor=2"), batch_axis_names=draw.choice([None, ("data", "tensor")])
     )
     arrays = [np.random.default_rng(number).normal(size=shape).astype(np.float32) for shape in shapes]
     shardings = [NamedSharding(layout.mesh, random_spec(draw, shape)) for shape in shapes]

@@ -25,7 +25,7 @@ def loss(params, batch, key):
 
 def step_on(mesh, loss=loss, rules=(), **more):
     layout = mw.Layout(mw.make_mesh(mesh), rules, **more)
-    return mw.make_step(loss, TX, layout).compile(mw.abstract_state(init, TX, layout), ROWS)
+    return mw.make_step(loss, TX, layout).compile(mw.train.abstract_state(init, TX, layout), ROWS)
 
 
 @pytest.mark.parametrize("axis", ["pipeline", "sequence", "expert", "tensor"])
@@ -56,7 +56,7 @@ def test_an_axis_is_used_by_a_rule_by_the_batch_by_a_constraint_or_by_a_shard_ma
         ).mean()
 
     step_on("data=2,tensor=4", rules=(mw.match("w", "tensor"),))
-    step_on("data=2,tensor=4", batch_axes=("data", "tensor"))
+    step_on("data=2,tensor=4", batch_axis_names=("data", "tensor"))
     step_on("data=2,tensor=4", constrained)
     step_on(
         "data=2,tensor=4", lambda params, batch, key: loss(params, batch, key) + mapped(params, batch, key)
@@ -74,7 +74,7 @@ def test_a_name_of_a_function_is_not_a_use():
 def described(mesh, run):
     rows = {"x": np.ones((32, 8), np.float32)}
     return mw.Experiment(
-        model=init, loss=loss, optimizer=TX, input=mw.Input(rows, 16), max_step=1, mesh=mesh, run=run
+        model=init, loss=loss, optimizer=TX, input=mw.Input(rows, 16), max_steps=1, mesh=mesh, workdir=run
     )
 
 
@@ -92,7 +92,7 @@ def trainer(deployer):
 
 
 def test_a_trainer_is_refused_and_where_there_are_several_each_is_told(capsys):
-    deployer = mw.Deployer(jax_seed=0, mesh="pipeline=4,data=2")
+    deployer = mw.Deployer(seed=0, mesh="pipeline=4,data=2")
     one = trainer(deployer)
     examples = {"x": np.ones((32, 8), np.float32)}
     with pytest.raises(LayoutError, match="'pipeline' of size 4 only repeats"):
@@ -103,7 +103,7 @@ def test_a_trainer_is_refused_and_where_there_are_several_each_is_told(capsys):
 
 
 def test_a_predictor_tells_it_once(capsys):
-    deployer = mw.Deployer(jax_seed=0, mesh="data=2,tensor=4")
+    deployer = mw.Deployer(seed=0, mesh="data=2,tensor=4")
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"] * params["scale"])
     for _ in range(2):
         predictor.predict({"x": np.ones((32, 8), np.float32)}, 8, {"scale": np.float32(2)})

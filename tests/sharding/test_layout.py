@@ -36,11 +36,11 @@ def test_without_a_rule_an_array_is_replicated(mesh):
 
 
 def test_fsdp_splits_the_longest_dimension_that_divides(mesh):
-    assert spec(mesh, mw.fsdp(), "w", 3, 512, 257) == P(None, "fsdp")
+    assert spec(mesh, mw.sharding.fsdp(), "w", 3, 512, 257) == P(None, "fsdp")
 
 
 def test_fsdp_leaves_small_arrays_whole(mesh):
-    assert spec(mesh, mw.fsdp(), "bias", 512) == P()
+    assert spec(mesh, mw.sharding.fsdp(), "bias", 512) == P()
 
 
 def test_specs_have_one_spelling(mesh):
@@ -73,13 +73,13 @@ def test_a_batch_is_split_over_those_batch_axes_that_the_mesh_has():
 
 def test_batch_axes_must_be_in_the_mesh(mesh):
     with pytest.raises(LayoutError, match="not in the mesh"):
-        mw.Layout(mesh, batch_axes=("replica",))
+        mw.Layout(mesh, batch_axis_names=("replica",))
 
 
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=4))
 def test_what_fsdp_says_always_divides(shape):
     mesh = mw.make_mesh("data=2,fsdp=4")
-    sharding = NamedSharding(mesh, spec(mesh, mw.fsdp(min_size=1), "w", *shape))
+    sharding = NamedSharding(mesh, spec(mesh, mw.sharding.fsdp(min_size=1), "w", *shape))
     sharding.shard_shape(tuple(shape))  # raises where it does not divide
     assert sharding.spec == P() if all(n % 4 for n in shape) else "fsdp" in sharding.spec
 
@@ -107,7 +107,7 @@ def test_activations_stay_split_by_example_where_the_weights_are_split_by_featur
     ids = jax.ShapeDtypeStruct((512,), jnp.int32, sharding=layout.batch_sharding)
 
     def model(params, ids):
-        return mw.look_up(params["table"], ids) @ params["w"]
+        return mw.sharding.embedding_lookup(params["table"], ids) @ params["w"]
 
     with jax.set_mesh(layout.mesh):
         text = jax.jit(model).lower(params, ids).compile().as_text()
@@ -121,7 +121,7 @@ def test_looking_up_rows_exchanges_the_table_and_no_activations():
     table = layout.place(jax.ShapeDtypeStruct((32, 64), jnp.float32))
     ids = jax.ShapeDtypeStruct((512, 16), jnp.int32, sharding=layout.batch_sharding)
     with jax.set_mesh(layout.mesh):
-        found = jax.jit(mw.look_up).lower(table, ids).compile()
+        found = jax.jit(mw.sharding.embedding_lookup).lower(table, ids).compile()
     exchanged = mw.hlo.collectives(found.as_text(), layout.mesh)
     assert {(each.kind, each.axes) for each in exchanged} == {
         ("all-gather", ("fsdp",)),
@@ -131,9 +131,9 @@ def test_looking_up_rows_exchanges_the_table_and_no_activations():
 
 def test_what_does_not_divide_or_has_no_mesh_is_left_alone():
     x = jnp.ones((3, 2))
-    assert mw.split_by_example(x) is x
+    assert mw.sharding.shard_batch_dim(x) is x
     with jax.set_mesh(mw.make_mesh("fsdp=8")):
-        assert mw.split_by_example(x) is x
+        assert mw.sharding.shard_batch_dim(x) is x
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_without_a_semicolon_the_leading_axes_go_over_the_groups():
 def test_a_step_is_traced_for_more_devices_than_there_are():
     layout = mw.Layout(grouped_mesh("fsdp=512,tensor=8", 512, 4096), (mw.match("w", "fsdp", "tensor"),))
     tx = optax.adam(1e-3)
-    state = mw.abstract_state(lambda key: {"w": jax.numpy.ones((4096, 64))}, tx, layout)
+    state = mw.train.abstract_state(lambda key: {"w": jax.numpy.ones((4096, 64))}, tx, layout)
     step = mw.make_step(lambda params, batch, key: (batch["x"] @ params["w"]).mean(), tx, layout)
     step.trace(state, {"x": jax.ShapeDtypeStruct((512, 4096), "float32")})
     assert state.params["w"].sharding.shard_shape((4096, 64)) == (8, 8)

@@ -49,33 +49,35 @@ def test_hardware_counts_hosts_and_devices(devices, name):
 
 
 def test_the_first_rule_that_matches_stands():
-    rules = [("cpu.*", mw.edit(microbatches=2)), ("NVIDIA H100.*|TPU.*", mw.edit(microbatches=4))]
-    rules.append((".*", mw.edit(mesh="fsdp=-1")))
+    rules = [("cpu.*", mw.override(microbatches=2)), ("NVIDIA H100.*|TPU.*", mw.override(microbatches=4))]
+    rules.append((".*", mw.override(mesh="fsdp=-1")))
     assert apply_mesh_rules(Described(), rules, H100) == Described(microbatches=4)
 
 
 def test_a_pattern_must_match_the_whole_string():
-    assert mesh_rule([("NVIDIA H100", mw.edit())], H100) is None
+    assert mesh_rule([("NVIDIA H100", mw.override())], H100) is None
 
 
 def test_matched_and_left_alone_is_not_unmatched():
-    left_alone = ("NVIDIA.*", mw.edit())
+    left_alone = ("NVIDIA.*", mw.override())
     assert mesh_rule([left_alone], H100) == left_alone
-    assert apply_mesh_rules(Described(), [left_alone, (".*", mw.edit(microbatches=9))], H100) == Described()
+    assert (
+        apply_mesh_rules(Described(), [left_alone, (".*", mw.override(microbatches=9))], H100) == Described()
+    )
 
 
 def test_without_a_match_the_description_is_the_same_object():
     value = Described()
-    assert apply_mesh_rules(value, [("TPU.*", mw.edit(microbatches=2))], H100) is value
+    assert apply_mesh_rules(value, [("TPU.*", mw.override(microbatches=2))], H100) is value
     assert apply_mesh_rules(value, [], H100) is value
 
 
 def test_an_edit_sets_a_field_to_none():
-    assert apply_mesh_rules(Described(), [(".*", mw.edit(mesh=None))], H100).mesh is None
+    assert apply_mesh_rules(Described(), [(".*", mw.override(mesh=None))], H100).mesh is None
 
 
 def test_unknown_fields_of_any_rule_are_all_named_with_the_nearest():
-    rules = [("TPU.*", mw.edit(microbatch=2)), ("cpu.*", mw.edit(mehs="fsdp=8", q=1))]
+    rules = [("TPU.*", mw.override(microbatch=2)), ("cpu.*", mw.override(mehs="fsdp=8", q=1))]
     with pytest.raises(UsageError) as refused:
         apply_mesh_rules(Described(), rules, H100)
     near = ("'microbatch' (did you mean 'microbatches'?)", "'mehs' (did you mean 'mesh'?), 'q'.")
@@ -85,21 +87,21 @@ def test_unknown_fields_of_any_rule_are_all_named_with_the_nearest():
 
 def test_a_value_that_cannot_be_is_refused_by_the_description_itself():
     with pytest.raises(UsageError, match="less than 1"):
-        mw.edit(microbatches=0)(Described())
+        mw.override(microbatches=0)(Described())
 
 
 def test_a_pattern_that_cannot_be_read_is_refused_whether_or_not_it_is_reached():
     with pytest.raises(UsageError, match=r"'\(TPU' is not a regular expression"):
-        mesh_rule([(".*", mw.edit()), ("(TPU", mw.edit())], H100)
+        mesh_rule([(".*", mw.override()), ("(TPU", mw.override())], H100)
 
 
 def test_an_edit_cannot_be_changed():
     with pytest.raises(TypeError):
-        mw.edit(mesh="fsdp=8").changes["mesh"] = "data=8"
+        mw.override(mesh="fsdp=8").changes["mesh"] = "data=8"
 
 
 @given(st.lists(st.sampled_from(["cpu.*", "cpu:8", "cpu", ".*", "TPU.*", "", "[a-z]+:8"]), max_size=5))
 def test_the_choice_is_the_first_full_match(patterns):
-    rules = [(pattern, mw.edit(microbatches=i + 1)) for i, pattern in enumerate(patterns)]
+    rules = [(pattern, mw.override(microbatches=i + 1)) for i, pattern in enumerate(patterns)]
     matching = [rule for rule in rules if re.fullmatch(rule[0], "cpu:8")]
     assert mesh_rule(rules, "cpu:8") == (matching[0] if matching else None)

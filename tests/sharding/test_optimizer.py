@@ -93,7 +93,7 @@ def test_whatever_an_optimizer_keeps_of_large_arrays_is_split(mesh, tx):
 )
 def test_any_optimizer_steps_with_its_state_placed_so(mesh, tx):
     layout = mw.Layout(mesh, (mw.match("layer/w", "fsdp", "tensor"),))
-    state = mw.init_state(lambda key: jax.tree.map(jnp.copy, PARAMS), tx, 0, layout)
+    state = mw.train.init_state(lambda key: jax.tree.map(jnp.copy, PARAMS), tx, 0, layout)
     step = mw.make_step(
         lambda p, batch, key: (p["w"] ** 2).mean() + (p["layer"]["w"] ** 2).mean(), tx, layout
     )
@@ -104,6 +104,6 @@ def test_any_optimizer_steps_with_its_state_placed_so(mesh, tx):
 
 def test_a_parameter_tree_that_is_one_array_is_followed_too(mesh):
     layout = mw.Layout(mesh, (mw.match(".*", "fsdp"),))
-    state = mw.abstract_state(lambda key: jnp.ones((8, 8)), optax.adam(1e-3), layout)
+    state = mw.train.abstract_state(lambda key: jnp.ones((8, 8)), optax.adam(1e-3), layout)
     assert state.params.sharding.spec == P("fsdp")
     assert state.opt_state[0].mu.sharding.spec == P("fsdp")

@@ -99,8 +99,8 @@ def test_a_profile_whose_address_was_made_a_path_is_refused(tmp_path, monkeypatc
 
 
 def test_settings_are_read_from_an_address(memory, at):
-    put(f"{at}/s.yaml", b"max_step: 3\n")
-    assert read_settings(f"{at}/s.yaml") == {"max_step": "3"}
+    put(f"{at}/s.yaml", b"max_steps: 3\n")
+    assert read_settings(f"{at}/s.yaml") == {"max_steps": "3"}
 
 
 def takes_path(function):

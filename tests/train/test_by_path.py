@@ -23,7 +23,7 @@ def loss(params, batch, key):
 
 
 def trained(tx, microbatches=2, steps=3):
-    state = mw.init_state(init, tx, 0, LAYOUT)
+    state = mw.train.init_state(init, tx, 0, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, microbatches=microbatches)
     for _ in range(steps):
         state, _ = step(state, BATCH)
@@ -31,28 +31,28 @@ def trained(tx, microbatches=2, steps=3):
 
 
 def test_each_parameter_moves_as_its_own_optimizer_alone_would_move_it():
-    both = trained(mw.by_path([("bias|gain", optax.sgd(0.1)), (".*", optax.adamw(0.01))]), steps=1)
+    both = trained(mw.train.by_path([("bias|gain", optax.sgd(0.1)), (".*", optax.adamw(0.01))]), steps=1)
     sgd, adamw = trained(optax.sgd(0.1), 1, steps=1), trained(optax.adamw(0.01), 1, steps=1)
     for name, x in both.items():
         np.testing.assert_allclose(x, (adamw if name == "a/weight" else sgd)[name], rtol=1e-5)
 
 
 def test_an_optimizer_has_a_state_for_its_own_parameters_beside_them():
-    tx = mw.by_path([("a/.*", optax.adam(0.1)), (".*", optax.sgd(0.1, momentum=0.9))])
-    state = mw.tree.named_leaves(mw.abstract_state(init, tx, LAYOUT).opt_state)
+    tx = mw.train.by_path([("a/.*", optax.adam(0.1)), (".*", optax.sgd(0.1, momentum=0.9))])
+    state = mw.tree.named_leaves(mw.train.abstract_state(init, tx, LAYOUT).opt_state)
     beside = {name.rsplit("/mu/")[-1]: x.sharding.spec for name, x in state.items() if "/mu/" in name}
     assert beside == {"a/weight": P("fsdp", "tensor"), "a/bias": P()}
     assert [name.rsplit("/")[-1] for name in state if "trace" in name] == ["gain"]
 
 
 def test_a_parameter_without_an_optimizer_is_named_before_anything_compiles():
-    tx = mw.by_path([("bias", optax.sgd(0.1)), ("weights?x", optax.sgd(0.1))])
+    tx = mw.train.by_path([("bias", optax.sgd(0.1)), ("weights?x", optax.sgd(0.1))])
     with pytest.raises(UsageError, match=r"no optimizer for params/a/weight, params/gain\.\n.*'bias', 'wei"):
-        mw.abstract_state(init, tx, LAYOUT)
+        mw.train.abstract_state(init, tx, LAYOUT)
 
 
 def test_optimizers_by_path_see_only_what_is_trained():
-    tx = mw.Only("a/.*", mw.by_path([("bias", optax.sgd(0.1)), ("weight", optax.adam(0.1))]))
+    tx = mw.Trainable("a/.*", mw.train.by_path([("bias", optax.sgd(0.1)), ("weight", optax.adam(0.1))]))
     state = trained(tx)
     assert state["gain"] == 1
     assert not np.allclose(state["a/bias"], 1)
@@ -60,14 +60,14 @@ def test_optimizers_by_path_see_only_what_is_trained():
 
 def test_a_multiplier_is_another_learning_rate():
     factors = [("bias", 0.5), (mw.optional("b.*"), 9.0)]
-    scaled = trained(optax.chain(optax.sgd(0.2), mw.scale_by_path(factors)), steps=1)
+    scaled = trained(optax.chain(optax.sgd(0.2), mw.train.scale_by_path(factors)), steps=1)
     np.testing.assert_allclose(scaled["a/bias"], trained(optax.sgd(0.1), steps=1)["a/bias"], rtol=1e-5)
     np.testing.assert_allclose(scaled["a/weight"], trained(optax.sgd(0.2), steps=1)["a/weight"], rtol=1e-5)
 
 
 def test_decay_by_path_is_that_of_adamw_where_a_pattern_matches():
     rate = optax.scale_by_learning_rate(0.01)
-    some = trained(optax.chain(optax.scale_by_adam(), mw.decay_by_path([("weight", 0.3)]), rate))
+    some = trained(optax.chain(optax.scale_by_adam(), mw.train.decay_by_path([("weight", 0.3)]), rate))
     mask = lambda params: mw.tree.map_named(lambda name, _: name == "a/weight", params)
     masked = trained(optax.adamw(0.01, weight_decay=0.3, mask=mask))
     for name, x in some.items():
@@ -76,4 +76,4 @@ def test_decay_by_path_is_that_of_adamw_where_a_pattern_matches():
 
 def test_a_pattern_that_cannot_be_read_is_told():
     with pytest.raises(UsageError, match=r"scale_by_path: '\(' is not a regular expression"):
-        mw.scale_by_path([("(", 1.0)])
+        mw.train.scale_by_path([("(", 1.0)])

@@ -14,15 +14,15 @@ import meshwright as mw
 
 counts = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rsplit("/", 1)[-1]]))
-mw.compile_cache(sys.argv[1] + "-other")
+mw.train.compile_cache(sys.argv[1] + "-other")
 jax.jit(lambda x: x + 1)(1.0)
-mw.compile_cache(sys.argv[1])
+mw.train.compile_cache(sys.argv[1])
 counts.clear()
 
 layout, tx = mw.Layout(mw.make_mesh("data=-1")), optax.adam(0.1)
 init = lambda key: {"w": jax.random.normal(key, (4,))}
 step = mw.make_step(lambda params, batch, key: jnp.sum((params["w"] - batch) ** 2), tx, layout)
-state, metrics = step(mw.init_state(init, tx, 0, layout), jnp.ones((8, 4)))
+state, metrics = step(mw.train.init_state(init, tx, 0, layout), jnp.ones((8, 4)))
 print(json.dumps({"loss": metrics["loss"].value.item().hex(), **counts}))
 """
 
@@ -48,4 +48,4 @@ def test_a_second_process_compiles_nothing_anew(tmp_path):
 def test_a_directory_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot keep compiled programs in"):
-        mw.compile_cache(tmp_path / "file")
+        mw.train.compile_cache(tmp_path / "file")

@@ -45,7 +45,7 @@ def adam(rate):
 
 
 def by_step(tx, pieces):
-    state = mw.state_from({"w": START}, tx, 0, LAYOUT)
+    state = mw.train.state_from({"w": START}, tx, 0, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, microbatches=pieces)
     for _ in range(STEPS):
         state, _ = step(state, BATCH)
@@ -60,17 +60,15 @@ def by_run(tx, pieces, folder):
         "optimizer": tx,
         "input": given,
     }
-    run = mw.Experiment(run=str(folder), max_step=STEPS, microbatches=pieces, **described)
+    run = mw.Experiment(workdir=str(folder), max_steps=STEPS, microbatches=pieces, **described)
     return mw.run(run).state.params["w"]
 
 
 def by_trainer(tx, pieces, folder):
     deployer = mw.Deployer(0, verbose=False)
     keyless = lambda params, batch: loss(params, batch, None)
-    trainer = mw.Trainer(
-        deployer, loss=keyless, optimizer=tx, params={"w": START}, accumulate_grad_batches=pieces
-    )
-    trainer.fit(BATCH, global_batch_size=16, max_steps=STEPS)
+    trainer = mw.Trainer(deployer, loss=keyless, optimizer=tx, params={"w": START}, microbatches=pieces)
+    trainer.fit(BATCH, batch_size=16, max_steps=STEPS)
     return trainer.params["w"]
 
 
@@ -88,9 +86,9 @@ def test_so_do_experiments_and_trainers(train, tmp_path):
 @pytest.mark.parametrize(
     "tx",
     [
-        mw.by_path([(".*", optax.sgd(0.1))]),
-        mw.skip_exploding(optax.sgd(0.1), mw.mean_plus(6)),
-        mw.Only("w", optax.chain(optax.sgd(0.1), mw.keep_ema(0.9))),
+        mw.train.by_path([(".*", optax.sgd(0.1))]),
+        mw.train.skip_exploding(optax.sgd(0.1), mw.train.mean_plus_std(6)),
+        mw.Trainable("w", optax.chain(optax.sgd(0.1), mw.train.keep_ema(0.9))),
         optax.chain(optax.sgd(0.2), mw.train.scale_by_path([("w", 0.5)])),
     ],
 )
@@ -100,8 +98,8 @@ def test_what_goes_around_an_optimizer_keeps_both_parts(tx):
 
 def test_averages_decay_and_norms_are_of_both_parts():
     decayed = mw.train.decay_by_path([("w", 0.5)])
-    tx = optax.chain(decayed, optax.sgd(0.1), mw.keep_ema(0.5, bias_correction=False))
-    state = mw.state_from({"w": START}, tx, 0, LAYOUT)
+    tx = optax.chain(decayed, optax.sgd(0.1), mw.train.keep_ema(0.5, bias_correction=False))
+    state = mw.train.state_from({"w": START}, tx, 0, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, norms=".*", compute_dtype="bfloat16")
     state, metrics = step(state, BATCH)
     g = gradient(START)
@@ -114,8 +112,10 @@ def test_averages_decay_and_norms_are_of_both_parts():
 
 def test_noise_is_on_both_parts_and_has_the_deviation_asked_for():
     params, like = {"w": np.full(4096, 3 + 4j, np.complex64)}, (lambda params, batch, key: params["w"])
-    for std in (0.5, mw.relative(0.1)):
-        noise = np.asarray(mw.noised(like, [(".*", std)])(params, BATCH, jax.random.key(0)) - params["w"])
+    for std in (0.5, mw.train.relative_std(0.1)):
+        noise = np.asarray(
+            mw.train.with_parameter_noise(like, [(".*", std)])(params, BATCH, jax.random.key(0)) - params["w"]
+        )
         np.testing.assert_allclose(noise.std(), 0.5, rtol=0.05)
         np.testing.assert_allclose(noise.real.std(), noise.imag.std(), rtol=0.05)
 

@@ -60,8 +60,8 @@ def batch(seed):
 
 def test_a_state_and_an_update_of_ones_own_are_trained_by_the_same_loop():
     reports, state, expected = [], placed(gan()), gan()
-    log = mw.logger(lambda step, values: reports.append((step, values)), mw.every(1))
-    state = mw.fit(mw.Step(update, LAYOUT), state, map(batch, range(3)), steps=3, log=log)
+    log = mw.metrics.logger(lambda step, values: reports.append((step, values)), mw.when.every(1))
+    state = mw.fit(mw.Step(update, LAYOUT), state, map(batch, range(3)), max_steps=3, log=log)
     for i in range(3):
         expected, metrics = jax.jit(update)(expected, batch(i))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), state, expected)

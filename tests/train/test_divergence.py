@@ -10,16 +10,16 @@ import meshwright as mw
 from meshwright.errors import DivergedError
 
 LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("w", "fsdp", "tensor"),))
-ADAM = optax.chain(optax.adam(0.1), mw.keep_ema(0.9))
+ADAM = optax.chain(optax.adam(0.1), mw.train.keep_ema(0.9))
 
 
 def state_of(tx=ADAM, model_state=None, **params):
     made = {"w": np.ones((8, 4), np.float32), "b": np.ones(4, np.float32)} | params
-    return mw.state_from(mw.Variables(made, model_state), tx, 0, LAYOUT)
+    return mw.train.state_from(mw.train.Variables(made, model_state), tx, 0, LAYOUT)
 
 
 def check(tx, state, newest=2):
-    mw.check_finite(tx, lambda: newest)(4, state)
+    mw.train.check_finite(tx, lambda: newest)(4, state)
 
 
 def spoilt(state, name, value=np.nan):
@@ -49,14 +49,14 @@ def test_complex_and_narrow_parameters_must_be_finite_too():
 
 def test_what_is_frozen_or_of_the_model_or_a_number_of_the_optimizer_may_be_infinite():
     mask = np.full((4, 4), -np.inf, np.float32)
-    tx = mw.Only("w|b", optax.chain(ADAM, optax.contrib.reduce_on_plateau()))
+    tx = mw.Trainable("w|b", optax.chain(ADAM, optax.contrib.reduce_on_plateau()))
     state = state_of(tx, {"low": jnp.full(4, jnp.inf)}, mask=mask)
     assert not all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.opt_state))
     check(tx, state)
 
 
 def test_factors_are_judged_and_state_in_the_memory_of_the_host_is():
-    tx = mw.offloaded(optax.adafactor(0.1, min_dim_size_to_factor=2))
+    tx = mw.train.offload_opt_state(optax.adafactor(0.1, min_dim_size_to_factor=2))
     state = state_of(tx)
     check(tx, state)
     name = next(name for name in mw.tree.leaf_names(state) if name.endswith("v_row/w"))
@@ -78,10 +78,10 @@ def test_a_loop_of_ones_own_saves_no_state_that_is_not_finite(tmp_path):
 
     batches = iter([{"x": np.full(8, x, np.float32)} for x in (1, 1, 1, 0, 1, 1)])
     with mw.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.check_state = mw.check_finite(tx, checkpoints.settled)
-        step, save = mw.make_step(loss, tx, LAYOUT), checkpoints.saver(mw.every(2))
+        checkpoints.check_state = mw.train.check_finite(tx, checkpoints.settled)
+        step, save = mw.make_step(loss, tx, LAYOUT), checkpoints.saver(mw.when.every(2))
         with pytest.raises(DivergedError, match=r"step 4 is not finite: params/w;(.|\n)*checkpoint: step 2"):
-            mw.fit(step, state_of(tx), batches, steps=6, save=save)
+            mw.fit(step, state_of(tx), batches, max_steps=6, save=save)
         assert checkpoints.latest() == 2
 
 

@@ -12,11 +12,11 @@ from meshwright.errors import UsageError
 X = np.random.default_rng(0).normal(size=(21, 4)).astype(np.float32)
 
 
-def scores(measure, mesh="data=4,tensor=2", when=mw.never, tick=mw.Tick(3, last=True)):
+def scores(measure, mesh="data=4,tensor=2", when=mw.when.never, tick=mw.when.Tick(3, last=True)):
     layout = mw.Layout(mw.make_mesh(mesh))
-    state = mw.init_state(lambda key: {"w": jnp.ones((4, 3))}, optax.sgd(1.0), 0, layout)
-    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
-    return mw.Evaluator(measure, data, layout, when)(tick, state)
+    state = mw.train.init_state(lambda key: {"w": jnp.ones((4, 3))}, optax.sgd(1.0), 0, layout)
+    data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
+    return mw.train.Evaluator(measure, data, layout, when)(tick, state)
 
 
 def test_every_example_counts_once_and_padding_never():
@@ -37,23 +37,23 @@ def test_right_and_wrong_make_an_accuracy():
 
 def test_it_is_due_on_its_steps_and_after_the_last():
     measure = lambda params, batch: {"x": batch["x"]}
-    assert scores(measure, when=mw.every(2), tick=mw.Tick(3)) is None
-    assert scores(measure, when=mw.every(2), tick=mw.Tick(4)) is not None
-    assert scores(measure, when=mw.never, tick=mw.Tick(4, last=True)) is not None
+    assert scores(measure, when=mw.when.every(2), tick=mw.when.Tick(3)) is None
+    assert scores(measure, when=mw.when.every(2), tick=mw.when.Tick(4)) is not None
+    assert scores(measure, when=mw.when.never, tick=mw.when.Tick(4, last=True)) is not None
 
 
 def test_many_batches_do_not_run_away_from_the_device():
     """Unbounded, three hundred launches with collectives deadlock virtual devices."""
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.match("w", None, "tensor"),))
-    state = mw.init_state(lambda key: {"w": jnp.ones((4, 4))}, optax.sgd(1.0), 0, layout)
+    state = mw.train.init_state(lambda key: {"w": jnp.ones((4, 4))}, optax.sgd(1.0), 0, layout)
     many = {"x": np.ones((8 * 300, 4), np.float32)}
-    evaluate = mw.Evaluator(
+    evaluate = mw.train.Evaluator(
         lambda params, batch: {"x": (batch["x"] @ params["w"]).sum(-1)},
-        lambda: mw.padded_batches(many, 8, layout.batch_sharding),
+        lambda: mw.input.padded_batches(many, 8, layout.batch_sharding),
         layout,
-        mw.never,
+        mw.when.never,
     )
-    assert evaluate(mw.Tick(1, last=True), state) == {"x": 16.0}
+    assert evaluate(mw.when.Tick(1, last=True), state) == {"x": 16.0}
 
 
 def test_each_device_computes_its_own_examples_only():
@@ -64,31 +64,33 @@ def test_each_device_computes_its_own_examples_only():
         jax.debug.inspect_array_sharding(batch["x"], callback=seen.append)
         return {"x": batch["x"]}
 
-    state = mw.init_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(1.0), 0, layout)
-    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
-    mw.Evaluator(measure, data, layout, mw.never)(mw.Tick(1, last=True), state)
+    state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(1.0), 0, layout)
+    data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
+    mw.train.Evaluator(measure, data, layout, mw.when.never)(mw.when.Tick(1, last=True), state)
     assert seen[0].shard_shape((8, 4)) == (1, 4)
 
 
 def test_what_was_checked_is_not_traced_again():
     layout, traced = mw.Layout(mw.make_mesh("data=8")), []
     measure = lambda params, batch: traced.append(1) or {"x": batch["x"]}
-    target = mw.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), layout)
-    state = mw.init_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), 0, layout)
-    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
-    evaluate = mw.Evaluator(measure, data, layout, mw.every(1))
+    target = mw.train.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), layout)
+    state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), 0, layout)
+    data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
+    evaluate = mw.train.Evaluator(measure, data, layout, mw.when.every(1))
     evaluate.check(target, {"x": jax.ShapeDtypeStruct((8, 4), np.float32)})
     for step in (1, 2):
-        evaluate(mw.Tick(step), state)
+        evaluate(mw.when.Tick(step), state)
     assert traced == [1]
 
 
 def test_a_state_of_the_user_needs_parameters_only():
     layout = mw.Layout(mw.make_mesh("data=8"))
     Mine = collections.namedtuple("Mine", "params")
-    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
+    data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
     measure = lambda params, batch: {"sum": (batch["x"] * params["w"]).sum(-1)}
-    found = mw.Evaluator(measure, data, layout, mw.never)(mw.Tick(1, last=True), Mine({"w": jnp.ones(4)}))
+    found = mw.train.Evaluator(measure, data, layout, mw.when.never)(
+        mw.when.Tick(1, last=True), Mine({"w": jnp.ones(4)})
+    )
     np.testing.assert_allclose(found["sum"], X.astype(np.float64).sum(1).mean(), rtol=1e-5)
 
 
@@ -99,10 +101,10 @@ def test_a_measure_that_has_averaged_already_is_refused():
 
 def test_a_model_with_state_is_measured_with_it_and_does_not_change():
     layout = mw.Layout(mw.make_mesh("data=8"))
-    init = lambda key: mw.Variables({"w": jnp.ones(4)}, {"mean": jnp.full(4, 2.0)})
-    state = mw.init_state(init, optax.sgd(1.0), 0, layout)
-    data = lambda: mw.padded_batches({"x": X}, 8, layout.batch_sharding)
+    init = lambda key: mw.train.Variables({"w": jnp.ones(4)}, {"mean": jnp.full(4, 2.0)})
+    state = mw.train.init_state(init, optax.sgd(1.0), 0, layout)
+    data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
     measure = lambda params, batch, model_state: {"centred": (batch["x"] - model_state["mean"]).sum(-1)}
-    found = mw.Evaluator(measure, data, layout, mw.never)(mw.Tick(1, last=True), state)
+    found = mw.train.Evaluator(measure, data, layout, mw.when.never)(mw.when.Tick(1, last=True), state)
     np.testing.assert_allclose(found["centred"], (X.astype(np.float64) - 2).sum(1).mean(), rtol=1e-5)
     np.testing.assert_array_equal(state.model_state["mean"], np.full(4, 2.0))

@@ -34,7 +34,7 @@ def layout():
 
 
 def test_what_is_not_given_is_as_if_nothing_were(layout):
-    scratch = mw.init_state(init, TX, 7, layout)
+    scratch = mw.train.init_state(init, TX, 7, layout)
     state = state_around({"params/head": np.ones((16, 8), np.float32)}, init, TX, 7, layout)
     assert (np.asarray(state.params["head"]) == 1).all()
     for name in ("body", "tail"):
@@ -42,7 +42,7 @@ def test_what_is_not_given_is_as_if_nothing_were(layout):
 
 
 def test_with_nothing_given_it_is_the_initial_state(layout):
-    scratch, state = mw.init_state(init, TX, 7, layout), state_around({}, init, TX, 7, layout)
+    scratch, state = mw.train.init_state(init, TX, 7, layout), state_around({}, init, TX, 7, layout)
     jax.tree.map(np.testing.assert_array_equal, state, scratch)
     assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, scratch)
 
@@ -54,7 +54,7 @@ def test_the_optimizer_knows_the_union(layout):
 
 
 def test_everything_may_be_given_step_and_optimizer_state_too(layout):
-    given = jax.tree.map(lambda x: x + 1, mw.init_state(with_statistics, TX, 7, layout))
+    given = jax.tree.map(lambda x: x + 1, mw.train.init_state(with_statistics, TX, 7, layout))
     state = state_around(tree.named_leaves(given), with_statistics, TX, 8, layout)
     jax.tree.map(np.testing.assert_array_equal, state, given)
     assert int(state.step) == 1
@@ -62,27 +62,27 @@ def test_everything_may_be_given_step_and_optimizer_state_too(layout):
 
 def test_given_arrays_end_where_the_layout_puts_them(layout):
     state = state_around({"params/body": np.zeros((16, 8), np.float32)}, init, TX, 0, layout)
-    target = mw.abstract_state(init, TX, layout)
+    target = mw.train.abstract_state(init, TX, layout)
     assert state.params["body"].sharding == target.params["body"].sharding
 
 
 def test_arrays_of_any_sharding_and_sort_end_there_too(layout):
     on_one = jax.device_put(jnp.ones((16, 8)), jax.devices()[3])
     state = state_around({"params/body": on_one, "step": 3}, init, TX, 0, layout)
-    target = mw.abstract_state(init, TX, layout)
+    target = mw.train.abstract_state(init, TX, layout)
     assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, target)
     assert (np.asarray(state.params["body"]) == 1).all()
 
 
 def test_arrays_that_are_in_their_place_are_not_copied(layout):
-    sharding = mw.abstract_state(init, TX, layout).params["body"].sharding
+    sharding = mw.train.abstract_state(init, TX, layout).params["body"].sharding
     body = jax.device_put(np.ones((16, 8), np.float32), sharding)
     state = state_around({"params/body": body}, init, TX, 0, layout)
     assert addresses(state.params["body"]) == addresses(body)
 
 
 def test_one_array_given_twice_may_be_donated_twice(layout):
-    sharding = mw.abstract_state(init, TX, layout).params["head"].sharding
+    sharding = mw.train.abstract_state(init, TX, layout).params["head"].sharding
     shared = jax.device_put(np.ones((16, 8), np.float32), sharding)
     state = state_around({"params/head": shared, "params/tail": shared}, init, TX, 0, layout)
     assert not set(addresses(state.params["head"])) & set(addresses(state.params["tail"]))
@@ -93,7 +93,7 @@ def test_one_array_given_twice_may_be_donated_twice(layout):
 
 def test_a_function_is_given_what_is_initialised(layout):
     given = {"params/body": lambda x: x.at[:2].set(0), "opt_state/0/count": lambda x: x + 5}
-    scratch, state = mw.init_state(init, TX, 7, layout), state_around(given, init, TX, 7, layout)
+    scratch, state = mw.train.init_state(init, TX, 7, layout), state_around(given, init, TX, 7, layout)
     np.testing.assert_array_equal(state.params["body"][2:], scratch.params["body"][2:])
     assert not np.asarray(state.params["body"][:2]).any()
     assert int(state.opt_state[0].count) == 5

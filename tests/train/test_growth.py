@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.train import mean_plus, skip_exploding
+from meshwright.train import mean_plus_std, skip_exploding
 
 LAYOUT = mw.Layout(mw.make_mesh("data=-1"))
 BATCH = {"x": np.ones((8, 4), np.float32)}
@@ -45,8 +45,8 @@ def calls(function: Callable[[], object]) -> int:
 
 
 def traced(num_arrays: int) -> Callable[[], object]:
-    tx = skip_exploding(optax.adam(0.1), mean_plus(6))
-    state = mw.abstract_state(init(num_arrays), tx, LAYOUT)
+    tx = skip_exploding(optax.adam(0.1), mean_plus_std(6))
+    state = mw.train.abstract_state(init(num_arrays), tx, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, norms=".*")
     return lambda: step.trace(state, BATCH)
 
@@ -72,7 +72,7 @@ def test_gradients_that_are_split_in_different_ways_are_not_exchanged_for_their_
     layout, tx = mw.Layout(mw.make_mesh("tensor=8"), rules), optax.sgd(0.1)
     init = lambda key: {str(i): {"q": jnp.ones((8, 8)), "o": jnp.ones((8, 8))} for i in range(70)}
     of_sums = lambda params, batch, key: sum((x**2).sum() for x in jax.tree.leaves(params))
-    compiled = mw.make_step(of_sums, tx, layout).compile(mw.abstract_state(init, tx, layout), BATCH)
+    compiled = mw.make_step(of_sums, tx, layout).compile(mw.train.abstract_state(init, tx, layout), BATCH)
     assert not re.findall("all-to-all|all-gather|collective-permute", compiled.as_text())
 
 

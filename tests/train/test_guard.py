@@ -9,11 +9,11 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import DivergedError, UsageError
-from meshwright.train import mean_plus
+from meshwright.train import mean_plus_std
 
 LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("w", "fsdp", "tensor"),))
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
-INNER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1), mw.keep_ema(0.9))
+INNER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1), mw.train.keep_ema(0.9))
 
 
 def loss(params, batch, key):
@@ -25,13 +25,13 @@ def batch(scale=1.0):
 
 
 def started(tx, microbatches=2):
-    state = mw.state_from({"w": np.ones((8, 4), np.float32)}, tx, 0, LAYOUT)
+    state = mw.train.state_from({"w": np.ones((8, 4), np.float32)}, tx, 0, LAYOUT)
     return state, mw.make_step(loss, tx, LAYOUT, microbatches=microbatches)
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, 1e6])
 def test_a_skipped_step_changes_nothing_but_the_counter(scale):
-    state, step = started(mw.skip_exploding(INNER, 100.0))
+    state, step = started(mw.train.skip_exploding(INNER, 100.0))
     state, _ = step(state, batch())
     before = jax.device_get(state)
     state, metrics = step(state, batch(scale))
@@ -41,7 +41,7 @@ def test_a_skipped_step_changes_nothing_but_the_counter(scale):
 
 
 def test_what_is_not_skipped_trains_as_without_the_guard_and_lies_beside_its_parameter():
-    guarded, step = started(mw.skip_exploding(INNER, 100.0))
+    guarded, step = started(mw.train.skip_exploding(INNER, 100.0))
     plain, plain_step = started(INNER, 1)
     for scale in (1.0, np.nan, 2.0):
         guarded, metrics = step(guarded, batch(scale))
@@ -61,7 +61,7 @@ def after(tx, norms):
 
 @given(st.lists(st.floats(0.5, 9.0), min_size=1, max_size=6), st.floats(0, 0.95))
 def test_norms_are_averaged_as_numpy_would(values, decay):
-    norms = after(mw.skip_exploding(optax.sgd(1.0), decay=decay), values).norms
+    norms = after(mw.train.skip_exploding(optax.sgd(1.0), decay=decay), values).norms
     weights = [decay ** (len(values) - 1 - i) for i in range(len(values))]
     mean = np.average(values, weights=weights)
     std = np.average((np.asarray(values) - mean) ** 2, weights=weights) ** 0.5
@@ -69,7 +69,7 @@ def test_norms_are_averaged_as_numpy_would(values, decay):
 
 
 def test_an_adaptive_threshold_follows_the_norms_and_forgets_what_it_skipped():
-    tx = mw.skip_exploding(optax.sgd(1.0), mean_plus(3, after=4))
+    tx = mw.train.skip_exploding(optax.sgd(1.0), mean_plus_std(3, after=4))
     assert after(tx, [1.0, 50.0, 1.0]).skipped == 0
     assert after(tx, [1.0] * 8).skipped == 0
     steady = [1.0, 1.2, 0.9, 1.1]
@@ -78,7 +78,7 @@ def test_an_adaptive_threshold_follows_the_norms_and_forgets_what_it_skipped():
 
 
 def test_reports_leave_out_what_a_skip_made_harmless():
-    state, step = started(mw.skip_exploding(INNER))
+    state, step = started(mw.train.skip_exploding(INNER))
     state, first = step(state, batch())
     state, second = step(state, batch(np.nan))
     report = mw.metrics.merge([first, second])
@@ -90,9 +90,9 @@ def test_reports_leave_out_what_a_skip_made_harmless():
 def test_reports_leave_out_histograms_of_steps_that_were_skipped_for_what_they_hold():
     counting = lambda params, batch, key: (
         loss(params, batch, key)[0],
-        {"x": mw.Histogram.of(batch["scale"])},
+        {"x": mw.metrics.Histogram.of(batch["scale"])},
     )
-    state, _ = started(tx := mw.skip_exploding(INNER))
+    state, _ = started(tx := mw.train.skip_exploding(INNER))
     step, reports = mw.make_step(counting, tx, LAYOUT), []
     for scale in (2.0, np.nan):
         state, metrics = step(state, batch(scale))
@@ -104,18 +104,18 @@ def test_reports_leave_out_histograms_of_steps_that_were_skipped_for_what_they_h
 @pytest.mark.parametrize("wrong", [{"threshold": 0.0}, {"decay": 1.0}])
 def test_a_guard_that_makes_no_sense_is_told(wrong):
     with pytest.raises(UsageError, match="skip_exploding"):
-        mw.skip_exploding(optax.sgd(1.0), **wrong)
+        mw.train.skip_exploding(optax.sgd(1.0), **wrong)
 
 
 @pytest.mark.parametrize(("stds", "options"), [(6, {"after": 0}), (0, {}), (-1, {})])
 def test_a_threshold_that_would_skip_every_update_is_told(stds, options):
-    with pytest.raises(UsageError, match="mean_plus"):
-        mean_plus(stds, **options)
+    with pytest.raises(UsageError, match="mean_plus_std"):
+        mean_plus_std(stds, **options)
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_newest_checkpoint(loss):
-    halt = mw.halt_on_divergence(lambda: 40)
+    halt = mw.train.halt_on_divergence(lambda: 40)
     halt(40, {"loss": 1.0})
     halt(41, {"held_out/loss": np.nan})
     with pytest.raises(DivergedError, match=r"at step 42 is (nan|inf)(.|\n)*newest checkpoint: step 40"):
@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_newest_checkpoint(
 
 
 def test_a_run_may_skip_for_a_while_and_not_for_ever():
-    halt = mw.halt_on_divergence(lambda: None, patience=10)
+    halt = mw.train.halt_on_divergence(lambda: None, patience=10)
     halt(10, {"loss": 1.0, "skipped": 0.5})
     halt(20, {"loss": np.nan, "skipped": 1.0})
     with pytest.raises(DivergedError, match="newest checkpoint: none"):
@@ -133,7 +133,7 @@ def test_a_run_may_skip_for_a_while_and_not_for_ever():
 
 
 def test_a_run_that_skips_every_update_ends_though_its_loss_is_finite():
-    halt = mw.halt_on_divergence(lambda: 10, patience=10)
+    halt = mw.train.halt_on_divergence(lambda: 10, patience=10)
     halt(10, {"loss": 1.0, "skipped": 0.0})
     halt(20, {"loss": 1.0, "skipped": 1.0})
     halt(20, {"held_out/loss": 1.0})
@@ -143,10 +143,12 @@ def test_a_run_that_skips_every_update_ends_though_its_loss_is_finite():
 
 def test_a_guard_of_some_parameters_ends_the_run_at_the_step_that_spoils_the_others():
     """Its own half skips, and would make the loss weigh nothing."""
-    tx = mw.by_path([("w", mw.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
-    state = mw.state_from({"w": np.ones((8, 4), np.float32), "u": np.ones(4, np.float32)}, tx, 0, LAYOUT)
+    tx = mw.train.by_path([("w", mw.train.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
+    state = mw.train.state_from(
+        {"w": np.ones((8, 4), np.float32), "u": np.ones(4, np.float32)}, tx, 0, LAYOUT
+    )
     of = lambda params, batch, key: ((batch["x"] @ params["w"] + params["u"]) * batch["scale"].mean()).mean()
-    step, halt = mw.make_step(of, tx, LAYOUT), mw.halt_on_divergence(lambda: None)
+    step, halt = mw.make_step(of, tx, LAYOUT), mw.train.halt_on_divergence(lambda: None)
     for i, scale in enumerate((1.0, 1.0, np.nan), start=1):
         state, metrics = step(state, batch(scale))
         report = mw.metrics.merge([metrics])

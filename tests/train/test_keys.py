@@ -20,7 +20,7 @@ def set_default():
 
 
 def init(key):
-    return mw.Variables({"w": jax.random.normal(key, (8, 4))}, {"rng": jax.random.fold_in(key, 1)})
+    return mw.train.Variables({"w": jax.random.normal(key, (8, 4))}, {"rng": jax.random.fold_in(key, 1)})
 
 
 def loss(params, batch, key, model_state):
@@ -33,7 +33,7 @@ def loss(params, batch, key, model_state):
 
 def trained(state=None, *, steps):
     tx = optax.adam(0.1)
-    state = mw.init_state(init, tx, 7, LAYOUT) if state is None else state
+    state = mw.train.init_state(init, tx, 7, LAYOUT) if state is None else state
     step = mw.make_step(loss, tx, LAYOUT, microbatches=2)
     for _ in range(steps):
         state, _ = step(state, BATCH)
@@ -57,9 +57,9 @@ def test_a_run_goes_on_to_the_bit_under_another_default_of_jax(set_default):
 
 def test_a_state_has_one_type_and_one_value_whatever_the_default(set_default):
     tx = optax.adam(0.1)
-    expected = mw.init_state(init, tx, 7, LAYOUT)
+    expected = mw.train.init_state(init, tx, 7, LAYOUT)
     set_default("rbg")
-    target, made = mw.abstract_state(init, tx, LAYOUT), mw.init_state(init, tx, 7, LAYOUT)
+    target, made = mw.train.abstract_state(init, tx, LAYOUT), mw.train.init_state(init, tx, 7, LAYOUT)
     assert target.model_state["rng"].dtype == made.model_state["rng"].dtype == key_of(0).dtype
     np.testing.assert_array_equal(made.params["w"], expected.params["w"])
 

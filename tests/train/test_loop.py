@@ -17,7 +17,9 @@ def fake_step(state, batch):
 
 
 def run(steps, data=None, start=0, **rooms):
-    return fit(fake_step, state_at(start), iter(range(1000)) if data is None else data, steps=steps, **rooms)
+    return fit(
+        fake_step, state_at(start), iter(range(1000)) if data is None else data, max_steps=steps, **rooms
+    )
 
 
 def test_it_makes_as_many_updates_as_are_left():
@@ -52,7 +54,7 @@ def test_rooms_are_called_in_the_order_of_the_page():
         seen.append("trace")
         yield
 
-    names = ("beat", "evaluate", "log", "save", "stop")
+    names = ("on_step", "evaluate", "log", "save", "stop")
     run(steps=1, trace=trace, **{name: lambda *_, name=name: seen.append(name) for name in names})
     assert seen == ["trace", *names, "evaluate", "log", "save"]
 
@@ -97,12 +99,12 @@ def test_nothing_is_fetched_on_a_step_that_does_not_report():
     def step(state, batch):
         return fake_step(state, batch)[0], {"loss": Unread([])}
 
-    log = mw.logger(lambda step, values: None, mw.at(12))
+    log = mw.metrics.logger(lambda step, values: None, mw.when.at(12))
     with pytest.raises(
         AssertionError, match="fetched"
     ):  # step 12 reports, which shows that the test can fail
-        fit(step, state_at(), iter(range(1000)), steps=12, log=log)
-    assert int(fit(step, state_at(), iter(range(1000)), steps=11, log=lambda *_: None).step) == 11
+        fit(step, state_at(), iter(range(1000)), max_steps=12, log=log)
+    assert int(fit(step, state_at(), iter(range(1000)), max_steps=11, log=lambda *_: None).step) == 11
     seen = []
     fit(
         step,
@@ -110,7 +112,7 @@ def test_nothing_is_fetched_on_a_step_that_does_not_report():
         iter(range(11)),
         steps=11,
         log=lambda tick, *rest: tick.last or log(tick, *rest),
-        beat=seen.append,
+        on_step=seen.append,
     )
     assert len(seen) == 11
 
@@ -134,5 +136,5 @@ def test_the_host_runs_ahead_of_a_slow_step_and_not_further():
         unfinished.append(sum(not output.is_ready() for output in outputs))
         return fake_step(state, batch)[0], {"loss": outputs[-1]}
 
-    fit(step, state_at(), iter(range(100)), steps=3 * RUN_AHEAD)
+    fit(step, state_at(), iter(range(100)), max_steps=3 * RUN_AHEAD)
     assert max(unfinished) == RUN_AHEAD + 1

@@ -19,7 +19,9 @@ def given(loss_under, params=PARAMS, key=KEY):
 
 
 def test_noise_has_the_deviation_asked_for_where_a_pattern_matches_first():
-    params, _ = given(lambda loss: mw.noised(loss, [("w", 0.5), (".*", mw.relative(1e-3))]))
+    params, _ = given(
+        lambda loss: mw.train.with_parameter_noise(loss, [("w", 0.5), (".*", mw.train.relative_std(1e-3))])
+    )
     noise = np.asarray(params["w"] - PARAMS["w"])
     np.testing.assert_allclose((noise.mean(), noise.std()), (0, 0.5), atol=0.02)
     assert 0 < np.abs(params["b"] - 1).max() < 1e-2
@@ -27,23 +29,25 @@ def test_noise_has_the_deviation_asked_for_where_a_pattern_matches_first():
 
 
 def test_relative_noise_is_a_share_of_the_root_mean_square():
-    params, _ = given(lambda loss: mw.noised(loss, [("w", mw.relative(0.1))]))
+    params, _ = given(lambda loss: mw.train.with_parameter_noise(loss, [("w", mw.train.relative_std(0.1))]))
     np.testing.assert_allclose(np.std(params["w"] - PARAMS["w"]), 0.3, rtol=0.05)
     np.testing.assert_array_equal(params["b"], PARAMS["b"])
 
 
 def test_the_loss_draws_what_it_would_draw_without_noise():
-    _, key = given(lambda loss: mw.noised(loss, [("w", 0.1)]))
+    _, key = given(lambda loss: mw.train.with_parameter_noise(loss, [("w", 0.1)]))
     assert key == KEY
 
 
 def test_parameters_alike_are_noised_apart():
-    params, _ = given(lambda loss: mw.noised(loss, [(".*", 0.1)]), {"v": PARAMS["w"], "w": PARAMS["w"]})
+    params, _ = given(
+        lambda loss: mw.train.with_parameter_noise(loss, [(".*", 0.1)]), {"v": PARAMS["w"], "w": PARAMS["w"]}
+    )
     assert not np.allclose(params["v"], params["w"])
 
 
 def test_noise_on_one_parameter_is_the_same_whatever_others_there_are():
-    under = lambda loss: mw.noised(loss, [(".*", 0.1)])
+    under = lambda loss: mw.train.with_parameter_noise(loss, [(".*", 0.1)])
     alone, _ = given(under, {"w": PARAMS["w"]})
     np.testing.assert_array_equal(alone["w"], given(under)[0]["w"])
     assert not np.array_equal(alone["w"], given(under, key=jax.random.key(1))[0]["w"])
@@ -57,16 +61,24 @@ def loss(params, batch, key):
 def test_training_sees_noise_after_the_cast_and_an_evaluation_none():
     params = {"w": PARAMS["w"]}
     states = {}
-    for name, trained in {"plain": loss, "noised": mw.noised(loss, [("w", 0.5)])}.items():
+    for name, trained in {
+        "plain": loss,
+        "with_parameter_noise": mw.train.with_parameter_noise(loss, [("w", 0.5)]),
+    }.items():
         step = mw.make_step(trained, optax.sgd(1.0), LAYOUT, microbatches=2, compute_dtype="bfloat16")
-        states[name], _ = step(mw.state_from(params, optax.sgd(1.0), 0, LAYOUT), BATCH)
-    assert not np.allclose(states["plain"].params["w"], states["noised"].params["w"])
-    data = lambda: mw.padded_batches(BATCH, 16, LAYOUT.batch_sharding)
+        states[name], _ = step(mw.train.state_from(params, optax.sgd(1.0), 0, LAYOUT), BATCH)
+    assert not np.allclose(states["plain"].params["w"], states["with_parameter_noise"].params["w"])
+    data = lambda: mw.input.padded_batches(BATCH, 16, LAYOUT.batch_sharding)
     measure = lambda params, batch: {"w": jnp.broadcast_to(jnp.ptp(params["w"]), 16)}
     # The gradient is the same for every element: what is evaluated shows no trace of noise.
-    assert mw.Evaluator(measure, data, LAYOUT, mw.never)(mw.Tick(1, last=True), states["noised"])["w"] == 0
+    assert (
+        mw.train.Evaluator(measure, data, LAYOUT, mw.when.never)(
+            mw.when.Tick(1, last=True), states["with_parameter_noise"]
+        )["w"]
+        == 0
+    )
 
 
 def test_a_pattern_that_cannot_be_read_is_told():
     with pytest.raises(UsageError, match="not a regular expression"):
-        mw.noised(loss, [("(", 1.0)])
+        mw.train.with_parameter_noise(loss, [("(", 1.0)])

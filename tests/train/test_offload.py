@@ -9,7 +9,7 @@ from meshwright.errors import UsageError
 
 LAYOUT = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), (mw.match("w", "fsdp", "tensor"),))
 BATCH = {"x": np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)}
-TX = mw.skip_exploding(optax.chain(optax.adam(0.1), mw.keep_ema(0.9)))
+TX = mw.train.skip_exploding(optax.chain(optax.adam(0.1), mw.train.keep_ema(0.9)))
 
 
 def init(key):
@@ -21,14 +21,14 @@ def loss(params, batch, key):
 
 
 def trained(tx):
-    state, step = mw.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2)
+    state, step = mw.train.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2)
     for _ in range(2):
         state, _ = step(state, BATCH)
     return state
 
 
 def test_a_state_in_the_hosts_memory_stays_there_and_trains_alike():
-    host, plain = trained(mw.offloaded(mw.Only("w", TX))), trained(mw.Only("w", TX))
+    host, plain = trained(mw.train.offload_opt_state(mw.Trainable("w", TX))), trained(mw.Trainable("w", TX))
     moment = host.opt_state.inner_state[0][0].mu["w"]
     assert (moment.sharding.memory_kind, moment.sharding.spec) == ("pinned_host", P("fsdp", "tensor"))
     assert host.params["w"].sharding.memory_kind == "device"
@@ -36,20 +36,22 @@ def test_a_state_in_the_hosts_memory_stays_there_and_trains_alike():
 
 
 def test_an_average_in_the_hosts_memory_is_evaluated_on_the_devices():
-    state = trained(mw.offloaded(TX))
-    data = lambda: mw.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
+    state = trained(mw.train.offload_opt_state(TX))
+    data = lambda: mw.input.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
     measure = lambda params, batch: {"y": (batch["x"] @ params["w"])[:, 0]}
-    found = mw.Evaluator(measure, data, LAYOUT, mw.never, params=mw.ema_params)(mw.Tick(2, last=True), state)
-    expected = (BATCH["x"] @ np.asarray(mw.ema_params(state)["w"]))[:, 0].mean()
+    found = mw.train.Evaluator(measure, data, LAYOUT, mw.when.never, params=mw.train.ema_params)(
+        mw.when.Tick(2, last=True), state
+    )
+    expected = (BATCH["x"] @ np.asarray(mw.train.ema_params(state)["w"]))[:, 0].mean()
     np.testing.assert_allclose(found["y"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_state_around_ready_parameters_goes_there_too():
-    state = mw.state_from(init(jax.random.key(0)), mw.offloaded(TX), 0, LAYOUT)
+    state = mw.train.state_from(init(jax.random.key(0)), mw.train.offload_opt_state(TX), 0, LAYOUT)
     kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state) if x.ndim}
     assert kinds == {"pinned_host"}
 
 
 def test_a_memory_that_the_devices_lack_is_told_before_anything_compiles():
     with pytest.raises(UsageError, match=r"'tape': cpu .* has .*device"):
-        mw.abstract_state(init, mw.offloaded(TX, "tape"), LAYOUT)
+        mw.train.abstract_state(init, mw.train.offload_opt_state(TX, "tape"), LAYOUT)

@@ -22,7 +22,10 @@ def loss(params, batch, key):
 
 
 def trained(tx, scales=(1.0,), **more):
-    state, step = mw.state_from(START, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2, **more)
+    state, step = (
+        mw.train.state_from(START, tx, 0, LAYOUT),
+        mw.make_step(loss, tx, LAYOUT, microbatches=2, **more),
+    )
     for scale in scales:
         state, metrics = step(state, {"scale": np.full(16, scale, np.float32)})
     return state, metrics
@@ -34,10 +37,12 @@ def assert_close(found, **expected):
 
 
 def test_descent_after_a_clip_and_its_average_are_the_numbers_of_a_calculation_by_hand():
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1), mw.keep_ema(0.5, bias_correction=False))
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.sgd(0.1), mw.train.keep_ema(0.5, bias_correction=False)
+    )
     state, metrics = trained(tx, scales=(1.0, 1.0))
     assert_close(state.params, w=1 - 2 * 0.1 * 2 / 5, b=2 - 2 * 0.1 * 3 / 5)
-    assert_close(mw.ema_params(state), w=1 - 0.04 / 4 - 0.08 / 2, b=2 - 0.06 / 4 - 0.12 / 2)
+    assert_close(mw.train.ema_params(state), w=1 - 0.04 / 4 - 0.08 / 2, b=2 - 0.06 / 4 - 0.12 / 2)
     assert float(metrics["grad_norm"].value) == pytest.approx(5)
     assert state.opt_state[2].ema["w"].sharding.spec == state.params["w"].sharding.spec == P("fsdp")
 
@@ -45,7 +50,7 @@ def test_descent_after_a_clip_and_its_average_are_the_numbers_of_a_calculation_b
 @pytest.mark.parametrize("rule", ["none", "optimizer", "state", "all"])
 @pytest.mark.parametrize(("name", "other"), [("w", "b"), ("b", "w")])
 def test_what_is_excluded_has_no_gradient_and_no_place_in_the_optimizer(name, other, rule):
-    tx = mw.update_rules([(name, rule)], optax.sgd(0.1, momentum=0.9))
+    tx = mw.train.update_rules([(name, rule)], optax.sgd(0.1, momentum=0.9))
     state, metrics = trained(tx)
     moved = {"w", "b"} if rule in ("optimizer", "all") else {other}
     assert_close(state.params, **{x: START[x] - 0.1 * SLOPE[x] * (x in moved) for x in START})
@@ -63,12 +68,12 @@ def test_norms_are_those_of_the_parameters_before_the_update_and_of_their_gradie
 def test_norms_are_told_of_what_a_pattern_matches_and_is_trained():
     assert "grad_norm/b" not in trained(optax.sgd(0.1), norms="w")[1]
     with pytest.raises(UsageError, match=r"^norms: 'w' matches no name; there are params/b\."):
-        trained(mw.Only("b", optax.sgd(0.1)), norms="w")
+        trained(mw.Trainable("b", optax.sgd(0.1)), norms="w")
 
 
 def test_a_gradient_that_is_too_large_may_be_dropped_and_the_optimizer_still_run():
     """A guard around nothing gives a gradient of zeros to what follows it."""
-    tx = optax.chain(mw.skip_exploding(optax.identity(), 10.0), optax.sgd(0.1, momentum=0.5))
+    tx = optax.chain(mw.train.skip_exploding(optax.identity(), 10.0), optax.sgd(0.1, momentum=0.5))
     state, metrics = trained(tx, scales=(1.0, 99.0))
     assert_close(state.opt_state[1][0].trace, w=SLOPE["w"] / 2, b=SLOPE["b"] / 2)
     assert_close(state.params, w=1 - 0.1 * 2 * 1.5, b=2 - 0.1 * 3 * 1.5)
@@ -76,7 +81,7 @@ def test_a_gradient_that_is_too_large_may_be_dropped_and_the_optimizer_still_run
 
 
 def test_a_guard_of_some_parameters_hides_no_divergence_of_the_others():
-    tx = mw.by_path([("w", mw.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
+    tx = mw.train.by_path([("w", mw.train.skip_exploding(optax.sgd(0.1))), (".*", optax.sgd(0.1))])
     state, metrics = trained(tx, scales=(np.nan, 1.0))
     assert_close(state.params, w=1 - 0.1 * 2)
     assert np.isnan(state.params["b"])
@@ -84,11 +89,13 @@ def test_a_guard_of_some_parameters_hides_no_divergence_of_the_others():
 
 
 def test_an_average_over_several_optimizers_is_of_all_parameters():
-    tx = optax.chain(mw.by_path([("w", optax.sgd(0.1)), ("b", optax.adamw(0.01))]), mw.keep_ema(0.5))
+    tx = optax.chain(
+        mw.train.by_path([("w", optax.sgd(0.1)), ("b", optax.adamw(0.01))]), mw.train.keep_ema(0.5)
+    )
     state, _ = trained(tx, scales=(1.0, 1.0))
     assert mw.tree.leaf_names(state.opt_state[1].ema) == ["b", "w"]
     assert mw.tree.leaf_names(state.opt_state[0].inner_states["1"].inner_state[0].mu) == ["b"]
-    assert_close(mw.ema_params(state), w=((1 - 0.2) + 2 * (1 - 0.4)) / 3)
+    assert_close(mw.train.ema_params(state), w=((1 - 0.2) + 2 * (1 - 0.4)) / 3)
 
 
 def mapped(tx):
@@ -104,9 +111,9 @@ def test_an_optimizer_mapped_over_stacked_layers_treats_each_as_its_own():
     batch = {"x": np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)}
 
     def after(params, tx):
-        state, step = mw.state_from(params, tx, 0, LAYOUT), mw.make_step(of, tx, LAYOUT)
+        state, step = mw.train.state_from(params, tx, 0, LAYOUT), mw.make_step(of, tx, LAYOUT)
         return step(state, batch)[0].params["w"]
 
     alone = [after({"w": layer}, tx) for layer in w]
-    together = after({"w": w}, mw.by_path([("w", mapped(tx))]))
+    together = after({"w": w}, mw.train.by_path([("w", mapped(tx))]))
     np.testing.assert_allclose(together, np.stack(alone), rtol=1e-5)

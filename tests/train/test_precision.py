@@ -29,8 +29,8 @@ def test_wider_parameters_are_cast_for_the_loss_and_kept_as_they_are():
         return (batch["x"] @ params["wide"].astype(jnp.float32)).mean()
 
     told = optax.stateless(lambda updates, params: seen.append(dtypes({"wide": updates["wide"]})) or updates)
-    tx = mw.Only("wide", optax.chain(told, optax.adam(0.1)))
-    state = mw.state_from(PARAMS, tx, 0, LAYOUT)
+    tx = mw.Trainable("wide", optax.chain(told, optax.adam(0.1)))
+    state = mw.train.state_from(PARAMS, tx, 0, LAYOUT)
     state, _ = mw.make_step(loss, tx, LAYOUT, compute_dtype="bfloat16")(state, BATCH)
     narrowed = {"wide": "bfloat16", "half": "float16", "narrow": "float8_e4m3fn", "count": "int32"}
     assert seen == [narrowed | {"x": "float32"}, {"wide": "float32"}]
@@ -40,7 +40,7 @@ def test_wider_parameters_are_cast_for_the_loss_and_kept_as_they_are():
 def test_gradients_through_the_cast_train_as_those_without_it():
     def trained(dtype):
         tx = optax.sgd(0.1)
-        state = mw.state_from({"w": np.ones(4, np.float32)}, tx, 0, LAYOUT)
+        state = mw.train.state_from({"w": np.ones(4, np.float32)}, tx, 0, LAYOUT)
         loss = lambda params, batch, key: ((batch["x"] @ params["w"]) ** 2).mean()
         return mw.make_step(loss, tx, LAYOUT, microbatches=1, compute_dtype=dtype)(state, BATCH)[0]
 
@@ -53,10 +53,10 @@ def test_an_evaluation_computes_in_it_too():
     def measure(params, batch):
         return {"bytes": jnp.full(8, params["w"].dtype.itemsize)}
 
-    state = mw.state_from({"w": np.ones(4, np.float32)}, optax.sgd(1.0), 0, LAYOUT)
-    data = lambda: mw.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
-    evaluate = mw.Evaluator(measure, data, LAYOUT, mw.never, compute_dtype=jnp.float16)
-    assert evaluate(mw.Tick(1, last=True), state) == {"bytes": 2}
+    state = mw.train.state_from({"w": np.ones(4, np.float32)}, optax.sgd(1.0), 0, LAYOUT)
+    data = lambda: mw.input.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
+    evaluate = mw.train.Evaluator(measure, data, LAYOUT, mw.when.never, compute_dtype=jnp.float16)
+    assert evaluate(mw.when.Tick(1, last=True), state) == {"bytes": 2}
 
 
 def test_a_table_gives_each_parameter_its_own_and_the_first_match_stands():

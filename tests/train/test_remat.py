@@ -21,7 +21,7 @@ def loss(params, batch, key):
 
 
 def trained(loss):
-    state = mw.state_from(PARAMS, optax.sgd(0.1), 0, LAYOUT)
+    state = mw.train.state_from(PARAMS, optax.sgd(0.1), 0, LAYOUT)
     return mw.make_step(loss, optax.sgd(0.1), LAYOUT, microbatches=2)(state, BATCH)
 
 
@@ -32,14 +32,14 @@ def plain():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_policy_changes_the_update(name, plain):
-    state, metrics = trained(mw.remat(loss, name))
+    state, metrics = trained(mw.train.remat(loss, name))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), state.params, plain[0].params)
     np.testing.assert_allclose(metrics["hidden"].value, plain[1]["hidden"].value, rtol=1e-5)
 
 
 def computed(name, loss=loss):
     """How many products and sines a gradient computes."""
-    value = lambda params: mw.remat(loss, name)(params, BATCH, None)[0]
+    value = lambda params: mw.train.remat(loss, name)(params, BATCH, None)[0]
     jaxpr = str(jax.make_jaxpr(jax.grad(value))(PARAMS))
     return jaxpr.count("= dot_general"), jaxpr.count("= sin ")
 
@@ -63,7 +63,7 @@ def test_products_of_batches_are_kept_with_dots_and_computed_again_with_dots_no_
 
 
 def test_what_is_offloaded_goes_to_the_host():
-    value = lambda params: mw.remat(loss, "offload:other, hidden")(params, BATCH, None)[0]
+    value = lambda params: mw.train.remat(loss, "offload:other, hidden")(params, BATCH, None)[0]
     assert "Host" in str(jax.make_jaxpr(jax.grad(value))(PARAMS))
 
 

@@ -26,14 +26,14 @@ def warmed_up(after, init, T, W):
 @pytest.mark.parametrize(("T", "W"), [(50, 0), (50, 7), (50, 49), (1, 0)])
 def test_linear_falls_in_a_straight_line_and_stays_at_its_end(T, W):
     init = 1e-5 if W else None
-    made = schedule("linear", peak=PEAK, steps=T, warmup_steps=W, init=init, end=END)
+    made = schedule("linear", peak=PEAK, max_steps=T, warmup_steps=W, init=init, end=END)
     expected = warmed_up(lambda s: PEAK + (END - PEAK) * min((s - W) / (T - W), 1), init, T, W)
     np.testing.assert_allclose(rates(made, T + 6), expected, rtol=1e-5, atol=1e-6 * PEAK)
 
 
 @pytest.mark.parametrize(("T", "W"), [(50, 0), (50, 7), (50, 49), (1, 0)])
 def test_cosine_falls_as_half_a_wave(T, W):
-    made = schedule("cosine", peak=PEAK, steps=T, warmup_steps=W, end=END)
+    made = schedule("cosine", peak=PEAK, max_steps=T, warmup_steps=W, end=END)
     alpha = END / PEAK
 
     def after(s):
@@ -44,16 +44,16 @@ def test_cosine_falls_as_half_a_wave(T, W):
 
 
 def test_constant_and_inverse_sqrt_go_on_without_an_end():
-    constant = schedule("constant", peak=PEAK, steps=20, warmup_steps=4)
+    constant = schedule("constant", peak=PEAK, max_steps=20, warmup_steps=4)
     np.testing.assert_allclose(rates(constant, 26), warmed_up(lambda s: PEAK, 0, 20, 4), rtol=1e-5)
-    falling = schedule("inverse_sqrt", peak=PEAK, steps=20, warmup_steps=4)
+    falling = schedule("inverse_sqrt", peak=PEAK, max_steps=20, warmup_steps=4)
     expected = warmed_up(lambda s: PEAK * math.sqrt(4 / s), 0, 20, 4)
     np.testing.assert_allclose(rates(falling, 26), expected, rtol=1e-5)
 
 
 def test_warmup_stable_decay_falls_in_its_last_steps_only():
     T, W, D = 40, 5, 10
-    made = schedule("warmup_stable_decay", peak=PEAK, steps=T, warmup_steps=W, decay_steps=D, end=END)
+    made = schedule("warmup_stable_decay", peak=PEAK, max_steps=T, warmup_steps=W, decay_steps=D, end=END)
 
     def after(s):
         return PEAK if s < T - D else PEAK + (END - PEAK) * min((s - T + D) / D, 1)
@@ -62,7 +62,7 @@ def test_warmup_stable_decay_falls_in_its_last_steps_only():
 
 
 def test_a_ratio_of_warmup_is_rounded_down():
-    made = schedule("linear", peak=1.0, steps=25, warmup_ratio=0.1)
+    made = schedule("linear", peak=1.0, max_steps=25, warmup_ratio=0.1)
     assert [float(made(s)) for s in range(4)] == pytest.approx([0, 1 / 2, 1, 22 / 23])
 
 
@@ -75,7 +75,7 @@ def test_a_ratio_of_warmup_is_rounded_down():
 )
 def test_any_shape_rises_to_its_peak_and_never_rises_again(kind, W, rest, init, end):
     own = {"linear": {"end": end}, "cosine": {"end": end}, "warmup_stable_decay": {"decay_steps": rest}}
-    made = schedule(kind, peak=1.0, steps=W + rest, warmup_steps=W, init=init, **own.get(kind, {}))
+    made = schedule(kind, peak=1.0, max_steps=W + rest, warmup_steps=W, init=init, **own.get(kind, {}))
     values = rates(made, 64)
     assert values[0] == pytest.approx(init, abs=1e-6)
     assert values[W] == pytest.approx(1.0)
@@ -84,7 +84,7 @@ def test_any_shape_rises_to_its_peak_and_never_rises_again(kind, W, rest, init, 
 
 
 def test_a_compiled_schedule_gives_what_a_plain_call_gives():
-    made = schedule("cosine", peak=1.0, steps=9, warmup_steps=3)
+    made = schedule("cosine", peak=1.0, max_steps=9, warmup_steps=3)
     assert float(jax.jit(made)(jnp.int32(5))) == pytest.approx(float(made(5)))
 
 

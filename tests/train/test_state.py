@@ -14,7 +14,7 @@ LAYOUT = mw.Layout(mw.make_mesh("data=4,tensor=2"), (mw.match("w|mean", "tensor"
 
 def init(key):
     params = {"w": jax.random.normal(key, (4,))}
-    return mw.Variables(params, {"mean": jnp.zeros(4), "steps": jnp.int32(0)})
+    return mw.train.Variables(params, {"mean": jnp.zeros(4), "steps": jnp.int32(0)})
 
 
 def loss(params, batch, key, model_state):
@@ -26,7 +26,7 @@ def loss(params, batch, key, model_state):
 
 def trained(loss=loss, **more):
     tx = optax.sgd(0.1)
-    state, step = mw.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, **more)
+    state, step = mw.train.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, **more)
     for _ in range(2):
         state, _ = step(state, {"x": X})
     return state
@@ -49,11 +49,13 @@ def test_microbatches_pass_the_model_state_on_in_their_order():
 def test_the_model_state_is_placed_by_the_rules_and_stays_there():
     state = trained()
     assert state.model_state["mean"].sharding.spec == P("tensor")
-    assert mw.abstract_state(init, optax.sgd(0.1), LAYOUT).model_state["mean"].sharding.spec == P("tensor")
+    assert mw.train.abstract_state(init, optax.sgd(0.1), LAYOUT).model_state["mean"].sharding.spec == P(
+        "tensor"
+    )
 
 
 def test_without_a_model_state_there_is_no_leaf_for_it():
-    state = mw.abstract_state(lambda key: init(key).params, optax.sgd(0.1), LAYOUT)
+    state = mw.train.abstract_state(lambda key: init(key).params, optax.sgd(0.1), LAYOUT)
     assert mw.tree.leaf_names(state) == ["step", "params/w", "seed"]
 
 
@@ -75,7 +77,7 @@ def with_model_state(model_state, new, params=1.0):
         return batch["x"].mean() * params["w"] * (1 + sum(map(jnp.sum, floats))), {}, new(model_state)
 
     tx, layout = optax.sgd(0.1), mw.Layout(mw.make_mesh("data=4", jax.devices()[:4]))
-    state = mw.state_from(mw.Variables({"w": jnp.float32(params)}, model_state), tx, 0, layout)
+    state = mw.train.state_from(mw.train.Variables({"w": jnp.float32(params)}, model_state), tx, 0, layout)
     step = mw.make_step(loss, tx, layout, microbatches=2)
     for _ in range(2):
         state, _ = step(state, {"x": X})
@@ -143,7 +145,7 @@ def test_training_leaves_the_arrays_it_started_from_alone():
     params, tx = states_of_all_kinds(), optax.adam(0.1)
     layout = mw.Layout(LAYOUT.mesh, (mw.match("in place|device", "tensor"),))
     step = mw.make_step(lambda params, batch, key: sum(map(jnp.sum, jax.tree.leaves(params))), tx, layout)
-    state = mw.state_from(params, tx, 0, layout)
+    state = mw.train.state_from(params, tx, 0, layout)
     for _ in range(2):
         state, _ = step(state, {"x": X})
     assert all(float(x.sum()) < x.size for x in jax.tree.leaves(state.params))
@@ -152,7 +154,10 @@ def test_training_leaves_the_arrays_it_started_from_alone():
 
 def test_a_state_from_parameters_is_the_state_that_init_makes():
     tx, made = optax.contrib.schedule_free(optax.sgd(0.1), 0.1), init(jax.random.key(3))
-    built, born = mw.state_from(made, tx, 3, LAYOUT), mw.init_state(lambda key: init(key), tx, 3, LAYOUT)
+    built, born = (
+        mw.train.state_from(made, tx, 3, LAYOUT),
+        mw.train.init_state(lambda key: init(key), tx, 3, LAYOUT),
+    )
     assert jax.tree.map(lambda x: (x.dtype, x.sharding), built) == jax.tree.map(
         lambda x: (x.dtype, x.sharding), born
     )

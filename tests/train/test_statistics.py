@@ -7,15 +7,15 @@ from meshwright.train import describe_state, num_params, state_sizes
 
 
 def init(key):
-    return mw.Variables({"w": jnp.ones((8, 3)), "b": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.ones(2)})
+    return mw.train.Variables({"w": jnp.ones((8, 3)), "b": jnp.ones(3, jnp.bfloat16)}, {"mean": jnp.ones(2)})
 
 
 @pytest.fixture(params=["arrays", "structs"])
 def state(request, mesh):
     layout, tx = mw.Layout(mesh, (mw.match("w", "fsdp"),)), optax.adam(0.1)
     if request.param == "structs":
-        return mw.abstract_state(init, tx, layout)
-    return mw.init_state(init, tx, 0, layout)
+        return mw.train.abstract_state(init, tx, layout)
+    return mw.train.init_state(init, tx, 0, layout)
 
 
 def test_the_count_is_that_of_the_model(state):

@@ -27,9 +27,9 @@ def batch_of(n=16, seed=0):
     return {"x": rng.normal(size=(n, 8)).astype(np.float32), "y": rng.normal(size=(n, 4)).astype(np.float32)}
 
 
-def trained(mesh, steps=3, loss=loss, init=init, tx=TX, **more):
+def trained(mesh, steps=3, loss=loss, init=init, optimizer=TX, **more):
     layout = mw.Layout(mw.make_mesh(mesh), RULES)
-    state, step = mw.init_state(init, tx, 0, layout), make_step(loss, tx, layout, **more)
+    state, step = mw.train.init_state(init, tx, 0, layout), make_step(loss, tx, layout, **more)
     for i in range(steps):
         state, metrics = step(state, batch_of(seed=i))
     return state, metrics
@@ -40,7 +40,7 @@ def assert_close(a, b, rtol=1e-5):
 
 
 def test_the_state_is_born_where_the_layout_puts_it(mesh):
-    state = mw.init_state(init, TX, 0, mw.Layout(mesh, RULES))
+    state = mw.train.init_state(init, TX, 0, mw.Layout(mesh, RULES))
     assert state.params["w"].sharding.spec == P("fsdp", "tensor")
     assert state.opt_state[0].mu["w"].sharding.spec == P("fsdp", "tensor")
     assert {d for x in jax.tree.leaves(state) for d in x.devices()} == set(jax.devices())
@@ -48,7 +48,7 @@ def test_the_state_is_born_where_the_layout_puts_it(mesh):
 
 def test_the_first_values_depend_on_the_seed_and_not_on_the_mesh():
     def made(mesh, seed):
-        return mw.init_state(init, TX, seed, mw.Layout(mw.make_mesh(mesh), RULES)).params["w"]
+        return mw.train.init_state(init, TX, seed, mw.Layout(mw.make_mesh(mesh), RULES)).params["w"]
 
     np.testing.assert_allclose(made("data=8", 1), made("fsdp=2,tensor=4", 1), rtol=1e-6)
     assert not np.allclose(made("data=8", 1), made("data=8", 2))
@@ -56,7 +56,7 @@ def test_the_first_values_depend_on_the_seed_and_not_on_the_mesh():
 
 def test_an_abstract_state_is_what_init_makes(mesh):
     layout = mw.Layout(mesh, RULES)
-    made, struct = mw.init_state(init, TX, 0, layout), mw.abstract_state(init, TX, layout)
+    made, struct = mw.train.init_state(init, TX, 0, layout), mw.train.abstract_state(init, TX, layout)
     assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), made) == jax.tree.map(
         lambda x: (x.shape, x.dtype, x.sharding), struct
     )
@@ -106,7 +106,7 @@ def test_a_mean_weighs_tokens_exactly_over_microbatches():
 
 def test_a_batch_in_which_nothing_counts_changes_nothing():
     state, metrics = trained(
-        "data=8", loss=lambda p, b, k: mw.Mean(p["w"].sum() * 0, jnp.zeros(())), tx=optax.sgd(1.0)
+        "data=8", loss=lambda p, b, k: mw.Mean(p["w"].sum() * 0, jnp.zeros(())), optimizer=optax.sgd(1.0)
     )
     assert_close(state.params, init(jax.random.key(0)))
     assert jnp.isnan(metrics["loss"].value)
@@ -116,7 +116,7 @@ def test_gradients_and_state_keep_the_parameters_dtype():
     half = lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), init(key))
     seen = []
     spy = optax.stateless(lambda updates, params: seen.append(jax.tree.map(jnp.dtype, updates)) or updates)
-    state, _ = trained("data=8", init=half, tx=optax.chain(spy, optax.sgd(0.1)), microbatches=2)
+    state, _ = trained("data=8", init=half, optimizer=optax.chain(spy, optax.sgd(0.1)), microbatches=2)
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.bfloat16)}
     assert {str(d) for d in jax.tree.leaves(seen)} == {"bfloat16"}
 
@@ -141,11 +141,15 @@ def test_metrics_come_back_beside_the_loss():
 def test_a_loss_may_return_histograms_and_scalars_of_any_dtype(microbatches):
     def counting(params, batch, key):
         errors = batch["x"] @ params["w"] - batch["y"] - 100  # all negative: 0 is not their max
-        return (errors**2).mean(), {"errors": mw.Histogram.of(errors), "small": jnp.float8_e5m2(0.5), "n": 3}
+        return (errors**2).mean(), {
+            "errors": mw.metrics.Histogram.of(errors),
+            "small": jnp.float8_e5m2(0.5),
+            "n": 3,
+        }
 
     _, metrics = trained("data=8", steps=1, loss=counting, microbatches=microbatches)
     batch, report = batch_of(seed=0), merge([metrics])
-    w = mw.init_state(init, TX, 0, mw.Layout(mw.make_mesh("data=8"))).params["w"]
+    w = mw.train.init_state(init, TX, 0, mw.Layout(mw.make_mesh("data=8"))).params["w"]
     errors = batch["x"] @ np.asarray(w) - batch["y"] - 100
     assert (report["small"], report["n"], report["errors"].bins()[0].sum()) == (0.5, 3, errors.size)
     found = (report["errors"].min, report["errors"].max, report["errors"].sum)
@@ -154,7 +158,7 @@ def test_a_loss_may_return_histograms_and_scalars_of_any_dtype(microbatches):
 
 def test_histograms_from_a_scan_are_to_be_summed_or_named():
     def stacked(params, batch, key):
-        return loss(params, batch, key), {"errors": jax.vmap(mw.Histogram.of)(batch["x"])}
+        return loss(params, batch, key), {"errors": jax.vmap(mw.metrics.Histogram.of)(batch["x"])}
 
     with pytest.raises(UsageError, match=r"errors is \[16\] histograms.*\n.*summed"):
         trained("data=8", steps=1, loss=stacked)
@@ -162,7 +166,7 @@ def test_histograms_from_a_scan_are_to_be_summed_or_named():
 
 def test_the_state_given_is_donated(mesh):
     layout = mw.Layout(mesh, RULES)
-    state = mw.init_state(init, TX, 0, layout)
+    state = mw.train.init_state(init, TX, 0, layout)
     make_step(loss, TX, layout)(state, batch_of())
     assert state.params["w"].is_deleted()
 
@@ -198,12 +202,12 @@ def test_what_a_loss_may_not_return_is_told(returned, says):
 
 def test_a_model_without_parameters_is_refused(mesh):
     with pytest.raises(UsageError, match="no parameters"):
-        mw.abstract_state(lambda key: {}, TX, mw.Layout(mesh))
+        mw.train.abstract_state(lambda key: {}, TX, mw.Layout(mesh))
 
 
 def test_a_batch_of_another_shape_is_compiled_for_once_and_told(caplog):
     layout = mw.Layout(mw.make_mesh("data=8"))
-    state, step = mw.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
+    state, step = mw.train.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
     state, _ = step(state, batch_of(16))
     took = [step.compile_seconds]
     for size in (8, 16, 8, 16):
@@ -218,9 +222,9 @@ def test_a_batch_of_another_shape_is_compiled_for_once_and_told(caplog):
 
 def test_shapes_that_are_known_are_compiled_for_before_the_first_step(caplog):
     layout = mw.Layout(mw.make_mesh("data=8"))
-    state, step = mw.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
+    state, step = mw.train.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
     for size in (16, 8):
-        step.compile(mw.abstract_state(init, TX, layout), batch_of(size))
+        step.compile(mw.train.abstract_state(init, TX, layout), batch_of(size))
     took = step.compile_seconds
     for i, size in enumerate((16, 8, 8, 16)):
         state, _ = step(state, batch_of(size, seed=i))
@@ -239,7 +243,7 @@ def test_shapes_that_are_known_are_compiled_for_before_the_first_step(caplog):
 )
 def test_a_batch_of_other_arrays_is_refused_and_the_state_is_kept(change, says):
     layout = mw.Layout(mw.make_mesh("data=8"))
-    state, step = mw.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
+    state, step = mw.train.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
     state, _ = step(state, batch_of(16))
     with pytest.raises(UsageError, match=says):
         step(state, change(batch_of(16)))
@@ -253,14 +257,14 @@ def test_a_batch_that_does_not_divide_over_devices_and_microbatches_is_refused()
 
 def test_integer_parameters_are_refused_by_name(mesh):
     with pytest.raises(UsageError, match="params/n is int32"):
-        mw.abstract_state(lambda key: {"n": jnp.arange(3), "w": jnp.ones(3)}, TX, mw.Layout(mesh))
+        mw.train.abstract_state(lambda key: {"n": jnp.arange(3), "w": jnp.ones(3)}, TX, mw.Layout(mesh))
 
 
 def test_jax_s_own_checks_see_the_initial_state_and_the_step(mesh):
     layout = mw.Layout(mesh, RULES)
-    state, bad = mw.init_state(init, TX, 0, layout), lambda *given: {"w": jnp.log(-jnp.ones((8, 4)))}
+    state, bad = mw.train.init_state(init, TX, 0, layout), lambda *given: {"w": jnp.log(-jnp.ones((8, 4)))}
     with jax.debug_nans(True):
         with pytest.raises(Exception, match="nan"):
-            mw.init_state(bad, TX, 0, layout)
+            mw.train.init_state(bad, TX, 0, layout)
         with pytest.raises(Exception, match="nan"):
             make_step(lambda *given: loss(*given) * bad()["w"].sum(), TX, layout)(state, batch_of())

@@ -9,14 +9,16 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 
-GROUPS = mw.by_path([("b", optax.sgd(0.1, momentum=0.9)), (".*", optax.adamw(0.01))])
-GUARDED = mw.skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), GROUPS, mw.keep_ema(0.5)), 1e3)
-TX = mw.offloaded(mw.update_rules([("encoder/.*", "none")], GUARDED))
+GROUPS = mw.train.by_path([("b", optax.sgd(0.1, momentum=0.9)), (".*", optax.adamw(0.01))])
+GUARDED = mw.train.skip_exploding(
+    optax.chain(optax.clip_by_global_norm(1.0), GROUPS, mw.train.keep_ema(0.5)), 1e3
+)
+TX = mw.train.offload_opt_state(mw.train.update_rules([("encoder/.*", "none")], GUARDED))
 
 
 def init(key):
     params = {"encoder": {"w": jnp.eye(8)}, "head": {"w": jax.random.normal(key, (8, 4)), "b": jnp.ones(4)}}
-    return mw.Variables(params, {"encoder": {"seen": jnp.zeros(())}, "head": {"seen": jnp.zeros(())}})
+    return mw.train.Variables(params, {"encoder": {"seen": jnp.zeros(())}, "head": {"seen": jnp.zeros(())}})
 
 
 def loss(params, batch, key, model_state):
@@ -27,9 +29,9 @@ def loss(params, batch, key, model_state):
 
 def trained(mesh, microbatches):
     layout = mw.Layout(mw.make_mesh(mesh), (mw.match("w", "fsdp", "tensor"),))
-    state = mw.init_state(init, TX, 0, layout)
+    state = mw.train.init_state(init, TX, 0, layout)
     options = {"microbatches": microbatches, "compute_dtype": [("head/b", None), ("w", "bfloat16")]}
-    step = mw.make_step(mw.remat(loss, "dots"), TX, layout, **options)
+    step = mw.make_step(mw.train.remat(loss, "dots"), TX, layout, **options)
     for scale in (1.0, np.nan, 2.0):
         x = np.random.default_rng(int(np.nan_to_num(scale))).normal(size=(32, 8)).astype(np.float32)
         state, _ = step(state, {"x": x, "scale": np.full(32, scale, np.float32)})
@@ -45,7 +47,7 @@ def test_a_mesh_and_microbatches_change_no_update_and_no_average(whole):
     state = trained("fsdp=4,tensor=2", 4)
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-2, atol=1e-3)
     jax.tree.map(close, state.params, whole.params)
-    jax.tree.map(close, mw.ema_params(state), mw.ema_params(whole))
+    jax.tree.map(close, mw.train.ema_params(state), mw.train.ema_params(whole))
     moments = {k: x for k, x in mw.tree.named_leaves(state.opt_state).items() if k.endswith("mu/head/w")}
     assert [x.sharding.spec for x in moments.values()] == [P("fsdp", "tensor")]
 

@@ -29,14 +29,14 @@ def loss(params, batch, key):
 
 
 def trained(tx, init=init, loss=loss):
-    state, step = mw.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2)
+    state, step = mw.train.init_state(init, tx, 0, LAYOUT), mw.make_step(loss, tx, LAYOUT, microbatches=2)
     for _ in range(3):
         state, metrics = step(state, BATCH)
     return state, metrics
 
 
 def test_low_rank_additions_train_and_the_eight_bit_weights_stay_to_the_bit():
-    state, _ = trained(mw.Only("lora_[ab]", optax.adam(0.1)))
+    state, _ = trained(mw.Trainable("lora_[ab]", optax.adam(0.1)))
     dense = state.params["dense"]
     assert dense["weight"].dtype == jnp.int8
     np.testing.assert_array_equal(dense["weight"], WEIGHT)
@@ -45,7 +45,7 @@ def test_low_rank_additions_train_and_the_eight_bit_weights_stay_to_the_bit():
 
 
 def test_the_optimizer_knows_only_what_it_trains_and_its_state_lies_beside():
-    state = mw.abstract_state(init, mw.Only("lora_.", optax.adam(0.1)), LAYOUT)
+    state = mw.train.abstract_state(init, mw.Trainable("lora_.", optax.adam(0.1)), LAYOUT)
     moments = state.opt_state[0].mu
     assert mw.tree.leaf_names(moments) == ["dense/lora_a", "dense/lora_b"]
     assert moments["dense"]["lora_a"].sharding.spec == P("fsdp")
@@ -60,7 +60,7 @@ def test_training_some_is_training_them_alone():
         made = init(key)["dense"]
         return {"dense": {name: made[name] for name in ("lora_a", "lora_b")}}
 
-    some, metrics = trained(mw.Only("lora_.", optax.adam(0.1)))
+    some, metrics = trained(mw.Trainable("lora_.", optax.adam(0.1)))
     those, expected = trained(optax.adam(0.1), init_alone, alone)
     np.testing.assert_allclose(metrics["grad_norm"].value, expected["grad_norm"].value, rtol=1e-5)
     for name, x in those.params["dense"].items():
@@ -76,7 +76,7 @@ def test_a_predicate_freezes_a_backbone_by_name_and_array():
         return ((hidden @ params["head"]["w"] + params["head"]["b"] - batch["y"]) ** 2).mean()
 
     matrices_of_the_head = lambda name, x: name.startswith("params/head/") and len(x.shape) == 2
-    state, _ = trained(mw.Only(matrices_of_the_head, optax.sgd(0.1)), init, loss)
+    state, _ = trained(mw.Trainable(matrices_of_the_head, optax.sgd(0.1)), init, loss)
     moved = {name for name, x in mw.tree.named_leaves(state.params).items() if not np.all(x == 1)}
     assert moved == {"head/w"}
 
@@ -92,4 +92,4 @@ def test_a_predicate_freezes_a_backbone_by_name_and_array():
 )
 def test_what_cannot_be_trained_is_told(trainable, says):
     with pytest.raises(UsageError, match=says):
-        mw.abstract_state(init, mw.Only(trainable, optax.sgd(0.1)), LAYOUT)
+        mw.train.abstract_state(init, mw.Trainable(trainable, optax.sgd(0.1)), LAYOUT)

@@ -17,7 +17,7 @@ def loss(params, batch, key, model_state):
 
 
 def trained(tx, microbatches=2):
-    state = mw.state_from(mw.Variables(START, COUNTS), tx, 0, LAYOUT)
+    state = mw.train.state_from(mw.train.Variables(START, COUNTS), tx, 0, LAYOUT)
     step = mw.make_step(loss, tx, LAYOUT, microbatches=microbatches)
     for _ in range(2):
         state, _ = step(state, BATCH)
@@ -27,7 +27,7 @@ def trained(tx, microbatches=2):
 @pytest.mark.parametrize("w", ["optimizer", "all"])
 @pytest.mark.parametrize("bias", ["none", "optimizer", "state", "all"])
 def test_what_a_rule_names_moves_and_nothing_else_by_a_bit(w, bias):
-    state = trained(mw.update_rules([("bias", bias), ("w", w)], optax.adam(0.01)))
+    state = trained(mw.train.update_rules([("bias", bias), ("w", w)], optax.adam(0.01)))
     for name, rule in {"w": w, "bias": bias}.items():
         moved = np.abs(state.params[name] - START[name])
         assert np.all(moved > 1e-3) if rule in ("optimizer", "all") else np.all(moved == 0)
@@ -35,20 +35,20 @@ def test_what_a_rule_names_moves_and_nothing_else_by_a_bit(w, bias):
 
 
 def test_the_optimizer_remembers_nothing_of_what_it_may_not_move():
-    tx = mw.update_rules([("bias", "state")], optax.adam(0.01))
-    state = mw.abstract_state(lambda key: mw.Variables(START, COUNTS), tx, LAYOUT)
+    tx = mw.train.update_rules([("bias", "state")], optax.adam(0.01))
+    state = mw.train.abstract_state(lambda key: mw.train.Variables(START, COUNTS), tx, LAYOUT)
     assert mw.tree.leaf_names(state.opt_state[0].mu) == ["w"]
 
 
 def test_the_first_rule_that_matches_stands_and_without_one_all_is_allowed():
     rules = [("params/w", "none"), ("w", "all"), ("bias", "optimizer")]
-    state = trained(mw.update_rules(rules, optax.sgd(0.1)))
+    state = trained(mw.train.update_rules(rules, optax.sgd(0.1)))
     assert np.all(state.params["w"] == 1)
     assert np.all(state.model_state["w"] == 4)
     assert np.all(state.model_state["bias"] == 0)
-    assert np.all(trained(mw.update_rules([], optax.sgd(0.1))).model_state["bias"] == 4)
+    assert np.all(trained(mw.train.update_rules([], optax.sgd(0.1))).model_state["bias"] == 4)
 
 
 def test_a_rule_that_is_none_of_the_four_is_told():
     with pytest.raises(UsageError, match="'frozen' is none of none, optimizer, state, all"):
-        mw.update_rules([("w", "frozen")], optax.sgd(0.1))
+        mw.train.update_rules([("w", "frozen")], optax.sgd(0.1))

@@ -17,8 +17,8 @@ import meshwright as mw
 def stuck():
     {library}(None).sleep(1000)
 
-with mw.watchdog({seconds}, kill=True) as beat:
-    beat(mw.Tick(41))
+with mw.train.watchdog({seconds}, kill=True) as watch:
+    watch(mw.when.Tick(41))
     stuck()
 """
 
@@ -56,8 +56,8 @@ def test_a_run_that_stands_still_is_told_with_every_thread(reports, capfd):
     done = threading.Event()
     threading.Thread(target=done.wait, name="loader-3").start()
     try:
-        with mw.watchdog(0.05) as beat:
-            beat(mw.Tick(7))
+        with mw.train.watchdog(0.05) as watch:
+            watch(mw.when.Tick(7))
             first = reports.wait_for("the last step was 7")
     finally:
         done.set()
@@ -68,50 +68,50 @@ def test_a_run_that_stands_still_is_told_with_every_thread(reports, capfd):
 
 
 def test_the_first_step_is_watched_too(reports):
-    with mw.watchdog(0.05):
+    with mw.train.watchdog(0.05):
         assert reports.wait_for("there was no step yet")
 
 
 def test_nothing_is_said_while_steps_finish(reports, capfd):
-    with mw.watchdog(0.3) as beat:
+    with mw.train.watchdog(0.3) as watch:
         end = time.monotonic() + 0.8
         while time.monotonic() < end:
-            beat(mw.Tick(1))
+            watch(mw.when.Tick(1))
     assert (reports.seen, capfd.readouterr().err) == ([], "")
 
 
 def test_a_phase_may_take_ten_times_as_long_and_is_named(reports):
-    with mw.watchdog(0.02) as beat:
-        with beat.phase("evaluation"):
+    with mw.train.watchdog(0.02) as watch:
+        with watch.phase("evaluation"):
             report = reports.wait_for("evaluation has taken")
-        beat(mw.Tick(3))
+        watch(mw.when.Tick(3))
         assert reports.wait_for("no step has finished for 0.02 s; the last step was 3.")
     assert report.startswith("process 0: evaluation has taken 0.2 s and is not over; there was no step yet.")
 
 
 def test_each_phase_has_the_timeout_that_is_said(reports):
-    with mw.watchdog({"step": 60, "save": 0.02}) as beat, beat.phase("save"):
+    with mw.train.watchdog({"step": 60, "save": 0.02}) as watch, watch.phase("save"):
         assert reports.wait_for("save has taken 0.02 s")
 
 
 def test_a_phase_begins_anew_after_another(reports):
-    with mw.watchdog({"step": 0.4, "save": 60}) as beat:
-        beat(mw.Tick(1))
+    with mw.train.watchdog({"step": 0.4, "save": 60}) as watch:
+        watch(mw.when.Tick(1))
         end = time.monotonic() + 1
         while time.monotonic() < end:
-            with beat.phase("save"):
+            with watch.phase("save"):
                 pass
     assert reports.seen == []
 
 
 def test_the_thread_is_gone_after_the_run():
-    with mw.watchdog(60):
+    with mw.train.watchdog(60):
         assert len(watchers()) == 1
     assert watchers() == []
 
 
 def test_the_thread_is_gone_after_an_error():
-    with pytest.raises(KeyboardInterrupt), mw.watchdog(60):
+    with pytest.raises(KeyboardInterrupt), mw.train.watchdog(60):
         raise KeyboardInterrupt
     assert watchers() == []
 
@@ -129,12 +129,12 @@ def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_l
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_a_time_that_cannot_be_is_refused(seconds):
-    with pytest.raises(UsageError, match="must be positive"), mw.watchdog(seconds):
+    with pytest.raises(UsageError, match="must be positive"), mw.train.watchdog(seconds):
         pass
 
 
 def test_times_of_phases_without_a_steps_are_refused():
-    with pytest.raises(UsageError, match="one of them a step's"), mw.watchdog({"save": 60}):
+    with pytest.raises(UsageError, match="one of them a step's"), mw.train.watchdog({"save": 60}):
         pass
 
 
@@ -142,5 +142,5 @@ def test_a_report_is_logged_though_stderr_is_closed(reports, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    with mw.watchdog(0.05):
+    with mw.train.watchdog(0.05):
         assert "there was no step yet" in reports.wait_for("start has taken")

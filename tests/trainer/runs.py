@@ -42,7 +42,7 @@ def trainer(workdir=None, mesh="data=-1", *, given=None, **options):
 
 
 def fit(made, examples=EXAMPLES, **options):
-    return made.fit(examples, **{"global_batch_size": 16, "n_epochs": 2} | options)
+    return made.fit(examples, **{"batch_size": 16, "epochs": 2} | options)
 
 
 def arrays(made):

@@ -11,7 +11,9 @@ from trainer.runs import EXAMPLES, exact_loss, fit, trainer
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
     """Two epochs, evaluated by the loss and by predictions."""
-    made = trainer(tmp_path_factory.mktemp("run"), optimizer=optax.chain(optax.adam(0.1), mw.keep_ema(0.9)))
+    made = trainer(
+        tmp_path_factory.mktemp("run"), optimizer=optax.chain(optax.adam(0.1), mw.train.keep_ema(0.9))
+    )
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
     metric = lambda examples, preds: {"error": np.mean((np.stack(preds) - examples["y"]) ** 2)}
     evaluated = {"eval_examples": EXAMPLES, "eval_predictor": predictor, "eval_metric_fn": metric}
@@ -20,7 +22,7 @@ def averaged(tmp_path_factory):
 
 def test_the_loss_and_the_predictions_evaluated_are_those_of_the_average(averaged):
     made, scores = averaged
-    expected = exact_loss(mw.ema_params(made.state))
+    expected = exact_loss(mw.train.ema_params(made.state))
     assert expected != pytest.approx(exact_loss(made.params), rel=0.05)
     assert scores == {"loss": pytest.approx(expected, rel=1e-5), "error": pytest.approx(expected, rel=1e-5)}
 

@@ -17,9 +17,9 @@ OTHERS = {"x": EXAMPLES["x"][::-1][:32], "y": EXAMPLES["y"][::-1][:32]}
 
 def three_calls(made, **options):
     """Three epochs of three steps in two calls on some examples, and between them one on others."""
-    fit(made, n_epochs=1, **options)
-    fit(made, OTHERS, n_epochs=2, **options)
-    fit(made, n_epochs=2, **options)
+    fit(made, epochs=1, **options)
+    fit(made, OTHERS, epochs=2, **options)
+    fit(made, epochs=2, **options)
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,14 @@ def undisturbed(tmp_path_factory):
 
 def test_each_call_trains_more_on_the_examples_it_is_given():
     made = trainer()
-    steps = [fit(made, n_epochs=1) or made.step, fit(made, OTHERS, n_epochs=2) or made.step]
+    steps = [fit(made, epochs=1) or made.step, fit(made, OTHERS, epochs=2) or made.step]
     assert steps == [3, 3 + 4]
 
 
 def test_max_steps_are_those_of_the_call():
     made = trainer()
     for _ in range(3):
-        fit(made, n_epochs=None, max_steps=5)
+        fit(made, epochs=None, max_steps=5)
     assert made.step == 15
 
 
@@ -51,10 +51,10 @@ def test_a_workdir_changes_no_bits(undisturbed):
 
 def test_calls_of_equal_shapes_trace_and_compile_nothing():
     made = trainer()
-    fit(made, n_epochs=1)
+    fit(made, epochs=1)
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(mw.Step, "trace", lambda *_: pytest.fail("traced again"))
-        fit(made, OTHERS, n_epochs=1)
+        fit(made, OTHERS, epochs=1)
 
 
 @pytest.mark.parametrize("step", [2, 4, 6, 8, 12])
@@ -62,49 +62,49 @@ def test_calls_of_equal_shapes_trace_and_compile_nothing():
 def test_whenever_it_is_stopped_the_same_calls_come_to_the_same_bits(tmp_path, undisturbed, step, act, error):
     first = trainer(given=deployer(tmp_path, trackers=[at(step, act)]))
     with pytest.raises(error):
-        three_calls(first, save_every=1, log_every=1)
+        three_calls(first, save_when=1, logging=mw.Logging(every=1))
     second = trainer(tmp_path)
     three_calls(second)
     assert arrays(second) == undisturbed[0]
 
 
 def test_finished_calls_return_their_scores_at_once(tmp_path):
-    found = fit(trainer(tmp_path), eval_examples=EXAMPLES, n_epochs=1)
+    found = fit(trainer(tmp_path), eval_examples=EXAMPLES, epochs=1)
     made = trainer(tmp_path)
-    fit(made, n_epochs=1)
-    fit(made, OTHERS, n_epochs=1)
+    fit(made, epochs=1)
+    fit(made, OTHERS, epochs=1)
     again = trainer(tmp_path)
-    assert fit(again, eval_examples=EXAMPLES, n_epochs=1) == found
+    assert fit(again, eval_examples=EXAMPLES, epochs=1) == found
     assert again.step == made.step == 5
 
 
 def test_a_finished_call_with_other_examples_is_told(tmp_path, monkeypatch):
     made = trainer(tmp_path)
-    fit(made, n_epochs=1)
-    fit(made, n_epochs=1)
+    fit(made, epochs=1)
+    fit(made, epochs=1)
     again, said = trainer(tmp_path), []
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
-    fit(again, OTHERS, n_epochs=1)
+    fit(again, OTHERS, epochs=1)
     assert "call 1 of fit was finished before, at step 3, on other examples" in said[-1]
 
 
 def test_the_last_call_trains_the_epochs_that_it_is_raised_by(tmp_path):
-    fit(trainer(tmp_path), n_epochs=1)
+    fit(trainer(tmp_path), epochs=1)
     made, whole = trainer(tmp_path), trainer()
-    fit(made, n_epochs=3)
-    fit(whole, n_epochs=3)
+    fit(made, epochs=3)
+    fit(whole, epochs=3)
     assert arrays(made) == arrays(whole)
 
 
 def test_a_state_that_is_set_is_gone_on_from():
     made, other = trainer(), trainer()
-    fit(made, n_epochs=1)
-    fit(other, n_epochs=1)
+    fit(made, epochs=1)
+    fit(other, epochs=1)
     first = jax.tree.map(jnp.copy, made.state)
-    fit(made, n_epochs=1)
+    fit(made, epochs=1)
     made.state = first
-    fit(other, OTHERS, n_epochs=1)
-    fit(made, OTHERS, n_epochs=1)
+    fit(other, OTHERS, epochs=1)
+    fit(made, OTHERS, epochs=1)
     assert arrays(made) == arrays(other)
 
 
@@ -118,8 +118,8 @@ def test_a_state_of_other_shapes_is_refused():
 def test_two_trainers_of_one_deployer_have_directories_of_their_own(tmp_path):
     shared = deployer(tmp_path)
     actor, critic = trainer(given=shared, name="actor"), trainer(given=shared, name="critic")
-    fit(actor, n_epochs=1)
-    fit(critic, OTHERS, n_epochs=1)
+    fit(actor, epochs=1)
+    fit(critic, OTHERS, epochs=1)
     assert [len(reports(tmp_path / name)) for name in ("actor", "critic")] == [1, 1]
     assert (actor.step, critic.step) == (3, 2)
 
@@ -127,9 +127,9 @@ def test_two_trainers_of_one_deployer_have_directories_of_their_own(tmp_path):
 def test_a_second_trainer_without_a_name_is_refused(tmp_path):
     shared = deployer(tmp_path)
     first, second = trainer(given=shared), trainer(given=shared)
-    fit(first, n_epochs=1)
+    fit(first, epochs=1)
     with pytest.raises(UsageError, match=r"(?s)another Trainer of this Deployer trains in .*name='actor'"):
-        fit(second, n_epochs=1)
+        fit(second, epochs=1)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", "checkpoints"])
@@ -140,14 +140,14 @@ def test_a_name_that_is_no_folder_s_is_refused(tmp_path, name):
 
 def test_evaluation_alone_is_that_of_a_fit():
     made = trainer()
-    found = fit(made, eval_examples=EXAMPLES, n_epochs=1)
-    assert made.evaluate(EXAMPLES, global_batch_size=16) == found
+    found = fit(made, eval_examples=EXAMPLES, epochs=1)
+    assert made.evaluate(EXAMPLES, batch_size=16) == found
     assert made.step == 3
 
 
 def test_a_run_directory_of_a_trainer_has_what_every_run_has(tmp_path):
     made = trainer(tmp_path)
-    fit(made, eval_examples=EXAMPLES, n_epochs=1)
+    fit(made, eval_examples=EXAMPLES, epochs=1)
     there = {path.name for path in tmp_path.iterdir()}
     assert {"report.html", "environment.json", "experiment.txt", "state.txt", "outcome.json", "logs"} <= there
     assert any(name.startswith("events.out.tfevents") for name in there)
@@ -155,15 +155,15 @@ def test_a_run_directory_of_a_trainer_has_what_every_run_has(tmp_path):
 
 def test_scores_that_get_no_better_end_a_fit():
     made = trainer(optimizer=optax.sgd(0.0))
-    early = mw.engine.StopWhen(early=mw.no_better("eval_loss", "min", patience=2))
-    fit(made, eval_examples=EXAMPLES, n_epochs=20, stop=early)
+    early = mw.Stop(early=mw.early_stopping("eval_loss", "min", patience=2))
+    fit(made, eval_examples=EXAMPLES, epochs=20, stop=early)
     assert made.step == 9
 
 
 def test_a_time_limit_ends_a_fit_and_it_can_be_continued(tmp_path):
     made = trainer(tmp_path)
     with pytest.raises(Interrupted, match="max_seconds is over"):
-        fit(made, n_epochs=2000, log_every=1, stop=mw.engine.StopWhen(max_seconds=0.2))
+        fit(made, epochs=2000, logging=mw.Logging(every=1), stop=mw.Stop(max_seconds=0.2))
     assert 0 < made.step < 6000
     assert np.isfinite(np.asarray(made.params["w"])).all()
 
@@ -174,11 +174,11 @@ def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path
 
     scale = {"x": EXAMPLES["x"][:16], "scale": np.ones(16, np.float32)}
     made = trainer(tmp_path, loss=loss)
-    fit(made, scale, n_epochs=2)
+    fit(made, scale, epochs=2)
     bad = scale | {"scale": np.full(16, np.nan, np.float32)}
     with pytest.raises(DivergedError):
-        fit(made, bad, n_epochs=2, log_every=1)
-    fit(made, scale, n_epochs=1)
+        fit(made, bad, epochs=2, logging=mw.Logging(every=1))
+    fit(made, scale, epochs=1)
     assert np.isfinite(np.asarray(made.params["w"])).all()
     assert made.step == 3
 
@@ -186,10 +186,10 @@ def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"stop": 3600}, r"stop=3600.* must be a mw.engine.StopWhen"),
-        ({"profile": (3,)}, r"must be a mw.engine.Profile"),
-        ({"watchdog": 60}, r"must be a mw.engine.WatchdogSettings"),
-        ({"profile": mw.engine.Profile((1,))}, r"writes into the run directory"),
+        ({"stop": 3600}, r"stop=3600.* must be a mw.Stop"),
+        ({"profile": (3,)}, r"must be a mw.Profile"),
+        ({"watchdog": 60}, r"must be a mw.Watchdog"),
+        ({"profile": mw.Profile((1,))}, r"writes into the run directory"),
     ],
 )
 def test_a_value_that_would_do_nothing_is_refused(wrong, says):
@@ -198,9 +198,9 @@ def test_a_value_that_would_do_nothing_is_refused(wrong, says):
 
 
 def test_settings_that_changed_are_told_where_nothing_is_left_to_train_too(tmp_path, monkeypatch):
-    fit(trainer(tmp_path), n_epochs=1)
+    fit(trainer(tmp_path), epochs=1)
     again, said = trainer(tmp_path, optimizer=optax.adam(0.5)), []
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
-    fit(again, n_epochs=1)
+    fit(again, epochs=1)
     assert any("settings differ" in line and "-0.1 → -0.5" in line for line in said)
     assert "asks for nothing more" in said[-1]

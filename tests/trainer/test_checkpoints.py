@@ -27,7 +27,7 @@ def waves(tmp_path_factory):
     predictor = mw.Predictor(made.deployer, model=made.model, predict=lambda model, batch: model(batch["x"]))
     evaluated = {"eval_examples": EXAMPLES, "eval_predictor": predictor, "eval_metric_fn": metric}
     best = {"low": "min", "high": "max", "nan": "min"}
-    fit(made, n_epochs=6, save_every=5, best=best, save_ckpt_every_k_epochs=5, **evaluated)
+    fit(made, epochs=6, save_when=5, best=best, keep_every_epochs=5, **evaluated)
     return made, folder
 
 
@@ -56,14 +56,14 @@ def test_a_score_that_no_checkpoint_has_is_told(waves):
 
 
 def test_the_newest_alone_is_kept_if_nothing_else_is_asked(tmp_path):
-    fit(trainer(tmp_path), n_epochs=3)
+    fit(trainer(tmp_path), epochs=3)
     assert saved(tmp_path) == [9]
 
 
 def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
     keep = mw.checkpoint.multiples(4)
-    options = {"eval_every": mw.at(1, 5), "save_every": 2, "keep": keep, "log_every": 100}
-    fit(trainer(tmp_path), n_epochs=3, eval_examples=EXAMPLES, **options)
+    options = {"eval_when": mw.when.at(1, 5), "save_when": 2, "keep": keep, "logging": mw.Logging(every=100)}
+    fit(trainer(tmp_path), epochs=3, eval_examples=EXAMPLES, **options)
     assert saved(tmp_path) == [0, 4, 8, 9]
     assert [step for step, _ in reports(tmp_path, "eval_loss")] == [1, 5, 9]
     assert [step for step, _ in reports(tmp_path)] == [2, 4, 6, 8, 9]
@@ -71,25 +71,25 @@ def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
 
 def test_a_policy_that_keeps_time_is_asked_once_a_step(tmp_path):
     asked = []
-    fit(trainer(tmp_path), save_every=lambda step: bool(asked.append(step)), log_every=100)
+    fit(trainer(tmp_path), save_when=lambda step: bool(asked.append(step)), logging=mw.Logging(every=100))
     assert asked == [1, 2, 3, 4, 5, 6]
 
 
 def test_every_epoch_that_is_to_be_kept_is_saved_whatever_else_is(tmp_path):
-    fit(trainer(tmp_path), n_epochs=4, save_every=5, save_ckpt_every_k_epochs=2)
+    fit(trainer(tmp_path), epochs=4, save_when=5, keep_every_epochs=2)
     assert saved(tmp_path) == [6, 12]
 
 
 def test_a_checkpoint_has_the_scores_of_its_step(tmp_path):
     made = trainer(tmp_path)
-    scores = fit(made, eval_examples={"x": X, "y": np.zeros(50, np.float32)}, n_epochs=1)
+    scores = fit(made, eval_examples={"x": X, "y": np.zeros(50, np.float32)}, epochs=1)
     extra = mw.open_source(tmp_path / "checkpoints").extra
     assert extra["scores"] == {"eval_loss": scores["loss"], "epoch": 1.0}
 
 
-@pytest.mark.parametrize("end", [{"n_epochs": 2}, {"max_steps": 6, "n_epochs": 9}])
+@pytest.mark.parametrize("end", [{"epochs": 2}, {"max_steps": 6, "epochs": 9}])
 def test_the_last_checkpoint_has_the_scores_of_the_end(tmp_path, end):
     made = trainer(tmp_path)
-    scores = fit(made, eval_examples=EXAMPLES, eval_every=4, save_every=3, **end)
+    scores = fit(made, eval_examples=EXAMPLES, eval_when=4, save_when=3, **end)
     found = mw.Checkpoints(tmp_path / "checkpoints").scores()
     assert (made.step, found["eval_loss"]) == (6, scores["loss"])

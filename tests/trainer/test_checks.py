@@ -19,10 +19,10 @@ from trainer.runs import EXAMPLES, deployer, fit, init, loss, saved, trainer
         ({"loss": None}, "nothing to train by"),
         ({"train_step": lambda state: state}, "does not take 'batch'"),
         (
-            {"train_step": lambda state, batch: state, "accumulate_grad_batches": 2},
-            "accumulate_grad_batches=2",
+            {"train_step": lambda state, batch: state, "microbatches": 2},
+            "microbatches=2",
         ),
-        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0"),
+        ({"microbatches": 0}, "microbatches=0"),
         ({"compute_dtype": "int8"}, "compute_dtype='int8' is no floating dtype"),
         ({"trainable": "("}, "is not a regular expression"),
         ({"model": None, "loss": lambda params, batch: 0.0}, "no parameters to train"),
@@ -39,16 +39,16 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"n_epochs": None}, "say how long to train"),
-        ({"n_epochs": 0}, "n_epochs=0: it must be at least 1"),
-        ({"eval_every": -1}, "eval_every=-1"),
-        ({"log_every": 0}, "log_every=0"),
-        ({"global_batch_size": None}, "give one of per_device_batch_size and global_batch_size"),
-        ({"per_device_batch_size": 2}, "give one of per_device_batch_size and global_batch_size"),
-        ({"global_batch_size": 0}, "a batch of 0 examples"),
-        ({"global_batch_size": 12}, "global_batch_size=12 is no multiple of 8"),
+        ({"epochs": None}, "say how long to train"),
+        ({"epochs": 0}, "epochs=0: it must be at least 1"),
+        ({"eval_when": -1}, "eval_when=-1"),
+        ({"logging": mw.Logging(every=0)}, "logging.every=0"),
+        ({"batch_size": None}, "give one of per_device_batch_size and batch_size"),
+        ({"per_device_batch_size": 2}, "give one of per_device_batch_size and batch_size"),
+        ({"batch_size": 0}, "a batch of 0 examples"),
+        ({"batch_size": 12}, "batch_size=12 is no multiple of 8"),
         ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
-        ({"save_every": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
+        ({"save_when": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
         ({"eval_metric_fn": len}, "go together"),
     ],
 )
@@ -131,7 +131,7 @@ def test_what_was_found_is_said(monkeypatch, tmp_path):
 
 def test_a_batch_that_does_not_divide_over_accumulation_is_told():
     with pytest.raises(LayoutError, match="no multiple of 24"):
-        fit(trainer(accumulate_grad_batches=3))
+        fit(trainer(microbatches=3))
 
 
 def test_a_failed_check_leaves_a_run_that_can_be_mended(tmp_path):
@@ -144,13 +144,13 @@ def test_a_failed_check_leaves_a_run_that_can_be_mended(tmp_path):
 @pytest.mark.parametrize("counted", [1, 2])
 def test_a_schedule_that_counts_other_steps_than_the_trainer_makes_is_told(counted):
     given = deployer()
-    rate = given.get_lr_schedule_fn(48, 2, 1, 0.1, accumulate_grad_batches=counted)
-    made = trainer(given=given, optimizer=optax.sgd(rate), lr_schedule=rate, accumulate_grad_batches=3)
-    with pytest.raises(UsageError, match=rf"counts steps of {counted} .*accumulate_grad_batches=3"):
-        fit(made, global_batch_size=48)
+    rate = given.get_lr_schedule_fn(48, 2, 1, 0.1, microbatches=counted)
+    made = trainer(given=given, optimizer=optax.sgd(rate), lr_schedule=rate, microbatches=3)
+    with pytest.raises(UsageError, match=rf"counts steps of {counted} .*microbatches=3"):
+        fit(made, batch_size=48)
 
 
 def test_a_batch_that_is_wider_than_what_is_to_be_computed_in_is_told(capsys):
     made = trainer(given=mw.Deployer(0, mesh="data=-1"), compute_dtype="bfloat16")
-    fit(made, n_epochs=1)
+    fit(made, epochs=1)
     assert "x, y of the batch are wider than bfloat16" in capsys.readouterr().err

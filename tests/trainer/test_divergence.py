@@ -20,15 +20,19 @@ def loss(params, batch):
 
 def fitted(workdir, examples, **options):
     made = trainer(workdir, loss=loss, optimizer=optax.sgd(0.01))
-    fit(made, examples, **{"global_batch_size": 8, "n_epochs": 1, "shuffle": False, "log_every": 1} | options)
+    fit(
+        made,
+        examples,
+        **{"batch_size": 8, "epochs": 1, "shuffle": False, "logging": mw.Logging(every=1)} | options,
+    )
     return made
 
 
 def test_a_step_that_is_not_finite_is_not_saved_and_mended_data_continue(tmp_path):
     with pytest.raises(DivergedError, match=r"after step 4 is not finite(.|\n)*newest checkpoint: step 2"):
-        fitted(tmp_path, bad(4), save_every=2)
+        fitted(tmp_path, bad(4), save_when=2)
     assert saved(tmp_path) == [2]
-    assert fitted(tmp_path, {"x": X}, save_every=2).step == 6
+    assert fitted(tmp_path, {"x": X}, save_when=2).step == 6
 
 
 def test_nor_is_the_last_one(tmp_path):

@@ -32,7 +32,7 @@ class Columns(Indexed):
 
 @pytest.mark.parametrize(
     "examples",
-    [LISTED, Indexed(), mw.Arrays(EXAMPLES), lambda epoch: EXAMPLES, lambda epoch: LISTED],
+    [LISTED, Indexed(), mw.input.Arrays(EXAMPLES), lambda epoch: EXAMPLES, lambda epoch: LISTED],
     ids=["list", "indexed", "arrays", "mapping of the epoch", "list of the epoch"],
 )
 def test_what_can_be_indexed_is_read_in_one_order_whatever_it_is(examples):
@@ -65,19 +65,19 @@ def test_a_function_of_the_epoch_is_asked_for_the_epochs_there_are():
         return LISTED[: 16 * (epoch + 1)]
 
     made = trainer()
-    fit(made, examples, n_epochs=3)
+    fit(made, examples, epochs=3)
     assert asked == [0, 1, 2]
     assert made.step == 1 + 2 + 3
 
 
 def test_max_steps_ends_a_run_of_unknown_length():
     made = trainer()
-    fit(made, lambda: iter(LISTED), n_epochs=None, max_steps=7)
+    fit(made, lambda: iter(LISTED), epochs=None, max_steps=7)
     assert made.step == 7
 
 
 def test_evaluation_after_each_epoch_needs_no_length(tmp_path):
-    fit(trainer(tmp_path), lambda epoch: iter(LISTED[17 * epoch :]), n_epochs=3, eval_examples=LISTED)
+    fit(trainer(tmp_path), lambda epoch: iter(LISTED[17 * epoch :]), epochs=3, eval_examples=LISTED)
     assert [step for step, _ in reports(tmp_path, "eval_loss")] == [3, 5, 6]
 
 
@@ -101,14 +101,14 @@ def test_a_collate_function_makes_batches_for_training_and_evaluation():
 def test_an_epoch_that_fills_no_batch_is_told(sizes, says, steps):
     made = trainer()
     with pytest.raises(ExamplesError, match=says):
-        fit(made, lambda epoch: LISTED[: sizes[epoch]], n_epochs=3)
+        fit(made, lambda epoch: LISTED[: sizes[epoch]], epochs=3)
     assert made.step == steps
 
 
 def test_progress_knows_how_many_steps_are_left(capsys):
     made = trainer(given=mw.Deployer(0))
-    fit(made, n_epochs=3, max_steps=5, log_every=5)
-    fit(trainer(given=mw.Deployer(0)), lambda: iter(LISTED), n_epochs=1, log_every=3)
+    fit(made, epochs=3, max_steps=5, logging=mw.Logging(every=5))
+    fit(trainer(given=mw.Deployer(0)), lambda: iter(LISTED), epochs=1, logging=mw.Logging(every=3))
     shown = capsys.readouterr().err
     assert " step=5/5 loss=" in shown
     assert " step=3 loss=" in shown

@@ -77,7 +77,7 @@ def test_step_epoch_optimizer_and_randomness_are_taken_over(redco_run):
         return [{"x": X[i], "y": Y[i]} for i in orders.get(epoch_idx, range(NUM_EXAMPLES))]
 
     trainer = mw.Trainer(deployer, loss=loss, optimizer=OPTIMIZER, **loaded, last_ckpt_info=info)
-    trainer.fit(shuffled, 1, 2 * EPOCHS, log_every=1, shuffle=False)
+    trainer.fit(shuffled, 1, 2 * EPOCHS, logging=mw.Logging(every=1), shuffle=False)
     reported = [
         report["loss"] for report in mw.metrics.read_jsonl(workdir / "metrics.jsonl") if "loss" in report
     ]

@@ -17,8 +17,8 @@ def history(random):
 
 
 def calls_of(made, calls, **options):
-    for examples, n_epochs in calls:
-        fit(made, examples, n_epochs=n_epochs, **options)
+    for examples, epochs in calls:
+        fit(made, examples, epochs=epochs, **options)
 
 
 @pytest.mark.soak
@@ -28,7 +28,7 @@ def test_however_often_it_is_hit_the_same_calls_come_to_the_same_bits(tmp_path, 
     calls = history(random)
     undisturbed = trainer()
     calls_of(undisturbed, calls)
-    saving = {"save_every": random.randint(1, 3), "log_every": 1}
+    saving = {"save_when": random.randint(1, 3), "logging": mw.Logging(every=1)}
     for _ in range(random.randint(1, 3)):
         step, act = random.randint(1, undisturbed.step), random.choice((sigterm, crash))
         with contextlib.suppress(Interrupted, Crash):
@@ -53,9 +53,9 @@ def test_in_one_process_a_call_that_was_hit_is_made_again(tmp_path, case):
             sigterm()
 
     made = trainer(given=deployer(tmp_path, trackers=[at(step, once)]))
-    for examples, n_epochs in calls:
+    for examples, epochs in calls:
         try:
-            fit(made, examples, n_epochs=n_epochs, save_every=1, log_every=1)
+            fit(made, examples, epochs=epochs, save_when=1, logging=mw.Logging(every=1))
         except Interrupted:
-            fit(made, examples, n_epochs=n_epochs, save_every=1, log_every=1)
+            fit(made, examples, epochs=epochs, save_when=1, logging=mw.Logging(every=1))
     assert arrays(made) == arrays(undisturbed)

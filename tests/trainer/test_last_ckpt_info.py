@@ -17,15 +17,15 @@ HALF = {"step": 6, "epoch_idx": 1}
 def half():
     """What a run of two epochs leaves, on the host."""
     made = trainer()
-    fit(made, n_epochs=2)
+    fit(made, epochs=2)
     kept = {"params": made.params, "opt_state": made.state.opt_state}
     return jax.tree.map(np.asarray, kept)
 
 
 def test_steps_epochs_and_randomness_go_on_as_if_nothing_had_happened(half):
     whole, rest = trainer(), trainer(**half, last_ckpt_info=HALF)
-    fit(whole, n_epochs=4)
-    fit(rest, n_epochs=4)
+    fit(whole, epochs=4)
+    fit(rest, epochs=4)
     assert arrays(rest) == arrays(whole)
 
 
@@ -33,31 +33,31 @@ def test_what_is_reported_and_saved_counts_on(half, tmp_path):
     made = trainer(tmp_path, **half, last_ckpt_info=HALF)
     for step in (6, 8):  # of the run that left the arrays, and went on for a while
         made.deployer.log_metrics({"loss": 0.5}, step)
-    fit(made, n_epochs=3, log_every=1)
+    fit(made, epochs=3, logging=mw.Logging(every=1))
     assert [step for step, _ in reports(tmp_path)] == [6, 7, 8, 9]
     assert saved(tmp_path) == [9]
 
 
 def test_a_workdir_that_holds_a_run_of_its_own_goes_on_with_that(half, tmp_path):
-    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), n_epochs=3)
+    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), epochs=3)
     made = trainer(tmp_path, **half, last_ckpt_info=HALF)
-    fit(made, n_epochs=4)
+    fit(made, epochs=4)
     assert made.step == 12
 
 
 def test_what_is_given_and_not_used_is_told_or_refused_where_it_is_of_a_later_step(half, tmp_path):
-    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), n_epochs=3)
-    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), n_epochs=4)
+    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), epochs=3)
+    fit(trainer(tmp_path, **half, last_ckpt_info=HALF), epochs=4)
     [line] = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "not used" in line]
     assert "params, opt_state, last_ckpt_info. The workdir's run is continued after step 9" in line
     later = trainer(tmp_path, **half, last_ckpt_info={"step": 30, "epoch_idx": 9})
     with pytest.raises(UsageError, match=r"is of step 30, .*at step 12\.\n  Give another workdir"):
-        fit(later, n_epochs=12)
+        fit(later, epochs=12)
 
 
 def test_nothing_is_left_to_train_where_all_epochs_were(half):
     made = trainer(**half, last_ckpt_info=HALF)
-    fit(made, n_epochs=2)
+    fit(made, epochs=2)
     assert made.step == 6
 
 
@@ -71,5 +71,5 @@ def test_a_checkpoint_by_name_is_gone_on_with(tmp_path, half):
     deployer.save_ckpt("last", **half, **HALF)
     ckpt, info = deployer.load_last_ckpt(optimizer=optax.adam(0.1))
     made = trainer(given=mw.Deployer(0, verbose=False), **ckpt, last_ckpt_info=info)
-    fit(made, n_epochs=4)
+    fit(made, epochs=4)
     assert made.step == 12

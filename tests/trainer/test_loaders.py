@@ -33,30 +33,30 @@ LOADERS = {
 @pytest.fixture(scope="module")
 def in_order():
     made = trainer()
-    fit(made, shuffle=False, n_epochs=4)
+    fit(made, shuffle=False, epochs=4)
     return arrays(made)
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_loaders_batches_train_as_the_same_examples_do(kind, in_order):
     made = trainer()
-    scores = fit(made, mw.Batched(LOADERS[kind]()), n_epochs=4, eval_examples=mw.Batched(LOADERS[kind]()))
+    scores = fit(made, mw.Batched(LOADERS[kind]()), epochs=4, eval_examples=mw.Batched(LOADERS[kind]()))
     assert arrays(made) == in_order
     assert scores["loss"] == pytest.approx(exact_loss(made.params), rel=1e-6)
 
 
 def test_a_stream_ends_the_run(in_order):
     made = trainer()
-    fit(made, mw.Batched(stream()), n_epochs=None, max_steps=100)
+    fit(made, mw.Batched(stream()), epochs=None, max_steps=100)
     assert (made.step, arrays(made) == in_order) == (12, True)
     with pytest.raises(ExamplesError, match="which is read once, and there are to be 2 epochs"):
-        fit(trainer(), mw.Batched(stream()), n_epochs=2)
+        fit(trainer(), mw.Batched(stream()), epochs=2)
 
 
 @pytest.mark.parametrize("kind", ["stream", *LOADERS])
 @pytest.mark.parametrize("stop", [2, 3, 7])
 def test_a_run_on_batches_goes_on_in_the_middle_to_the_bit(kind, stop, tmp_path, in_order):
-    options = {"n_epochs": None if kind == "stream" else 4, "save_every": 2}
+    options = {"epochs": None if kind == "stream" else 4, "save_when": 2}
     for max_steps in (stop, 12):
         made, loader = trainer(tmp_path), stream() if kind == "stream" else LOADERS[kind]()
         fit(made, mw.Batched(loader), max_steps=max_steps, **options)
@@ -68,11 +68,11 @@ def test_a_run_on_batches_goes_on_in_the_middle_to_the_bit(kind, stop, tmp_path,
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_second_fit_goes_on_in_the_stream_also_where_a_process_begins_anew(is_killed, tmp_path, in_order):
     made, batches = trainer(tmp_path), mw.Batched(stream())
-    fit(made, batches, n_epochs=None, max_steps=5)
+    fit(made, batches, epochs=None, max_steps=5)
     if is_killed:
         made, batches = trainer(tmp_path), mw.Batched(stream())
-        fit(made, batches, n_epochs=None, max_steps=5)
-    fit(made, batches, n_epochs=None, max_steps=7)
+        fit(made, batches, epochs=None, max_steps=5)
+    fit(made, batches, epochs=None, max_steps=7)
     assert arrays(made) == in_order
 
 
@@ -106,7 +106,7 @@ def test_what_is_drawn_for_examples_is_the_same_on_every_mesh_and_after_a_restar
     np.testing.assert_allclose(one.params["w"], other.params["w"], rtol=1e-5)
     for max_steps in (4, 6):
         again = trainer(tmp_path)
-        fit(again, mw.mapped(jittered, LISTED), max_steps=max_steps, save_every=2)
+        fit(again, mw.mapped(jittered, LISTED), max_steps=max_steps, save_when=2)
     assert arrays(again) == arrays(one)
 
 
@@ -181,9 +181,9 @@ def test_padding_changes_nothing_but_what_is_computed():
 @pytest.mark.parametrize("stop", [1, 4])
 def test_a_run_on_several_lengths_goes_on_to_the_bit(stop, tmp_path):
     whole = reader()
-    fit(whole, texts(), n_epochs=3)
+    fit(whole, texts(), epochs=3)
     for max_steps in (stop, 9):
         made = reader(tmp_path)
-        fit(made, texts(), n_epochs=3, max_steps=max_steps, save_every=2)
+        fit(made, texts(), epochs=3, max_steps=max_steps, save_when=2)
     assert arrays(made) == arrays(whole)
     assert saved(tmp_path)[-1] == 9

@@ -14,7 +14,7 @@ def test_each_device_computes_its_share_of_the_loss():
             jax.debug.inspect_array_sharding(batch["x"] * 2, callback=see)
         return (batch["x"] @ params["w"]).mean()
 
-    deployer = mw.Deployer(jax_seed=0, mesh="data=4,tensor=2", verbose=False)
+    deployer = mw.Deployer(seed=0, mesh="data=4,tensor=2", verbose=False)
     params, rules = {"w": np.ones(4, np.float32)}, (mw.match("w", "tensor"),)
     trainer = mw.Trainer(deployer, loss=loss, optimizer=optax.sgd(0.1), params=params, rules=rules)
     examples = {"x": np.ones((16, 4), np.float32)}

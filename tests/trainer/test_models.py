@@ -52,13 +52,13 @@ def test_statistics_move_in_training_and_stay_in_evaluation(library):
     fit(made, max_steps=1)
     moved = jax.tree.map(np.asarray, made.model_state)
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before, moved)), strict=True))
-    made.evaluate(EXAMPLES, global_batch_size=16)
+    made.evaluate(EXAMPLES, batch_size=16)
     assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (moved, made.model_state)), strict=True))
 
 
 def test_evaluation_uses_the_statistics_and_no_dropout():
     made = trainer(model=models.NnxNorm, loss=loss)
-    scores = fit(made, eval_examples=EXAMPLES, n_epochs=1)
+    scores = fit(made, eval_examples=EXAMPLES, epochs=1)
     norm = {name: np.asarray(x) for name, x in mw.tree.named_leaves((made.params, made.model_state)).items()}
     normed = (X - norm["1/norm/mean"]) / np.sqrt(norm["1/norm/var"] + 1e-5)
     out = normed * norm["0/norm/scale"] + norm["0/norm/bias"]
@@ -111,7 +111,7 @@ def test_randomness_of_evaluation_is_the_same_each_time_and_of_each_batch_its_ow
         return model(batch["x"]).mean() * 0 + jax.random.uniform(rng)
 
     made = trainer(loss=loss)
-    scores = [fit(made, n_epochs=epochs, eval_examples=EXAMPLES)["loss"] for epochs in (1, 2)]
+    scores = [fit(made, epochs=epochs, eval_examples=EXAMPLES)["loss"] for epochs in (1, 2)]
     first = fit(trainer(loss=loss), eval_examples={name: x[:16] for name, x in EXAMPLES.items()})["loss"]
     assert scores[0] == scores[1] != first
 
@@ -124,7 +124,7 @@ def test_a_loss_may_mention_the_state_and_return_it_anew():
 
     start = {"params": init(jax.random.key(0)), "model_state": {"mean": jnp.zeros(4)}}
     made = trainer(model=None, loss=loss, **start)
-    scores = fit(made, eval_examples=EXAMPLES, n_epochs=1, shuffle=False)
+    scores = fit(made, eval_examples=EXAMPLES, epochs=1, shuffle=False)
     mean = np.zeros(4)
     for i in range(3):
         mean = 0.5 * mean + 0.5 * X[16 * i : 16 * (i + 1)].mean(0)

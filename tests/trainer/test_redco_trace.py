@@ -61,7 +61,7 @@ def rate(deployer):
     schedule = deployer.get_lr_schedule_fn(
         train_size=len(TRAIN),
         per_device_batch_size=PER_DEVICE,
-        n_epochs=EPOCHS,
+        epochs=EPOCHS,
         learning_rate=1e-2,
         schedule_type="linear",
         warmup_ratio=0.2,
@@ -77,13 +77,13 @@ def order_of(deployer):
     return order
 
 
-def trained(deployer, orders, n_epochs, **begun):
+def trained(deployer, orders, epochs, **begun):
     """Train up to an epoch with our trainer, in these orders; return it, and its report of every step."""
     trainer = mw.Trainer(
         deployer, loss=loss, optimizer=optax.adamw(rate(deployer)), lr_schedule=rate(deployer), **begun
     )
     examples = lambda epoch_idx: [TRAIN[i] for i in orders.get(epoch_idx, range(BATCH))]
-    trainer.fit(examples, PER_DEVICE, n_epochs, log_every=1, shuffle=False)
+    trainer.fit(examples, PER_DEVICE, epochs, logging=mw.Logging(every=1), shuffle=False)
     reports = mw.metrics.read_jsonl(deployer.workdir / "metrics.jsonl")
     return trainer, [report for report in reports if "loss" in report]
 

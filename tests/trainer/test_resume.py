@@ -14,9 +14,9 @@ import meshwright as mw
 from meshwright.errors import DivergedError, InputError, Interrupted, UsageError
 from trainer.runs import EXAMPLES, arrays, deployer, fit, reports, saved, trainer
 
-RUN = {"n_epochs": 4, "log_every": 1, "eval_examples": EXAMPLES}
+RUN = {"epochs": 4, "logging": mw.Logging(every=1), "eval_examples": EXAMPLES}
 """Four epochs of three steps."""
-SAVED = RUN | {"save_every": 2}
+SAVED = RUN | {"save_when": 2}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_crashed_between_two_saves(tmp_path, undisturbed):
 
 
 def test_crashed_before_anything_was_saved_but_the_first_state(tmp_path, undisturbed):
-    stopped(tmp_path, 2, crash, Crash, **RUN, save_every=5)
+    stopped(tmp_path, 2, crash, Crash, **RUN, save_when=5)
     assert saved(tmp_path) == [0]
     second = trainer(tmp_path)
     fit(second, **SAVED)
@@ -132,9 +132,9 @@ def test_an_error_of_the_users_leaves_the_state_of_the_last_whole_step(undisturb
 
     made = trainer(collate=collate)
     with pytest.raises(OSError, match="no such file"):
-        fit(made, n_epochs=4)
+        fit(made, epochs=4)
     assert 4 <= made.step <= 8
-    fit(made, n_epochs=4)
+    fit(made, epochs=4)
     assert arrays(made) == undisturbed[0]
 
 
@@ -143,12 +143,12 @@ def test_a_run_that_is_done_says_so_and_tells_its_scores_again(tmp_path, undistu
     again, said = trainer(tmp_path), []
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
     assert fit(again, **SAVED) == scores
-    assert said[-1] == "already at step 12: n_epochs=4 asks for nothing more"
+    assert said[-1] == "already at step 12: epochs=4 asks for nothing more"
     assert everything(again, tmp_path) == undisturbed
 
 
 def test_a_run_that_is_done_can_be_told_to_go_further(tmp_path, undisturbed):
-    fit(trainer(tmp_path), **SAVED | {"n_epochs": 2})
+    fit(trainer(tmp_path), **SAVED | {"epochs": 2})
     made = trainer(tmp_path)
     fit(made, **SAVED)
     assert everything(made, tmp_path) == undisturbed
@@ -175,7 +175,7 @@ def test_after_a_divergence_fit_goes_back_to_the_newest_checkpoint(tmp_path):
 
     made_bad = True
     with pytest.raises(DivergedError):
-        fit(trainer(tmp_path, loss=loss), log_every=1, save_every=1)
+        fit(trainer(tmp_path, loss=loss), logging=mw.Logging(every=1), save_when=1)
     made_bad = False
     mended = trainer(tmp_path, loss=loss)
     fit(mended)

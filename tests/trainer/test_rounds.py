@@ -23,10 +23,10 @@ def one_round(shared, actor, critic, each, hit):
     hit(f"{each.number} begins")
     noise = np.asarray(jax.random.normal(shared.gen_rng(), (4,)))
     drawn = {"x": EXAMPLES["x"][:32] + noise * float(actor.params["b"]), "y": EXAMPLES["y"][:32]}
-    actor.fit(drawn, global_batch_size=16, n_epochs=1)
+    actor.fit(drawn, batch_size=16, epochs=1)
     hit(f"{each.number} half way")
     judged = drawn | {"y": drawn["x"] @ np.asarray(actor.params["w"])}
-    critic.fit(judged, global_batch_size=16, max_steps=1)
+    critic.fit(judged, batch_size=16, max_steps=1)
     each.carry = {"noise": each.carry["noise"] + noise, "seen": each.carry["seen"] + 32}
     hit(f"{each.number} ends")
 
@@ -83,7 +83,7 @@ def test_a_second_loop_of_one_program_makes_more_rounds(tmp_path):
         numbers = []
         for _ in range(2):
             for each in shared.rounds(2):
-                made.fit(EXAMPLES, global_batch_size=16, n_epochs=1)
+                made.fit(EXAMPLES, batch_size=16, epochs=1)
                 numbers.append(each.number)
     assert numbers == [1, 2, 3, 4]
     assert made.step == 12
@@ -145,7 +145,7 @@ def test_a_fit_that_is_told_to_save_is_refused_in_a_round(tmp_path):
     rounds = iter(shared.rounds(1))
     next(rounds)
     with pytest.raises(UsageError, match="the end of each round saves"):
-        made.fit(EXAMPLES, global_batch_size=16, n_epochs=1, save_every=1)
+        made.fit(EXAMPLES, batch_size=16, epochs=1, save_when=1)
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ def test_evaluation_counts_every_example_once():
 
 def test_evaluation_does_not_change_training():
     evaluated, alone = trainer(), trainer()
-    fit(evaluated, eval_examples=EXAMPLES, eval_every=1)
+    fit(evaluated, eval_examples=EXAMPLES, eval_when=1)
     fit(alone)
     assert arrays(evaluated) == arrays(alone)
 
@@ -39,9 +39,9 @@ def test_accumulation_makes_one_update_of_several_pieces():
     def quiet(model, batch):
         return ((model(batch["x"]) - batch["y"]) ** 2).mean()
 
-    whole, pieces = trainer(loss=quiet), trainer(loss=quiet, accumulate_grad_batches=2)
-    fit(whole, global_batch_size=32)
-    fit(pieces, global_batch_size=None, per_device_batch_size=2)
+    whole, pieces = trainer(loss=quiet), trainer(loss=quiet, microbatches=2)
+    fit(whole, batch_size=32)
+    fit(pieces, batch_size=None, per_device_batch_size=2)
     assert whole.step == pieces.step == 2
     np.testing.assert_allclose(pieces.params["w"], whole.params["w"], rtol=1e-5)
 
@@ -51,8 +51,8 @@ def test_a_batch_is_computed_in_as_many_pieces_as_are_accumulated():
         return (apply(params, batch["x"]) ** 2).mean(), {}, {"pieces": model_state["pieces"] + 1}
 
     given = {"params": {"w": np.ones(4, np.float32), "b": np.float32(0)}, "model_state": {"pieces": 0}}
-    made = trainer(model=None, loss=counting, accumulate_grad_batches=2, **given)
-    fit(made, n_epochs=1)
+    made = trainer(model=None, loss=counting, microbatches=2, **given)
+    fit(made, epochs=1)
     assert (made.step, made.model_state["pieces"]) == (3, 2 * 3)
 
 
@@ -77,7 +77,7 @@ def test_metrics_of_the_loss_are_reported_and_evaluated(tmp_path):
         return (errors**2).mean(), {"positive": mw.Mean.of(errors**2, weights)}
 
     made = trainer(tmp_path, loss=loss)
-    scores = fit(made, eval_examples=EXAMPLES, log_every=1)
+    scores = fit(made, eval_examples=EXAMPLES, logging=mw.Logging(every=1))
     positive = {name: x[EXAMPLES["y"] > 0] for name, x in EXAMPLES.items()}
     assert scores["positive"] == pytest.approx(exact_loss(made.params, positive), rel=1e-5)
     assert [step for step, _ in reports(tmp_path, "positive")] == [1, 2, 3, 4, 5, 6]
@@ -114,7 +114,7 @@ def test_a_train_step_of_ones_own_replaces_the_usual_one(tmp_path):
 
     made = trainer(tmp_path, loss=None, train_step=train_step)
     before = float(made.params["b"])
-    fit(made, log_every=1, max_steps=3)
+    fit(made, logging=mw.Logging(every=1), max_steps=3)
     moves = [moved for _, moved in reports(tmp_path, "moved")]
     assert len(set(moves)) == 3
     assert float(made.params["b"]) - before == pytest.approx(16 * sum(moves), rel=1e-5)
@@ -122,8 +122,8 @@ def test_a_train_step_of_ones_own_replaces_the_usual_one(tmp_path):
 
 def test_the_learning_rate_is_reported_by_the_step_of_the_optimizer(tmp_path):
     rate = optax.linear_schedule(1.0, 0.0, 6)
-    made = trainer(tmp_path, optimizer=optax.sgd(rate), lr_schedule=rate, accumulate_grad_batches=2)
-    fit(made, n_epochs=2, log_every=1)
+    made = trainer(tmp_path, optimizer=optax.sgd(rate), lr_schedule=rate, microbatches=2)
+    fit(made, epochs=2, logging=mw.Logging(every=1))
     expected = [(step, pytest.approx(1 - (step - 1) / 6)) for step in range(1, 7)]
     assert reports(tmp_path, "learning_rate") == expected
 
@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_report_and_without_a_sav
 
     made = trainer(tmp_path, loss=loss, optimizer=optax.sgd(0.1))
     with pytest.raises(DivergedError, match=r"at step 4 is nan.*\s+The newest checkpoint: step 3\."):
-        fit(made, log_every=1, save_every=1)
+        fit(made, logging=mw.Logging(every=1), save_when=1)
     assert np.isnan(reports(tmp_path)[-1][1])
     assert made.step == 4
 
@@ -204,6 +204,6 @@ def test_every_mesh_trains_to_the_same_loss(mesh):
     rules = (mw.match("hidden", "fsdp", "tensor"), mw.match("out", "tensor", "fsdp"))
     options = {"model": (init, apply), "loss": loss, "rules": rules, "optimizer": optax.adam(0.01)}
     split, whole = trainer(mesh=mesh, **options), trainer(**options)
-    expected = fit(whole, eval_examples=EXAMPLES, n_epochs=5)["loss"]
-    assert fit(split, eval_examples=EXAMPLES, n_epochs=5)["loss"] == pytest.approx(expected, rel=1e-5)
+    expected = fit(whole, eval_examples=EXAMPLES, epochs=5)["loss"]
+    assert fit(split, eval_examples=EXAMPLES, epochs=5)["loss"] == pytest.approx(expected, rel=1e-5)
     assert "tensor" in split.params["hidden"].sharding.spec

@@ -56,7 +56,7 @@ class Checkpoints:
     must never be behind the checkpoints. May be set at any time."""
     check_state: Callable[[int, tree.PyTree], None] = staticmethod(lambda step, state: None)
     """Called with a step and its state before these are saved, and when `resume` has restored them: what it
-    raises keeps them from being saved, or gone on from. May be set at any time; see `mw.check_finite`."""
+    raises keeps them from being saved, or gone on from. May be set at any time; see `mw.train.check_finite`."""
     resumed: int | None = None
     """The step that `resume` continued from; None if it started afresh."""
     passed_over: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ def of_checkpoints(directory: Directory) -> Directory:
         raise UsageError(
             f"{directory} cannot hold checkpoints: of two runs that save one step, one must win. Expected "
             "s3://, gs:// or az://bucket/path, or a directory.\n  Checkpoints may be elsewhere than the "
-            "rest of a run: checkpoints.directory."
+            "rest of a run: save.directory."
         )
     return directory
 

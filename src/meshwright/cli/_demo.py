@@ -48,7 +48,7 @@ def suggestions(name: str, run: str) -> Sequence[str]:
     other = "text" if name == "digits" else "digits"
     return (
         f"inspect {run}",
-        f"train meshwright.demo.{name}:experiment --fake-devices 8 mesh=fsdp=8 run={run}-fsdp",
+        f"train meshwright.demo.{name}:experiment --fake-devices 8 mesh=fsdp=8 workdir={run}-fsdp",
         f"demo {other}",
     )
 

@@ -21,7 +21,7 @@ _RUNNING = ("demo", "hlo", "launch", "plan", "resume", "show", "train")
 
 SETTINGS = """settings, key=value or --key value:
   the function's own parameters first, then fields of the experiment it returns:
-  max_step=2000   input.batch_size=128   checkpoints.when=100   mesh=data=-1,fsdp=4   run=runs/other
+  max_steps=2000   input.batch_size=128   save.when=100   mesh=data=-1,fsdp=4   workdir=runs/other
   --settings FILE says the same in YAML, nested or with dotted keys; what stands here wins over it
 """
 

@@ -1,8 +1,8 @@
 """Settings from YAML files: `--settings FILE` says what `key=value` does, nested or with dotted keys.
 
-    max_step: 2000
+    max_steps: 2000
     input.batch_size: 128
-    evalers:
+    evaluations:
       test: {when: 100}
 
 Each value is the text that would stand on the command line, to be read as the type that it sets: so `1e-4`

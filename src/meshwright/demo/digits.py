@@ -57,19 +57,21 @@ def loss(params, batch, key):
 
 
 def experiment(
-    run: str = "runs/digits", learning_rate: float = 3e-3, width: int = 128, steps: int = 900
+    workdir: str = "runs/digits", learning_rate: float = 3e-3, width: int = 128, steps: int = 900
 ) -> mw.Experiment:
     """Describe the run. What stands here can be changed on the command line: `learning_rate=1e-3`."""
     train, test = digits()
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         mesh="data=-1",
         model=functools.partial(init, width=width),
         loss=loss,
-        optimizer=optax.adamw(mw.schedule("cosine", peak=learning_rate, steps=steps), weight_decay=0.01),
+        optimizer=optax.adamw(
+            mw.train.schedule("cosine", peak=learning_rate, max_steps=steps), weight_decay=0.01
+        ),
         input=mw.Input(train, batch_size=64),
-        max_step=steps,
+        max_steps=steps,
         rules=WEIGHTS,
-        evalers={"test": mw.Evaler(measure, test, when=300, batch_size=120)},
-        checkpoints=mw.Save(when=100),
+        evaluations={"test": mw.Evaler(measure, test, when=300, batch_size=120)},
+        save=mw.Save(when=100),
     )

@@ -55,7 +55,7 @@ def loss(cfg: decoder.Config, params, batch, key):
 
 
 def experiment(
-    run: str = "runs/text",
+    workdir: str = "runs/text",
     learning_rate: float = 4e-3,
     layers: int = 4,
     length: int = 128,
@@ -65,22 +65,22 @@ def experiment(
     """Describe the run. What stands here can be changed on the command line: `layers=6`."""
     cfg = decoder.Config(layers=layers)
     train, held_out = topics()
-    rate = mw.schedule(
+    rate = mw.train.schedule(
         "cosine", peak=learning_rate, steps=steps, warmup_steps=steps // 10, end=learning_rate / 10
     )
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         model=functools.partial(decoder.init, cfg),
         loss=functools.partial(loss, cfg),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95)),
         input=mw.Input(Windows(train, length), batch_size=batch_size, item="bytes", items_per_example=length),
-        max_step=steps,
+        max_steps=steps,
         rules=decoder.RULES,
-        evalers={
+        evaluations={
             "held_out": mw.Evaler(
                 functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64
             )
         },
-        checkpoints=mw.Save(when=25),
-        log_every=5,
+        save=mw.Save(when=25),
+        logging=mw.Logging(every=5),
     )

@@ -26,7 +26,7 @@ class LrSchedule:
     """A learning rate as a function of the optimizer's step, which knows what it takes for a step."""
 
     rate: optax.Schedule
-    accumulate_grad_batches: int
+    microbatches: int
     """How many micro-batches make one step."""
 
     def __call__(self, step: Any) -> Any:
@@ -54,8 +54,8 @@ class Batching:
         local = parts_read_by(jax.process_index(), holders)
         return per_device_batch_size * local, per_device_batch_size * self.layout.batch_ways
 
-    def get_accumulate_grad_batches(self, global_batch_size: int, per_device_batch_size: int) -> int:
-        """Return in how many micro-batches a batch of `global_batch_size` is computed.
+    def get_accumulate_grad_batches(self, batch_size: int, per_device_batch_size: int) -> int:
+        """Return in how many micro-batches a batch of `batch_size` is computed.
 
         Give it to `get_lr_schedule_fn`, too, which else takes each micro-batch for a step.
 
@@ -64,13 +64,13 @@ class Batching:
         """
         _, micro = self.get_local_global_micro_batch_size(per_device_batch_size)
         mesh, ways = self.layout.mesh, self.layout.batch_ways
-        if global_batch_size < 1 or global_batch_size % micro:
+        if batch_size < 1 or batch_size % micro:
             raise LayoutError(
-                f"a batch of {global_batch_size} is no whole number of micro-batches of {micro}, which are "
+                f"a batch of {batch_size} is no whole number of micro-batches of {micro}, which are "
                 f"{per_device_batch_size} × {ways} on mesh {dict(mesh.shape)}.\n"
                 f"  Make it a multiple of {micro}, or change per_device_batch_size."
             )
-        return global_batch_size // micro
+        return batch_size // micro
 
     def get_model_input_batches(
         self,
@@ -81,7 +81,7 @@ class Batching:
         shuffle_rng: jax.Array | None,
         desc: str | None,
         is_train: bool = False,
-        accumulate_grad_batches: int | None = None,
+        microbatches: int | None = None,
     ) -> Bar[PyTree]:
         """Return an iterator over one pass, as global batches on the mesh; what fills no batch is left out.
 
@@ -90,7 +90,7 @@ class Batching:
           collate_fn: Makes a dictionary of arrays of a list of examples, `collate_fn(examples=...)`.
           shuffle_rng: The order is drawn from it, if `shuffle`.
           desc: The progress bar says it, with the size of the batches.
-          accumulate_grad_batches: The progress bar says it, too.
+          microbatches: The progress bar says it, too.
 
         Raises:
           UsageError: It is to be shuffled without a `shuffle_rng`.
@@ -105,14 +105,14 @@ class Batching:
         total = None if number is None else number // size
         if total == 0:
             self.log.log_info(f"{desc}: {number} examples do not fill one batch of {size}")
-        sizes = _sizes(size, is_train, accumulate_grad_batches)
+        sizes = _sizes(size, is_train, microbatches)
         return self.log.progress(_placed(data, sharding), total, f"{desc} ({sizes})")
 
     def get_lr_schedule_fn(
         self,
         train_size: int,
         per_device_batch_size: int,
-        n_epochs: int,
+        epochs: int,
         learning_rate: float,
         schedule_type: str = "linear",
         warmup_ratio: float = 0.0,
@@ -120,26 +120,26 @@ class Batching:
         init_learning_rate: float = 0.0,
         end_learning_rate: float = 0.0,
         *,
-        accumulate_grad_batches: int = 1,
+        microbatches: int = 1,
     ) -> LrSchedule:
-        """Return the learning rate as a function of the *optimizer* step. See `mw.schedule`.
+        """Return the learning rate as a function of the *optimizer* step. See `mw.train.schedule`.
 
-        The number of steps is that of `n_epochs` over `train_size` examples, an incomplete batch at the end
+        The number of steps is that of `epochs` over `train_size` examples, an incomplete batch at the end
         of each left out.
 
         Args:
-          accumulate_grad_batches: So many micro-batches make one step, whether a Trainer accumulates them or
+          microbatches: So many micro-batches make one step, whether a Trainer accumulates them or
             `optax.MultiSteps` does.
 
         Raises:
           UsageError: There are no steps to decay in, or another impossible combination.
         """
         _, micro = self.get_local_global_micro_batch_size(per_device_batch_size)
-        steps = _num_steps(train_size, micro, accumulate_grad_batches, n_epochs)
+        steps = _num_steps(train_size, micro, microbatches, epochs)
         warmup = int(steps * warmup_ratio) if warmup_steps is None else warmup_steps
         self.log.log_info(
             f"{schedule_type} learning rate over {steps} optimizer steps of "
-            f"{micro * accumulate_grad_batches} examples, {warmup} to warm up"
+            f"{micro * microbatches} examples, {warmup} to warm up"
         )
         rate = schedule(
             schedule_type,
@@ -149,7 +149,7 @@ class Batching:
             init=init_learning_rate if warmup else None,
             end=end_learning_rate or None,
         )
-        return LrSchedule(rate, accumulate_grad_batches)
+        return LrSchedule(rate, microbatches)
 
 
 def parts_read_by(process: int, holders: np.ndarray) -> int:
@@ -171,15 +171,15 @@ def _holders(sharding: NamedSharding, num_parts: int) -> np.ndarray:
     return np.array(held)
 
 
-def _num_steps(train_size: int, micro: int, accumulated: int, n_epochs: int) -> int:
-    """Return how many updates `n_epochs` make of batches of `accumulated` micro-batches."""
+def _num_steps(train_size: int, micro: int, accumulated: int, epochs: int) -> int:
+    """Return how many updates `epochs` make of batches of `accumulated` micro-batches."""
     if accumulated < 1:
-        raise UsageError(f"accumulate_grad_batches={accumulated}: it must be at least 1.")
+        raise UsageError(f"microbatches={accumulated}: it must be at least 1.")
     size = micro * accumulated
-    steps = n_epochs * (train_size // size)
+    steps = epochs * (train_size // size)
     if steps < 1:
         raise UsageError(
-            f"{n_epochs} epochs of {train_size} examples have no step: a batch takes {size}, "
+            f"{epochs} epochs of {train_size} examples have no step: a batch takes {size}, "
             f"in {accumulated} micro-batches of {micro}."
         )
     return steps
@@ -207,7 +207,7 @@ def _by_keyword(collate_fn: Callable[..., PyTree]) -> Collate:
 
 def _sizes(size: int, is_train: bool, accumulated: int | None) -> str:
     if not is_train:
-        return f"global_batch_size = {size}"
+        return f"batch_size = {size}"
     return f"global_micro_batch_size = {size}" + (
-        f", accumulate_grad_batches = {accumulated}" if accumulated is not None else ""
+        f", microbatches = {accumulated}" if accumulated is not None else ""
     )

@@ -72,12 +72,12 @@ class NamedCheckpoints:
     def load_ckpt(
         self,
         ckpt_dir: str | Path,
-        params_sharding_rules: Rules = None,
+        rules: Rules = None,
         optimizer: optax.GradientTransformation | None = None,
         float_dtype: DTypeLike | None = None,
         load_params: bool = True,
         load_opt_state: bool = True,
-        update_rng: bool = False,
+        update_key: bool = False,
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
         """Return `{"params": ..., "opt_state": ...}`, on the mesh, and what was kept with them. Collective.
 
@@ -87,10 +87,10 @@ class NamedCheckpoints:
         Args:
           ckpt_dir: The name or path that `save_ckpt` was given, or a directory with checkpoints of
             `Trainer.fit`.
-          params_sharding_rules: They say how to split them; None finds rules, as `get_sharding_rules` does.
+          rules: They say how to split them; None finds rules, as `get_sharding_rules` does.
           float_dtype: The dtype of floating arrays; None means those that they had before `save_ckpt` cast
             them.
-          update_rng: Go on with the randomness as it was when this was saved.
+          update_key: Go on with the randomness as it was when this was saved.
 
         Raises:
           CheckpointError: There is no whole checkpoint, or it does not fit the optimizer.
@@ -100,11 +100,11 @@ class NamedCheckpoints:
         step_dir = process.on_lead(lambda: str(open_source(self.names.existing(ckpt_dir)).path))
         source = process.together(lambda: open_source(step_dir))
         tx = optimizer if load_opt_state else None
-        target = _target(self.placement, source, params_sharding_rules, tx, float_dtype)
+        target = _target(self.placement, source, rules, tx, float_dtype)
         wanted = target if load_params else {part: x for part, x in target.items() if part == "opt_state"}
         loaded = process.together(lambda: read(source, wanted))
         info = info_of(source)
-        if update_rng and "rng" in info:
+        if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)
             self.randomness.key = jax.random.wrap_key_data(info["rng"], impl=impl)
         self.tell(told(step_dir, info))
@@ -113,11 +113,11 @@ class NamedCheckpoints:
     def load_last_ckpt(
         self,
         optimizer: optax.GradientTransformation | None = None,
-        params_sharding_rules: Rules = None,
+        rules: Rules = None,
         float_dtype: DTypeLike | None = None,
         load_params: bool = True,
         load_opt_state: bool = True,
-        update_rng: bool = True,
+        update_key: bool = True,
     ) -> tuple[dict[str, PyTree] | None, dict[str, Any] | None]:
         """Return what was saved last in this workdir, as `load_ckpt` does; (None, None) if nothing was.
 
@@ -127,9 +127,7 @@ class NamedCheckpoints:
         if path is None:
             self.tell("no checkpoint was saved in this workdir, so none is loaded")
             return None, None
-        return self.load_ckpt(
-            path, params_sharding_rules, optimizer, float_dtype, load_params, load_opt_state, update_rng
-        )
+        return self.load_ckpt(path, rules, optimizer, float_dtype, load_params, load_opt_state, update_key)
 
 
 def _target(

@@ -37,18 +37,18 @@ class Deployer:
     RedCoast's Deployer; `docs/coming-from-redco.md` says for each what is better.
 
     Args:
-      jax_seed: All randomness is drawn from it.
-      n_model_shards: Each copy of the model is split over so many devices: the mesh `data=-1,tensor=N`.
+      seed: All randomness is drawn from it.
+      num_model_shards: Each copy of the model is split over so many devices: the mesh `data=-1,tensor=N`.
       verbose: Show messages and progress on the screen of process 0.
       workdir: Logs, metrics, outputs and checkpoints go there, a directory of this machine. For checkpoints
         all processes must see the same; that they do not is told here, and an error where one is saved or
         looked for.
-      n_processes, host0_address, host0_port, process_id: They describe a run over several processes. What is
+      num_processes, host0_address, host0_port, process_id: They describe a run over several processes. What is
         not given is read from the environment: SLURM, MPI, Kubernetes, TPU pods and others are recognised.
-      n_local_devices: Use only the first so many devices of this process.
+      num_local_devices: Use only the first so many devices of this process.
       run_tensorboard: Write metrics as TensorBoard events into `workdir`.
       wandb_init_kwargs: Start a W&B run with these and send metrics to it.
-      mesh: The mesh as a text, "fsdp=4,tensor=2", instead of `n_model_shards`.
+      mesh: The mesh as a text, "fsdp=4,tensor=2", instead of `num_model_shards`.
       trackers: Other writers of metrics, functions `(step, values)`, or of nothing that open one; called on
         process 0. One that fails is told of and put aside.
 
@@ -59,25 +59,25 @@ class Deployer:
 
     def __init__(
         self,
-        jax_seed: int,
-        n_model_shards: int = 1,
+        seed: int,
+        num_model_shards: int = 1,
         verbose: bool = True,
         workdir: str | Path | None = None,
-        n_processes: int | None = None,
+        num_processes: int | None = None,
         host0_address: str | None = None,
         host0_port: int | None = None,
         process_id: int | None = None,
-        n_local_devices: int | None = None,
+        num_local_devices: int | None = None,
         run_tensorboard: bool = False,
         wandb_init_kwargs: Mapping[str, Any] | None = None,
         *,
         mesh: str | None = None,
         trackers: Sequence[Tracker] = (),
     ):
-        directory, mesh_text = local_workdir(workdir), _mesh_text(n_model_shards, mesh)
-        seed = as_seed(jax_seed, "jax_seed")
-        _start(n_processes, host0_address, host0_port, process_id, n_local_devices)
-        _compare({"jax_seed": seed, "mesh": mesh_text, "workdir": directory is not None})
+        directory, mesh_text = local_workdir(workdir), _mesh_text(num_model_shards, mesh)
+        seed = as_seed(seed, "seed")
+        _start(num_processes, host0_address, host0_port, process_id, num_local_devices)
+        _compare({"seed": seed, "mesh": mesh_text, "workdir": directory is not None})
         self.mesh: Mesh = make_mesh(mesh_text)
         """The mesh of devices; of one device, too."""
         self.workdir: Path | None = directory
@@ -172,18 +172,18 @@ class Deployer:
         self.log_info(f"! {error}")
 
 
-def _mesh_text(n_model_shards: int, mesh: str | None) -> str:
-    if mesh is not None and n_model_shards != 1:
-        raise UsageError(f"give n_model_shards={n_model_shards} or mesh={mesh!r}, not both.")
-    return mesh or ("data=-1" if n_model_shards == 1 else f"data=-1,tensor={n_model_shards}")
+def _mesh_text(num_model_shards: int, mesh: str | None) -> str:
+    if mesh is not None and num_model_shards != 1:
+        raise UsageError(f"give num_model_shards={num_model_shards} or mesh={mesh!r}, not both.")
+    return mesh or ("data=-1" if num_model_shards == 1 else f"data=-1,tensor={num_model_shards}")
 
 
 def _start(
-    n_processes: int | None,
+    num_processes: int | None,
     host0_address: str | None,
     host0_port: int | None,
     process_id: int | None,
-    n_local_devices: int | None,
+    num_local_devices: int | None,
 ) -> None:
     if host0_port is not None and host0_address is None:
         raise UsageError(
@@ -191,9 +191,9 @@ def _start(
         )
     process.start(
         coordinator=f"{host0_address}:{host0_port or 11111}" if host0_address else None,
-        num_processes=n_processes,
+        num_processes=num_processes,
         process_id=process_id,
-        local_device_ids=range(n_local_devices) if n_local_devices else None,
+        local_device_ids=range(num_local_devices) if num_local_devices else None,
     )
 
 

@@ -69,11 +69,11 @@ class Placement:
         placed = tree.named_leaves(placed)
         return [Split(name, sharding.spec) for name, sharding in placed.items() if any(sharding.spec)] or None
 
-    def get_params_spec(self, params_shape_or_params: PyTree, params_sharding_rules: Rules) -> PyTree:
+    def get_params_spec(self, params_shape_or_params: PyTree, rules: Rules) -> PyTree:
         """Return a tree of PartitionSpecs.
 
         Args:
-          params_sharding_rules: A list of rules, or None to leave all whole. For parameters that are a
+          rules: A list of rules, or None to leave all whole. For parameters that are a
             dictionary of several models', it may be a dictionary of these.
 
         Raises:
@@ -81,7 +81,7 @@ class Placement:
           LayoutError: Listing all arrays that the mesh does not divide.
         """
         params = as_arrays(params_shape_or_params)
-        layout = self.layout(*as_rules(params_sharding_rules, params))
+        layout = self.layout(*as_rules(rules, params))
         return _specs(layout.shardings({"params": params})["params"])
 
     def get_opt_state_spec(

@@ -82,7 +82,7 @@ class Loops:
 
             for each in deployer.rounds(100, carry=buffer):
                 each.carry = sample(actor.params, each.carry)
-                actor.fit(each.carry, global_batch_size=64, n_epochs=1)
+                actor.fit(each.carry, batch_size=64, epochs=1)
 
         With a workdir each round's end commits all trainers of the deployer, its stream of keys and the carry
         at once; a program that begins anew skips the rounds that are finished, and comes to the same bits.

@@ -9,8 +9,8 @@ from meshwright.engine._opened import open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
 from meshwright.engine._run import run, train
-from meshwright.engine._settings import Profile, Reporting, Saving, Settings, WatchdogSettings
-from meshwright.engine._stopping import StopEarly, StopWhen, no_better
+from meshwright.engine._settings import Profile, Reporting, Saving, Settings, Watchdog
+from meshwright.engine._stopping import Stop, StopEarly, early_stopping
 from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
 
@@ -28,19 +28,19 @@ __all__ = [
     "Saving",
     "Scores",
     "Settings",
+    "Stop",
     "StopEarly",
-    "StopWhen",
     "Training",
-    "WatchdogSettings",
+    "Watchdog",
     "WhenEvaluated",
     "check_types",
     "checkpoints_of",
     "describe",
     "differences",
+    "early_stopping",
     "global_batch",
     "is_informed",
     "naming",
-    "no_better",
     "open_run",
     "run",
     "seconds_of",

@@ -94,7 +94,7 @@ def _prepare(directory: Path) -> None:
     if (path := next(itertools.chain(in_the_way, links), None)) is not None:
         raise UsageError(
             f"{path} is a link, or no ordinary file, and the run would write there.\n"
-            "  Move it away, or give another run directory with run=PATH."
+            "  Move it away, or give another run directory with workdir=PATH."
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _prepare(directory: Path) -> None:
         where = error.filename or directory
         raise UsageError(
             f"the run directory {directory} cannot be written to: {error.strerror} ({where}).\n"
-            "  Give another with run=PATH, or mend its permissions or the disk's space."
+            "  Give another with workdir=PATH, or mend its permissions or the disk's space."
         ) from None
 
 
@@ -123,8 +123,8 @@ def _check_shared(directory: Path) -> None:
     if jax.process_count() > 1 and not process.is_shared(directory):
         raise UsageError(
             f"the run directory {directory} is not one for all processes, each of which writes a part "
-            "of every checkpoint into it.\n  Give one that all see with run=PATH, or an object store with "
-            "run=s3://…, or for the checkpoints alone with checkpoints.directory=s3://…"
+            "of every checkpoint into it.\n  Give one that all see with workdir=PATH, or an object store with "
+            "workdir=s3://…, or for the checkpoints alone with save.directory=s3://…"
         )
 
 

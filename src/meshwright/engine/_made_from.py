@@ -1,6 +1,6 @@
 """The name of a value and what it was made from, as the value itself shows it.
 
-    a frozen dataclass      its type and its fields; our own factories make these: `mw.every(100)` is
+    a frozen dataclass      its type and its fields; our own factories make these: `mw.when.every(100)` is
                             meshwright.when.Every(num_steps=100)
     a partial               the function and its arguments
     a function              its name and the variables that it closes over

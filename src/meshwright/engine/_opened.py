@@ -38,14 +38,14 @@ class Opened:
 
 @contextlib.contextmanager
 def open_run(
-    settings: Settings, target: TrainState, tx: Tx, watch: Watchdog, started: float
+    settings: Settings, target: TrainState, optimizer: Tx, watch: Watchdog, started: float
 ) -> Iterator[Opened]:
     """Open what a run needs, and close it however the run ends. Collective.
 
     Args:
       settings: how the run goes.
       target: the state as structs.
-      tx: the optimizer, which says what of a state that is saved must be finite.
+      optimizer: the optimizer, which says what of a state that is saved must be finite.
       watch: the watchdog, open already.
       started: when the run was called for, on the clock `time.monotonic`.
 
@@ -55,7 +55,7 @@ def open_run(
     """
     console = Console(None)
     say = settings.say or saying(console)
-    checkpoints = _checkpoints(settings, target, tx)
+    checkpoints = _checkpoints(settings, target, optimizer)
     with contextlib.ExitStack() as opened:
         signals = opened.enter_context(process.signals())
         if settings.place is None:
@@ -81,7 +81,7 @@ def open_run(
         yield Opened(directory, console, checkpoints, signals, record, watch, say, started)
 
 
-def _checkpoints(settings: Settings, target: TrainState, tx: Tx) -> Checkpoints | None:
+def _checkpoints(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
     """Return the checkpoints of a run, which are not opened yet; None if it makes none.
 
     Raises:
@@ -96,7 +96,7 @@ def _checkpoints(settings: Settings, target: TrainState, tx: Tx) -> Checkpoints 
         _check_can_continue(checkpoints.left_out(target))
     with naming(f"{saving.field}.cast"):
         checkpoints.check(target)
-    checkpoints.check_state = check_finite(tx, checkpoints.settled)
+    checkpoints.check_state = check_finite(optimizer, checkpoints.settled)
     return checkpoints
 
 

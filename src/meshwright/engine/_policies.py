@@ -22,26 +22,26 @@ Policy = int | When | InformedWhen
 class WhenEvaluated:
     """Due at the steps at which all these evaluations were made."""
 
-    evalers: tuple[str, ...]
+    evaluations: tuple[str, ...]
 
     def __call__(self, step: int, scores: Known) -> bool:
-        return all(any(score.startswith(f"{name}/") for score in scores) for name in self.evalers)
+        return all(any(score.startswith(f"{name}/") for score in scores) for name in self.evaluations)
 
-    def check(self, evalers: Collection[str]) -> None:
-        """Raise a `UsageError` if a name is none of `evalers`: it would never be due."""
-        for name in self.evalers:
-            if name not in evalers:
-                close = nearest(name, evalers)
+    def check(self, evaluations: Collection[str]) -> None:
+        """Raise a `UsageError` if a name is none of `evaluations`: it would never be due."""
+        for name in self.evaluations:
+            if name not in evaluations:
+                close = nearest(name, evaluations)
                 raise UsageError(
                     f"when_evaluated({name!r}): there is no such evaluation."
                     f"{f' Did you mean {close!r}?' if close else ''}\n"
-                    f"  There are: {', '.join(evalers) or 'none'}."
+                    f"  There are: {', '.join(evaluations) or 'none'}."
                 )
 
 
-def when_evaluated(*evalers: str) -> WhenEvaluated:
+def when_evaluated(*evaluations: str) -> WhenEvaluated:
     """Return a policy for `Save.when`: save at the steps at which all these evaluations were made."""
-    return WhenEvaluated(evalers)
+    return WhenEvaluated(evaluations)
 
 
 def is_informed(when: Policy) -> bool:

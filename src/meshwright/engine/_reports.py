@@ -30,7 +30,7 @@ from meshwright.metrics import (
 )
 from meshwright.program import Flops, count_flops, with_known_utilisation, with_utilisation
 from meshwright.train import halt_on_divergence, state_sizes
-from meshwright.when import When, either, every
+from meshwright.when import When, any_of, every
 
 log = logging.getLogger("meshwright")
 
@@ -135,7 +135,7 @@ def reports(
     return logger(
         write,
         # A report before each save: a crash then loses whole reports, which are made again.
-        either(every(settings.reporting.every), when_saved),
+        any_of(every(settings.reporting.every), when_saved),
         per_second=settings.reporting.per_second,
         waited=lambda: training.data.wait_seconds,
         paused=lambda: evaluate.seconds,

@@ -39,12 +39,14 @@ from meshwright.train import (
 from meshwright.when import Tick, When, asked_once
 
 
-def run(settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, Watchdog], Training]) -> Outcome:
+def run(
+    settings: Settings, optimizer: Tx, make: Callable[[contextlib.ExitStack, Watchdog], Training]
+) -> Outcome:
     """Train, continuing what the run directory holds. Collective.
 
     Args:
       settings: how the run goes.
-      tx: the optimizer.
+      optimizer: the optimizer.
       make: makes the parts. What it opens, it gives to the stack, which is closed after the run, and it
         reads the first batch in the watchdog's phase of that name.
 
@@ -56,7 +58,7 @@ def run(settings: Settings, tx: Tx, make: Callable[[contextlib.ExitStack, Watchd
         watch = stack.enter_context(_watched(settings))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
-        opened = stack.enter_context(open_run(settings, training.target, tx, watch, started))
+        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started))
         outcome = train(settings, training, opened)
         opened.record.summary = outcome.summary()
     return outcome
@@ -180,11 +182,11 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             with watch.phase("evaluation"):
                 return None if stop.is_ending(tick) else evaluate(tick, state)
 
-        def beat(tick: Tick) -> None:
+        def on_step(tick: Tick) -> None:
             watch(tick)
             turn.step_time(tick)
             if process.is_lead():
-                opened.console.beat(tick)
+                opened.console.on_step(tick)
 
         state = fit(
             training.step,
@@ -195,7 +197,7 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
             log=_log(turn, when_saved, lambda: num_updates(newest)),
             save=lambda tick, state, *_: save(tick, state),
             trace=trace,
-            beat=beat,
+            on_step=on_step,
             stop=stop,
         )
         with watch.phase("save"):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.engine._policies import Policy
-from meshwright.engine._stopping import StopWhen
+from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
 from meshwright.errors import UsageError
 from meshwright.metrics import Tracker
@@ -68,7 +68,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class WatchdogSettings:
+class Watchdog:
     """How long a phase may take, in seconds, and whether a process that hangs is ended."""
 
     timeout_seconds: float | Mapping[str, float]
@@ -88,9 +88,9 @@ class Settings:
     """Returns the text of `experiment.txt`: all settings, one a line."""
     saving: Saving | None
     reporting: Reporting
-    stop: StopWhen = field(default_factory=StopWhen)
+    stop: Stop = field(default_factory=Stop)
     profile: Profile = field(default_factory=Profile)
-    watchdog: WatchdogSettings | None = None
+    watchdog: Watchdog | None = None
     compile_cache: bool = True
     """Whether compiled programs are kept in the run directory."""
     is_strict: bool = False

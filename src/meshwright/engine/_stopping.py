@@ -21,7 +21,7 @@ StopEarly = Callable[[History], bool]
 attribute `metrics` by which scores it goes is refused where no evaluation gives them."""
 
 
-def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
+def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
     """Return a policy: end when none of the last `patience` scores beats all before them by more than `by`.
 
     NaN is worse than any number.
@@ -30,13 +30,15 @@ def no_better(metric: str, mode: Literal["min", "max"], patience: int, *, by: fl
       UsageError: `mode` is another, or `patience` is below 1.
     """
     if mode not in ("min", "max") or patience < 1:
-        raise UsageError(f"no_better({metric!r}, {mode!r}, {patience}): give 'min' or 'max', and at least 1.")
-    return NoBetter(metric, mode, patience, by)
+        raise UsageError(
+            f"early_stopping({metric!r}, {mode!r}, {patience}): give 'min' or 'max', and at least 1."
+        )
+    return EarlyStopping(metric, mode, patience, by)
 
 
 @dataclass(frozen=True)
-class NoBetter:
-    """What `no_better` returns."""
+class EarlyStopping:
+    """What `early_stopping` returns."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -61,7 +63,7 @@ def _or_worst(score: float) -> float:
 
 
 @dataclass(frozen=True)
-class StopWhen:
+class Stop:
     """What ends a run before its last step."""
 
     max_seconds: float | None = None
@@ -84,9 +86,7 @@ class Stopping:
       started: when the run was called for, on the clock `time.monotonic`.
     """
 
-    def __init__(
-        self, signals: process.Signals, when: StopWhen, every: int, history: History, started: float
-    ):
+    def __init__(self, signals: process.Signals, when: Stop, every: int, history: History, started: float):
         self._signals, self._every, self._early, self._history = signals, every, when.early, history
         self._until = None if when.max_seconds is None else started + when.max_seconds
         self._num_judged = len(history)

@@ -70,7 +70,7 @@ class Training:
     other_batches: Sequence[PyTree] = ()
     """Global batches of all other shapes that may come, as structs."""
     asked: str = ""
-    """What was said of how long to train: `max_step=100`."""
+    """What was said of how long to train: `max_steps=100`."""
     reached: Callable[[TrainState], None] = nothing
     """Is told the state after each step."""
 

@@ -8,7 +8,7 @@ from meshwright.formats import open_source
 
 
 def open_averages(path: str) -> Source:
-    """Open a checkpoint, as `open_source` does, with the parameters that `mw.keep_ema` averages as averages.
+    """Open a checkpoint, as `open_source` does, with the parameters that `mw.train.keep_ema` averages as averages.
 
     They are found wherever they are in the optimizer's state, and have the dtypes of the parameters. All else
     is as it was saved.
@@ -21,7 +21,7 @@ def open_averages(path: str) -> Source:
     averages = _averages(arrays)
     if not averages:
         raise CheckpointError(
-            f"{source} has no averages of its parameters.\n  A run keeps them with `mw.keep_ema(0.999)` last "
+            f"{source} has no averages of its parameters.\n  A run keeps them with `mw.train.keep_ema(0.999)` last "
             "in its optimizer. To take the parameters themselves, open it with `open_source`."
         )
     return as_source({**arrays, **averages}, f"the averages of {source}")

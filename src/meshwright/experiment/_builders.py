@@ -40,7 +40,7 @@ def from_checkpoint(
       adapt: for arrays of other shapes, pairs of a pattern for names and a function of the saved array
         and the struct that is wanted, `[("position", experiment.truncate())]`; the first that matches
         decides. These are read whole, onto the host.
-      open_with: what opens the path: `mw.open_averages`, or anything that returns a source.
+      open_with: what opens the path: `mw.experiment.open_averages`, or anything that returns a source.
 
     Raises:
       UsageError: a pattern is no regular expression, or the path is of one step and `step` is given, too;

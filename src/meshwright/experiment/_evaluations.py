@@ -21,16 +21,16 @@ def evaluations_of(experiment: Experiment, layout: Layout) -> list[Evaluation]:
     Raises:
       UsageError: a dtype is none.
     """
-    return [MeasuredExamples(experiment, name, layout) for name in experiment.evalers]
+    return [MeasuredExamples(experiment, name, layout) for name in experiment.evaluations]
 
 
 class MeasuredExamples:
     """An `Evaler` as the engine wants it."""
 
     def __init__(self, experiment: Experiment, name: str, layout: Layout):
-        evaler = experiment.evalers[name]
-        dtype = experiment.train_dtype if evaler.dtype == "train" else evaler.dtype
-        self.name, self.prefix, self.field = name, f"{name}/", f"evalers.{name}.measure"
+        evaler = experiment.evaluations[name]
+        dtype = experiment.compute_dtype if evaler.dtype == "train" else evaler.dtype
+        self.name, self.prefix, self.field = name, f"{name}/", f"evaluations.{name}.measure"
         self.when: Policy = evaler.when
         self.at_end = evaler.at_end
         self._evaler, self._layout = evaler, layout
@@ -39,7 +39,7 @@ class MeasuredExamples:
         def data() -> Iterator[Any]:
             return padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)
 
-        with naming(f"evalers.{name}.dtype"):
+        with naming(f"evaluations.{name}.dtype"):
             self._evaluator = Evaluator(
                 evaler.measure, data, layout, lambda step: True, compute_dtype=dtype, params=evaler.params
             )
@@ -59,13 +59,13 @@ class MeasuredExamples:
         Raises:
           UsageError: one returns something that has no value for each example.
         """
-        with naming(f"evalers.{self.name}"):
+        with naming(f"evaluations.{self.name}"):
             batch = _first_batch(self._evaler, self._layout)
-        with naming(f"evalers.{self.name}.measure"):
+        with naming(f"evaluations.{self.name}.measure"):
             found = self._evaluator.check(target, batch)
         self._names = tuple(f"{self.name}/{score}" for score in self._derived(dict.fromkeys(found, 1.0)))
         if self._outputs is not None:
-            with naming(f"evalers.{self.name}.outputs"):
+            with naming(f"evaluations.{self.name}.outputs"):
                 self._outputs.check(target, batch)
         number = num_examples(self._evaler.examples)
         return f"evaluation {self.name!r} fits: {'any number of' if number is None else number} examples"
@@ -78,7 +78,7 @@ class MeasuredExamples:
         """
         if self._evaler.derive is None:
             return scores
-        field = f"evalers.{self.name}.derive"
+        field = f"evaluations.{self.name}.derive"
         try:
             more = {str(key): float(value) for key, value in self._evaler.derive(dict(scores)).items()}
         except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError) as error:

@@ -41,23 +41,23 @@ def _at_least(least: int, owner: Any, *names: str) -> None:
             raise UsageError(f"{type(owner).__name__}.{name} is {value}; it must be at least {least}.")
 
 
-def _check_names(evalers: Mapping[str, Any]) -> None:
+def _check_names(evaluations: Mapping[str, Any]) -> None:
     """Check that evaluations can be told apart, in reports and as folders of `outputs`.
 
     Raises:
       UsageError: a name cannot be that of a folder, or two are one on disks that ignore case.
     """
     known: dict[str, str] = {}
-    for name in evalers:
+    for name in evaluations:
         if not is_file_name(name):
             raise UsageError(
-                f"Experiment.evalers: {name!r} cannot be a folder's name, as that of an evaluation must. "
+                f"Experiment.evaluations: {name!r} cannot be a folder's name, as that of an evaluation must. "
                 'Give one without "/" that prints, such as "test".'
             )
         other = known.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other != name:
             raise UsageError(
-                f"Experiment.evalers: {other!r} and {name!r} are one name on some disks. Call one otherwise."
+                f"Experiment.evaluations: {other!r} and {name!r} are one name on some disks. Call one otherwise."
             )
 
 
@@ -75,7 +75,7 @@ class Input:
     shuffle: bool = True
     """Read each epoch in a new order, drawn from the experiment's seed."""
     epochs: int | None = None
-    """Stop after so many, if `max_step` does not come first; None repeats for ever."""
+    """Stop after so many, if `max_steps` does not come first; None repeats for ever."""
     num_threads: int | None = None
     """Threads that read ahead; None decides by where the examples are."""
     item: str = "examples"
@@ -108,9 +108,9 @@ class Evaler:
     batch_size: int = 256
     """Examples at a time, over all devices."""
     dtype: str | None = "train"
-    """What to compute in, as `Experiment.train_dtype`; "train" is that one, None the parameters' own."""
+    """What to compute in, as `Experiment.compute_dtype`; "train" is that one, None the parameters' own."""
     params: Callable[[Any], PyTree] = eval_params
-    """Which parameters of the state to evaluate: the average, if the optimizer keeps one (`mw.keep_ema`), or
+    """Which parameters of the state to evaluate: the average, if the optimizer keeps one (`mw.train.keep_ema`), or
     say `lambda state: state.params`."""
     outputs: Outputs | None = None
     """`(params, batch) -> {name: array}` with a row for each example, of a model with a state `(params,
@@ -177,39 +177,39 @@ class Experiment:
     loss: Loss
     """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised."""
     optimizer: Tx
-    """Any optax transformation, or a `mw.Only` that trains some of the parameters."""
+    """Any optax transformation, or a `mw.Trainable` that trains some of the parameters."""
     input: Input
     """What to train on."""
-    max_step: int
+    max_steps: int
     """Updates in all, counting those before a restart."""
 
     mesh: str = "data=-1"
     """Axis sizes, the slowest first; -1 once, for the rest of the devices."""
     mesh_rules: tuple[MeshRule, ...] = ()
-    """What to change on which hardware: `(("NVIDIA H100.*:8", mw.edit(mesh="fsdp=8", remat="dots")), …)`. The
-    first rule whose pattern matches all of `mw.hardware()` stands."""
+    """What to change on which hardware: `(("NVIDIA H100.*:8", mw.override(mesh="fsdp=8", remat="dots")), …)`. The
+    first rule whose pattern matches all of `mw.sharding.hardware()` stands."""
     rules: tuple[Rule, ...] | None = None
     """How parameters are split over the mesh; the first rule that answers decides. None reads it off what
     the loss does with them, as `mw.auto` does."""
     batch_axis_names: tuple[str, ...] | None = None
     """The mesh axes that split a batch; None means those of data and fsdp that the mesh has."""
 
-    train_dtype: str | tuple[tuple[str, str | None], ...] | None = None
+    compute_dtype: str | tuple[tuple[str, str | None], ...] | None = None
     """"bfloat16", say: wider floating parameters are cast to it for the loss; None computes in their own.
     Or pairs of a pattern and a dtype, of which the first that matches decides."""
     microbatches: int = 1
     """Pieces in which each batch is computed before its update."""
     remat: str | None = None
-    """What of the loss is kept for its gradient, "dots" say, see `mw.remat`; None keeps what it needs."""
+    """What of the loss is kept for its gradient, "dots" say, see `mw.train.remat`; None keeps what it needs."""
     parameter_noise: tuple[tuple[str, float | Std], ...] = ()
-    """Gaussian noise on parameters in training: pairs of a pattern and a deviation, see `mw.noised`."""
+    """Gaussian noise on parameters in training: pairs of a pattern and a deviation, see `mw.train.with_parameter_noise`."""
     seed: int = 0
     """Of the parameters, the data's order and the steps' randomness."""
     init_state_builder: Builder | None = None
     """Where a new run's first state comes from, in whole or in part: `mw.from_checkpoint(path)`. What it does
     not give is initialised as if it gave nothing. A run that is continued does not call it."""
 
-    evalers: Mapping[str, Evaler] = field(default_factory=dict)
+    evaluations: Mapping[str, Evaler] = field(default_factory=dict)
     """Evaluations by name; `test` gives scores `test/loss` and so on. A folder could be called so."""
     checkpoints: Save = Save()
     """When to save, and what to keep."""
@@ -219,7 +219,7 @@ class Experiment:
     """How long one process may take, from the call of `run` on: after the step that is over then it saves and
     ends with exit code 75, to be run again. Several processes look at the clock at each report."""
     stop_early: StopEarly | None = None
-    """When the scores say that more training is of no use: `mw.no_better("test/loss", "min", patience=5)`."""
+    """When the scores say that more training is of no use: `mw.early_stopping("test/loss", "min", patience=5)`."""
 
     log_every: int = 50
     """Steps between reports."""
@@ -248,16 +248,16 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_types(self)
-        _at_least(1, self, "max_step", "microbatches", "log_every", "num_trace_steps")
+        _at_least(1, self, "max_steps", "microbatches", "log_every", "num_trace_steps")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"Experiment.seed is {self.seed}; it must be at least 0 and below 2**32.")
         if self.input.batch_size % self.microbatches:
             raise UsageError(
                 f"microbatches={self.microbatches} does not divide input.batch_size={self.input.batch_size}."
             )
-        if isinstance(self.checkpoints.when, WhenEvaluated):
-            self.checkpoints.when.check(self.evalers)
-        _check_names(self.evalers)
+        if isinstance(self.save.when, WhenEvaluated):
+            self.save.when.check(self.evaluations)
+        _check_names(self.evaluations)
         if self.watchdog_timeout_seconds is not None:
             _check_phases(self.watchdog_timeout_seconds)
         for tracker in self.trackers:

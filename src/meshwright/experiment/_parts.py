@@ -24,8 +24,8 @@ from meshwright.train import (
     inferred_rules,
     key_of,
     make_step,
-    noised,
     remat,
+    with_parameter_noise,
 )
 from meshwright.tree import PyTree
 
@@ -97,14 +97,14 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Seque
     layout = Layout(mesh, _rules(experiment, mesh, loss, batch), experiment.batch_axis_names)
     with naming("rules", LayoutError):
         target = abstract_state(init, experiment.optimizer, layout)
-    with naming("train_dtype"):
-        check_dtypes(experiment.train_dtype, target.params, "train_dtype")
+    with naming("compute_dtype"):
+        check_dtypes(experiment.compute_dtype, target.params, "compute_dtype")
     step = make_step(
         loss,
         experiment.optimizer,
         layout,
         microbatches=experiment.microbatches,
-        compute_dtype=experiment.train_dtype,
+        compute_dtype=experiment.compute_dtype,
         norms=experiment.norms,
     )
     others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
@@ -125,7 +125,7 @@ def loss_of(experiment: Experiment) -> Loss:
             loss = remat(loss, experiment.remat)
     if experiment.parameter_noise:
         with naming("parameter_noise"):
-            loss = noised(loss, experiment.parameter_noise)
+            loss = with_parameter_noise(loss, experiment.parameter_noise)
     return loss
 
 

@@ -12,9 +12,9 @@ from meshwright.engine import (
     Reporting,
     Saving,
     Settings,
-    StopWhen,
+    Stop,
     Training,
-    WatchdogSettings,
+    Watchdog,
     describe,
     naming,
     settings_of,
@@ -69,7 +69,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
 
 def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool) -> Settings:
     """Return how the run of an experiment goes."""
-    save, given, timeout = experiment.checkpoints, experiment.input, experiment.watchdog_timeout_seconds
+    save, given, timeout = experiment.save, experiment.input, experiment.watchdog_timeout_seconds
     return Settings(
         place=experiment.run,
         described=lambda: describe(experiment),
@@ -87,11 +87,11 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, stric
             per_second={given.item: given.batch_size * given.items_per_example},
             trackers=experiment.trackers,
         ),
-        stop=StopWhen(experiment.max_seconds, experiment.stop_early),
+        stop=Stop(experiment.max_seconds, experiment.stop_early),
         profile=Profile(
             experiment.start_trace_steps, experiment.num_trace_steps, experiment.start_trace_process_indices
         ),
-        watchdog=None if timeout is None else WatchdogSettings(timeout, experiment.crash_on_hang),
+        watchdog=None if timeout is None else Watchdog(timeout, experiment.crash_on_hang),
         compile_cache=experiment.compile_cache,
         origin=origin,
         is_strict=strict,
@@ -106,7 +106,7 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Watc
     with watch.phase("first_batch"):
         rows = data.peek()
     parts = parts_of(experiment, mesh, rows, data.shapes())
-    wider = wider_than(experiment.train_dtype, parts.batch)
+    wider = wider_than(experiment.compute_dtype, parts.batch)
     return Training(
         layout=parts.layout,
         target=parts.target,
@@ -114,13 +114,13 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Watc
         step=parts.step,
         other_batches=parts.other_batches,
         data=data,
-        last_step=lambda: experiment.max_step,
-        num_steps=lambda done: experiment.max_step,
-        asked=f"max_step={experiment.max_step}",
+        last_step=lambda: experiment.max_steps,
+        num_steps=lambda done: experiment.max_steps,
+        asked=f"max_steps={experiment.max_steps}",
         first_state=partial(_first_state, experiment, parts.target),
         evaluations=evaluations_of(experiment, parts.layout),
         facts=partial(_facts, experiment, parts, data),
-        remarks=[f"train_dtype: {wider}"] if wider else [],
+        remarks=[f"compute_dtype: {wider}"] if wider else [],
     )
 
 
@@ -149,9 +149,9 @@ def _facts(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str
     """Return what must be the same on all processes of an experiment's state and examples, by path."""
     state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
     read = {"input": data.facts()}
-    for name, evaler in experiment.evalers.items():
-        with naming(f"evalers.{name}"):
-            read[f"evalers.{name}"] = facts_of(evaler.examples)
+    for name, evaler in experiment.evaluations.items():
+        with naming(f"evaluations.{name}"):
+            read[f"evaluations.{name}"] = facts_of(evaler.examples)
     return state | {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}
 
 

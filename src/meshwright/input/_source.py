@@ -76,7 +76,7 @@ def as_source(examples: Any) -> Source:
     if isinstance(examples, tuple) and all(np.ndim(x) for x in examples):
         raise ExamplesError(
             "a tuple of arrays is no set of examples.\n"
-            "  Give the arrays names, as in {'image': images, 'label': labels}, or wrap it in mw.Arrays."
+            "  Give the arrays names, as in {'image': images, 'label': labels}, or wrap it in mw.input.Arrays."
         )
     check_not_batched(examples)
     if not is_indexed(source):

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 # Beats and reports each redraw at this interval, ten times a second together: with one interval for
-# both, a report that follows right after a beat would not be seen until the next step ends.
+# both, a report that follows right after a on_step would not be seen until the next step ends.
 _REDRAW_SECONDS = 0.2
 
 
 class Console:
-    """A writer for people, and the loop's `beat`.
+    """A writer for people, and the loop's `on_step`.
 
-        with Console(total_steps=900) as console:
-            fit(..., log=logger(console), beat=console.beat)
+        with Console(max_steps=900) as console:
+            fit(..., log=logger(console), on_step=console.on_step)
 
     Inside `with`, on a UTF-8 terminal, it shows a live panel, at most ten times a second and
     from the caller's own thread; leaving it, by an exception too, gives the terminal back with
@@ -41,19 +41,19 @@ class Console:
 
     def __init__(
         self,
-        total_steps: int | None,
+        max_steps: int | None,
         *,
         file: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ):
         """Args:
-        total_steps: None where only the data knows.
+        max_steps: None where only the data knows.
         file: stderr if left out.
         clock: gives the seconds since 1970.
         """
         self._file = sys.stderr if file is None else file
         self._clock = clock
-        self._progress = Progress(total_steps)
+        self._progress = Progress(max_steps)
         self._live: Live | None = None
         self._drawn_at = self._report_drawn_at = -math.inf
 
@@ -69,11 +69,11 @@ class Console:
             self._report_drawn_at = now
             self._redraw(now)
 
-    def expect(self, total_steps: int | None) -> None:
+    def expect(self, max_steps: int | None) -> None:
         """Say how many steps there will be in all; None where only the data knows."""
-        self._progress = Progress(total_steps)
+        self._progress = Progress(max_steps)
 
-    def beat(self, tick: Tick) -> None:
+    def on_step(self, tick: Tick) -> None:
         """Show that the run goes on. Made to be called every turn of the loop."""
         now = self._clock()
         self._progress.reach(tick.step, now)

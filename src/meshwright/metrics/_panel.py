@@ -55,7 +55,7 @@ def panel(progress: Progress, seconds_left: float | None) -> RenderableType:
     top = Table.grid(padding=(0, 2), expand=True)
     top.add_column(ratio=1)
     top.add_row(
-        ProgressBar(total=progress.total_steps and max(1, progress.total_steps), completed=progress.step),
+        ProgressBar(total=progress.max_steps and max(1, progress.max_steps), completed=progress.step),
         progress.reached(progress.step),
         "" if seconds_left is None else f"{duration(seconds_left)} left",
     )

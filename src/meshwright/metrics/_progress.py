@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Progress:
     """Where a run is, and its newest values."""
 
-    def __init__(self, total_steps: int | None):
-        self.total_steps = total_steps
+    def __init__(self, max_steps: int | None):
+        self.max_steps = max_steps
         self.step = 0
         self.newest: dict[str, tuple[int, float]] = {}
         """The last value heard by each name, and the step it was of."""
@@ -34,14 +34,14 @@ class Progress:
 
     def reached(self, step: int) -> str:
         """Return how far `step` is, of how many."""
-        return f"{step}" if self.total_steps is None else f"{step}/{self.total_steps}"
+        return f"{step}" if self.max_steps is None else f"{step}/{self.max_steps}"
 
     def seconds_left(self, now: float) -> float | None:
         """The time to the last step at the pace so far, evaluations and saves included; None if not known."""
-        if self.total_steps is None or self._first is None or self.step == self._first[0]:
+        if self.max_steps is None or self._first is None or self.step == self._first[0]:
             return None
         step, since = self._first
-        return (self.total_steps - self.step) * (now - since) / (self.step - step)
+        return (self.max_steps - self.step) * (now - since) / (self.step - step)
 
 
 def loss_first(values: Mapping[str, T]) -> dict[str, T]:

@@ -23,7 +23,7 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
 from meshwright.patterns import optional
-from meshwright.sharding import look_up, match, split_by_example
+from meshwright.sharding import embedding_lookup, match, shard_batch_dim
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -141,7 +141,7 @@ def losses(
 
     @jax.checkpoint
     def at_one_time(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x_BD, follows_B = map(split_by_example, inputs)
+        x_BD, follows_B = map(shard_batch_dim, inputs)
         return optax.softmax_cross_entropy_with_integer_labels(scores(cfg, params, x_BD), follows_B)
 
     return jax.lax.map(at_one_time, (x_BTD.swapaxes(0, 1), tokens_BT[:, 1:].T), batch_size=256).T
@@ -160,7 +160,7 @@ def features(
     Args:
       segments_BT: where sequences are packed into a row, or padded: positions see their own segment only.
         They are counted through, as rotary attention knows distances alone.
-      remat: what a layer keeps for the gradient, a policy of `mw.remat`: "nothing" keeps its input alone.
+      remat: what a layer keeps for the gradient, a policy of `mw.train.remat`: "nothing" keeps its input alone.
 
     Raises:
       UsageError: segments are not of the shape of the tokens, or there is no such policy.
@@ -170,11 +170,11 @@ def features(
     def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
         layer, frequencies_H, window = inputs
         x_BTD = block(cfg, layer, x_BTD, frequencies_H, visible(cfg, x_BTD, window, segments_BT))
-        return split_by_example(x_BTD), None
+        return shard_batch_dim(x_BTD), None
 
     # A scan shares nothing between its turns, so that what is computed twice need not be kept apart.
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD = look_up(params["embedding"], tokens_BT)
+    x_BTD = embedding_lookup(params["embedding"], tokens_BT)
     x_BTD = x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype)
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     x_BTD, _ = jax.lax.scan(one, x_BTD, layers)

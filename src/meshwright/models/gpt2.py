@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from meshwright.errors import UsageError
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
-from meshwright.sharding import look_up, match, split_by_example
+from meshwright.sharding import embedding_lookup, match, shard_batch_dim
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -82,7 +82,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
 def logits(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
     """Return float32[B, T, V]: at each position, the scores of the token that follows.
 
-    `remat` says what a layer keeps for the gradient, a policy of `mw.remat`.
+    `remat` says what a layer keeps for the gradient, a policy of `mw.train.remat`.
 
     Raises:
       UsageError: a row is longer than there are positions.
@@ -98,10 +98,10 @@ def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = 
         raise UsageError(f"rows of {length} tokens are too long: there are {cfg.positions} positions.")
 
     def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
-        return split_by_example(block(cfg, layer, x_BTD)), None
+        return shard_batch_dim(block(cfg, layer, x_BTD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD = split_by_example(look_up(params["embedding"], tokens_BT) + params["positions"][:length])
+    x_BTD = shard_batch_dim(embedding_lookup(params["embedding"], tokens_BT) + params["positions"][:length])
     x_BTD, _ = jax.lax.scan(one, x_BTD, params["layers"])
     return layer_norm(cfg, x_BTD, params, "norm")
 

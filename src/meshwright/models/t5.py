@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.errors import UsageError
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
-from meshwright.sharding import look_up, match, split_by_example
+from meshwright.sharding import embedding_lookup, match, shard_batch_dim
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -117,7 +117,7 @@ def logits(
     Args:
       targets_BT: begin with a token that stands for the beginning; T5's is 0.
       is_input_BS: which of the inputs are there, where others are padding.
-      remat: what a layer keeps for the gradient, a policy of `mw.remat`.
+      remat: what a layer keeps for the gradient, a policy of `mw.train.remat`.
     """
     encoded_BSD = encode(cfg, params, inputs_BS, is_input_BS, remat=remat)
     x_BTD = decode(cfg, params, targets_BT, encoded_BSD, is_input_BS, remat=remat)
@@ -141,10 +141,10 @@ def encode(
     def one(x_BSD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
         normed_BSD = rms_norm(cfg, x_BSD, layer["attention_norm"])
         x_BSD = x_BSD + attention(cfg, layer, "", normed_BSD, normed_BSD, bias_NSS, mask)
-        return split_by_example(x_BSD + feed_forward(cfg, layer, x_BSD)), None
+        return shard_batch_dim(x_BSD + feed_forward(cfg, layer, x_BSD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BSD, _ = jax.lax.scan(one, look_up(params["embedding"], inputs_BS), stack["layers"])
+    x_BSD, _ = jax.lax.scan(one, embedding_lookup(params["embedding"], inputs_BS), stack["layers"])
     return rms_norm(cfg, x_BSD, stack["norm"])
 
 
@@ -168,10 +168,10 @@ def decode(
         x_BTD = x_BTD + attention(cfg, layer, "", normed_BTD, normed_BTD, bias_NTT, causal)
         normed_BTD = rms_norm(cfg, x_BTD, layer["cross_attention_norm"])
         x_BTD = x_BTD + attention(cfg, layer, "cross_", normed_BTD, encoded_BSD, None, mask)
-        return split_by_example(x_BTD + feed_forward(cfg, layer, x_BTD)), None
+        return shard_batch_dim(x_BTD + feed_forward(cfg, layer, x_BTD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD, _ = jax.lax.scan(one, look_up(params["embedding"], targets_BT), stack["layers"])
+    x_BTD, _ = jax.lax.scan(one, embedding_lookup(params["embedding"], targets_BT), stack["layers"])
     return rms_norm(cfg, x_BTD, stack["norm"])
 
 

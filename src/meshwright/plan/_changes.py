@@ -11,11 +11,11 @@ from meshwright.experiment import Experiment
 from meshwright.plan._hardware import Hardware
 from meshwright.plan._site import Site
 from meshwright.plan._values import Plan
-from meshwright.train import offloaded
+from meshwright.train import offload_opt_state
 
 Settings = Mapping[str, Any]
 OFFLOADED = "offloaded"
-"""Not a setting: the optimizer wrapped in `mw.offloaded`."""
+"""Not a setting: the optimizer wrapped in `mw.train.offload_opt_state`."""
 REMATS = (None, "dots", "dots_no_batch")
 """From what takes most memory to what takes most time."""
 LONGEST_TENSOR = 16
@@ -30,7 +30,7 @@ class Change:
 
     def __str__(self) -> str:
         written = (f"{name}={value}" for name, value in self.settings.items() if name != OFFLOADED)
-        optimizer = ["optimizer=mw.offloaded(…)"] if OFFLOADED in self.settings else []
+        optimizer = ["optimizer=mw.train.offload_opt_state(…)"] if OFFLOADED in self.settings else []
         return " ".join([*written, *optimizer]) or "as it is"
 
 
@@ -61,7 +61,7 @@ def changed(experiment: Experiment, settings: Settings) -> Experiment:
     """Return the experiment with `settings`."""
     fields = {name: value for name, value in settings.items() if name != OFFLOADED}
     if OFFLOADED in settings:
-        fields["optimizer"] = offloaded(experiment.optimizer)
+        fields["optimizer"] = offload_opt_state(experiment.optimizer)
     return replace(experiment, **fields)
 
 
@@ -86,7 +86,7 @@ def _single(site: Site) -> Iterator[Settings]:
     if experiment.remat in REMATS:
         yield from ({"remat": policy} for policy in REMATS[REMATS.index(experiment.remat) + 1 :])
     yield from ({"microbatches": times * experiment.microbatches} for times in (2, 4, 8))
-    if experiment.train_dtype is None:
-        yield {"train_dtype": "bfloat16"}
+    if experiment.compute_dtype is None:
+        yield {"compute_dtype": "bfloat16"}
     yield from ({"mesh": mesh} for mesh in meshes_of(site.hardware) if "data" not in mesh)
     yield {OFFLOADED: True}

@@ -55,7 +55,7 @@ class Hardware:
         return min(4, self.num_devices) if isinstance(self.chip.target, Tpu) else self.group
 
     def __str__(self) -> str:
-        """Return what `mw.hardware()` says on it, which mesh rules are matched with."""
+        """Return what `mw.sharding.hardware()` says on it, which mesh rules are matched with."""
         counted = f"{self.num_hosts}x{self.per_host}" if self.num_hosts > 1 else str(self.num_devices)
         return f"{self.chip.device_kind}:{counted}"
 

@@ -189,7 +189,7 @@ class Site:
         )
 
     def _checkpoint(self) -> CheckpointCost:
-        save = self.experiment.checkpoints
+        save = self.experiment.save
         hosts, casts = self.hardware.num_hosts, as_casts(save.cast)
         return checkpoint_cost(self.parts.target, casts, hosts, self.bandwidth, save.names)
 
@@ -231,7 +231,7 @@ def _settings(experiment: Experiment) -> dict[str, object]:
         "batch_size": experiment.input.batch_size,
         "microbatches": experiment.microbatches,
         "remat": experiment.remat,
-        "train_dtype": experiment.train_dtype,
+        "compute_dtype": experiment.compute_dtype,
     }
 
 
@@ -273,5 +273,5 @@ def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_
     return [
         f"a device sends {human_bytes(sent)} in all-reduces over {'+'.join(sorted(batch_axes))}, where "
         f"gradients need {human_bytes(needed)}: activations are split otherwise than by example. Keep them "
-        "so, with mw.split_by_example in the model."
+        "so, with mw.sharding.shard_batch_dim in the model."
     ]

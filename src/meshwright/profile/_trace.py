@@ -32,7 +32,7 @@ def tracer(
 ) -> Generator[Trace, None, None]:
     """Open a `trace` that profiles `num_steps` steps from each of `start_steps` on.
 
-        with mw.tracer("runs/digits", start_steps=(100,)) as trace:
+        with mw.profile.tracer("runs/digits", start_steps=(100,)) as trace:
             mw.fit(..., trace=trace)
 
     A profile ends when all that was launched in it is done, and before anything else of the loop's turn.

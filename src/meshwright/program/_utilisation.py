@@ -46,7 +46,7 @@ def with_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]
 
     step.compile(state, batch)
     write = mw.program.with_utilisation(write, mw.program.count_flops(step.jaxpr), jax.devices())
-    mw.fit(step, ..., log=mw.logger(write))
+    mw.fit(step, ..., log=mw.metrics.logger(write))
     """
 
     def wrote(step: int, values: Mapping[str, float], /) -> None:

@@ -54,7 +54,7 @@ def _runs(found: Comparison) -> Html:
 
 def _quantities(found: Comparison) -> list[Quantity]:
     """Return a chart for each number that more than one run has, without those of single arrays."""
-    evaluators = {name for run in found.runs for name in run.evaluators}
+    evaluations = {name for run in found.runs for name in run.evaluations}
     names = sorted({name for run in found.runs for name in run.series})
     charts = []
     for name in names:
@@ -64,7 +64,7 @@ def _quantities(found: Comparison) -> list[Quantity]:
             for i, (label, run) in enumerate(found.named())
             if name in run.series
         ]
-        if len(curves) > 1 and (not slash or first in evaluators):
+        if len(curves) > 1 and (not slash or first in evaluations):
             charts.append(Quantity(name, curves, is_of_speed(name)))
     return sorted(charts, key=lambda chart: (chart.title != "loss", "/" not in chart.title, chart.title))
 

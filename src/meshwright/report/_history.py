@@ -108,23 +108,23 @@ def _ordered(points: Series) -> Series:
 
 def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> list[str]:
     """Return the names of a run's evaluations: those described, and those that told how long they took."""
-    described = [match[1] for path in settings if (match := re.match(r"evalers\.([^.]+)\.", path))]
+    described = [match[1] for path in settings if (match := re.match(r"evaluations\.([^.]+)\.", path))]
     timed = [name.removesuffix("/seconds") for name in series if name.endswith("/seconds")]
     unnamed = [_TRAINERS for name in series if name.startswith(f"{_TRAINERS}_")]
     return sorted({*described, *timed, *unnamed})
 
 
-def evaluated(name: str, evaluators: Sequence[str]) -> tuple[str, str] | None:
+def evaluated(name: str, evaluations: Sequence[str]) -> tuple[str, str] | None:
     """Return of which evaluation a number is and what it is, `("test", "loss")`; None of one of training."""
     first, slash, rest = name.partition("/")
-    if slash and first in evaluators:
+    if slash and first in evaluations:
         return first, rest
     return (_TRAINERS, name.removeprefix(f"{_TRAINERS}_")) if name.startswith(f"{_TRAINERS}_") else None
 
 
-def scores_of(series: Mapping[str, Series], evaluators: Sequence[str]) -> dict[str, Series]:
+def scores_of(series: Mapping[str, Series], evaluations: Sequence[str]) -> dict[str, Series]:
     """Return what evaluations found, without how long they took."""
-    found = {name: evaluated(name, evaluators) for name in series}
+    found = {name: evaluated(name, evaluations) for name in series}
     return {name: series[name] for name, place in found.items() if place and place[1] != "seconds"}
 
 

@@ -55,7 +55,7 @@ def section(title: str, *parts: Part) -> Html:
 
 
 def _sections(run: Run) -> Iterator[tuple[str, Html | None]]:
-    found = quantities(run.series, run.evaluators, run.best)
+    found = quantities(run.series, run.evaluations, run.best)
     restarts = [attempt.first_step for attempt in run.attempts[1:]]
     told, trouble = profile(run.directory)
     for title, is_speed in (("Learning", False), ("Speed", True)):

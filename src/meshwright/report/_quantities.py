@@ -26,12 +26,12 @@ class Quantity:
 
 
 def quantities(
-    series: Mapping[str, Series], evaluators: Sequence[str], best: Mapping[str, Best]
+    series: Mapping[str, Series], evaluations: Sequence[str], best: Mapping[str, Best]
 ) -> list[Quantity]:
     """Return the charts: the loss, what is evaluated, the rest of training, then speed."""
     curves: dict[str, list[Curve]] = {}
     for name, points in series.items():
-        title, label, tone = _place(name, evaluators)
+        title, label, tone = _place(name, evaluations)
         curves.setdefault(title, []).append(Curve(label, points, tone, best.get(name)))
     found = [_quantity(title, of) for title, of in curves.items()]
     return sorted(found, key=_order)
@@ -57,11 +57,11 @@ def is_of_speed(title: str) -> bool:
     return title in _SPEED or title.endswith(("_per_second", " seconds", "/seconds"))
 
 
-def _place(name: str, evaluators: Sequence[str]) -> tuple[str, str, int]:
+def _place(name: str, evaluations: Sequence[str]) -> tuple[str, str, int]:
     """Return the title of a number's chart, its name there, and its tone; -1 leaves that to the order."""
-    if place := evaluated(name, evaluators):
+    if place := evaluated(name, evaluations):
         title = "evaluation seconds" if place[1] == "seconds" else place[1]
-        return title, place[0], 1 + evaluators.index(place[0]) % (NUM_TONES - 1)
+        return title, place[0], 1 + evaluations.index(place[0]) % (NUM_TONES - 1)
     first, slash, rest = name.partition("/")
     return (f"{first}{_FAMILY}", rest, -1) if slash else (name, "train", 0)
 

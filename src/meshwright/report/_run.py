@@ -84,14 +84,14 @@ class Run:
         return self.history.attempts
 
     @cached_property
-    def evaluators(self) -> list[str]:
+    def evaluations(self) -> list[str]:
         """The names of its evaluations."""
         return evaluators_of(self.series, self.settings)
 
     @cached_property
     def scores(self) -> dict[str, Series]:
         """What its evaluations found."""
-        return scores_of(self.series, self.evaluators)
+        return scores_of(self.series, self.evaluations)
 
     @cached_property
     def best(self) -> dict[str, Best]:
@@ -111,9 +111,9 @@ class Run:
         return self.history.step
 
     @property
-    def max_step(self) -> int | None:
+    def max_steps(self) -> int | None:
         """How many steps were asked for."""
-        told = self.settings.get("max_step", "")
+        told = self.settings.get("max_steps", "")
         return int(told) if told.isdecimal() and len(told) < 20 else None
 
     @property

@@ -24,7 +24,7 @@ def document(run: Run) -> Document:
         "state": run.ending.state,
         "message": run.ending.message,
         "step": run.step,
-        "max_step": run.max_step,
+        "max_steps": run.max_steps,
         "seconds": json_number(run.seconds),
         "last_report": None if last is None else json_number(last),
         "newest": {name: json_number(points.last) for name, points in run.series.items()},
@@ -120,7 +120,7 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
     if "step" not in found:
         return (name, state, "", "", "", "", "")
     state += ", damaged" if found["damage"] else ""
-    of = "" if found["max_step"] is None else f" of {found['max_step']}"
+    of = "" if found["max_steps"] is None else f" of {found['max_steps']}"
     score, loss = found["main_score"], found["newest"].get("loss")
     best = found["best"].get(score)
     return (

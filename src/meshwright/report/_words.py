@@ -10,7 +10,7 @@ from meshwright.report._run import Run
 
 def steps_of(run: Run) -> str:
     """Return how far it came: `600 of 900 steps`."""
-    return f"{run.step:,}{'' if run.max_step is None else f' of {run.max_step:,}'} steps"
+    return f"{run.step:,}{'' if run.max_steps is None else f' of {run.max_steps:,}'} steps"
 
 
 def facts_of(run: Run) -> list[str]:

@@ -7,10 +7,17 @@ from meshwright.sharding._explain import device_bytes, explain, human_bytes
 from meshwright.sharding._foreign import as_arrays
 from meshwright.sharding._given import Rules, as_rules
 from meshwright.sharding._idle import check_axes, refused
-from meshwright.sharding._layout import AXES, Layout, look_up, place, split_by_example
+from meshwright.sharding._layout import AXES, Layout, embedding_lookup, place, shard_batch_dim
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
-from meshwright.sharding._mesh_rules import Edit, MeshRule, apply_mesh_rules, edit, hardware, mesh_rule
+from meshwright.sharding._mesh_rules import (
+    MeshRule,
+    Override,
+    apply_mesh_rules,
+    hardware,
+    mesh_rule,
+    override,
+)
 from meshwright.sharding._optimizer import beside_params, parameter_of
 from meshwright.sharding._rules import Rule, fsdp, match
 
@@ -18,9 +25,9 @@ __all__ = [
     "AXES",
     "LOGICAL_AXES",
     "Auto",
-    "Edit",
     "Layout",
     "MeshRule",
+    "Override",
     "Rule",
     "Rules",
     "adding_right",
@@ -33,7 +40,7 @@ __all__ = [
     "check_axes",
     "copy_to",
     "device_bytes",
-    "edit",
+    "embedding_lookup",
     "explain",
     "fsdp",
     "group_parts",
@@ -42,15 +49,15 @@ __all__ = [
     "human_bytes",
     "in_mesh",
     "logical",
-    "look_up",
     "make_mesh",
     "match",
     "mended",
     "mesh_rule",
     "mesh_sizes",
     "move_to",
+    "override",
     "parameter_of",
     "place",
     "refused",
-    "split_by_example",
+    "shard_batch_dim",
 ]

@@ -29,7 +29,7 @@ BATCH_AXES = ("data", "fsdp")
 """The mesh axes that split a batch, those of them that a mesh has."""
 
 
-def split_by_example(x: jax.Array) -> jax.Array:
+def shard_batch_dim(x: jax.Array) -> jax.Array:
     """Return activations [examples, ...] with the examples kept split over the mesh, and all else whole.
 
     For models that are to run with fsdp: where activations begin, say the rows of an embedding, and where a
@@ -46,7 +46,7 @@ def split_by_example(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, canonical(P(axes)))
 
 
-def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
+def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Return the rows [examples, ..., features] of a table that `ids` [examples, ...] name, split by example.
 
     The table is made whole over what splits its features first, as a layer's weights are. Left to itself, XLA
@@ -55,7 +55,7 @@ def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().shape:
         whole = P(P.UNCONSTRAINED, *(None,) * (table.ndim - 1))
         table = jax.lax.with_sharding_constraint(table, whole)
-    return split_by_example(table[ids])
+    return shard_batch_dim(table[ids])
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,18 @@ class Layout:
 
     mesh: Mesh
     rules: tuple[Rule, ...] = (fsdp(),)
-    batch_axes: tuple[str, ...] | None = None
+    batch_axis_names: tuple[str, ...] | None = None
     """Mesh axes that split a batch's first dimension; None means those of `BATCH_AXES` that exist."""
 
     def __post_init__(self) -> None:
-        unknown = [axis for axis in self.batch_axes or () if axis not in self.mesh.shape]
+        unknown = [axis for axis in self.batch_axis_names or () if axis not in self.mesh.shape]
         if unknown:
             raise LayoutError(f"batch axes {unknown} are not in the mesh, which has {dict(self.mesh.shape)}.")
 
     @property
     def batch_sharding(self) -> NamedSharding:
         """How each leaf of a batch is split: its first dimension over the batch axes."""
-        axes = self.batch_axes
+        axes = self.batch_axis_names
         if axes is None:
             axes = tuple(axis for axis in BATCH_AXES if axis in self.mesh.shape)
         return NamedSharding(self.mesh, canonical(P(axes)))

@@ -1,11 +1,11 @@
 """One description, many machines: what to change where a run is started.
 
     mesh_rules = (
-        ("NVIDIA H100.*:.*x8", mw.edit(mesh="data=-1; fsdp=8", microbatches=1)),
-        ("cpu.*", mw.edit(microbatches=2, train_dtype=None)),
-        (".*", mw.edit()),  # known, and nothing to change
+        ("NVIDIA H100.*:.*x8", mw.override(mesh="data=-1; fsdp=8", microbatches=1)),
+        ("cpu.*", mw.override(microbatches=2, compute_dtype=None)),
+        (".*", mw.override()),  # known, and nothing to change
     )
-    experiment = mw.sharding.apply_mesh_rules(experiment, mesh_rules, mw.hardware())
+    experiment = mw.sharding.apply_mesh_rules(experiment, mesh_rules, mw.sharding.hardware())
 
 `mw.run` does so with the rules of `Experiment.mesh_rules`.
 The first rule whose regular expression matches the whole hardware string stands, and no other.
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Edit:
-    """New values for some fields of a dataclass; made by `edit`. Of no fields: leave all as it is."""
+class Override:
+    """New values for some fields of a dataclass; made by `override`. Of no fields: leave all as it is."""
 
     changes: Mapping[str, Any]
 
@@ -53,12 +53,12 @@ class Edit:
         return f"{type(value).__name__} has no field {named}.\n  It has: {', '.join(fields)}."
 
 
-def edit(**changes: Any) -> Edit:
-    """Return an `Edit`: `edit(mesh="data=-1,fsdp=8", microbatches=4)`. `edit()` changes nothing."""
-    return Edit(MappingProxyType(changes))
+def override(**changes: Any) -> Override:
+    """Return an `Override`: `override(mesh="data=-1,fsdp=8", microbatches=4)`. `override()` changes nothing."""
+    return Override(MappingProxyType(changes))
 
 
-MeshRule = tuple[str, Edit]
+MeshRule = tuple[str, Override]
 """A regular expression for the whole hardware string, and what to change there."""
 
 
@@ -91,7 +91,7 @@ def apply_mesh_rules(value: T, rules: Sequence[MeshRule], hardware: str) -> T:
     """Return the dataclass `value` as the first rule for `hardware` changes it; itself where none matches.
 
     Raises:
-      UsageError: a pattern is not a regular expression, or an edit names a field that `value` does not
+      UsageError: a pattern is not a regular expression, or an override names a field that `value` does not
         have. Rules for other hardware are looked at too: a typing error in them shows here, not there.
     """
     problems = [f"mesh rule {p!r}: {found}" for p, change in rules if (found := change.problem(value))]

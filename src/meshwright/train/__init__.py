@@ -6,13 +6,13 @@ from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
 from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, evaluating
 from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
-from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus, skip_exploding
+from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus_std, skip_exploding
 from meshwright.train._inferred import inferred_rules
 from meshwright.train._keys import as_seed, key_of, step_key
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
-from meshwright.train._noise import Std, noised, relative
+from meshwright.train._noise import Std, relative_std, with_parameter_noise
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowed, narrowing, wider_than
 from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
@@ -27,7 +27,7 @@ from meshwright.train._state import (
 )
 from meshwright.train._statistics import describe_state, num_params, state_sizes
 from meshwright.train._step import Step, StepFunction, make_step
-from meshwright.train._trainable import Only, Trainable, Tx, UpdateRule, offloaded, update_rules
+from meshwright.train._trainable import Chosen, Trainable, Tx, UpdateRule, offload_opt_state, update_rules
 from meshwright.train._watchdog import PHASES, Timeouts, Watchdog, timeouts, unwatched, watchdog
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "RUN_AHEAD",
     "Builder",
     "ByPath",
+    "Chosen",
     "ComputeDtype",
     "EmaState",
     "Evaluator",
@@ -44,7 +45,6 @@ __all__ = [
     "Measure",
     "Metrics",
     "Norms",
-    "Only",
     "RematPolicy",
     "SkipState",
     "StatefulLoss",
@@ -83,16 +83,15 @@ __all__ = [
     "keep_ema",
     "key_of",
     "make_step",
-    "mean_plus",
+    "mean_plus_std",
     "narrowed",
     "narrowing",
-    "noised",
     "nothing",
     "num_params",
     "num_updates",
-    "offloaded",
+    "offload_opt_state",
     "only_averages",
-    "relative",
+    "relative_std",
     "remat",
     "remat_policy",
     "scale_by_path",
@@ -108,4 +107,5 @@ __all__ = [
     "update_rules",
     "watchdog",
     "wider_than",
+    "with_parameter_noise",
 ]

@@ -67,11 +67,11 @@ def _parts(rules: ByPath[optax.GradientTransformation]) -> Any:
             raise UsageError(
                 f"by_path: no optimizer for {', '.join(missed)}.\n  The patterns are "
                 f"{', '.join(repr(pattern) for pattern, _ in rules)}. Add one that matches, or a last "
-                "('.*', tx) for all others."
+                "('.*', optimizer) for all others."
             )
         return found
 
-    return optax.partition({str(i): tx for i, (_, tx) in enumerate(rules)}, labels)
+    return optax.partition({str(i): optimizer for i, (_, optimizer) in enumerate(rules)}, labels)
 
 
 def scale_by_path(factors: ByPath[float]) -> optax.GradientTransformation:

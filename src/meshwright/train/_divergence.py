@@ -13,7 +13,7 @@ from meshwright.sharding import parameter_of
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead
 from meshwright.train._offload import on_devices
 from meshwright.train._state import TrainState
-from meshwright.train._trainable import Tx, as_only
+from meshwright.train._trainable import Tx, as_trainable
 
 Newest = Callable[[], int | None]
 """Returns the step of the checkpoint that a restart would take, or None: `checkpoints.settled`."""
@@ -45,10 +45,10 @@ def halt_on_divergence(newest: Newest, *, patience: int = 100) -> Writer:
     return write
 
 
-def check_finite(tx: Tx, newest: Newest) -> Callable[[int, TrainState], None]:
+def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], None]:
     """Return a function `(step, state)` that refuses a state that is not finite: a `Checkpoints.check_state`.
 
-    It looks at the parameters that `tx` trains and at what the optimizer keeps beside each of them: moments
+    It looks at the parameters that `optimizer` trains and at what the optimizer keeps beside each of them: moments
     and averages. Frozen parameters, the model state and single numbers of the optimizer may be infinite.
 
     Collective, on the devices; one truth value for each array comes to the host.
@@ -58,7 +58,7 @@ def check_finite(tx: Tx, newest: Newest) -> Callable[[int, TrainState], None]:
     """
 
     def check(step: int, state: TrainState) -> None:
-        arrays, wait, found = _trained(tx, state), at_most_ahead(RUN_AHEAD), {}
+        arrays, wait, found = _trained(optimizer, state), at_most_ahead(RUN_AHEAD), {}
         for name, x in arrays.items():
             found[name] = _is_finite(x)
             wait(found[name])
@@ -75,9 +75,9 @@ def _is_finite(x: jax.Array) -> jax.Array:
     return jnp.isfinite(on_devices(x)).all()
 
 
-def _trained(tx: Tx, state: TrainState) -> dict[str, jax.Array]:
+def _trained(optimizer: Tx, state: TrainState) -> dict[str, jax.Array]:
     """Return what training moves, by name: trained parameters, and what is kept beside each of them."""
-    params = tree.named_leaves(as_only(tx).split(state.params)[0])
+    params = tree.named_leaves(as_trainable(optimizer).split(state.params)[0])
 
     def is_beside(name: str, x: jax.Array) -> bool:
         parameter = parameter_of(name, params)
@@ -101,5 +101,5 @@ def _diverged(what: str, newest: int | None, step: int | None = None) -> Diverge
     saved = "none" if newest is None else f"step {newest}"
     return DivergedError(
         f"{what}; it is not saved.\n  The newest checkpoint: {saved}. Lower the learning rate, clip the "
-        "gradients, or look at the data since then. What is infinite on purpose must be frozen: `mw.Only`."
+        "gradients, or look at the data since then. What is infinite on purpose must be frozen: `mw.Trainable`."
     )

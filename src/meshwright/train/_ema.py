@@ -71,8 +71,8 @@ def ema_params(state: Any) -> PyTree:
     averages = _averages(state)
     if not averages:
         raise UsageError(
-            "the optimizer keeps no average of the parameters.\n  Put `mw.keep_ema(0.999)` last in it: "
-            "`optax.chain(optax.adam(1e-3), mw.keep_ema(0.999))`."
+            "the optimizer keeps no average of the parameters.\n  Put `mw.train.keep_ema(0.999)` last in it: "
+            "`optax.chain(optax.adam(1e-3), mw.train.keep_ema(0.999))`."
         )
     found = on_devices({name: x for average in averages for name, x in average.items()})
     return tree.map_named(lambda name, x: found.get(name, x).astype(x.dtype), state.params)

@@ -29,7 +29,7 @@ Builder = Callable[[TrainState], Given]
 """Returns what to start from, given the state as structs with shardings. Called on all processes."""
 
 
-def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
+def state_around(given: Given, init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a state that has the arrays `given`, and in all else is as `init_state` makes it.
 
     What is not given has the very values that it has when nothing is: `init` is traced whole, and what
@@ -41,10 +41,10 @@ def state_around(given: Given, init: Init, tx: Tx, seed: int, layout: Layout) ->
       UsageError: listing all names that the state does not have, and arrays of other shapes or dtypes.
       LayoutError: as `init_state`.
     """
-    return fill_state(abstract_state(init, tx, layout), given, init, tx, seed)
+    return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
 
 
-def fill_state(target: TrainState, given: Given, init: Init, tx: Tx, seed: int) -> TrainState:
+def fill_state(target: TrainState, given: Given, init: Init, optimizer: Tx, seed: int) -> TrainState:
     """Return what `state_around` does, for a state that is outlined already.
 
     Args:
@@ -78,7 +78,7 @@ def fill_state(target: TrainState, given: Given, init: Init, tx: Tx, seed: int) 
     put({name: x for name, x in plain.items() if name not in arrays})
     fill(("params", "model_state"), lambda seed: vars(fresh_variables(init, seed)), here["seed"])
     params = tree.map_named(lambda name, _: here[f"params/{name}"], target.params)
-    fill(("opt_state",), lambda params: {"opt_state": fresh_opt_state(tx, params)}, params)
+    fill(("opt_state",), lambda params: {"opt_state": fresh_opt_state(optimizer, params)}, params)
     return tree.map_named(lambda name, _: here[name], target)
 
 

@@ -53,13 +53,16 @@ class SkipState(NamedTuple):
 
 
 def skip_exploding(
-    tx: optax.GradientTransformation, threshold: float | Threshold = float("inf"), *, decay: float = 0.99
+    optimizer: optax.GradientTransformation,
+    threshold: float | Threshold = float("inf"),
+    *,
+    decay: float = 0.99,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return `tx` that leaves parameters and its own state as they are where the gradients are not fit.
+    """Return `optimizer` that leaves parameters and its own state as they are where the gradients are not fit.
 
     They are not if their global norm is not finite, or not less than `threshold`: a number, or a function of
-    the norms so far, such as `mean_plus`. To clip as well, clip inside:
-    `skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), mean_plus(6))`.
+    the norms so far, such as `mean_plus_std`. To clip as well, clip inside:
+    `skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), mean_plus_std(6))`.
 
     What stands outside goes on: an average (`keep_ema`) after the guard counts the parameters once more.
 
@@ -76,7 +79,7 @@ def skip_exploding(
             f"skip_exploding(threshold={threshold}, decay={decay}): a threshold is positive or a function of "
             "`Norms`, a decay is in [0, 1)."
         )
-    inner = optax.with_extra_args_support(tx)
+    inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> SkipState:
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
@@ -95,7 +98,7 @@ def skip_exploding(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def mean_plus(stds: float, *, after: int = 100) -> Threshold:
+def mean_plus_std(stds: float, *, after: int = 100) -> Threshold:
     """Return the threshold of so many standard deviations above the mean norm, none for `after` updates.
 
     A deviation is at least a hundredth of the mean: norms that stay the same are not to be skipped for their
@@ -106,7 +109,7 @@ def mean_plus(stds: float, *, after: int = 100) -> Threshold:
     """
     if not stds > 0 or after < 1:
         raise UsageError(
-            f"mean_plus({stds}, after={after}) would skip every update: give more than 0 standard deviations "
+            f"mean_plus_std({stds}, after={after}) would skip every update: give more than 0 standard deviations "
             "and at least after=1, for before the first update there is no mean."
         )
 
@@ -115,7 +118,7 @@ def mean_plus(stds: float, *, after: int = 100) -> Threshold:
 
 @dataclass(frozen=True)
 class MeanPlus:
-    """The threshold that `mean_plus` makes."""
+    """The threshold that `mean_plus_std` makes."""
 
     stds: float
     after: int

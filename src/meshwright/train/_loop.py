@@ -39,7 +39,7 @@ def fit(
     log: Callable[[Tick, PyTree, Scores | None], None] = nothing,
     save: Callable[[Tick, Any, Iterator[PyTree], Scores | None], None] = nothing,
     trace: Callable[[Tick], AbstractContextManager[Any]] = lambda _: nullcontext(),
-    beat: Callable[[Tick], None] = nothing,
+    on_step: Callable[[Tick], None] = nothing,
     stop: Callable[[Tick], bool | None] = nothing,
 ) -> TrainState:
     """Train until `steps` updates have been made, the data ends, or `stop` says so.
@@ -57,7 +57,7 @@ def fit(
       log: is given every step's metrics (still on the device) and the scores.
       save: is given the data iterator too, so that a restart continues mid-epoch.
       trace: wraps the step; see `profile.tracer`.
-      beat: is told of each turn: progress, and hang detection (`watchdog`).
+      on_step: is told of each turn: progress, and hang detection (`watchdog`).
       stop: True ends the run early, after a last save. Must agree on all processes.
 
     Returns:
@@ -70,7 +70,7 @@ def fit(
         with trace(tick):
             state, metrics = step(state, batch)
         wait(metrics)
-        beat(tick)
+        on_step(tick)
         scores = evaluate(tick, state)
         log(tick, metrics, scores)
         save(tick, state, data, scores)

@@ -19,7 +19,7 @@ Std = Callable[[jax.Array], jax.Array]
 _STREAM = zlib.crc32(b"parameter noise")
 
 
-def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[..., Any]:
+def with_parameter_noise(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[..., Any]:
     """Return `loss`, stateful or not, under Gaussian noise on the parameters that a rule matches.
 
     The parameters are noised as the loss is given them, after any cast, and stay as they are; gradients are
@@ -27,7 +27,7 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
     without noise. Train with it and evaluate the loss itself, which has none.
 
     Args:
-      noise: `[("embed", 0.01), (".*", relative(0.05))]`: a standard deviation, or a function of the array.
+      noise: `[("embed", 0.01), (".*", relative_std(0.05))]`: a standard deviation, or a function of the array.
 
     Raises:
       UsageError: a pattern is not a regular expression; or, when the loss is called, one decides nothing of
@@ -38,7 +38,7 @@ def noised(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[...
 
 @dataclass(frozen=True)
 class Noised:
-    """The loss that `noised` makes."""
+    """The loss that `with_parameter_noise` makes."""
 
     loss: Callable[..., Any]
     noise: ByPath[float | Std]
@@ -64,14 +64,14 @@ def _with_noise(name: str, x: jax.Array, std: float | Std | None, key: jax.Array
     return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
 
-def relative(std: float) -> Std:
+def relative_std(std: float) -> Std:
     """Return a standard deviation as so much of the array's root mean square, not differentiated."""
     return Relative(std)
 
 
 @dataclass(frozen=True)
 class Relative:
-    """The standard deviation that `relative` makes."""
+    """The standard deviation that `relative_std` makes."""
 
     std: float
 

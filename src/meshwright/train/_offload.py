@@ -37,5 +37,5 @@ def _check_memory(kind: str, device: jax.Device) -> None:
         raise UsageError(
             f"the optimizer's state cannot be kept in memory {kind!r}: {device.platform} "
             f"({device.device_kind}) has {', '.join(kinds)}.\n  Keep it on the devices: leave out "
-            "`offloaded`, and shard it further (fsdp) if it does not fit."
+            "`offload_opt_state`, and shard it further (fsdp) if it does not fit."
         )

@@ -18,7 +18,7 @@ from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
-from meshwright.train._trainable import Tx, as_only, tables_of
+from meshwright.train._trainable import Tx, as_trainable, tables_of
 from meshwright.tree import PyTree
 
 
@@ -54,7 +54,7 @@ class TrainState:
     """What the loss replaces; None, which is no leaf, where the model has no state."""
 
 
-def init_state(init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
+def init_state(init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a fresh state, each array born on the devices where `layout` puts it.
 
     The values depend on `seed` alone; another mesh may round the last bit of some differently.
@@ -64,11 +64,11 @@ def init_state(init: Init, tx: Tx, seed: int, layout: Layout) -> TrainState:
       UsageError: a parameter that is trained is not of a floating or complex type, or none is trained; or
         listing all rules, of the layout or the optimizer, that decide nothing.
     """
-    shardings = _shardings(abstract_state(init, tx, layout))
-    return computed(_make(init, tx), shardings, layout.mesh, np.uint32(seed))
+    shardings = _shardings(abstract_state(init, optimizer, layout))
+    return computed(_make(init, optimizer), shardings, layout.mesh, np.uint32(seed))
 
 
-def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> TrainState:
+def state_from(made: PyTree | Variables, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a fresh state around parameters that are there already: restored, pretrained, made by hand.
 
     They are copied to where `layout` puts them, so that training leaves the caller's arrays alone.
@@ -77,12 +77,12 @@ def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> T
     Raises: as `init_state`.
     """
     with collector_paused():
-        state = jax.eval_shape(lambda made: _fresh(made, tx, jnp.uint32(seed)), made)
-    target = _placed(state, tx, layout)
+        state = jax.eval_shape(lambda made: _fresh(made, optimizer, jnp.uint32(seed)), made)
+    target = _placed(state, optimizer, layout)
     shardings = _shardings(target)
     given = _variables(made)
     params = copy_to(given.params, shardings.params)
-    opt_state = computed(partial(fresh_opt_state, tx), shardings.opt_state, layout.mesh, params)
+    opt_state = computed(partial(fresh_opt_state, optimizer), shardings.opt_state, layout.mesh, params)
     return TrainState(
         step=copy_to(np.int32(0), shardings.step),
         params=params,
@@ -92,14 +92,14 @@ def state_from(made: PyTree | Variables, tx: Tx, seed: int, layout: Layout) -> T
     )
 
 
-def abstract_state(init: Init, tx: Tx, layout: Layout) -> TrainState:
+def abstract_state(init: Init, optimizer: Tx, layout: Layout) -> TrainState:
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
     Raises: as `init_state`.
     """
     with in_mesh(layout.mesh), collector_paused():
-        state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))
-    return _placed(state, tx, layout)
+        state = jax.eval_shape(_make(init, optimizer), jax.ShapeDtypeStruct((), jnp.uint32))
+    return _placed(state, optimizer, layout)
 
 
 def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments: PyTree) -> Any:
@@ -110,8 +110,8 @@ def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments
         return lowered.compile()(*arguments)
 
 
-def _make(init: Init, tx: Tx) -> Callable[[jax.Array], TrainState]:
-    return lambda seed: _fresh(init(key_of(seed)), tx, seed)
+def _make(init: Init, optimizer: Tx) -> Callable[[jax.Array], TrainState]:
+    return lambda seed: _fresh(init(key_of(seed)), optimizer, seed)
 
 
 def fresh_variables(init: Init, seed: jax.Array) -> Variables:
@@ -119,25 +119,25 @@ def fresh_variables(init: Init, seed: jax.Array) -> Variables:
     return _variables(init(key_of(seed)))
 
 
-def fresh_opt_state(tx: Tx, params: PyTree) -> optax.OptState:
+def fresh_opt_state(optimizer: Tx, params: PyTree) -> optax.OptState:
     """Return the optimizer's first state, of the parameters that it trains."""
-    only = as_only(tx)
-    return init_optimizer(only.tx, only.split(params)[0])
+    only = as_trainable(optimizer)
+    return init_optimizer(only.optimizer, only.split(params)[0])
 
 
-def init_optimizer(tx: Any, params: PyTree) -> optax.OptState:
-    """Return `tx.init(params)`.
+def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
+    """Return `optimizer.init(params)`.
 
     Raises:
-      UsageError: `tx` is no optax transformation, or has labels or masks in another kind of dictionary.
+      UsageError: `optimizer` is no optax transformation, or has labels or masks in another kind of dictionary.
     """
-    if not hasattr(tx, "init"):
+    if not hasattr(optimizer, "init"):
         raise UsageError(
-            f"the optimizer is a {type(tx).__name__}, and must be an optax transformation: "
+            f"the optimizer is a {type(optimizer).__name__}, and must be an optax transformation: "
             "optax.adamw(1e-3) itself, not nnx.Optimizer(model, …) around it, nor a function that makes it."
         )
     try:
-        return tx.init(params)
+        return optimizer.init(params)
     except (ValueError, TypeError) as error:
         if "FrozenDict" not in str(error):
             raise
@@ -148,9 +148,9 @@ def init_optimizer(tx: Any, params: PyTree) -> optax.OptState:
         ) from error
 
 
-def _fresh(made: PyTree | Variables, tx: Tx, seed: jax.Array) -> TrainState:
+def _fresh(made: PyTree | Variables, optimizer: Tx, seed: jax.Array) -> TrainState:
     given = _variables(made)
-    opt_state = fresh_opt_state(tx, given.params)
+    opt_state = fresh_opt_state(optimizer, given.params)
     return TrainState(jnp.zeros((), jnp.int32), given.params, opt_state, seed, given.model_state)
 
 
@@ -158,13 +158,13 @@ def _variables(made: PyTree | Variables) -> Variables:
     return made if isinstance(made, Variables) else Variables(made, None)
 
 
-def _placed(state: TrainState, tx: Tx, layout: Layout) -> TrainState:
+def _placed(state: TrainState, optimizer: Tx, layout: Layout) -> TrainState:
     variables = {"params": state.params, "model_state": state.model_state}
     # All at once: who gives parameters other names has several tables to mend.
-    judge({**layout.tables(tree.leaf_names(variables)), **tables_of(tx, variables, state.opt_state)})
+    judge({**layout.tables(tree.leaf_names(variables)), **tables_of(optimizer, variables, state.opt_state)})
     model = layout.shardings(variables)
     opt_state = beside_params(state.opt_state, state.params, model["params"])
-    opt_state = in_memory(as_only(tx).opt_state_memory, state.opt_state, opt_state)
+    opt_state = in_memory(as_trainable(optimizer).opt_state_memory, state.opt_state, opt_state)
     whole: Any = layout.replicated
     return place(state, replace(state, step=whole, seed=whole, opt_state=opt_state, **model))
 

@@ -35,7 +35,7 @@ from meshwright.train._offload import on_devices
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
 from meshwright.train._state import TrainState
-from meshwright.train._trainable import Tx, as_only, joined
+from meshwright.train._trainable import Tx, as_trainable, joined
 from meshwright.tree import PyTree
 
 log = logging.getLogger("meshwright")
@@ -221,7 +221,7 @@ class Step:
 
 def make_step(
     loss: Loss | StatefulLoss,
-    tx: Tx,
+    optimizer: Tx,
     layout: Layout,
     *,
     microbatches: int = 1,
@@ -229,12 +229,12 @@ def make_step(
     norms: str | None = None,
     idle: Callable[[LayoutError], None] = refused,
 ) -> Step:
-    """Return the step that minimises `loss` with `tx`.
+    """Return the step that minimises `loss` with `optimizer`.
 
     Args:
       loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure. Of a model with a state
         `(params, batch, key, model_state) -> (loss, metrics, model_state)`, see `StatefulLoss`.
-      tx: an optax transformation, for all parameters, or an `Only`, for some.
+      optimizer: an optax transformation, for all parameters, or an `Trainable`, for some.
       microbatches: how many pieces each batch is computed in, one after the other, before the one
         update. For a loss that uses no randomness and no state the number does not change the update.
       compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
@@ -248,15 +248,15 @@ def make_step(
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
-      parameters that are trained, as `Mean`s and `Histogram`s on the device; and `skipped`, where `tx` may
+      parameters that are trained, as `Mean`s and `Histogram`s on the device; and `skipped`, where `optimizer` may
       skip updates.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When it is
-        compiled: `tx` is or holds an `optax.MultiSteps`, and there are `microbatches`; or a pattern of
+        compiled: `optimizer` is or holds an `optax.MultiSteps`, and there are `microbatches`; or a pattern of
         `compute_dtype` or `norms` decides nothing.
     """
-    only, narrow, minimised = as_only(tx), narrowing(compute_dtype), objective(loss)
+    only, narrow, minimised = as_trainable(optimizer), narrowing(compute_dtype), objective(loss)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:
@@ -274,7 +274,7 @@ def make_step(
         )
         before = state.opt_state if only.opt_state_memory is None else on_devices(state.opt_state)
         with kept_complex():
-            updates, opt_state = only.tx.update(grads, before, trained)
+            updates, opt_state = only.optimizer.update(grads, before, trained)
         params = joined(optax.apply_updates(trained, updates), frozen)
         norm = Mean(global_norm(grads), jnp.ones((), jnp.float32))
         metrics = {**metrics, "grad_norm": norm, **norms_by_name(trained, grads)}

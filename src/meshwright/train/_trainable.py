@@ -13,13 +13,13 @@ from meshwright.patterns import Table, compiled, value_of
 from meshwright.train._by_path import ByPath, tables_in
 from meshwright.tree import PyTree
 
-Trainable = str | Callable[[str, jax.ShapeDtypeStruct], bool]
+Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 """A pattern, see `meshwright.patterns`, or `(name, array) -> bool`; names are `params/layers/0/q`."""
 
 
 @dataclass(frozen=True)
-class Only:
-    """An optimizer of some parameters: `Only("lora_[ab]", optax.adamw(1e-4))`. The others are frozen.
+class Trainable:
+    """An optimizer of some parameters: `Trainable("lora_[ab]", optax.adamw(1e-4))`. The others are frozen.
 
     It goes wherever an optax transformation does: to `init_state`, `state_from`, `abstract_state` and
     `make_step`, and is the outermost. Frozen parameters are of any dtype, are not differentiated, and stay
@@ -30,9 +30,9 @@ class Only:
       UsageError: the pattern is not a regular expression.
     """
 
-    trainable: Trainable
-    tx: optax.GradientTransformation
-    updatable: Trainable = ".*"
+    trainable: Chosen
+    optimizer: optax.GradientTransformation
+    updatable: Chosen = ".*"
     """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
     opt_state_memory: str | None = None
     """The memory where the optimizer's state is kept between steps; None: the devices' own."""
@@ -80,8 +80,8 @@ class Allowed:
         return Table.of("update_rules", self.rules)
 
 
-def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) -> Only:
-    """Return `tx` for what the first rule that matches lets it move: `[("encoder/.*", "none")]`.
+def update_rules(rules: ByPath[UpdateRule], optimizer: optax.GradientTransformation) -> Trainable:
+    """Return `optimizer` for what the first rule that matches lets it move: `[("encoder/.*", "none")]`.
 
     Names are those of parameters, `params/encoder/norm/scale`, and of the model state,
     `model_state/encoder/norm/mean`: so "none" above holds batch statistics, too. Without a match, "all".
@@ -93,30 +93,32 @@ def update_rules(rules: ByPath[UpdateRule], tx: optax.GradientTransformation) ->
     if unknown:
         raise UsageError(f"update rule {unknown[0]!r} is none of {', '.join(get_args(UpdateRule))}.")
     rules = tuple(rules)
-    return Only(Allowed("optimizer", rules), tx, Allowed("state", rules))
+    return Trainable(Allowed("optimizer", rules), optimizer, Allowed("state", rules))
 
 
-def offloaded(tx: optax.GradientTransformation | Only, memory: str = "pinned_host") -> Only:
-    """Return `tx` with its state kept in the host's memory between steps, split as on the devices.
+def offload_opt_state(
+    optimizer: optax.GradientTransformation | Trainable, memory: str = "pinned_host"
+) -> Trainable:
+    """Return `optimizer` with its state kept in the host's memory between steps, split as on the devices.
 
     It is fetched for each update, so it pays where what it frees lets a larger batch or model in.
 
     Raises (when a state is described or made):
       UsageError: the devices have no such memory.
     """
-    return replace(as_only(tx), opt_state_memory=memory)
+    return replace(as_trainable(optimizer), opt_state_memory=memory)
 
 
-Tx = optax.GradientTransformation | Only
+Tx = optax.GradientTransformation | Trainable
 """What minimises: any optax transformation, for all parameters or for some."""
 
 
-def as_only(tx: Tx) -> Only:
-    """Return `tx` as an `Only`: an optax transformation trains everything."""
-    return tx if isinstance(tx, Only) else Only(_everything, tx)
+def as_trainable(optimizer: Tx) -> Trainable:
+    """Return `optimizer` as an `Trainable`: an optax transformation trains everything."""
+    return optimizer if isinstance(optimizer, Trainable) else Trainable(_everything, optimizer)
 
 
-def tables_of(tx: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
+def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
     """Return the tables of patterns of an optimizer with the names of what each is for, for `patterns.judge`.
 
     Optimizers by path are for the parameters that are trained.
@@ -125,7 +127,7 @@ def tables_of(tx: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Tabl
       variables: `{"params": …, "model_state": …}`.
       opt_state: the optimizer's state for these.
     """
-    only = as_only(tx)
+    only = as_trainable(optimizer)
     trained = tree.leaf_names({"params": only.split(variables["params"])[0]})
     found = dict.fromkeys(tables_in(opt_state), trained)
     if isinstance(only.trainable, Allowed):
@@ -145,7 +147,7 @@ def _everything(name: str, x: jax.ShapeDtypeStruct) -> bool:
     return True
 
 
-def _chosen(chosen: Trainable, prefix: str, arrays: PyTree) -> PyTree:
+def _chosen(chosen: Chosen, prefix: str, arrays: PyTree) -> PyTree:
     """Return whether each of `arrays` is chosen, in a tree of their structure."""
 
     def one(name: str, x: Any) -> bool:
@@ -156,7 +158,7 @@ def _chosen(chosen: Trainable, prefix: str, arrays: PyTree) -> PyTree:
     return tree.map_named(one, arrays)
 
 
-def _check_chosen(trainable: Trainable, params: PyTree, chosen: PyTree) -> None:
+def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:
     leaves, trains = tree.named_leaves(params), jax.tree.leaves(chosen)
     if not leaves:
         raise UsageError("the model has no parameters: it returned a tree without arrays.")
@@ -174,6 +176,6 @@ def _check_chosen(trainable: Trainable, params: PyTree, chosen: PyTree) -> None:
     if fixed:
         raise UsageError(
             f"parameters that are trained must be floating, but {', '.join(fixed)}.\n"
-            "  Train the others only, with `Only(pattern, tx)`; or keep constants out of the parameters: "
+            "  Train the others only, with `Trainable(pattern, optimizer)`; or keep constants out of the parameters: "
             "close the loss over them, or put them in the batch."
         )

@@ -1,4 +1,4 @@
-"""The loop's `beat`: notices that a run does not go on, says where every thread stands, and may end it.
+"""The loop's `on_step`: notices that a run does not go on, says where every thread stands, and may end it.
 
 It lives in a thread of its own, which needs Python's lock and nothing else: JAX gives the lock up while it
 waits for devices and other processes. For a call that keeps the lock, `faulthandler`, which does without
@@ -46,14 +46,14 @@ _OTHERS = f"{_PYTHON}site-packages"
 
 @contextmanager
 def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Watchdog", None, None]:
-    """Open a `beat` that reports when no step has finished for `timeout_seconds`, and again after as many.
+    """Open a `on_step` that reports when no step has finished for `timeout_seconds`, and again after as many.
 
-        with mw.watchdog(600, kill=True) as beat:
-            mw.fit(..., beat=beat)
+        with mw.train.watchdog(600, kill=True) as on_step:
+            mw.fit(..., on_step=on_step)
 
     A report, on stderr and in the log, has the process, the phase, the last step and the stacks of all
     threads. Time runs from entering the context. Until the first step is done, which compiles, and in
-    `with beat.phase("evaluation"):` it may take ten times as long. Nothing is written while all is well, and
+    `with on_step.phase("evaluation"):` it may take ten times as long. Nothing is written while all is well, and
     the thread ends with the context, whatever ends that.
 
     Args:
@@ -85,7 +85,7 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Wat
 
 
 def unwatched() -> "Watchdog":
-    """Return a `beat` that measures nothing."""
+    """Return a `on_step` that measures nothing."""
     watching = Watchdog({STEP: math.inf}, kill=False)
     watching.over.set()
     return watching

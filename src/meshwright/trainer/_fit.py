@@ -17,9 +17,9 @@ from meshwright.engine import (
     Reporting,
     Saving,
     Settings,
-    StopWhen,
+    Stop,
     Training,
-    WatchdogSettings,
+    Watchdog,
     global_batch,
 )
 from meshwright.engine import run as run_parts
@@ -49,9 +49,9 @@ class Call:
     eval_batch_size: int
     eval_predictor: Predictor | None
     eval_metric_fn: Callable[..., Any] | None
-    stop: StopWhen
+    stop: Stop
     profile: Profile
-    watchdog: WatchdogSettings | None
+    watchdog: Watchdog | None
 
 
 @dataclass
@@ -100,7 +100,7 @@ def fit(
 def check_values(stop: Any, profile: Any, watchdog: Any, *, has_directory: bool) -> None:
     """Raise a `UsageError` if one of these is of another type, or profiles have no place to go to."""
     given = {"stop": stop, "profile": profile, "watchdog": watchdog}
-    kinds = {"stop": StopWhen, "profile": Profile, "watchdog": WatchdogSettings}
+    kinds = {"stop": Stop, "profile": Profile, "watchdog": Watchdog}
     for name, value in given.items():
         if not isinstance(value, kinds[name]) and (name, value) != ("watchdog", None):
             raise UsageError(
@@ -120,7 +120,7 @@ def _epochs(recipe: Recipe, call: Call) -> Epochs:
         collate=recipe.collate,
         seed=deployer.seed,
         shuffle=call.shuffle,
-        num_epochs=call.schedule.n_epochs,
+        num_epochs=call.schedule.epochs,
     )
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwright import when as due
 from meshwright.checkpoint import Keep, any_of, last
 from meshwright.checkpoint import best as best_of
 from meshwright.engine import InformedWhen
 from meshwright.errors import LayoutError, UsageError
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._scores import Best, eval_name
-from meshwright.when import When, either, every
+from meshwright.when import When, every
 
 EPOCH = "epoch"
 """The number of epochs that had ended, among the scores of a checkpoint that was saved at the end of one."""
@@ -23,18 +24,18 @@ class Schedule:
       UsageError: naming the one that cannot be.
     """
 
-    n_epochs: int | None
+    epochs: int | None
     max_steps: int | None
-    eval_every: int | When | None
-    save_every: int | When | None
-    save_ckpt_every_k_epochs: int | None
+    eval_when: int | When | None
+    save_when: int | When | None
+    keep_every_epochs: int | None
     log_every: int
     best: Best
     keep: int | Keep | None
 
     def __post_init__(self) -> None:
-        if self.n_epochs is None and self.max_steps is None:
-            raise UsageError("say how long to train: n_epochs, max_steps or both.")
+        if self.epochs is None and self.max_steps is None:
+            raise UsageError("say how long to train: epochs, max_steps or both.")
         for name, value in vars(self).items():
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1.")
@@ -45,24 +46,24 @@ class Schedule:
     @property
     def end(self) -> str:
         """What was said of how long to train, for people."""
-        said = {"n_epochs": self.n_epochs, "max_steps": self.max_steps}
+        said = {"epochs": self.epochs, "max_steps": self.max_steps}
         return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
 
     @property
     def needs_workdir(self) -> bool:
         """Whether checkpoints were asked for, so that there must be a place for them."""
-        return bool(self.best or self.save_every or self.save_ckpt_every_k_epochs or self.keep)
+        return bool(self.best or self.save_when or self.keep_every_epochs or self.keep)
 
     def evaluates(self, data: Epochs) -> When:
         """Return when to evaluate."""
-        return _when(self.eval_every, data)
+        return _when(self.eval_when, data)
 
     def saves(self, data: Epochs) -> InformedWhen:
         """Return when to save: as told, and also whenever there may be something to keep."""
-        whens = [_when(self.save_every, data)]
-        if self.save_ckpt_every_k_epochs is not None:
+        whens = [_when(self.save_when, data)]
+        if self.keep_every_epochs is not None:
             whens.append(_when(None, data))
-        when = either(*whens)
+        when = due.any_of(*whens)
 
         def saved(step: int, scores: Mapping[str, float]) -> bool:
             return when(step) or bool(self.best and scores)
@@ -72,8 +73,8 @@ class Schedule:
     def keeps(self) -> Keep:
         """Return the policy that keeps the newest, the best by each score, and those asked for besides."""
         each = [best_of(eval_name(name), mode, without_metric="drop") for name, mode in self.best.items()]
-        if self.save_ckpt_every_k_epochs is not None:
-            each.append(_kth_epochs(self.save_ckpt_every_k_epochs))
+        if self.keep_every_epochs is not None:
+            each.append(_kth_epochs(self.keep_every_epochs))
         return any_of(last(1), *each, *([self.keep] if self.keep else []))
 
     def num_steps(self, done: int, data: Epochs, before: int) -> int | None:
@@ -98,14 +99,14 @@ def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[i
       LayoutError: the whole does not divide.
     """
     if (per_device is None) == (whole is None):
-        raise UsageError("give one of per_device_batch_size and global_batch_size.")
+        raise UsageError("give one of per_device_batch_size and batch_size.")
     size = whole if per_device is None else per_device * ways
     if size is None or size < 1:
         raise UsageError(f"a batch of {size} examples: it must have at least 1.")
     if size % ways:
         raise LayoutError(
-            f"global_batch_size={size} is no multiple of {ways}, the parts that the mesh and "
-            "accumulate_grad_batches cut it into."
+            f"batch_size={size} is no multiple of {ways}, the parts that the mesh and "
+            "microbatches cut it into."
         )
     return size // ways, size
 

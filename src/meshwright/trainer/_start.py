@@ -105,27 +105,27 @@ class Start:
         return dataclasses.replace(state, opt_state=opt_state)
 
 
-def check_step(loss: Any, train_step: Any, accumulate_grad_batches: int) -> None:
+def check_step(loss: Any, train_step: Any, microbatches: int) -> None:
     """Raise a `UsageError` if these do not make an update."""
     if loss is None and train_step is None:
         raise UsageError("there is nothing to train by: give Trainer a loss, or a train_step.")
-    if accumulate_grad_batches < 1 or (train_step is not None and accumulate_grad_batches > 1):
+    if microbatches < 1 or (train_step is not None and microbatches > 1):
         raise UsageError(
-            f"accumulate_grad_batches={accumulate_grad_batches}: it must be at least 1, and with a "
+            f"microbatches={microbatches}: it must be at least 1, and with a "
             "train_step, which is given whole batches, be left out."
         )
 
 
-def check_schedule(lr_schedule: Any, accumulate_grad_batches: int, target: TrainState) -> None:
+def check_schedule(lr_schedule: Any, microbatches: int, target: TrainState) -> None:
     """Raise a `UsageError` if a schedule of the deployer's counts other steps than the trainer makes."""
     if not isinstance(lr_schedule, LrSchedule) or has_multi_steps(target.opt_state):
         return  # of `optax.MultiSteps`, several of the trainer's steps are one of the schedule's
-    counted = lr_schedule.accumulate_grad_batches
-    if counted != accumulate_grad_batches:
+    counted = lr_schedule.microbatches
+    if counted != microbatches:
         raise UsageError(
             f"lr_schedule counts steps of {counted} micro-batches, and the trainer makes them of "
-            f"accumulate_grad_batches={accumulate_grad_batches}: it would end too early or too late.\n  Give "
-            f"get_lr_schedule_fn accumulate_grad_batches={accumulate_grad_batches}, too."
+            f"microbatches={microbatches}: it would end too early or too late.\n  Give "
+            f"get_lr_schedule_fn microbatches={microbatches}, too."
         )
 
 

@@ -10,13 +10,13 @@ from meshwright import process
 from meshwright.adapters import functional
 from meshwright.checkpoint import Keep
 from meshwright.deployer import Deployer
-from meshwright.engine import Profile, StopWhen, WatchdogSettings, describe, settings_of
+from meshwright.engine import Profile, Stop, Watchdog, describe, settings_of
 from meshwright.errors import UsageError
 from meshwright.functions import step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
-from meshwright.train import ComputeDtype, Only, Trainable, TrainState, Variables, narrowing
+from meshwright.train import Chosen, ComputeDtype, Trainable, TrainState, Variables, narrowing
 from meshwright.trainer._fit import Call, Progress, check_values, fit, scored
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe, both_losses
@@ -26,7 +26,7 @@ from meshwright.trainer._start import Start, check_same, check_step, lost
 from meshwright.tree import PyTree
 from meshwright.when import When
 
-_STOP, _NO_PROFILE, _WATCHDOG = StopWhen(), Profile(), WatchdogSettings(3600.0)
+_STOP, _NO_PROFILE, _WATCHDOG = Stop(), Profile(), Watchdog(3600.0)
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """Arguments that are no settings."""
 
@@ -51,7 +51,7 @@ class Trainer:
         or a dictionary of these, `{"model": rules, "lora": None}`, by the keys of the parameters.
       trainable: a pattern of the names of the parameters to train; all others are frozen.
       compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
-      accumulate_grad_batches: in how many pieces, one after the other, the batch of a step is computed.
+      microbatches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
         `rng`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
       lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
@@ -76,16 +76,16 @@ class Trainer:
         opt_state: PyTree = None,
         last_ckpt_info: Mapping[str, Any] | None = None,
         rules: Rules = None,
-        trainable: Trainable | None = None,
+        trainable: Chosen | None = None,
         compute_dtype: ComputeDtype = None,
-        accumulate_grad_batches: int = 1,
+        microbatches: int = 1,
         train_step: Callable[..., Any] | None = None,
         lr_schedule: optax.Schedule | None = None,
         name: str | None = None,
     ):
         given = {key: value for key, value in locals().items() if key not in _ARRAYS}
         self._settings = settings_of(given) if jax.process_count() > 1 else {}
-        check_step(loss, train_step, accumulate_grad_batches)
+        check_step(loss, train_step, microbatches)
         narrowing(compute_dtype)  # raises if it is no dtype
         self.deployer, self._place = deployer, Place(deployer, name)
         self._described = describe(given) if self._place.directory else ""
@@ -99,13 +99,13 @@ class Trainer:
             deployer=deployer,
             model=self.model,
             start=start,
-            tx=optimizer if trainable is None else Only(trainable, optimizer),
+            tx=optimizer if trainable is None else Trainable(trainable, optimizer),
             losses={} if loss is None else both_losses(loss, self.model, start.has_state),
             train_step=None if train_step is None else step_of(train_step),
             collate=collate,
             rules=rules,
             compute_dtype=compute_dtype,
-            accumulate=accumulate_grad_batches,
+            accumulate=microbatches,
             lr_schedule=lr_schedule,
         )
         self._progress = Progress(position=start.position)
@@ -160,24 +160,24 @@ class Trainer:
         self,
         train_examples: Any,
         per_device_batch_size: int | None = None,
-        n_epochs: int | None = None,
+        epochs: int | None = None,
         eval_examples: Any = None,
         *,
-        global_batch_size: int | None = None,
+        batch_size: int | None = None,
         max_steps: int | None = None,
         eval_per_device_batch_size: int | None = None,
-        eval_every: int | When | None = None,
+        eval_when: int | When | None = None,
         eval_predictor: Predictor | None = None,
         eval_metric_fn: Callable[..., Mapping[str, float]] | None = None,
         best: Mapping[str, Literal["min", "max"]] = {},
-        save_every: int | When | None = None,
-        save_ckpt_every_k_epochs: int | None = None,
+        save_when: int | When | None = None,
+        keep_every_epochs: int | None = None,
         keep: int | Keep | None = None,
         log_every: int = 50,
         shuffle: bool = True,
-        stop: StopWhen = _STOP,
+        stop: Stop = _STOP,
         profile: Profile = _NO_PROFILE,
-        watchdog: WatchdogSettings | None = _WATCHDOG,
+        watchdog: Watchdog | None = _WATCHDOG,
     ) -> dict[str, float]:
         """Train, and return the scores of the last evaluation. Collective.
 
@@ -191,25 +191,25 @@ class Trainer:
           train_examples: a list, a mapping of arrays or any other examples that `mw.batches` takes, those
             of `mw.Batched`, `mw.Bucketed` and `mw.mapped` too.
           per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
-            `accumulate_grad_batches` times as many.
-          global_batch_size: instead: examples of a step, whatever the mesh.
-          n_epochs: how often this call reads all examples. What fills no batch at an epoch's end is left out.
+            `microbatches` times as many.
+          batch_size: instead: examples of a step, whatever the mesh.
+          epochs: how often this call reads all examples. What fills no batch at an epoch's end is left out.
           eval_examples: to evaluate on after each epoch, every one counted once, and after the last step.
-          max_steps: updates of this call; besides `n_epochs`, or instead.
-          eval_every: evaluate every so many steps, or as a policy says, rather than after each epoch.
+          max_steps: updates of this call; besides `epochs`, or instead.
+          eval_when: evaluate every so many steps, or as a policy says, rather than after each epoch.
           eval_predictor: makes predictions of `eval_examples`, for
           eval_metric_fn: which names `examples` and `preds`, and returns numbers by name.
           best: the scores by which to keep the best checkpoint: `{"loss": "min", "accuracy": "max"}`.
-          save_every: save every so many steps, or as a policy says, rather than after each epoch. The newest
+          save_when: save every so many steps, or as a policy says, rather than after each epoch. The newest
             and the best are kept, and besides
-          save_ckpt_every_k_epochs: those after every k epochs, and
+          keep_every_epochs: those after every k epochs, and
           keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
           log_every: steps between reports.
           shuffle: read each epoch in an order of its own.
           stop: what ends training before its last step: a time, or scores that get no better, as
-            `mw.engine.StopWhen(max_seconds=3600, early=mw.no_better("eval_loss", "min", patience=3))`.
+            `mw.engine.Stop(max_seconds=3600, early=mw.early_stopping("eval_loss", "min", patience=3))`.
           profile: the steps of which profiles are taken, into the run directory: `mw.engine.Profile((100,))`.
-          watchdog: after how long a hang is told, `mw.engine.WatchdogSettings(600)`; None for never.
+          watchdog: after how long a hang is told, `mw.engine.Watchdog(600)`; None for never.
 
         Raises:
           UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
@@ -218,20 +218,16 @@ class Trainer:
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
         given = {key: value for key, value in locals().items() if key != "self"}
-        schedule = Schedule(
-            n_epochs, max_steps, eval_every, save_every, save_ckpt_every_k_epochs, log_every, best, keep
-        )
+        schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, log_every, best, keep)
         check_together(eval_examples, eval_predictor, eval_metric_fn)
         check_values(stop, profile, watchdog, has_directory=self._place.directory is not None)
         if self.deployer.loops.is_in_round and schedule.needs_workdir:
             raise UsageError(
                 "in deployer.rounds(...) the end of each round saves, and fit does not: leave out best, "
-                "save_every, save_ckpt_every_k_epochs and keep."
+                "save_when, keep_every_epochs and keep."
             )
         ways = self.deployer.layout().batch_ways
-        per_device, size = batch_sizes(
-            per_device_batch_size, global_batch_size, ways * self._recipe.accumulate
-        )
+        per_device, size = batch_sizes(per_device_batch_size, batch_size, ways * self._recipe.accumulate)
         _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
         call = Call(
             examples=train_examples,
@@ -260,7 +256,7 @@ class Trainer:
         examples: Any,
         per_device_batch_size: int | None = None,
         *,
-        global_batch_size: int | None = None,
+        batch_size: int | None = None,
         predictor: Predictor | None = None,
         metric_fn: Callable[..., Mapping[str, float]] | None = None,
     ) -> dict[str, float]:
@@ -274,7 +270,7 @@ class Trainer:
         """
         check_together(examples, predictor, metric_fn)
         ways = self.deployer.layout().batch_ways
-        _, size = batch_sizes(per_device_batch_size, global_batch_size, ways)
+        _, size = batch_sizes(per_device_batch_size, batch_size, ways)
         each = scored(self._recipe, examples, size, predictor, metric_fn)
         if not each:
             raise UsageError("nothing evaluates: give Trainer a loss, or give a predictor and metric_fn.")

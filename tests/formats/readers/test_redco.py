@@ -51,7 +51,7 @@ def test_a_real_work_directory_is_opened_at_each_of_its_levels(where):
 @needs_fixtures
 def test_a_deployer_draws_the_orders_that_redco_drew_and_comes_to_its_randomness():
     trace = json.loads((REAL / "trace.json").read_text())
-    deployer = mw.Deployer(trace["config"]["jax_seed"], verbose=False)
+    deployer = mw.Deployer(trace["config"]["seed"], verbose=False)
     for order in trace["shuffle_orders_per_epoch"]:
         assert jax.random.permutation(deployer.gen_rng(), 200)[: len(order)].tolist() == order
         for _ in range(6):  # three steps, a batch of evaluation and two of predictions
@@ -63,7 +63,7 @@ def test_a_deployer_draws_the_orders_that_redco_drew_and_comes_to_its_randomness
 def test_a_deployer_loads_a_real_checkpoint_and_goes_on_with_its_randomness():
     deployer = mw.Deployer(0, verbose=False)
     optimizer = optax.adamw(optax.linear_schedule(1e-2, 0, 6))
-    loaded, info = deployer.load_ckpt(REAL / "ckpts/last", optimizer=optimizer, update_rng=True)
+    loaded, info = deployer.load_ckpt(REAL / "ckpts/last", optimizer=optimizer, update_key=True)
     found = {name: Expected.of(np.asarray(x)) for name, x in tree.named_leaves(loaded).items()}
     assert found == wanted_of(WORKDIR)
     assert (info["step"], info["epoch_idx"]) == (6, 1)

@@ -426,5 +426,5 @@ def test_a_model_takes_parameters_of_t5x_by_a_map_of_names(written, mesh):
         assign=[("params/wi", "target/decoder/wi/kernel"), ("params/norm", "target/decoder/norm/scale")],
         casts=[("target/.*", "float32")],
     )
-    given = build(mw.abstract_state(init, optax.sgd(0.1), mw.Layout(mesh)))
+    given = build(mw.train.abstract_state(init, optax.sgd(0.1), mw.Layout(mesh)))
     assert np.asarray(given["params/wi"]).tolist() == KERNEL.tolist()

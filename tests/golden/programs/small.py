@@ -27,7 +27,7 @@ def init(key):
         "out": {"kernel": jax.random.normal(out, (16, CLASSES)) / 4, "bias": jnp.zeros(CLASSES)},
     }
     state = {"mean": jnp.zeros(8), "count": jnp.int32(0), "scale": jnp.full(8, 1.5, jnp.bfloat16)}
-    return mw.Variables(params, {**state, "key": jax.random.key(7)})
+    return mw.train.Variables(params, {**state, "key": jax.random.key(7)})
 
 
 def measure(params, batch, model_state):
@@ -52,14 +52,14 @@ def loss(params, batch, rng, model_state):
 def optimizer() -> optax.GradientTransformation:
     """Return AdamW on clipped gradients, and an average of the parameters."""
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
-    return optax.chain(clipped, mw.keep_ema(0.9))
+    return optax.chain(clipped, mw.train.keep_ema(0.9))
 
 
-def experiment(run: str = "runs/small", steps: int = 12) -> mw.Experiment:
+def experiment(workdir: str = "runs/small", steps: int = 12) -> mw.Experiment:
     """Describe the run; kept are its newest checkpoint and its best."""
     best = mw.checkpoint.best("test/accuracy", "max", without_metric="drop")
     return mw.Experiment(
-        run=run,
+        workdir=workdir,
         mesh="data=2,fsdp=2,tensor=2",
         rules=(
             mw.match("hidden/kernel", "fsdp", "tensor"),
@@ -70,9 +70,9 @@ def experiment(run: str = "runs/small", steps: int = 12) -> mw.Experiment:
         loss=loss,
         optimizer=optimizer(),
         input=mw.Input(TRAIN, batch_size=16),
-        max_step=steps,
-        evalers={"test": mw.Evaler(measure, TEST, when=4, batch_size=16)},
-        checkpoints=mw.Save(when=4, keep=mw.checkpoint.any_of(mw.checkpoint.last(1), best)),
-        log_every=1,
+        max_steps=steps,
+        evaluations={"test": mw.Evaler(measure, TEST, when=4, batch_size=16)},
+        save=mw.Save(when=4, keep=mw.checkpoint.any_of(mw.checkpoint.last(1), best)),
+        logging=mw.Logging(every=1),
         compile_cache=False,
     )

@@ -26,21 +26,21 @@ def guessed(examples, preds):
 
 def train(workdir: str, steps: int) -> dict[str, float]:
     """Train up to so many steps, going on where the workdir's newest checkpoint stands."""
-    deployer = mw.Deployer(jax_seed=0, mesh="data=2,fsdp=2,tensor=2", workdir=workdir)
+    deployer = mw.Deployer(seed=0, mesh="data=2,fsdp=2,tensor=2", workdir=workdir)
     variables = small.init(mw.train.key_of(0))
     arrays = {"params": variables.params, "model_state": variables.model_state}
     trainer = mw.Trainer(deployer, loss=loss, optimizer=small.optimizer(), **arrays)
     return trainer.fit(
         small.TRAIN,
-        global_batch_size=16,
+        batch_size=16,
         max_steps=steps,
         eval_examples=small.TEST,
         eval_predictor=mw.Predictor(deployer, predict=predict),
         eval_metric_fn=guessed,
-        eval_every=4,
-        save_every=4,
+        eval_when=4,
+        save_when=4,
         best={"guessed": "max"},
-        log_every=1,
+        logging=mw.Logging(every=1),
     )
 
 

@@ -70,7 +70,7 @@ def compiled(shape, platform):
         return optax.softmax_cross_entropy_with_integer_labels(scores_BTV, batch["targets"]).mean()
 
     tx = optax.adam(1e-3)
-    state = mw.abstract_state(partial(decoder.init, SIZES), tx, layout)
+    state = mw.train.abstract_state(partial(decoder.init, SIZES), tx, layout)
     batch = {name: jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32) for name in ("tokens", "targets")}
     return mw.make_step(loss, tx, layout, compute_dtype="bfloat16").compile(state, batch).as_text()
 
