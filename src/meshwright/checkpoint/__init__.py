@@ -1,9 +1,7 @@
 """Checkpoints: saved behind the loop, kept by a policy, in an open format that is checked when read."""
 
-from meshwright.checkpoint._best import open_best
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._convert import called_as_ours, convert, rewritten
-from meshwright.checkpoint._damage import Damage, incomplete
 from meshwright.checkpoint._directory import (
     PINNED,
     aside,
@@ -13,7 +11,16 @@ from meshwright.checkpoint._directory import (
     step_path,
     temporaries,
 )
-from meshwright.checkpoint._format import HOST_NBYTES, MANIFEST, NativeSource, read_manifest
+from meshwright.checkpoint._format import (
+    HOST_NBYTES,
+    MANIFEST,
+    Damage,
+    NativeSource,
+    Report,
+    incomplete,
+    native_report,
+    read_manifest,
+)
 from meshwright.checkpoint._retention import (
     Keep,
     Scores,
@@ -26,8 +33,8 @@ from meshwright.checkpoint._retention import (
     multiples,
     spaced,
 )
+from meshwright.checkpoint._scores import open_best
 from meshwright.checkpoint._staging import UNFINISHED, staged
-from meshwright.checkpoint._verify import Report, native_report
 
 __all__ = [
     "HOST_NBYTES",

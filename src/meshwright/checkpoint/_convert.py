@@ -29,8 +29,7 @@ from meshwright.checkpoint._format import (
     Snapshot,
     commit,
     layouts,
-    layouts_of,
-    upload_part,
+    write_part,
     write_streamed,
 )
 from meshwright.checkpoint._staging import told_of
@@ -73,7 +72,7 @@ def convert(
     taken = rewritten(changed, dtype=dtype, only=only).arrays()
     if isinstance(changed, NativeSource):
         arrays = [
-            _rewritten(layout, taken) for layout in layouts_of(changed.manifest) if layout.name in taken
+            _rewritten(layout, taken) for layout in changed.manifest.layouts() if layout.name in taken
         ]
     else:
         arrays = list(layouts(taken, 1))
@@ -166,7 +165,7 @@ def _write_data(taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], tempo
     if isinstance(temporary, ObjectPath):
         chunks = Snapshot(taken, arrays, 0)
         chunks.take(wait=False)
-        upload_part(temporary, arrays, chunks, 0, 1)
+        write_part(temporary, arrays, chunks, 0, 1)
     else:
         write_streamed(temporary, arrays, lambda name, index: taken[name].read(index))
 

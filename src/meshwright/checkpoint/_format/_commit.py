@@ -9,17 +9,26 @@ manifest is written last, if there is none: of two writers, again, one wins.
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 from meshwright.checkpoint._format._layout import ArrayLayout
-from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, SavedArray
-from meshwright.checkpoint._format._part import data_file_name, part_file_name
-from meshwright.checkpoint._format._publish import name_in_checkpoint, publish
+from meshwright.checkpoint._format._manifest import (
+    MANIFEST,
+    DataFile,
+    Manifest,
+    Place,
+    SavedArray,
+    manifest_text,
+)
+from meshwright.checkpoint._format._write import data_file_name, part_file_name
 from meshwright.collector import collector_paused
+from meshwright.durable import fsync_directory, write_whole
 from meshwright.errors import MeshwrightError, PeersError, listed
-from meshwright.storage import Directory, ObjectPath, read_each
+from meshwright.storage import Directory, ObjectPath, parts_of, read_each
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
 _PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount
@@ -40,19 +49,23 @@ def commit(
     `head` is the manifest but for files and arrays. Setting `abandoned` ends the wait for parts.
 
     Raises:
-      MeshwrightError: A process failed, or the parts are not one state. Nothing was committed.
+      MeshwrightError: A process failed, or the parts are not one state, or in a store another attempt was
+        first or files are gone. Nothing was committed.
+      OSError: On a file system, another attempt was first.
       PeersError: Some processes did not report.
     """
     parts = _await_parts(temporary, num_processes, abandoned)
-    names = [
-        name_in_checkpoint(temporary, data_file_name(process, num_processes))
-        for process in range(num_processes)
-    ]
+    names = [data_file_name(process, num_processes) for process in range(num_processes)]
+    if isinstance(temporary, ObjectPath):  # where nothing is renamed
+        names = [f"{temporary.name}/{name}" for name in names]
     files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
     with collector_paused():
         _check_parts(parts, layouts)
         manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
-    publish(temporary, final, manifest)
+    if isinstance(temporary, Path) and isinstance(final, Path):
+        _rename(temporary, final, manifest)
+    elif isinstance(temporary, ObjectPath) and isinstance(final, ObjectPath):
+        _create(temporary, final, manifest)
 
 
 def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> list[Part]:
@@ -114,3 +127,23 @@ def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[Part]) -> dict[str, 
         )
         for layout in layouts
     }
+
+
+def _rename(temporary: Path, final: Path, manifest: Manifest) -> None:
+    write_whole(temporary / MANIFEST, manifest_text(manifest))
+    for part in temporary.glob("part-*.json"):
+        part.unlink()
+    fsync_directory(temporary)
+    temporary.rename(final)
+    fsync_directory(final.parent)
+
+
+def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> None:
+    there = set(final.below())
+    needed = (part.path for file in manifest.files for part in parts_of(final / file.name, file.nbytes))
+    if gone := [path.name for path in needed if path.key not in there]:
+        raise MeshwrightError(f"{', '.join(gone)} in {final} were removed while they were written.")
+    if not (final / MANIFEST).create(manifest_text(manifest)):
+        raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
+    with suppress(MeshwrightError):  # it is saved, and the part files go when it goes
+        temporary.remove_tree("part-*.json")

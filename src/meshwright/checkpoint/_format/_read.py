@@ -1,5 +1,6 @@
 """Reading the native format: a `Source` over one step directory."""
 
+import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,13 @@ import numpy as np
 
 from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
+from meshwright.checkpoint._format._container import ALIGNMENT
 from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
-from meshwright.checkpoint._format._memory import Memory
 from meshwright.errors import DamagedError
 from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
 
 _SMALL = 1 << 20  # bytes: of less, rows that lie one after the other are read as one
+_MEMORY = 64 << 20  # bytes taken at once
 
 
 class NativeSource:
@@ -36,7 +38,7 @@ class NativeSource:
         self._manifest = read_manifest(path)
         self._files: dict[int, int | ObjectBytes] = {}
         self._opening = Lock()
-        self._memory = Memory()
+        self._memory = _Memory()
         self._verified: set[tuple[str, int]] = set()
 
     def __str__(self) -> str:
@@ -176,3 +178,34 @@ class _Reader:
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         return self.source.read_parts(self.name, indices)
+
+
+class _Memory:
+    """Memory for arrays that are read: large pieces, handed out in parts.
+
+    One large piece is had in a fraction of the time of many small ones, as the system clears it in large
+    pages. The parts are aligned so that XLA's CPU devices take them over as they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._room = np.empty(0, np.uint8)
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """Return an array, as `np.empty` does. Its memory is given back when its neighbours are, too."""
+        return self._take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+    def _take(self, nbytes: int) -> np.ndarray:
+        if nbytes >= _MEMORY // 4:
+            return _aligned(nbytes)
+        with self._lock:
+            if nbytes > len(self._room):
+                self._room = _aligned(_MEMORY)
+            taken, self._room = self._room[:nbytes], self._room[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
+        return taken
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    return room[first : first + nbytes]
