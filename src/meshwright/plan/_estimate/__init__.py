@@ -4,7 +4,8 @@ What XLA does with a program, which the room `program` reads, is repeated in out
 
     _propagation.py               which axes of the mesh split each value
     _splits.py                    which may split an operation, by the rules of the room `program`
-    _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py
+    _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py;
+                                  sums over devices wait in _sums.py
     _manual.py                    what the program exchanges itself, inside shard_map
     _schedule.py                  in which order it is all done
     _buffers.py, _liveness.py     which values are ever in memory, and when
