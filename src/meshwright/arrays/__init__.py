@@ -1,7 +1,18 @@
 """Named arrays that are read in parts: sources of them, matched with a state and restored onto any mesh."""
 
 from meshwright.arrays._cast import Casts, cast_dtypes, cast_leaf, cast_leaves, converted, floating
-from meshwright.arrays._chunks import Bounds, as_rows, bounds_of, chunks_of, grid, overlapping, row_major
+from meshwright.arrays._chunks import (
+    Bounds,
+    as_rows,
+    bounds_of,
+    chunks_of,
+    cuts,
+    grid,
+    overlapping,
+    row_major,
+    shares_of,
+    slabs,
+)
 from meshwright.arrays._diff import Difference, diff
 from meshwright.arrays._exported import (
     Chosen,
@@ -20,7 +31,6 @@ from meshwright.arrays._load import load, load_lazily
 from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
 from meshwright.arrays._restore import read_for, restore, restore_lazily
-from meshwright.arrays._slabs import slabs
 from meshwright.arrays._source import Opened, Source
 from meshwright.arrays._spelling import Spelling, spelling_of
 from meshwright.arrays._transforms import Arrays, as_source, cast, cast_back, empty_of, subtree
@@ -51,6 +61,7 @@ __all__ = [
     "chunks_of",
     "concatenate",
     "converted",
+    "cuts",
     "diff",
     "empty_of",
     "floating",
@@ -72,6 +83,7 @@ __all__ = [
     "restore",
     "restore_lazily",
     "row_major",
+    "shares_of",
     "slabs",
     "source_of",
     "spelling_of",

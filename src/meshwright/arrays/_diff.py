@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays._chunks import slabs
 from meshwright.arrays._lazy import LazyArray
-from meshwright.arrays._slabs import slabs
 from meshwright.arrays._source import Source
 from meshwright.arrays._spelling import stored_names
 

@@ -71,9 +71,7 @@ def convert(
     changed = transform(source) if transform else called_as_ours(source)
     taken = rewritten(changed, dtype=dtype, only=only).arrays()
     if isinstance(changed, NativeSource):
-        arrays = [
-            _rewritten(layout, taken) for layout in changed.manifest.layouts() if layout.name in taken
-        ]
+        arrays = [_rewritten(layout, taken) for layout in changed.manifest.layouts() if layout.name in taken]
     else:
         arrays = list(layouts(taken, 1))
     directory = _directory.of_checkpoints(location(destination))

@@ -28,7 +28,7 @@ class Saved:
     """What is saved in a directory: to be looked at, and read into states again. Nothing is held open."""
 
     def __init__(self, directory: str | Directory, keep: int | Keep, cast: Casts, names: Names | None):
-        """Take what is in `directory`: states, saved as `cast` and `names` say, of which `keep` says what stays.
+        """Take what is in `directory`: states, saved as `cast` and `names` say; `keep` says which stay.
 
         Raises:
           UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
@@ -86,7 +86,7 @@ class Saved:
         return NativeSource(_directory.step_path(self.directory, step))
 
     def _leaves(self, state: tree.PyTree) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Return what is saved of a state, by name, and the implementations of PRNG keys that are saved as data.
+        """Return what is saved of a state, by name, and the implementations of its PRNG keys.
 
         Raises:
           UsageError: As `check`, or a number does not fit into its dtype.
@@ -102,7 +102,7 @@ class Saved:
     def _read(
         self, step: int, target: tree.PyTree, fresh: tree.PyTree
     ) -> tuple[NativeSource, Callable[[], tree.PyTree]]:
-        """Read the checkpoint of `step`, with `fresh` for what is not saved; what is returned finishes that."""
+        """Read the checkpoint of `step`, and `fresh` for what is not saved; return what finishes that."""
         source = self.source(step)
         named = cast_back(named_back(source, self._names, target), self._cast, target)
         return source, read_for(named, target, fallback=fresh or None)

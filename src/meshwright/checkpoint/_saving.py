@@ -1,4 +1,4 @@
-"""One save, behind the loop: an attempt, two tasks on a thread, and how their end is told to all processes."""
+"""One save, behind the loop: an attempt, two tasks on a thread, and how all processes learn of their end."""
 
 import json
 import logging

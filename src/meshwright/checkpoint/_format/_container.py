@@ -147,10 +147,7 @@ def _metadata(layouts: Sequence[ArrayLayout], process_index: int) -> dict[str, b
     mine = [layout for layout in layouts if process_index in (layout.writers or (0,))]
     here = {_node_path(layout.name): layout for layout in mine}
     groups = {path: json.dumps(_GROUP).encode() for path in _groups_above(here)}
-    arrays = {
-        f"{node}/{_METADATA}": _array_metadata(layout)
-        for node, layout in here.items()
-    }
+    arrays = {f"{node}/{_METADATA}": _array_metadata(layout) for node, layout in here.items()}
     return groups | arrays
 
 
