@@ -27,12 +27,10 @@ from meshwright.arrays._exported import (
 )
 from meshwright.arrays._keys import keys_as_data, type_name
 from meshwright.arrays._lazy import Index, LazyArray, concatenate, in_memory, stack
-from meshwright.arrays._load import load, load_lazily
 from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
-from meshwright.arrays._restore import read_for, restore, restore_lazily
-from meshwright.arrays._source import Opened, Source
-from meshwright.arrays._spelling import Spelling, spelling_of
+from meshwright.arrays._restore import load, load_lazily, read_for, restore, restore_lazily
+from meshwright.arrays._source import Opened, Source, Spelling, spelling_of
 from meshwright.arrays._transforms import Arrays, as_source, cast, cast_back, empty_of, subtree
 
 __all__ = [

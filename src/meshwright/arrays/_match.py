@@ -9,8 +9,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays._cast import dtype_of
 from meshwright.arrays._keys import is_key, key_type
-from meshwright.arrays._source import Source
-from meshwright.arrays._spelling import spelling_of, stored_names
+from meshwright.arrays._source import Source, spelling_of, stored_names
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.patterns import Table, judge
 

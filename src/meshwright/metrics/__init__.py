@@ -7,7 +7,6 @@ writer that writes nothing.
 """
 
 from meshwright.metrics._bar import Bar
-from meshwright.metrics._behind import behind
 from meshwright.metrics._clearml import clearml
 from meshwright.metrics._console import Console
 from meshwright.metrics._histogram import Histogram
@@ -17,13 +16,13 @@ from meshwright.metrics._log import Log, logger
 from meshwright.metrics._mean import Mean, widened
 from meshwright.metrics._mlflow import mlflow
 from meshwright.metrics._numbers import duration, number
-from meshwright.metrics._step_time import StepTime
+from meshwright.metrics._speed import StepTime
 from meshwright.metrics._tensorboard import TensorBoard, tensorboard
 from meshwright.metrics._trackers import Tracker, is_writer, open_trackers
 from meshwright.metrics._trackio import trackio
 from meshwright.metrics._values import Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
-from meshwright.metrics._writers import Writer, tee
+from meshwright.metrics._writers import Writer, behind, tee
 
 __all__ = [
     "Bar",

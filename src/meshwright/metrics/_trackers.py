@@ -1,6 +1,7 @@
-"""Trackers: writers to services of others, whose failures end no run."""
+"""Trackers: writers to services of others, which need not be installed, and whose failures end no run."""
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -101,3 +102,22 @@ def _name_of(tracker: Any) -> str:
     while isinstance(tracker, functools.partial):
         tracker = tracker.func
     return getattr(tracker, "__qualname__", type(tracker).__qualname__)
+
+
+def installed(package: str, attribute: str) -> Any:
+    """Return the module `package`, which is known by an attribute.
+
+    A run leaves folders called like its tracker behind, and those can be imported, too.
+
+    Raises:
+      UsageError: it is not installed.
+    """
+    try:
+        found = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        found = None
+    if not hasattr(found, attribute):
+        raise UsageError(f"{package} is not installed.\n  Install it: pip install 'meshwright[{package}]'.")
+    return found

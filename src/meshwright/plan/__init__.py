@@ -1,14 +1,12 @@
 """What a step takes of hardware that is not there: memory, network, time; and what it could take instead."""
 
-from meshwright.plan._changes import Change, cheapest_changes, tried
-from meshwright.plan._checkpoint import CheckpointCost
+from meshwright.plan._changes import Change, cheapest_changes, ranked, search, tried
 from meshwright.plan._estimate import TracedCosts, TracedMemory, Work, traced_costs
 from meshwright.plan._hardware import Hardware, hardware_named
 from meshwright.plan._plan import plan, planned, site_of
 from meshwright.plan._roofline import Rates, StepTime
-from meshwright.plan._search import ranked, search
 from meshwright.plan._site import Compiled, NotCompiledError, Site, compiled_from
-from meshwright.plan._values import Exchange, Memory, Plan
+from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan
 from meshwright.plan._words import described, described_changes, described_search, seconds
 
 __all__ = [

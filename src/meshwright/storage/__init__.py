@@ -9,8 +9,7 @@ this machine only is asked for by `local_path`, which refuses addresses.
 
 from meshwright.storage._copies import local_copy, put_at, put_file_at, read_text
 from meshwright.storage._mirror import mirrored
-from meshwright.storage._object_bytes import AHEAD_BYTES, ObjectBytes
-from meshwright.storage._object_file import Part, parts_of, put_parts, wrong_objects
+from meshwright.storage._object_file import AHEAD_BYTES, ObjectBytes, Part, parts_of, put_parts, wrong_objects
 from meshwright.storage._path import Directory, ObjectPath, location, read_each
 from meshwright.storage._permission import telling_unreadable
 from meshwright.storage._place import is_address, is_file_name, join, local_path
