@@ -23,7 +23,6 @@ from meshwright.checkpoint._format import (
 )
 from meshwright.checkpoint._retention import (
     Keep,
-    Scores,
     always,
     any_of,
     best,
@@ -46,7 +45,6 @@ __all__ = [
     "Keep",
     "NativeSource",
     "Report",
-    "Scores",
     "always",
     "any_of",
     "aside",

@@ -15,7 +15,7 @@ from meshwright.checkpoint import _directory
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._format import HOST_NBYTES, Manifest, layouts
 from meshwright.checkpoint._resume import newest_intact, pass_over
-from meshwright.checkpoint._retention import Keep, Scores
+from meshwright.checkpoint._retention import Keep
 from meshwright.checkpoint._saved import Saved
 from meshwright.checkpoint._saving import begin_attempt, start_saving, writer_of
 from meshwright.checkpoint._scores import numbers
@@ -23,11 +23,11 @@ from meshwright.checkpoint._session import Session
 from meshwright.errors import MeshwrightError
 from meshwright.process import on_lead
 from meshwright.storage import Directory
-from meshwright.when import Due, Tick, When
+from meshwright.when import Due, Scores, Tick, When
 
 log = logging.getLogger("meshwright")
 
-Save = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
+SaveWhenDue = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
 
 
 class Checkpoints(Saved):
@@ -135,7 +135,7 @@ class Checkpoints(Saved):
         """
         self._session.wait()
 
-    def saver(self, when: When) -> Save:
+    def saver(self, when: When) -> SaveWhenDue:
         """Return the training loop's `save`: it saves when due and after the last step."""
         due = Due(when)
 

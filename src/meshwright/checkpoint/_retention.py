@@ -17,8 +17,8 @@ from typing import Any, Literal
 from meshwright.errors import UsageError
 from meshwright.events import read_scalars
 from meshwright.storage import local_path
+from meshwright.when import Scores
 
-Scores = Mapping[str, float]
 Keep = Callable[[Mapping[int, Scores]], set[int]]
 """A policy. One that goes by scores may name them in an attribute `metrics`, so that an experiment can check
 before it starts that its evaluations give them."""

@@ -18,10 +18,11 @@ from meshwright.arrays import (
 )
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import NativeSource
-from meshwright.checkpoint._retention import Keep, Scores, as_policy
+from meshwright.checkpoint._retention import Keep, as_policy
 from meshwright.checkpoint._scores import saved_scores
 from meshwright.errors import MeshwrightError
 from meshwright.storage import Directory, location
+from meshwright.when import Scores
 
 
 class Saved:

@@ -8,10 +8,10 @@ from typing import Literal
 
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import NativeSource, read_manifest
-from meshwright.checkpoint._retention import Scores
 from meshwright.errors import CheckpointError
 from meshwright.process import on_lead
 from meshwright.storage import Directory, location
+from meshwright.when import Scores
 
 
 def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None) -> dict[int, Scores]:

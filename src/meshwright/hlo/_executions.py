@@ -1,7 +1,8 @@
 """What of a compiled program is run, and how often.
 
-How often a loop turns, CPUs' and GPUs' programs say. Those of TPUs do not, and are read: the condition compares a counter, which
-is an element of the tuple that the loop carries, with a constant, and the body adds another to it.
+How often a loop turns, CPUs' and GPUs' programs say. Those of TPUs do not, and are read: the condition
+compares a counter, which is an element of the tuple that the loop carries, with a constant, and the body adds
+another to it.
 
     %condition (c) -> pred[] {                            %body (b) -> (s32[], …) {
       %limit = s32[] constant(6)                            %step = s32[] constant(2)

@@ -1,8 +1,8 @@
 """A chart of curves over steps, as SVG that needs no script: directly labelled, with its numbers as texts.
 
 Each curve is a line through the means of its columns over a band from their lowest to their highest values.
-What is not finite is a cross at the upper edge. Names and newest values stand at the ends of the curves, so that
-none covers another.
+What is not finite is a cross at the upper edge. Names and newest values stand at the ends of the curves, so
+that none covers another.
 """
 
 import bisect

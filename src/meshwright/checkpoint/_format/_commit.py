@@ -18,9 +18,9 @@ from typing import Any
 from meshwright.checkpoint._format._layout import ArrayLayout
 from meshwright.checkpoint._format._manifest import (
     MANIFEST,
+    ChunkPlace,
     DataFile,
     Manifest,
-    Place,
     SavedArray,
     manifest_text,
 )
@@ -32,8 +32,6 @@ from meshwright.storage import Directory, ObjectPath, parts_of, read_each
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
 _PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount
-
-Part = dict[str, Any]
 
 
 def commit(
@@ -68,8 +66,8 @@ def commit(
         _create(temporary, final, manifest)
 
 
-def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> list[Part]:
-    parts: dict[int, Part] = {}
+def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> list[dict[str, Any]]:
+    parts: dict[int, dict[str, Any]] = {}
     poll_seconds = _POLL_STORE_SECONDS if isinstance(temporary, ObjectPath) else _POLL_SECONDS
     deadline = time.monotonic() + _PARTS_TIMEOUT_SECONDS
     while missing := [process for process in range(num_processes) if process not in parts]:
@@ -83,20 +81,20 @@ def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> 
     return [parts[process] for process in range(num_processes)]
 
 
-def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, Part]:
+def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, dict[str, Any]]:
     there = {path.name for path in temporary.iterdir()}  # one listing, not one question for each process
     arrived = [process for process in processes if part_file_name(process) in there]
     contents = read_each([temporary / part_file_name(process) for process in arrived])
     return {process: json.loads(content) for process, content in zip(arrived, contents, strict=True)}
 
 
-def _raise_failures(parts: dict[int, Part]) -> None:
+def _raise_failures(parts: dict[int, dict[str, Any]]) -> None:
     failed = [f"process {process}: {part['error']}" for process, part in parts.items() if "error" in part]
     if failed:
         raise MeshwrightError("\n".join(failed))
 
 
-def _check_parts(parts: Sequence[Part], layouts: Sequence[ArrayLayout]) -> None:
+def _check_parts(parts: Sequence[dict[str, Any]], layouts: Sequence[ArrayLayout]) -> None:
     """Check that each process wrote what process 0 expects of it, so that no chunk is missing or double."""
     expected: list[set[tuple[str, int, int]]] = [set() for _ in parts]
     for layout in layouts:
@@ -112,9 +110,9 @@ def _check_parts(parts: Sequence[Part], layouts: Sequence[ArrayLayout]) -> None:
             )
 
 
-def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[Part]) -> dict[str, SavedArray]:
+def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[dict[str, Any]]) -> dict[str, SavedArray]:
     places = {
-        (name, number): Place(process, offset, size, crc)
+        (name, number): ChunkPlace(process, offset, size, crc)
         for process, part in enumerate(parts)
         for name, number, offset, size, crc in part["chunks"]
     }

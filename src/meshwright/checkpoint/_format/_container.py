@@ -60,7 +60,7 @@ _METADATA = "zarr.json"
 _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """Where one entry lies; `size` is that of its data, all are in bytes."""
 
     path: str
@@ -75,11 +75,11 @@ class FilePlan:
 
     chunks: list[tuple[str, int]]
     """Array and number of each chunk."""
-    entries: list[Entry]
+    entries: list[ZipEntry]
     """Where each chunk lies."""
     headers: list[bytes]
     """What stands before each chunk, with a CRC-32 of 0."""
-    metadata_entries: list[tuple[Entry, bytes]]
+    metadata_entries: list[tuple[ZipEntry, bytes]]
     """The metadata, with where each piece of it lies."""
     metadata: bytes
     """What stands before the first chunk's header: all of those, with their headers."""
@@ -151,18 +151,18 @@ def _metadata(layouts: Sequence[ArrayLayout], process_index: int) -> dict[str, b
     return groups | arrays
 
 
-def placed(sizes: Iterable[tuple[str, int]]) -> list[Entry]:
+def placed(sizes: Iterable[tuple[str, int]]) -> list[ZipEntry]:
     """Place entries of the given paths and sizes one after the other."""
     entries, offset = [], 0
     for path, size in sizes:
         shortest_header = _LOCAL.size + len(path.encode()) + _LOCAL_SIZES.size + _PADDING.size
         data_offset = _round_up(offset + shortest_header)
-        entries.append(Entry(path, size, offset, data_offset))
+        entries.append(ZipEntry(path, size, offset, data_offset))
         offset = data_offset + size
     return entries
 
 
-def local_header(entry: Entry, crc: int) -> bytes:
+def local_header(entry: ZipEntry, crc: int) -> bytes:
     """Return what stands from the entry's `header_offset` to its `data_offset`, padding included."""
     path = entry.path.encode()
     extra = _LOCAL_SIZES.pack(1, 16, entry.size, entry.size)
@@ -178,7 +178,7 @@ def with_crc(header: bytes, crc: int) -> bytes:
     return header[:LOCAL_CRC] + crc.to_bytes(4, "little") + header[LOCAL_CRC + 4 :]
 
 
-def central_directory(entries: Sequence[Entry], crcs: Sequence[int]) -> tuple[bytes, list[int]]:
+def central_directory(entries: Sequence[ZipEntry], crcs: Sequence[int]) -> tuple[bytes, list[int]]:
     """Return what stands after the last entry, and where in it the CRC-32 of each entry stands.
 
     It is the central directory, and the records that close the file.
@@ -194,7 +194,7 @@ def _round_up(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def _central_header(entry: Entry, crc: int) -> bytes:
+def _central_header(entry: ZipEntry, crc: int) -> bytes:
     path = entry.path.encode()
     extra = _CENTRAL_SIZES.pack(1, 24, entry.size, entry.size, entry.header_offset)
     common = (_MADE_ON_UNIX, _VERSION, _UTF8_PATHS, _STORED, _MIDNIGHT, _NEW_YEAR_1980)

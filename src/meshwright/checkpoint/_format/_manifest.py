@@ -55,7 +55,7 @@ _LONGEST_NAME = 1 << 14  # bytes: a path in a ZIP file has less than 64 KiB, and
 _LARGEST = 1 << 62  # bytes of an array, and any number that is no checksum
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Where the bytes of one chunk lie; the fields are in the order of the format."""
 
     file: int
@@ -77,7 +77,7 @@ class SavedArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     chunk_shape: tuple[int, ...]
-    chunks: tuple[Place, ...]
+    chunks: tuple[ChunkPlace, ...]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _saved_array(fields: Mapping[str, Any]) -> SavedArray:
         shape=tuple(fields["shape"]),
         dtype=fields["dtype"],
         chunk_shape=tuple(fields["chunk_shape"]),
-        chunks=tuple(Place(*place) for place in fields["chunks"]),
+        chunks=tuple(ChunkPlace(*place) for place in fields["chunks"]),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoint._format._container import ALIGNMENT
-from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
+from meshwright.checkpoint._format._manifest import ChunkPlace, Manifest, SavedArray, read_manifest
 from meshwright.errors import DamagedError
 from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
 
@@ -131,13 +131,13 @@ class NativeSource:
         file = self._file(name, place)
         return Chunk(file, place.offset, array.chunk_shape, np.dtype(array.dtype), targets)
 
-    def _check(self, name: str, place: Place, crc: int | None, verify: bool) -> None:
+    def _check(self, name: str, place: ChunkPlace, crc: int | None, verify: bool) -> None:
         if crc is None:
             raise self._damaged(name, place, "the file ends before")
         if verify and crc != place.crc32:
             raise self._damaged(name, place, f"the CRC-32 is {crc:08x} instead of {place.crc32:08x}")
 
-    def _file(self, name: str, place: Place) -> int | ObjectBytes:
+    def _file(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
         """Return a data file, opened once: a descriptor, or in an object store what is sliced."""
         with self._opening:
             if place.file not in self._files:
@@ -145,7 +145,7 @@ class NativeSource:
             return self._files[place.file]
 
     @telling_unreadable()
-    def _opened(self, name: str, place: Place) -> int | ObjectBytes:
+    def _opened(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
         expected = self._manifest.files[place.file]
         path = self.path / expected.name
         if isinstance(path, ObjectPath):
@@ -158,7 +158,7 @@ class NativeSource:
         weakref.finalize(self, os.close, file)  # when nobody has this source any more
         return file
 
-    def _damaged(self, name: str, place: Place, how: str) -> DamagedError:
+    def _damaged(self, name: str, place: ChunkPlace, how: str) -> DamagedError:
         path = self.path / self._manifest.files[place.file].name
         return DamagedError(
             f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "

@@ -19,7 +19,7 @@ from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, wro
 
 _BLOCK = 1 << 20  # bytes checksummed at a time
 
-Read = Callable[[int, int], Any]
+ReadBytes = Callable[[int, int], Any]
 """Returns the bytes of a file from one offset up to another, or fewer where it ends before."""
 
 
@@ -142,7 +142,7 @@ def _is_gone(path: Directory, nbytes: int) -> bool:
 
 
 @contextmanager
-def _opened(path: Directory, nbytes: int) -> Iterator[Read]:
+def _opened(path: Directory, nbytes: int) -> Iterator[ReadBytes]:
     """Open a data file to read it from one end to the other."""
     if isinstance(path, ObjectPath):
         stored = ObjectBytes(parts_of(path, nbytes))
@@ -152,7 +152,7 @@ def _opened(path: Directory, nbytes: int) -> Iterator[Read]:
         yield lambda first, last: os.pread(file.fileno(), last - first, first)
 
 
-def _difference(read: Read, piece: _Piece) -> str | None:
+def _difference(read: ReadBytes, piece: _Piece) -> str | None:
     """Return how the bytes in the file differ from those of the piece, or None."""
     crc, at, end = 0, piece.offset, piece.offset + piece.size
     while at < end:

@@ -30,8 +30,8 @@ from meshwright.arrays import Index, slabs
 from meshwright.checkpoint._format._container import (
     CRC,
     LOCAL_CRC,
-    Entry,
     FilePlan,
+    ZipEntry,
     local_header,
     plan_file,
     with_crc,
@@ -47,7 +47,7 @@ _NUM_THREADS = 3  # two that copy and checksum, while the third one's window is 
 _PAGE = 4096  # a multiple of what disks want direct writes aligned to
 _IN_CACHE = 1 << 18  # bytes that are copied and then checksummed
 
-Read = Callable[[str, Index], np.ndarray]
+ReadArray = Callable[[str, Index], np.ndarray]
 """Returns a part of the array of that name."""
 
 
@@ -76,7 +76,7 @@ def write_part(
         raise
 
 
-def write_streamed(directory: Path, layouts: Sequence[ArrayLayout], read: Read) -> None:
+def write_streamed(directory: Path, layouts: Sequence[ArrayLayout], read: ReadArray) -> None:
     """Write data file and part file of process 0 of 1; `read` gives any part of any array."""
     plan = plan_file(tuple(layouts), 0)
     chunks = [(layout, position) for layout in layouts for position in layout.positions()]
@@ -120,7 +120,7 @@ def _put_word(path: Directory, word: Mapping[str, Any]) -> None:
         write_whole(path, content)
 
 
-def _write_chunk(file: BinaryIO, entry: Entry, data: Iterator[memoryview]) -> int:
+def _write_chunk(file: BinaryIO, entry: ZipEntry, data: Iterator[memoryview]) -> int:
     """Write an entry of which the checksum is known after the last slab only, and return that."""
     crc = 0
     file.seek(entry.data_offset)
@@ -132,7 +132,7 @@ def _write_chunk(file: BinaryIO, entry: Entry, data: Iterator[memoryview]) -> in
     return crc
 
 
-def _chunk_slabs(layout: ArrayLayout, position: tuple[int, ...], read: Read) -> Iterator[memoryview]:
+def _chunk_slabs(layout: ArrayLayout, position: tuple[int, ...], read: ReadArray) -> Iterator[memoryview]:
     origin = [place * size for place, size in zip(position, layout.chunk_shape, strict=True)]
     for slab in slabs(layout.chunk_shape, layout.dtype.itemsize):
         index = tuple(slice(at + part.start, at + part.stop) for at, part in zip(origin, slab, strict=True))
