@@ -1,4 +1,10 @@
-"""Named arrays that are read in parts: sources of them, matched with a state and restored onto any mesh."""
+"""Named arrays that are read in parts: sources of them, matched with a state and restored onto any mesh.
+
+`LazyArray` stands for an array that nothing was read of, a `Source` for named ones. `_match` finds what a
+state wants in a source, `_restore` puts it on devices, `_cast` and `_transforms` make sources of other
+sources. May import ground rooms, `program` and `hlo`; knows no file format. Add here what is true of
+arrays in any checkpoint; a format goes to `formats`.
+"""
 
 from meshwright.arrays._cast import Casts, cast_dtypes, cast_leaf, cast_leaves, converted, floating
 from meshwright.arrays._chunks import (

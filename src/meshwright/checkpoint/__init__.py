@@ -1,4 +1,10 @@
-"""Checkpoints: saved behind the loop, kept by a policy, in an open format that is checked when read."""
+"""Checkpoints: saved behind the loop, kept by a policy, in an open format that is checked when read.
+
+`Checkpoints` is a directory held open by one run; `_format` holds the files, `_saving` one save,
+`_retention` the policies, `_directory` and `_remote` the names in a directory or a store. May import
+`arrays` and ground rooms. Add a policy to `_retention`, and what files hold to `_format`, with
+docs/checkpoint-format.md. Other formats are read and written in `formats`.
+"""
 
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._convert import called_as_ours, convert, rewritten

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Event
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -175,13 +174,13 @@ def _new_dtypes(
     table, dtypes = Table("dtype", tuple(patterns)), [floating(dtype) for dtype in patterns.values()]
     judge({table: ours}, ours.__getitem__)
     decided = table.decisions(ours, ours.__getitem__)
-    return {name: dtypes[number] for name, (number, _) in decided.items() if _is_floating(arrays[name].dtype)}
+    return {
+        name: dtypes[number]
+        for name, (number, _) in decided.items()
+        if jnp.issubdtype(arrays[name].dtype, jnp.floating)
+    }
 
 
 def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLayout:
     """Return the same chunks, of their new dtype and all written by one process."""
     return replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))
-
-
-def _is_floating(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)

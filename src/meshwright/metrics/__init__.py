@@ -1,9 +1,10 @@
 """What a run tells about itself: means over steps, histograms, and the writers that receive them.
 
-`logger` makes the loop's `log`. It hands each report to a `Writer`; `jsonl`, `tensorboard`, `Console`
-and the trackers' are the writers here, and any function of a step and its values is another. Metrics
-are the same on every process, so only one should write them: the others are given `tee()`, the
-writer that writes nothing.
+`logger` makes the loop's `log`. It hands each report to a `Writer`; `jsonl`, `tensorboard`, `Console` and
+the trackers' are the writers here, and any function of a step and its values is another. Metrics are the
+same on every process, so only one should write them: the others are given `tee()`, the writer that writes
+nothing. May import ground rooms, `program` and `hlo`. Add a tracker as a file of its own, a context
+manager that gives a `Writer`.
 """
 
 from meshwright.metrics._bar import Bar

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from meshwright.arguments import num_required
 from meshwright.errors import UsageError
-from meshwright.metrics._kinds import Values
+from meshwright.metrics._histogram import Histogram
+from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.metrics._writers import Writer, tee
 
 Tracker = Writer | Callable[[], AbstractContextManager[Writer]]
@@ -92,6 +93,19 @@ class _PutAside:
         said = f"{type(error).__name__}: {error}"
         self._tell(f"the tracker {self._name} failed {when}, and the run goes on without it: {said}")
         self._write, self._tell = None, _nobody  # it is closed at the end nonetheless, and may fail again
+
+
+def as_media(package: Any, name: str, value: Any) -> Any:
+    """Return a value as W&B's package, or one like it, takes it; a text as it is."""
+    match value:
+        case Histogram():
+            return package.Histogram(np_histogram=value.bins())
+        case Image():
+            return package.Image(value.pixels)
+        case str():
+            return value
+        case _:
+            return as_float(name, value)
 
 
 def _nobody(text: str) -> None:

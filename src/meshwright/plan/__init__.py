@@ -1,4 +1,10 @@
-"""What a step takes of hardware that is not there: memory, network, time; and what it could take instead."""
+"""What a step takes of hardware that is not there: memory, network, time; and what it could take instead.
+
+`Site` is an experiment on some hardware; `_estimate` reads its traced step, `_topology` compiles it,
+`_roofline` turns both into seconds, `_changes` tries other settings, `_words` prints. May import
+`experiment` and all below. Add a chip to `_chips`; how a primitive's dimensions go together is told in
+`program`.
+"""
 
 from meshwright.plan._changes import Change, cheapest_changes, ranked, search, tried
 from meshwright.plan._estimate import TracedCosts, TracedMemory, Work, traced_costs

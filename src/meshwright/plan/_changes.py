@@ -36,8 +36,8 @@ class Change:
         return " ".join([*written, *optimizer]) or "as it is"
 
 
-def cheapest_changes(site: Site, number: int = 3) -> list[Change]:
-    """Return the changes after which the step fits that take the least time, estimated from the traced step.
+def cheapest_changes(site: Site) -> list[Change]:
+    """Return the three changes after which the step fits and is quickest, estimated from the traced step.
 
     One setting is changed; two where no one is enough.
     """
@@ -46,7 +46,7 @@ def cheapest_changes(site: Site, number: int = 3) -> list[Change]:
     for settings in (single, pairs):
         fitting = [change for change in tried(site, settings) if change.plan.memory.fits]
         if fitting:
-            return sorted(fitting, key=lambda change: change.plan.time.seconds)[:number]
+            return sorted(fitting, key=lambda change: change.plan.time.seconds)[:3]
     return []
 
 
@@ -106,12 +106,13 @@ def search(site: Site) -> list[Change]:
     """
     meshes = ranked([*tried(site, ({"mesh": mesh} for mesh in meshes_of(site.hardware)))])
     meshes = meshes or [Change({}, site.plan())]
+    own = site.experiment.remat
     others = [
         {**found.settings, "remat": remat, "microbatches": microbatches}
         for found in meshes[:FINALISTS]
-        for remat in _remats(site)
+        for remat in (REMATS if own in REMATS else (own,))
         for microbatches in sorted({1, 2, 4, site.experiment.microbatches})
-        if (remat, microbatches) != (site.experiment.remat, site.experiment.microbatches)
+        if (remat, microbatches) != (own, site.experiment.microbatches)
     ]
     return ranked([*meshes, *tried(site, others)])
 
@@ -124,7 +125,3 @@ def ranked(found: Sequence[Change]) -> list[Change]:
         return not memory.fits, change.plan.time.seconds if memory.fits else memory.peak
 
     return sorted(found, key=key)
-
-
-def _remats(site: Site) -> Sequence[str | None]:
-    return REMATS if site.experiment.remat in REMATS else (site.experiment.remat,)

@@ -2,9 +2,10 @@
 
 `location` returns what is used alike for both, and is how checkpoints are written and read. Programs that
 need files work in a directory of this machine, and what is in it is put at the address: when they are done
-(`put_at`, `put_file_at`), or behind them while they go on (`mirrored`). `local_copy` is the way back. Where a
-place on this machine is named, all but `mirrored`, which is for addresses, give just that. What can be on
-this machine only is asked for by `local_path`, which refuses addresses.
+(`put_at`, `put_file_at`), or behind them while they go on (`mirrored`). `local_copy` is the way back.
+Where a place on this machine is named, all but `mirrored`, which is for addresses, give just that. What
+can be on this machine only is asked for by `local_path`, which refuses addresses. May import ground rooms
+only. Add a kind of store to `_settings`.
 """
 
 from meshwright.storage._copies import local_copy, put_at, put_file_at, read_text

@@ -156,7 +156,7 @@ def placed(sizes: Iterable[tuple[str, int]]) -> list[ZipEntry]:
     entries, offset = [], 0
     for path, size in sizes:
         shortest_header = _LOCAL.size + len(path.encode()) + _LOCAL_SIZES.size + _PADDING.size
-        data_offset = _round_up(offset + shortest_header)
+        data_offset = -(-(offset + shortest_header) // ALIGNMENT) * ALIGNMENT
         entries.append(ZipEntry(path, size, offset, data_offset))
         offset = data_offset + size
     return entries
@@ -188,10 +188,6 @@ def central_directory(entries: Sequence[ZipEntry], crcs: Sequence[int]) -> tuple
     ends = list(itertools.accumulate(map(len, headers), initial=0))
     end_records = _end_records(len(entries), start, start + ends[-1])
     return b"".join([*headers, end_records]), [end + _CENTRAL_CRC for end in ends[:-1]]
-
-
-def _round_up(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _central_header(entry: ZipEntry, crc: int) -> bytes:

@@ -24,6 +24,9 @@ _MEMORY = 64 << 20  # bytes taken at once
 class NativeSource:
     """One complete checkpoint. Only the chunks that are asked for are touched, each verified once."""
 
+    format = "Meshwright"
+    """The name that people know the format by."""
+
     def __init__(self, path: Directory, *, verify: bool = True):
         """Read the manifest in the step directory `path`; no data file is opened yet.
 
@@ -35,7 +38,14 @@ class NativeSource:
         """
         self.path = path
         self._verify = verify
-        self._manifest = read_manifest(path)
+        self.manifest = read_manifest(path)
+        """All that `manifest.json` says."""
+        self.step: int = self.manifest.step
+        """The step that was saved."""
+        self.extra: Any = self.manifest.extra
+        """Values that were saved beside the arrays."""
+        self.writer: Any = self.manifest.writer
+        """Who saved it: versions, number of processes, mesh."""
         self._files: dict[int, int | ObjectBytes] = {}
         self._opening = Lock()
         self._memory = _Memory()
@@ -45,39 +55,14 @@ class NativeSource:
         """Return the path, which is what errors call the checkpoint by."""
         return str(self.path)
 
-    @property
-    def format(self) -> str:
-        """Return what people call the format."""
-        return "Meshwright"
-
-    @property
-    def manifest(self) -> Manifest:
-        """Return all that `manifest.json` says."""
-        return self._manifest
-
-    @property
-    def step(self) -> int:
-        """Return the step that was saved."""
-        return self._manifest.step
-
-    @property
-    def extra(self) -> Any:
-        """Return what was saved beside the arrays."""
-        return self._manifest.extra
-
-    @property
-    def writer(self) -> Any:
-        """Return who saved it: versions, number of processes, mesh."""
-        return self._manifest.writer
-
     def arrays(self) -> Mapping[str, LazyArray]:
         """Return every array by name; nothing is read."""
-        impls = self._manifest.prng_keys
+        impls = self.manifest.prng_keys
         return {
             name: LazyArray(
                 array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name), array.chunk_shape
             )
-            for name, array in self._manifest.arrays.items()
+            for name, array in self.manifest.arrays.items()
         }
 
     def read(self, name: str, index: Index) -> np.ndarray:
@@ -92,7 +77,7 @@ class NativeSource:
 
     def read_parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts of one array, as `read` does; a chunk that has some of many is read once."""
-        array = self._manifest.arrays[name]
+        array = self.manifest.arrays[name]
         parts = tuple(bounds_of(index, array.shape) for index in indices)
         rows = as_rows(parts) if sum(place.size for place in array.chunks) < _SMALL else None
         if rows is None:
@@ -146,7 +131,7 @@ class NativeSource:
 
     @telling_unreadable()
     def _opened(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
-        expected = self._manifest.files[place.file]
+        expected = self.manifest.files[place.file]
         path = self.path / expected.name
         if isinstance(path, ObjectPath):
             return ObjectBytes(parts_of(path, expected.nbytes))
@@ -159,7 +144,7 @@ class NativeSource:
         return file
 
     def _damaged(self, name: str, place: ChunkPlace, how: str) -> DamagedError:
-        path = self.path / self._manifest.files[place.file].name
+        path = self.path / self.manifest.files[place.file].name
         return DamagedError(
             f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
             "Copy the file again, or use another checkpoint."

@@ -40,11 +40,8 @@ def open_arrays(
 
 def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
     options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
-    return tensorstore.open(options, kvstore=store + _directory(path), context=shared_context(), read=True)
-
-
-def _directory(path: str) -> str:
-    return f"{path}/" if path else ""  # which is the store itself
+    below = store + (f"{path}/" if path else "")  # which is the store itself
+    return tensorstore.open(options, kvstore=below, context=shared_context(), read=True)
 
 
 def _array(what: str, requested: Any) -> LazyArray:

@@ -21,6 +21,7 @@ import numpy as np
 from meshwright.arrays import Index, LazyArray, bounds_of, shares_of
 from meshwright.errors import CheckpointError, DamagedError, UsageError
 from meshwright.formats._deflate import inflated
+from meshwright.formats.readers._tensorstore import tensorstore_for
 from meshwright.storage import Directory
 
 ZARRAY = ".zarray"
@@ -175,12 +176,7 @@ def _by_tensorstore(content: bytes, zarr: Zarr2) -> bytes:
       ValueError: it is damaged.
       UsageError: TensorStore is not installed.
     """
-    try:
-        import tensorstore
-    except ImportError:
-        raise UsageError(
-            f"chunks compressed by {zarr.compressor} need TensorStore: pip install 'meshwright[tensorstore]'."
-        ) from None
+    tensorstore = tensorstore_for(f"a chunk compressed by {zarr.compressor}")
     shape = [math.prod(zarr.chunks) * zarr.dtype.itemsize]
     metadata = {"shape": shape, "chunks": shape, "dtype": "|u1", "compressor": zarr.compressor}
     rest = {"zarr_format": 2, "fill_value": None, "filters": None, "order": "C"}
