@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoint._format._container import ALIGNMENT
-from meshwright.checkpoint._format._manifest import ChunkPlace, Manifest, SavedArray, read_manifest
+from meshwright.checkpoint._format._manifest import ChunkPlace, SavedArray, read_manifest
 from meshwright.errors import DamagedError
 from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
 
