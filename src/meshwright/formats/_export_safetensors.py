@@ -19,7 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright import tree
-from meshwright.arrays import Names, Source, TreeSource, converted, floating, local, readable, type_name
+from meshwright.arrays import (
+    Names,
+    Source,
+    TreeSource,
+    converted,
+    floating,
+    local,
+    readable,
+    slabs,
+    type_name,
+)
 from meshwright.checkpoint import staged
 from meshwright.durable import fsync_directory, write_whole
 from meshwright.errors import UsageError, listed
@@ -28,7 +38,6 @@ from meshwright.process import on_lead
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-_PART_BYTES = 1 << 24  # what of one array is in memory at a time
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
 
@@ -179,18 +188,12 @@ def _shards(arrays: _safetensors.Structs, max_bytes: int) -> dict[str, _safetens
 def _reader(
     source: Source | TreeSource, ours: Mapping[str, str], arrays: _safetensors.Structs
 ) -> Callable[[str], Iterator[np.ndarray]]:
-    """Return a function that yields one array in parts: rows, as many as are not too many bytes."""
+    """Return a function that yields one array in parts."""
 
     def read(name: str) -> Iterator[np.ndarray]:
-        array = arrays[name]
-        if not array.shape:
-            yield converted(name, source.read(ours[name], ()), array.dtype)
-            return
-        num_rows, rest = array.shape[0], (slice(None),) * (len(array.shape) - 1)
-        at_a_time = max(1, _PART_BYTES * num_rows // max(1, _safetensors.nbytes(array)))
-        for start in range(0, num_rows, at_a_time):
-            rows = slice(start, min(start + at_a_time, num_rows))
-            yield converted(name, source.read(ours[name], (rows, *rest)), array.dtype)
+        dtype = arrays[name].dtype
+        for index in slabs(arrays[name].shape, dtype.itemsize):
+            yield converted(name, source.read(ours[name], index), dtype)
 
     return read
 

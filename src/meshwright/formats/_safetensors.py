@@ -64,7 +64,7 @@ def write_file(
     read: Callable[[str], Iterable[np.ndarray]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write one durable file; `read` yields the parts of an array, along its first dimension."""
+    """Write one durable file; `read` yields the parts of an array, in row-major order."""
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
     with path.open("wb") as file:
         file.write(_header(ordered, metadata))
