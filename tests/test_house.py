@@ -167,8 +167,8 @@ def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_file_is_longer_than_three_hundred_lines(path):
-    assert len(path.read_text().splitlines()) <= 300
+def test_no_file_is_longer_than_four_hundred_lines(path):
+    assert len(path.read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -187,6 +187,16 @@ def bodies(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_function_s_body_is_longer_than_forty_lines(path):
     assert not [name for name, lines in bodies(path) if lines > 40]
+
+
+LONG_CLASSES = {"Trainer"}
+"""To be shortened; no other may become so long."""
+
+
+def test_no_class_is_longer_than_a_hundred_and_fifty_lines():
+    nodes = (node for path in FILES for node in ast.walk(ast.parse(path.read_text())))
+    classes = (node for node in nodes if isinstance(node, ast.ClassDef))
+    assert {node.name for node in classes if node.end_lineno - node.lineno >= 150} == LONG_CLASSES
 
 
 def test_the_way_of_data_is_that_of_the_imports():

@@ -22,6 +22,9 @@ class Tick:
     """True in the one turn that follows the last update."""
 
 
+Scores = dict[str, float]
+"""Results of an evaluation, by name."""
+
 When = Callable[[int], bool]
 """Is it due after this step? Must give one answer on all processes."""
 

@@ -14,8 +14,8 @@ from meshwright.arrays import restore
 from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._layout import layouts
 from meshwright.checkpoint._format._manifest import Manifest
-from meshwright.checkpoint._format._part import write_part
 from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.checkpoint._format._write import write_part
 from meshwright.errors import MeshwrightError
 from meshwright.formats import open_source
 

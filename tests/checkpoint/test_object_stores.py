@@ -24,7 +24,7 @@ from meshwright.checkpoint._format._commit import commit
 from meshwright.checkpoint._format._layout import layouts
 from meshwright.checkpoint._format._manifest import Manifest, manifest_text
 from meshwright.checkpoint._format._snapshot import Snapshot
-from meshwright.checkpoint._format._upload import upload_part
+from meshwright.checkpoint._format._write import write_part
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.formats import contents, export_safetensors, open_source, pin, verify
 from meshwright.storage import ObjectPath, _settings, location
@@ -88,7 +88,7 @@ def test_of_two_runs_that_save_one_step_exactly_one_wins_and_the_other_says_so(r
     arrays = layouts(states[0], num_processes=1)
     attempts = [location(run) / "step_00000001" / name for name in ("aaaaaaaa", "bbbbbbbb")]
     for attempt, state in zip(attempts, states, strict=True):
-        upload_part(attempt, arrays, taken(state, arrays, 0), 0, 1)
+        write_part(attempt, arrays, taken(state, arrays, 0), 0, 1)
     with ThreadPoolExecutor() as threads:
         ends = [
             threads.submit(commit, attempt, attempt.parent, Manifest(1, {}, {}), arrays, 1, Event())
@@ -138,9 +138,8 @@ def test_a_step_of_which_there_is_only_an_attempt_can_be_saved(run):
 def test_a_file_longer_than_an_object_may_be_is_cut_and_read_in_blocks(run, monkeypatch):
     for module, name, nbytes in (
         ("_object_file", "OBJECT_BYTES", 4096),
-        ("_object_bytes", "OBJECT_BYTES", 4096),
-        ("_object_bytes", "BLOCK_BYTES", 512),
-        ("_object_bytes", "_KEPT", 10),
+        ("_object_file", "BLOCK_BYTES", 512),
+        ("_object_file", "_KEPT", 10),
     ):
         monkeypatch.setattr(f"meshwright.storage.{module}.{name}", nbytes)
     state = {"x": np.arange(5000), "y": np.arange(7, dtype=np.int8)}
@@ -183,7 +182,7 @@ def test_two_processes_upload_their_parts_and_the_lead_commits_them(
     }
     arrays, attempt = layouts(spread, num_processes=2), location(run) / "step_00000001" / "0123abcd"
     for process in (1, 0):
-        upload_part(attempt, arrays, taken(leaves, arrays, process), process, 2)
+        write_part(attempt, arrays, taken(leaves, arrays, process), process, 2)
     assert sum("part-" in key for key in objects(run)) == 2
     commit(attempt, attempt.parent, Manifest(1, {}, {}), arrays, 2, Event())
     assert same_bytes(restore(open_source(run), state), state)
@@ -229,14 +228,14 @@ def test_a_process_that_cannot_upload_says_so(gcs, gcs_run, monkeypatch):
     start = gcs.requests
     monkeypatch.setattr(gcs, "fails", lambda number: "before" if number == start + 1 else None)
     with pytest.raises(MeshwrightError, match="cannot write"):
-        upload_part(attempt, arrays, taken({"x": 1}, arrays, 0), 0, 1)
+        write_part(attempt, arrays, taken({"x": 1}, arrays, 0), 0, 1)
     with pytest.raises(MeshwrightError, match="process 0: MeshwrightError: cannot write"):
         commit(attempt, attempt.parent, Manifest(1, {}, {}), arrays, 1, Event())
 
 
 def test_a_commit_whose_files_were_removed_fails(run):
     arrays, attempt = layouts({"x": 1}, num_processes=1), location(run) / "step_00000001" / "0123abcd"
-    upload_part(attempt, arrays, taken({"x": 1}, arrays, 0), 0, 1)
+    write_part(attempt, arrays, taken({"x": 1}, arrays, 0), 0, 1)
     (attempt / "data-00000-of-00001.zarr.zip").unlink()
     with pytest.raises(MeshwrightError, match=r"data-00000-of-00001\.zarr\.zip in .* were removed"):
         commit(attempt, attempt.parent, Manifest(1, {}, {}), arrays, 1, Event())

@@ -27,7 +27,7 @@ def test_an_upload_that_fails_at_once_while_save_waits_for_room_is_told_at_the_n
         raise ConnectionError("refused")
 
     with Checkpoints("memory://tests/upload", host_nbytes=1 << 20) as checkpoints:
-        monkeypatch.setattr("meshwright.checkpoint._format._upload.put_parts", refuse)
+        monkeypatch.setattr("meshwright.checkpoint._format._write.put_parts", refuse)
         checkpoints.save(1, STATE)
         with pytest.raises(MeshwrightError, match=r"the save of step 1 failed:.*\n.*refused"):
             checkpoints.wait()

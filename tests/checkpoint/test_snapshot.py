@@ -19,8 +19,8 @@ from crash.faults import before_line, refused
 from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints
 from meshwright.checkpoint._format._layout import layouts
-from meshwright.checkpoint._format._part import write_part
 from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.checkpoint._format._write import write_part
 from meshwright.crc32 import crc32, joined
 from meshwright.errors import MeshwrightError
 from meshwright.formats import open_source

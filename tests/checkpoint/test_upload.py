@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.checkpoint._format._layout import layouts
-from meshwright.checkpoint._format._part import write_part
 from meshwright.checkpoint._format._snapshot import Snapshot
-from meshwright.checkpoint._format._upload import upload_part
+from meshwright.checkpoint._format._write import write_part
 from meshwright.storage import location
 
 STATE = {"a": np.arange(700), "b": np.int8(3), "c": np.arange(9, dtype=np.float32), "none": np.zeros((0, 2))}
@@ -38,7 +37,7 @@ def uploaded(object_bytes, monkeypatch):
     attempt = location(f"memory://upload/{next(numbers)}/0123abcd")
     with monkeypatch.context() as patched:
         patched.setattr("meshwright.storage._object_file.OBJECT_BYTES", object_bytes)
-        upload_part(attempt, ARRAYS, chunks(STATE, ARRAYS), 0, 1)
+        write_part(attempt, ARRAYS, chunks(STATE, ARRAYS), 0, 1)
     data = sorted(path.name for path in attempt.glob(f"{DATA}*"))
     contents = [(attempt / name).read_bytes() for name in data]
     assert {len(content) for content in contents[:-1]} <= {object_bytes}

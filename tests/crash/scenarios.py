@@ -23,12 +23,12 @@ from crash.faults import before_each_file_operation, refused
 from crash.nursery import Child, report
 from meshwright.arrays import restore
 from meshwright.checkpoint import Checkpoints, last
-from meshwright.checkpoint._format import _data_file
+from meshwright.checkpoint._format import _write
 from meshwright.checkpoint._format._snapshot import HOST_NBYTES
 from meshwright.errors import CheckpointError, MeshwrightError
 from meshwright.formats import open_source, pin, verify
 
-_data_file._WINDOW = 1 << 18  # so that these small files, too, are written in several windows
+_write._WINDOW = 1 << 18  # so that these small files, too, are written in several windows
 
 
 def state(step):

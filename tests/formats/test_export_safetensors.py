@@ -143,7 +143,7 @@ def test_metadata_is_text_beside_the_format(tmp_path):
 
 
 def test_an_array_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("meshwright.formats._export_safetensors._PART_BYTES", 64)
+    monkeypatch.setattr("meshwright.arrays._chunks._SLAB", 64)
     asked = []
 
     def read_rows(name, index):

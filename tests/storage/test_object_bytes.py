@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshwright.storage import ObjectBytes, _object_bytes, location, parts_of, put_parts
+from meshwright.storage import ObjectBytes, _object_file, location, parts_of, put_parts
 
 CONTENT = np.random.default_rng(0).bytes(1000)
 
@@ -11,7 +11,7 @@ CONTENT = np.random.default_rng(0).bytes(1000)
 @pytest.fixture
 def put(gcs_run, monkeypatch):
     """Return a function that puts a file of 1000 bytes into the store; they are read in blocks of 10."""
-    monkeypatch.setattr(_object_bytes, "BLOCK_BYTES", 10)
+    monkeypatch.setattr(_object_file, "BLOCK_BYTES", 10)
 
     def put_one(name="file"):
         put_parts(location(gcs_run) / name, len(CONTENT), [CONTENT])

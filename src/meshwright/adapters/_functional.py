@@ -13,8 +13,7 @@ import jax
 from meshwright.adapters._library import Axes, Library, mode_and_key
 from meshwright.adapters._pair import Pair
 from meshwright.errors import UsageError
-
-PyTree = Any
+from meshwright.tree import PyTree
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from meshwright import tree
 from meshwright.errors import UsageError
 from meshwright.train import Variables, key_of
+from meshwright.tree import PyTree
 
-PyTree = Any
 Axes = tuple[str | None, ...]
 
 

@@ -1,7 +1,24 @@
-"""Named arrays that are read in parts: sources of them, matched with a state and restored onto any mesh."""
+"""Named arrays that are read in parts: sources of them, matched with a state and restored onto any mesh.
+
+`LazyArray` stands for an array that nothing was read of, a `Source` for named ones. `_match` finds what a
+state wants in a source, `_restore` puts it on devices, `_cast` and `_transforms` make sources of other
+sources. May import ground rooms, `program` and `hlo`; knows no file format. Add here what is true of
+arrays in any checkpoint; a format goes to `formats`.
+"""
 
 from meshwright.arrays._cast import Casts, cast_dtypes, cast_leaf, cast_leaves, converted, floating
-from meshwright.arrays._chunks import Bounds, as_rows, bounds_of, chunks_of, grid, overlapping, row_major
+from meshwright.arrays._chunks import (
+    Bounds,
+    as_rows,
+    bounds_of,
+    chunks_of,
+    cuts,
+    grid,
+    overlapping,
+    row_major,
+    shares_of,
+    slabs,
+)
 from meshwright.arrays._diff import Difference, diff
 from meshwright.arrays._exported import (
     Chosen,
@@ -16,13 +33,10 @@ from meshwright.arrays._exported import (
 )
 from meshwright.arrays._keys import keys_as_data, type_name
 from meshwright.arrays._lazy import Index, LazyArray, concatenate, in_memory, stack
-from meshwright.arrays._load import load, load_lazily
 from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
-from meshwright.arrays._restore import read_for, restore, restore_lazily
-from meshwright.arrays._slabs import slabs
-from meshwright.arrays._source import Opened, Source
-from meshwright.arrays._spelling import Spelling, spelling_of
+from meshwright.arrays._restore import load, load_lazily, read_for, restore, restore_lazily
+from meshwright.arrays._source import Opened, Source, Spelling, spelling_of
 from meshwright.arrays._transforms import Arrays, as_source, cast, cast_back, empty_of, subtree
 
 __all__ = [
@@ -51,6 +65,7 @@ __all__ = [
     "chunks_of",
     "concatenate",
     "converted",
+    "cuts",
     "diff",
     "empty_of",
     "floating",
@@ -72,6 +87,7 @@ __all__ = [
     "restore",
     "restore_lazily",
     "row_major",
+    "shares_of",
     "slabs",
     "source_of",
     "spelling_of",

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays._chunks import slabs
 from meshwright.arrays._lazy import LazyArray
-from meshwright.arrays._slabs import slabs
-from meshwright.arrays._source import Source
-from meshwright.arrays._spelling import stored_names
+from meshwright.arrays._source import Source, stored_names
 
 _AT_A_TIME = 1 << 18  # elements, which are compared as numbers of 16 or 32 bytes
 

@@ -66,12 +66,10 @@ def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> S
     arrays = source.arrays()
     if keys := [name for name, x in arrays.items() if is_key(x)]:
         raise UsageError(f"keys are no numbers: {listed(keys)}. Give their `jax.random.key_data`.")
-    lazy = {each: _lazily(source, each, x) for each, x in arrays.items()}
+    lazy = {
+        each: LazyArray(x.shape, np.dtype(x.dtype), partial(source.read, each)) for each, x in arrays.items()
+    }
     return as_source(lazy, name)
-
-
-def _lazily(source: Source | TreeSource, name: str, array: Any) -> LazyArray:
-    return LazyArray(array.shape, np.dtype(array.dtype), partial(source.read, name))
 
 
 def local(place: str | Path) -> Path:

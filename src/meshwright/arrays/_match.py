@@ -9,8 +9,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays._cast import dtype_of
 from meshwright.arrays._keys import is_key, key_type
-from meshwright.arrays._source import Source
-from meshwright.arrays._spelling import spelling_of, stored_names
+from meshwright.arrays._source import Source, spelling_of, stored_names
 from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.patterns import Table, judge
 
@@ -34,7 +33,7 @@ def matched(
     found = {name: saved[origin] for name, origin in from_where.items() if origin in saved}
     # An assignment that leads nowhere is a mistake, which no fallback hides.
     lacking = {name for name, origin in from_where.items() if origin in (None, name) and name not in found}
-    values = _values(fallback) if lacking else {}
+    values = tree.named_leaves(fallback() if callable(fallback) else fallback) if lacking else {}
     given = {name: value for name, value in values.items() if name in lacking or name not in wanted}
     surplus = _surplus(source, from_where, ignore)
     problems = [
@@ -87,10 +86,6 @@ def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
             raise UsageError(f"assign: {saved!r} does not go with {pattern!r}: {error}.") from None
 
     return {name: origin(name) for name in names}
-
-
-def _values(fallback: Fallback | None) -> dict[str, Any]:
-    return tree.named_leaves(fallback() if callable(fallback) else fallback)
 
 
 def _surplus(source: Source, origins: Mapping[str, str | None], ignore: str | None) -> list[str]:

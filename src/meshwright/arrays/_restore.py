@@ -1,4 +1,4 @@
-"""Source + target -> arrays on the mesh."""
+"""Source + target -> arrays on the mesh; without a target, nested dictionaries of all that there is."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -166,3 +166,32 @@ def _is_of_several_processes(target: tree.PyTree) -> bool:
 def _as_scalar(wanted: Any, array: np.ndarray) -> Any:
     """Return a NumPy scalar where one is wanted, otherwise the array."""
     return array[()] if isinstance(wanted, np.generic) else array
+
+
+def load(source: Source) -> dict[str, Any]:
+    """Return all of `source` as nested dictionaries of NumPy arrays: lists and tuples too, by number.
+
+    Typed PRNG keys are such. For other dtypes `cast` it before; integers stay as they are:
+    `load(cast(source, [(".*", "bfloat16")]))`.
+
+    Raises:
+      InputError: A name lies below another, as `a/b` and `a` do in a file of names.
+      DamagedError: A piece is damaged.
+    """
+    return restore(source, tree.nested({name: _struct(x) for name, x in source.arrays().items()}))
+
+
+def load_lazily(source: Source) -> dict[str, Any]:
+    """Return all of `source` as nested dictionaries of `LazyArray`s; nothing is read.
+
+    Raises:
+      InputError: A name lies below another.
+    """
+    return tree.nested(source.arrays())
+
+
+def _struct(array: LazyArray) -> jax.ShapeDtypeStruct:
+    struct = jax.ShapeDtypeStruct(array.shape, array.dtype)
+    if array.key_impl is None:
+        return struct
+    return jax.eval_shape(partial(jax.random.wrap_key_data, impl=array.key_impl), struct)

@@ -14,8 +14,7 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays._cast import Casts, cast_dtypes, cast_leaf, cast_leaves, dtype_of
 from meshwright.arrays._lazy import Index, LazyArray, in_memory
-from meshwright.arrays._source import Source
-from meshwright.arrays._spelling import Spelling, names_below, spelling_of
+from meshwright.arrays._source import Source, Spelling, names_below, spelling_of
 from meshwright.errors import CheckpointError, nearest
 
 

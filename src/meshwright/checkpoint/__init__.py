@@ -1,9 +1,13 @@
-"""Checkpoints: saved behind the loop, kept by a policy, in an open format that is checked when read."""
+"""Checkpoints: saved behind the loop, kept by a policy, in an open format that is checked when read.
 
-from meshwright.checkpoint._best import open_best
+`Checkpoints` is a directory held open by one run; `_format` holds the files, `_saving` one save,
+`_retention` the policies, `_directory` and `_remote` the names in a directory or a store. May import
+`arrays` and ground rooms. Add a policy to `_retention`, and what files hold to `_format`, with
+docs/checkpoint-format.md. Other formats are read and written in `formats`.
+"""
+
 from meshwright.checkpoint._checkpoints import Checkpoints
 from meshwright.checkpoint._convert import called_as_ours, convert, rewritten
-from meshwright.checkpoint._damage import Damage, incomplete
 from meshwright.checkpoint._directory import (
     PINNED,
     aside,
@@ -13,10 +17,18 @@ from meshwright.checkpoint._directory import (
     step_path,
     temporaries,
 )
-from meshwright.checkpoint._format import HOST_NBYTES, MANIFEST, NativeSource, read_manifest
+from meshwright.checkpoint._format import (
+    HOST_NBYTES,
+    MANIFEST,
+    Damage,
+    NativeSource,
+    Report,
+    incomplete,
+    native_report,
+    read_manifest,
+)
 from meshwright.checkpoint._retention import (
     Keep,
-    Scores,
     always,
     any_of,
     best,
@@ -26,8 +38,8 @@ from meshwright.checkpoint._retention import (
     multiples,
     spaced,
 )
+from meshwright.checkpoint._scores import open_best
 from meshwright.checkpoint._staging import UNFINISHED, staged
-from meshwright.checkpoint._verify import Report, native_report
 
 __all__ = [
     "HOST_NBYTES",
@@ -39,7 +51,6 @@ __all__ = [
     "Keep",
     "NativeSource",
     "Report",
-    "Scores",
     "always",
     "any_of",
     "aside",

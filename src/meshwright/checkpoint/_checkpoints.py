@@ -4,45 +4,33 @@ import copy
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from types import TracebackType
+from functools import partial
 from typing import Any, Self
 
 import jax
 
-from meshwright import process, tree
-from meshwright.arrays import (
-    Casts,
-    Names,
-    cast_back,
-    cast_dtypes,
-    cast_leaves,
-    keys_as_data,
-    left_out,
-    named_back,
-    read_for,
-    renamed,
-)
+from meshwright import tree
+from meshwright.arrays import Casts, Names
 from meshwright.checkpoint import _directory
-from meshwright.checkpoint._attempt import begin_attempt
 from meshwright.checkpoint._bookmark import bookmark, rewind
-from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, layouts
-from meshwright.checkpoint._resume import newest_intact
-from meshwright.checkpoint._retention import Keep, Scores, as_policy
-from meshwright.checkpoint._saving import Saving, start_saving, writer_of
-from meshwright.checkpoint._scores import numbers, remove_old, saved_scores
-from meshwright.errors import MeshwrightError, UsageError
-from meshwright.process import on_lead, together
-from meshwright.storage import Directory, location
-from meshwright.when import Due, Tick, When
+from meshwright.checkpoint._format import HOST_NBYTES, Manifest, layouts
+from meshwright.checkpoint._resume import newest_intact, pass_over
+from meshwright.checkpoint._retention import Keep
+from meshwright.checkpoint._saved import Saved
+from meshwright.checkpoint._saving import begin_attempt, start_saving, writer_of
+from meshwright.checkpoint._scores import numbers
+from meshwright.checkpoint._session import Session
+from meshwright.errors import MeshwrightError
+from meshwright.process import on_lead
+from meshwright.storage import Directory
+from meshwright.when import Due, Scores, Tick, When
 
 log = logging.getLogger("meshwright")
 
-Save = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
+SaveWhenDue = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
 
 
-class Checkpoints:
+class Checkpoints(Saved):
     """Saves behind the training loop, and finds again what was saved.
 
     A context manager: while it is open no other run may save in the same directory, and leaving it
@@ -87,14 +75,9 @@ class Checkpoints:
         Raises:
           UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
         """
-        self.directory = _directory.of_checkpoints(location(directory))
-        self.keep = keep
-        self._cast, self._names = cast, names
+        super().__init__(directory, keep, cast, names)
         self._host_nbytes = host_nbytes
-        self._scores: dict[int, Scores] = {}
-        self._lock: ExitStack | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._saving: Saving | None = None
+        self._session = Session(self.directory)
 
     def __enter__(self) -> Self:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
@@ -102,85 +85,20 @@ class Checkpoints:
         Raises:
           UsageError: Another run has it open, or it cannot be used by some process.
         """
-        try:
-            on_lead(self._take)
-            together(lambda: _directory.probe(self.directory))
-            on_lead(lambda: _directory.remove_temporaries(self.directory))
-            self._thread = ThreadPoolExecutor(1, "checkpoint")
-        except BaseException:
-            self._close()
-            raise
+        self._session.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Wait for the save in flight; after an error, which others may not share, for this process only."""
-        try:
-            if error is None:
-                self.wait()
-            elif self._saving and (failure := self._saving.join()):
-                error.add_note(f"The save of step {self._saving.step} failed, too: {failure}")
-        finally:
-            self._close()
-
-    @property
-    def keep(self) -> Keep:
-        """What says which checkpoints stay. May be set at any time, and is asked after each save."""
-        return self._keep
-
-    @keep.setter
-    def keep(self, keep: int | Keep) -> None:
-        self._keep = as_policy(keep)
-
-    def check(self, target: tree.PyTree) -> None:
-        """Raise now what `save` would say of `cast` and `names` of `target`, a state, which may be abstract.
-
-        Raises:
-          UsageError: A pattern casts nothing, or there is no such dtype; nothing is saved, or two leaves
-            would have one name.
-        """
-        leaves = tree.named_leaves(target)
-        cast_dtypes(leaves, self._cast)
-        renamed(leaves, self._names)
-
-    def left_out(self, target: tree.PyTree) -> set[str]:
-        """Return the names of the leaves of a state like `target` that are not saved.
-
-        Raises:
-          UsageError: Of none it is said that it is saved, or two would have one name.
-        """
-        return left_out(target, self._names)
-
-    def latest(self) -> int | None:
-        """Return the highest step of which there is a complete checkpoint. Not collective."""
-        return max(_directory.complete_steps(self.directory), default=None)
+        self._session.leave(error)
 
     def settled(self) -> int | None:
-        """Return `latest()`, which a restart takes, when the save in flight has ended, well or not.
-
-        Collective.
-        """
+        """Wait for the save in flight, whether it fails or not, and return `latest()`. Collective."""
         try:
             self.wait()
         except MeshwrightError as failure:
             log.error(str(failure))
         return self.latest()
-
-    def scores(self) -> Scores:
-        """Return the scores that were saved with the latest checkpoint. Not collective."""
-        latest = self.latest()
-        return {} if latest is None else self.scores_by_step().get(latest, {})
-
-    def scores_by_step(self) -> dict[int, Scores]:
-        """Return the scores saved with each complete checkpoint that can be read. Not collective."""
-        found = saved_scores(self.directory, self._scores)
-        self._scores = found  # when it is complete: the thread and the main thread both come here
-        return found
-
-    def source(self, step: int) -> NativeSource:
-        """Return the checkpoint of `step`, to `restore` from."""
-        return NativeSource(_directory.step_path(self.directory, step))
 
     def save(self, step: int, state: tree.PyTree, extra: Mapping[str, Any] | None = None) -> None:
         """Save `state`, and process 0's `extra`, which is whatever JSON can hold.
@@ -194,25 +112,19 @@ class Checkpoints:
           UsageError: A leaf of `state`, or `extra`, is not of a kind that can be saved.
         """
         self.wait()
-        if self._thread is None:
-            raise UsageError("open the directory first: `with Checkpoints(...) as checkpoints:`.")
+        thread, host_nbytes = self._session.thread, self._host_nbytes
         self.check_state(step, state)
-        step, leaves = operator.index(step), cast_leaves(tree.named_leaves(state), self._cast)
-        leaves, impls = keys_as_data(renamed(leaves, self._names))
+        step, (leaves, impls) = operator.index(step), self._leaves(state)
         arrays = layouts(leaves, jax.process_count())
         attempt = on_lead(lambda: begin_attempt(self.directory, step, extra))
-        if attempt is not None:
-            head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
-            self._saving = start_saving(
-                self._thread,
-                leaves,
-                arrays,
-                head,
-                self.directory / attempt,
-                self._host_nbytes,
-                first=self.before_commit,
-                then=lambda: remove_old(self.directory, self.scores_by_step, self.keep, just_saved=step),
-            )
+        if attempt is None:
+            return
+        head = Manifest(step, writer_of(leaves), copy.deepcopy(dict(extra or {})), prng_keys=impls)
+        temporary = self.directory / attempt
+        remove = partial(self._remove_old, just_saved=step)
+        self._session.saving = start_saving(
+            thread, leaves, arrays, head, temporary, host_nbytes, first=self.before_commit, then=remove
+        )
 
     def wait(self) -> None:
         """Return when the save in flight, if any, is complete.
@@ -221,15 +133,9 @@ class Checkpoints:
           MeshwrightError: It failed on some process. It left no checkpoint, if the message does not
             say that it did: then it is older ones that could not be removed.
         """
-        if saving := self._saving:
-            failure = saving.finish()  # if that is interrupted, the save is still in flight
-            self._saving = None
-            if failure:
-                raise MeshwrightError(
-                    f"the save of step {saving.step} failed:\n  {failure}"
-                ) from saving.error()
+        self._session.wait()
 
-    def saver(self, when: When) -> Save:
+    def saver(self, when: When) -> SaveWhenDue:
         """Return the training loop's `save`: it saves when due and after the last step."""
         due = Due(when)
 
@@ -255,46 +161,11 @@ class Checkpoints:
         steps = on_lead(lambda: _directory.complete_steps(self.directory))
         if not steps:
             return otherwise()
-        fresh = self._fresh(target, otherwise)
+        fresh = self._not_saved(target, otherwise)
         (source, finish), damaged = newest_intact(steps, lambda step: self._read(step, target, fresh))
         state = finish()
         self.check_state(source.step, state)
         rewind(data, source.extra, source)
         self.resumed = source.step
-        self.passed_over = tuple(self._pass_over(step, what) for step, what in damaged.items())
+        self.passed_over = pass_over(self.directory, damaged, source.step, self._session.is_open)
         return state
-
-    def _take(self) -> None:
-        self._lock = _directory.lock(self.directory)
-
-    def _fresh(self, target: tree.PyTree, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
-        """Return what is not saved, made anew; nothing else of it is held. Collective, if `otherwise` is."""
-        lacking = self.left_out(target)
-        made = tree.named_leaves(otherwise()) if lacking else {}
-        return tree.nested({name: made[name] for name in lacking if name in made})
-
-    def _read(
-        self, step: int, target: tree.PyTree, fresh: tree.PyTree
-    ) -> tuple[NativeSource, Callable[[], tree.PyTree]]:
-        source = self.source(step)
-        named = cast_back(named_back(source, self._names, target), self._cast, target)
-        return source, read_for(named, target, fallback=fresh or None)
-
-    def _pass_over(self, step: int, what: str) -> str:
-        """Set aside a damaged checkpoint, if we may, and return the message about it."""
-        said = f"step {step} is damaged; continuing from step {self.resumed} instead. {what}"
-        if self._thread:
-            aside = on_lead(lambda: _directory.set_aside(self.directory, step))
-            said += f" It is kept as {aside}."
-        if process.is_lead():
-            log.error(said)
-        return said
-
-    def _close(self) -> None:
-        try:
-            if self._thread:
-                self._thread.shutdown()
-        finally:  # for who gives that up: what then still writes into a directory of its own harms nobody
-            if self._lock:
-                self._lock.close()
-            self._thread = self._lock = self._saving = None

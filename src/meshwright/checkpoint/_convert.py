@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Event
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,8 +28,7 @@ from meshwright.checkpoint._format import (
     Snapshot,
     commit,
     layouts,
-    layouts_of,
-    upload_part,
+    write_part,
     write_streamed,
 )
 from meshwright.checkpoint._staging import told_of
@@ -72,9 +70,7 @@ def convert(
     changed = transform(source) if transform else called_as_ours(source)
     taken = rewritten(changed, dtype=dtype, only=only).arrays()
     if isinstance(changed, NativeSource):
-        arrays = [
-            _rewritten(layout, taken) for layout in layouts_of(changed.manifest) if layout.name in taken
-        ]
+        arrays = [_rewritten(layout, taken) for layout in changed.manifest.layouts() if layout.name in taken]
     else:
         arrays = list(layouts(taken, 1))
     directory = _directory.of_checkpoints(location(destination))
@@ -166,7 +162,7 @@ def _write_data(taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], tempo
     if isinstance(temporary, ObjectPath):
         chunks = Snapshot(taken, arrays, 0)
         chunks.take(wait=False)
-        upload_part(temporary, arrays, chunks, 0, 1)
+        write_part(temporary, arrays, chunks, 0, 1)
     else:
         write_streamed(temporary, arrays, lambda name, index: taken[name].read(index))
 
@@ -178,13 +174,13 @@ def _new_dtypes(
     table, dtypes = Table("dtype", tuple(patterns)), [floating(dtype) for dtype in patterns.values()]
     judge({table: ours}, ours.__getitem__)
     decided = table.decisions(ours, ours.__getitem__)
-    return {name: dtypes[number] for name, (number, _) in decided.items() if _is_floating(arrays[name].dtype)}
+    return {
+        name: dtypes[number]
+        for name, (number, _) in decided.items()
+        if jnp.issubdtype(arrays[name].dtype, jnp.floating)
+    }
 
 
 def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLayout:
     """Return the same chunks, of their new dtype and all written by one process."""
     return replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))
-
-
-def _is_floating(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)

@@ -1,11 +1,17 @@
 """Which checkpoint a run goes on from: the newest that is intact, on all processes the same."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+from meshwright import process
+from meshwright.checkpoint import _directory
 from meshwright.errors import DamagedError
-from meshwright.process import together
+from meshwright.process import on_lead, together
+from meshwright.storage import Directory
+
+log = logging.getLogger("meshwright")
 
 T = TypeVar("T")
 
@@ -33,3 +39,21 @@ def newest_intact(steps: Sequence[int], restore: Callable[[int], T]) -> tuple[T,
         + "\n  ".join(f"step {step}: {what}" for step, what in damaged.items())
         + "\nCopy one back from elsewhere; or, to start afresh, move them away."
     )
+
+
+def pass_over(
+    directory: Directory, damaged: Mapping[int, str], resumed: int, is_open: bool
+) -> tuple[str, ...]:
+    """Return messages about damaged checkpoints, which are logged; set aside what is damaged, if we may.
+
+    Collective.
+    """
+    messages = []
+    for step, what in damaged.items():
+        said = f"step {step} is damaged; continuing from step {resumed} instead. {what}"
+        if is_open:
+            said += f" It is kept as {on_lead(partial(_directory.set_aside, directory, step))}."
+        if process.is_lead():
+            log.error(said)
+        messages.append(said)
+    return tuple(messages)

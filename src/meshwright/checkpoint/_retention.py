@@ -17,8 +17,8 @@ from typing import Any, Literal
 from meshwright.errors import UsageError
 from meshwright.events import read_scalars
 from meshwright.storage import local_path
+from meshwright.when import Scores
 
-Scores = Mapping[str, float]
 Keep = Callable[[Mapping[int, Scores]], set[int]]
 """A policy. One that goes by scores may name them in an attribute `metrics`, so that an experiment can check
 before it starts that its evaluations give them."""
@@ -153,7 +153,10 @@ class Best:
         return (self.metric,) if self.events is None else ()
 
     def __call__(self, scores: Mapping[int, Scores]) -> set[int]:
-        found = _saved(scores, self.metric) if self.events is None else read_scalars(self.events, self.metric)
+        if self.events is None:
+            found = {step: saved[self.metric] for step, saved in scores.items() if self.metric in saved}
+        else:
+            found = read_scalars(self.events, self.metric)
         newest = max(scores, default=None)
         older = scores.keys() - {newest}
         spared = older - found.keys() if self.without_metric == "keep" else set()
@@ -205,10 +208,6 @@ class Always:
         newest = max(scores, default=None)
         rest = {step: saved for step, saved in scores.items() if step == newest or step not in forced}
         return forced | self.then(rest)
-
-
-def _saved(scores: Mapping[int, Scores], metric: str) -> dict[int, float]:
-    return {step: saved[metric] for step, saved in scores.items() if metric in saved}
 
 
 def _rank(step: int, score: float | None, mode: Literal["min", "max"]) -> tuple[int, float, int]:

@@ -1,9 +1,13 @@
-"""One save, behind the loop: two tasks on a thread, and how their end is told to all processes."""
+"""One save, behind the loop: an attempt, two tasks on a thread, and how all processes learn of their end."""
 
+import json
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -12,12 +16,47 @@ from jax.sharding import NamedSharding
 
 from meshwright import process
 from meshwright._version import __version__
-from meshwright.checkpoint._directory import discard, final_path
-from meshwright.checkpoint._format import ArrayLayout, Manifest, Snapshot, commit, upload_part, write_part
-from meshwright.errors import MeshwrightError
-from meshwright.storage import Directory, ObjectPath
+from meshwright.checkpoint import _directory
+from meshwright.checkpoint._format import (
+    MANIFEST,
+    ArrayLayout,
+    Manifest,
+    Snapshot,
+    commit,
+    incomplete,
+    write_part,
+)
+from meshwright.documents import check_depth
+from meshwright.errors import MeshwrightError, UsageError
+from meshwright.storage import Directory
 
 _OTHERS_SECONDS = 60  # all began at the same time and write about the same amount
+log = logging.getLogger("meshwright")
+
+
+def begin_attempt(directory: Directory, step: int, extra: Mapping[str, Any] | None) -> str | None:
+    """Make a directory for a new attempt and return its name, or None when `step` is saved already."""
+    if step < 0:
+        raise UsageError(f"cannot save step {step}: steps count from 0.")
+    _check_json(extra)
+    final = _directory.step_path(directory, step)
+    there = (final / MANIFEST).is_file()
+    if there or (isinstance(final, Path) and os.path.lexists(final)):  # a broken link, too, is in the way
+        wrong = incomplete(final) if there else f"there is no {MANIFEST}"
+        if not wrong:
+            return None
+        aside = _directory.set_aside(directory, step)
+        log.error(f"{final} is no complete checkpoint: {wrong}. It is kept as {aside}, and saved anew.")
+    temporary = _directory.temporary_path(directory, step)
+    temporary.mkdir()
+    return str(temporary).removeprefix(f"{directory}/")
+
+
+def _check_json(extra: Mapping[str, Any] | None) -> None:
+    try:
+        check_depth(json.loads(json.dumps(extra)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot save `extra`, as JSON cannot hold it: {error}.") from None
 
 
 @dataclass(frozen=True)
@@ -49,7 +88,7 @@ class Saving:
         not_committed = process.agree(_failure(self.committed))
         if not failures and not not_committed:
             return None
-        discard(self.temporary)
+        _directory.discard(self.temporary)
         return "\n  ".join(failures or [not_committed])
 
     def join(self) -> str | None:
@@ -92,12 +131,13 @@ def start_saving(
     def make_checkpoint() -> None:
         written.result()  # raises what went wrong: then there is nothing to wait for
         first()
-        commit(temporary, final_path(temporary), head, arrays, num_processes, abandoned)
+        commit(temporary, _directory.final_path(temporary), head, arrays, num_processes, abandoned)
         then()
 
+    write = process.finishing()(write_part)
     try:
         chunks.take(wait=False)
-        written = thread.submit(_write, temporary, arrays, chunks, number, num_processes)
+        written = thread.submit(write, temporary, arrays, chunks, number, num_processes)
         committed = thread.submit(make_checkpoint) if process.is_lead() else None
         chunks.take(wait=True)
     except BaseException:
@@ -105,16 +145,6 @@ def start_saving(
         abandoned.set()
         raise
     return Saving(head.step, temporary, written, committed, abandoned)
-
-
-@process.finishing()
-def _write(
-    temporary: Directory, arrays: Sequence[ArrayLayout], chunks: Snapshot, number: int, num_processes: int
-) -> None:
-    if isinstance(temporary, ObjectPath):
-        upload_part(temporary, arrays, chunks, number, num_processes)
-    else:
-        write_part(temporary, arrays, chunks, number, num_processes)
 
 
 def _failure(task: Future[None] | None) -> str | None:

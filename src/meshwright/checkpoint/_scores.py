@@ -1,14 +1,17 @@
-"""The scores of evaluations, saved with the checkpoint of their step; and what is kept by them."""
+"""The scores of evaluations, saved with the checkpoint of their step, and the best by them."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from contextlib import suppress
 from numbers import Real
+from typing import Literal
 
 from meshwright.checkpoint import _directory
-from meshwright.checkpoint._format import read_manifest
-from meshwright.checkpoint._retention import Keep, Scores
-from meshwright.errors import CheckpointError, MeshwrightError
-from meshwright.storage import Directory
+from meshwright.checkpoint._format import NativeSource, read_manifest
+from meshwright.errors import CheckpointError
+from meshwright.process import on_lead
+from meshwright.storage import Directory, location
+from meshwright.when import Scores
 
 
 def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
@@ -26,15 +29,24 @@ def numbers(scores: Scores) -> Scores:
     return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
 
 
-def remove_old(
-    directory: Directory, scores: Callable[[], Mapping[int, Scores]], keep: Keep, *, just_saved: int
-) -> None:
-    """Remove the checkpoints that `keep` does not keep and that are not pinned."""
-    try:
-        found = scores()
-        kept = keep(found) | {just_saved, max(found)}
-        for step in sorted(found.keys() - kept):
-            _directory.remove_step(directory, step)
-    except Exception as error:
-        said = f"step {just_saved} is saved, but older checkpoints could not be removed: {error}"
-        raise MeshwrightError(said) from error
+def open_best(directory: str | Directory, score: str, mode: Literal["min", "max"]) -> NativeSource:
+    """Open the checkpoint in `directory` with the best `score`, the newest of equals. Collective.
+
+    Raises:
+      CheckpointError: None was saved with this score as a number.
+    """
+    place = location(directory)
+    return NativeSource(_directory.step_path(place, on_lead(lambda: _best_step(place, score, mode))))
+
+
+def _best_step(directory: Directory, score: str, mode: Literal["min", "max"]) -> int:
+    saved = saved_scores(directory)
+    found = {step: of[score] for step, of in saved.items() if not math.isnan(of.get(score, math.nan))}
+    if not found:
+        names = sorted({name for of in saved.values() for name in of})
+        raise CheckpointError(
+            f"no checkpoint in {directory} has a score {score!r}; of {len(saved)} checkpoints the scores are "
+            f"{', '.join(names) or 'none'}.\n  Evaluate before saving, and keep the best."
+        )
+    sign = 1 if mode == "max" else -1
+    return max(found, key=lambda step: (sign * found[step], step))

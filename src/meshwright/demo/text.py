@@ -30,8 +30,8 @@ class Windows:
         return {"tokens": self._text[starts + np.arange(self._length + 1)].astype(np.int32)}
 
 
-def topics(held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-    """Return `(train, held_out)`, uint8[n] each; the last part of the text is held out."""
+def topics() -> tuple[np.ndarray, np.ndarray]:
+    """Return `(train, held_out)`, uint8[n] each; the last tenth of the text is held out."""
     try:
         from pydoc_data.topics import topics as texts
     except ImportError as error:
@@ -40,7 +40,7 @@ def topics(held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
             "Install the full standard library, or try `meshwright demo digits`."
         ) from error
     text = np.frombuffer("\n".join(texts[name] for name in sorted(texts)).encode(), np.uint8)
-    end = int(len(text) * (1 - held_out))
+    end = int(len(text) * 0.9)
     return text[:end], text[end:]
 
 

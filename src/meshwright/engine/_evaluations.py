@@ -10,9 +10,7 @@ import jax
 from meshwright import process
 from meshwright.engine._policies import Policy, as_when, is_informed
 from meshwright.metrics import Values, numbers
-from meshwright.when import Due, Tick
-
-Scores = dict[str, float]
+from meshwright.when import Due, Scores, Tick
 
 
 def seconds_of(name: str) -> str:

@@ -1,4 +1,9 @@
-"""Checkpoints of every known format: opened, verified, listed, exported."""
+"""Checkpoints of every known format: opened, verified, listed, pinned, exported.
+
+`readers` has a file for each format that is read, `_export_…` one for each that is written. May import
+`checkpoint`, `arrays` and the rooms below them. To read another format, add a file to `readers` with a
+`Reader` and name it in `READERS`; to write one, add `_export_….py`, which takes a source and a directory.
+"""
 
 from meshwright.formats._contents import Contents, Listed, contents
 from meshwright.formats._export_npz import export_npz

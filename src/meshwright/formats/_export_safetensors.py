@@ -19,7 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright import tree
-from meshwright.arrays import Names, Source, TreeSource, converted, floating, local, readable, type_name
+from meshwright.arrays import (
+    Names,
+    Source,
+    TreeSource,
+    converted,
+    floating,
+    local,
+    readable,
+    slabs,
+    type_name,
+)
 from meshwright.checkpoint import staged
 from meshwright.durable import fsync_directory, write_whole
 from meshwright.errors import UsageError, listed
@@ -28,7 +38,6 @@ from meshwright.process import on_lead
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-_PART_BYTES = 1 << 24  # what of one array is in memory at a time
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
 
@@ -79,7 +88,7 @@ def _with_dots(name: str) -> str:
 
 def _plan(
     saved: Mapping[str, Any], names: Names, dtype: np.dtype | None
-) -> tuple[dict[str, str], _safetensors.Arrays]:
+) -> tuple[dict[str, str], _safetensors.Structs]:
     """Return, by the name in the file, our name of each array and what it is in the file."""
     theirs = {name: names(name) for name in saved}
     wanted = {name: new for name, new in theirs.items() if new is not None}
@@ -97,7 +106,7 @@ def _dtype_in_file(saved: Any, wanted: np.dtype | None) -> Any:
     return np.dtype(_NARROW[saved.name]) if saved.name in _NARROW else saved
 
 
-def _check(wanted: Mapping[str, str], arrays: _safetensors.Arrays) -> None:
+def _check(wanted: Mapping[str, str], arrays: _safetensors.Structs) -> None:
     if not wanted:
         raise UsageError("there is nothing to export: no array was chosen.")
     sharing: dict[str, list[str]] = {}
@@ -133,7 +142,7 @@ def _write(
     source: Source | TreeSource,
     directory: Path,
     ours: Mapping[str, str],
-    arrays: _safetensors.Arrays,
+    arrays: _safetensors.Structs,
     max_shard_bytes: int,
     metadata: Mapping[str, str],
 ) -> list[str]:
@@ -160,7 +169,7 @@ def _refuse_to_mix(directory: Path) -> None:
         )
 
 
-def _shards(arrays: _safetensors.Arrays, max_bytes: int) -> dict[str, _safetensors.Arrays]:
+def _shards(arrays: _safetensors.Structs, max_bytes: int) -> dict[str, _safetensors.Structs]:
     """Deal the arrays out to files, in their order."""
     shards: list[dict[str, jax.ShapeDtypeStruct]] = [{}]
     room = max_bytes
@@ -177,25 +186,19 @@ def _shards(arrays: _safetensors.Arrays, max_bytes: int) -> dict[str, _safetenso
 
 
 def _reader(
-    source: Source | TreeSource, ours: Mapping[str, str], arrays: _safetensors.Arrays
+    source: Source | TreeSource, ours: Mapping[str, str], arrays: _safetensors.Structs
 ) -> Callable[[str], Iterator[np.ndarray]]:
-    """Return a function that yields one array in parts: rows, as many as are not too many bytes."""
+    """Return a function that yields one array in parts."""
 
     def read(name: str) -> Iterator[np.ndarray]:
-        array = arrays[name]
-        if not array.shape:
-            yield converted(name, source.read(ours[name], ()), array.dtype)
-            return
-        num_rows, rest = array.shape[0], (slice(None),) * (len(array.shape) - 1)
-        at_a_time = max(1, _PART_BYTES * num_rows // max(1, _safetensors.nbytes(array)))
-        for start in range(0, num_rows, at_a_time):
-            rows = slice(start, min(start + at_a_time, num_rows))
-            yield converted(name, source.read(ours[name], (rows, *rest)), array.dtype)
+        dtype = arrays[name].dtype
+        for index in slabs(arrays[name].shape, dtype.itemsize):
+            yield converted(name, source.read(ours[name], index), dtype)
 
     return read
 
 
-def _index(shards: Mapping[str, _safetensors.Arrays]) -> bytes:
+def _index(shards: Mapping[str, _safetensors.Structs]) -> bytes:
     total = sum(_safetensors.nbytes(array) for shard in shards.values() for array in shard.values())
     weight_map = {name: file for file, shard in shards.items() for name in shard}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode()

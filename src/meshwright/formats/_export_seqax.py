@@ -4,7 +4,6 @@ The chunks are those in which the arrays lie, as seqax's are its shards. Written
 seqax's metadata, they are the same files, byte for byte.
 """
 
-import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -15,12 +14,12 @@ import numpy as np
 from meshwright import tree
 from meshwright.arrays import (
     Chosen,
-    Index,
     LazyArray,
     Names,
     Source,
     TreeSource,
     chosen,
+    cuts,
     readable,
     refuse_dtypes,
 )
@@ -174,7 +173,7 @@ def _write_array(writer: _Writer, name: str, source: Source | TreeSource, each: 
     }
     writer.put(f"{name}/{_ARRAY}", metadata)
     opened = writer.opened(name)
-    for index in _indices(shape, chunks):
+    for index in cuts(shape, chunks):
         writer.put_chunk(name, opened[index], source.read(each.name, index))
 
 
@@ -187,11 +186,3 @@ def _chunks(array: Any) -> tuple[int, ...]:
     else:
         chunks = array.shape
     return tuple(max(1, size) for size in chunks)
-
-
-def _indices(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[Index]:
-    cuts = [
-        [slice(at, min(at + chunk, size)) for at in range(0, size, chunk)]
-        for size, chunk in zip(shape, chunks, strict=True)
-    ]
-    return list(itertools.product(*cuts))

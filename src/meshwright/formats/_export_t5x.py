@@ -6,7 +6,6 @@ values, in the tree.
 Source: `checkpoints.py` of github.com/google-research/t5x.
 """
 
-import itertools
 import json
 import math
 import re
@@ -27,6 +26,7 @@ from meshwright.arrays import (
     TreeSource,
     chosen,
     converted,
+    cuts,
     empty_of,
     floating,
     is_of_numpy,
@@ -205,10 +205,8 @@ def _write_array(
     folder.mkdir()
 
     # One after the other, as each that is read takes up to three times its bytes while that lasts.
-    for place in itertools.product(
-        *(range(size // chunk) for size, chunk in zip(shape, chunks, strict=True))
-    ):
-        index = tuple(slice(at * size, (at + 1) * size) for at, size in zip(place, chunks, strict=True))
+    for index in cuts(shape, chunks):
+        place = (part.start // size for part, size in zip(index, chunks, strict=True))
         write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
     metadata = {"chunks": list(chunks), "compressor": _COMPRESSOR, "shape": list(shape)}
     write_whole(folder / ".zarray", json.dumps(metadata | _zarr(dtype)).encode())

@@ -50,7 +50,7 @@ DTYPES = {
 }
 """What the format calls NumPy's and ml_dtypes's types. The `safetensors` package maps NumPy's alone."""
 
-Arrays = Mapping[str, jax.ShapeDtypeStruct]
+Structs = Mapping[str, jax.ShapeDtypeStruct]
 
 
 def nbytes(array: jax.ShapeDtypeStruct) -> int:
@@ -60,11 +60,11 @@ def nbytes(array: jax.ShapeDtypeStruct) -> int:
 
 def write_file(
     path: Path,
-    arrays: Arrays,
+    arrays: Structs,
     read: Callable[[str], Iterable[np.ndarray]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write one durable file; `read` yields the parts of an array, along its first dimension."""
+    """Write one durable file; `read` yields the parts of an array, in row-major order."""
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
     with path.open("wb") as file:
         file.write(_header(ordered, metadata))
@@ -76,7 +76,7 @@ def write_file(
         os.fsync(file.fileno())
 
 
-def _header(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
+def _header(arrays: Structs, metadata: Mapping[str, str]) -> bytes:
     entries, start = {}, 0
     for name, array in arrays.items():
         end = start + nbytes(array)

@@ -1,9 +1,8 @@
 """Whole checkpoints are read, to see whether they still are what was written."""
 
-import itertools
 from collections.abc import Iterator
 
-from meshwright.arrays import Index, LazyArray, slabs
+from meshwright.arrays import cuts, slabs
 from meshwright.checkpoint import MANIFEST, Damage, Report, native_report
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.formats._open import checkpoints_at, reader_of
@@ -65,22 +64,11 @@ def _read_whole(directory: Directory, reader: Reader) -> Report:
     arrays, damage = source.arrays(), []
     for name, array in arrays.items():
         try:
-            for index in _parts(array):
+            chunks = array.stored_chunks  # each read once, where it lies in such
+            parts = cuts(array.shape, chunks) if chunks else slabs(array.shape, array.dtype.itemsize)
+            for index in parts:
                 array.read(index)
         except DamagedError as error:
             damage.append(Damage(directory.name, name, 0, array.nbytes, str(error).removeprefix(f"{name}: ")))
     nbytes = sum(array.nbytes for array in arrays.values())
     return Report(str(directory), 0, len(arrays), nbytes, tuple(damage), source.format)
-
-
-def _parts(array: LazyArray) -> Iterator[Index]:
-    """Yield all parts of an array, each chunk once where it lies in such."""
-    if array.stored_chunks is None:
-        yield from slabs(array.shape, array.dtype.itemsize)
-        return
-    starts = [range(0, size, chunk) for size, chunk in zip(array.shape, array.stored_chunks, strict=True)]
-    for place in itertools.product(*starts):
-        yield tuple(
-            slice(start, min(start + chunk, size))
-            for start, chunk, size in zip(place, array.stored_chunks, array.shape, strict=True)
-        )

@@ -1,11 +1,26 @@
-"""What of a compiled program is run, and how often."""
+"""What of a compiled program is run, and how often.
+
+How often a loop turns, CPUs' and GPUs' programs say. Those of TPUs do not, and are read: the condition
+compares a counter, which is an element of the tuple that the loop carries, with a constant, and the body adds
+another to it.
+
+    %condition (c) -> pred[] {                            %body (b) -> (s32[], …) {
+      %limit = s32[] constant(6)                            %step = s32[] constant(2)
+      %i = s32[] get-tuple-element(%c), index=0             %i = s32[] get-tuple-element(%b), index=0
+      ROOT %lt = pred[] compare(%i, %limit), direction=LT   %next = s32[] add(%i, %step)
+    }                                                       ROOT %t = (s32[], …) tuple(%next, …) }
+
+Loops over the layers of a model go from 0 by 1. Those that multiply a matrix while the rest of it arrives
+(windowed einsums) may go by 2, two pieces a turn.
+"""
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from meshwright.hlo._program import Computation, Instruction, Program, nbytes
-from meshwright.hlo._trips import trip_count
+from meshwright.hlo._program import Computation, Instruction, Program, nbytes, root_of
+
+KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 class Execution(NamedTuple):
@@ -57,3 +72,78 @@ def _branches(op: Instruction) -> list[str]:
 def _bytes_made(program: Program, name: str) -> int:
     inner = _called(program, Execution(program.computations[name], 1, False))
     return sum(each.times * sum(nbytes(op.type) for op in each.computation.values()) for each in inner)
+
+
+def trip_count(program: Program, caller: Computation, loop: Instruction) -> int | None:
+    """Return how often `loop`, an instruction of `caller`, turns; None where it counts to no constant."""
+    if known := KNOWN_TRIPS.search(loop.attributes):
+        return int(known[1])
+    condition, body = (program.computations[loop.attribute(name) or ""] for name in ("condition", "body"))
+    test = root_of(condition)
+    if test.opcode != "compare" or test.attribute("direction") not in ("LT", "GT"):
+        return None
+    counter, limit = (condition[name] for name in test.operands[:: 1 if "=LT" in test.attributes else -1])
+    of_loop = _Loop(caller, caller[loop.operands[0]], body)
+    return of_loop.turns(counter, of_loop.constant(limit, condition))
+
+
+class _Loop(NamedTuple):
+    caller: Computation
+    carried: Instruction
+    """What it starts from, a tuple."""
+    body: Computation
+
+    def turns(self, counter: Instruction, limit: int | None) -> int | None:
+        """Return how often a counter is less than `limit`; a start that is not seen is taken to be 0."""
+        step = self.step(counter) if counter.opcode == "get-tuple-element" else None
+        if step is None or step < 1 or limit is None:
+            return None
+        return max(0, -(-(limit - (self.start(counter) or 0)) // step))
+
+    def constant(self, op: Instruction, within: Computation) -> int | None:
+        """Return the value of an instruction of the loop, if it is one and the same in every turn."""
+        op = _original(op, within)
+        is_kept = op.opcode == "get-tuple-element" and _is_element(self.after(op), op)
+        return self.start(op) if is_kept else _literal(op)
+
+    def start(self, element: Instruction) -> int | None:
+        """Return what an element of what is carried is before the first turn."""
+        return _literal(_original(_at(element, self.carried, self.caller), self.caller))
+
+    def after(self, element: Instruction) -> Instruction:
+        """Return what makes an element of what is carried, for the next turn."""
+        return _original(_at(element, root_of(self.body), self.body), self.body)
+
+    def step(self, element: Instruction) -> int | None:
+        """Return what a turn adds to an element of what is carried, if it does that and no more."""
+        op, step = self.after(element), 0
+        while op.opcode == "add":
+            terms = [(self.constant(self.body[name], self.body), name) for name in op.operands]
+            (constant, _), (unknown, other) = sorted(terms, key=lambda term: term[0] is None)
+            if constant is None or unknown is not None:
+                return None
+            op, step = _original(self.body[other], self.body), step + constant
+        return step if _is_element(op, element) else None
+
+
+def _original(op: Instruction, within: Computation) -> Instruction:
+    while op.opcode in ("copy", "bitcast"):
+        op = within[op.operands[0]]
+    return op
+
+
+def _literal(op: Instruction) -> int | None:
+    is_integer = op.opcode == "constant" and re.fullmatch(r"-?\d+", op.literal)
+    return int(op.literal) if is_integer else None
+
+
+def _at(element: Instruction, tuple_: Instruction, within: Computation) -> Instruction:
+    return within[tuple_.operands[_index(element)]] if tuple_.opcode == "tuple" else tuple_
+
+
+def _is_element(op: Instruction, element: Instruction) -> bool:
+    return op.opcode == "get-tuple-element" and _index(op) == _index(element)
+
+
+def _index(element: Instruction) -> int:
+    return int(element.attribute("index") or 0)

@@ -8,8 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.errors import LayoutError
-
-PyTree = Any
+from meshwright.tree import PyTree
 
 
 def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-PyTree = Any
+from meshwright.tree import PyTree
 
 
 class Source(Protocol):

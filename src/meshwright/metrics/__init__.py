@@ -1,13 +1,13 @@
 """What a run tells about itself: means over steps, histograms, and the writers that receive them.
 
-`logger` makes the loop's `log`. It hands each report to a `Writer`; `jsonl`, `tensorboard`, `Console`
-and the trackers' are the writers here, and any function of a step and its values is another. Metrics
-are the same on every process, so only one should write them: the others are given `tee()`, the
-writer that writes nothing.
+`logger` makes the loop's `log`. It hands each report to a `Writer`; `jsonl`, `tensorboard`, `Console` and
+the trackers' are the writers here, and any function of a step and its values is another. Metrics are the
+same on every process, so only one should write them: the others are given `tee()`, the writer that writes
+nothing. May import ground rooms, `program` and `hlo`. Add a tracker as a file of its own, a context
+manager that gives a `Writer`.
 """
 
 from meshwright.metrics._bar import Bar
-from meshwright.metrics._behind import behind
 from meshwright.metrics._clearml import clearml
 from meshwright.metrics._console import Console
 from meshwright.metrics._histogram import Histogram
@@ -17,13 +17,13 @@ from meshwright.metrics._log import Log, logger
 from meshwright.metrics._mean import Mean, widened
 from meshwright.metrics._mlflow import mlflow
 from meshwright.metrics._numbers import duration, number
-from meshwright.metrics._step_time import StepTime
+from meshwright.metrics._speed import StepTime
 from meshwright.metrics._tensorboard import TensorBoard, tensorboard
 from meshwright.metrics._trackers import Tracker, is_writer, open_trackers
 from meshwright.metrics._trackio import trackio
 from meshwright.metrics._values import Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
-from meshwright.metrics._writers import Writer, tee
+from meshwright.metrics._writers import Writer, behind, tee
 
 __all__ = [
     "Bar",

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._kinds import Image, Values, as_float
-from meshwright.metrics._optional import installed
+from meshwright.metrics._trackers import installed
 from meshwright.metrics._writers import Writer
 
 _NO_FORK = {"sdk": {"development": {"report_use_subprocess": False}}}

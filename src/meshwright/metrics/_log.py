@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from meshwright.metrics._pace import Pace, never_counted
+from meshwright.metrics._speed import Pace, never_counted
 from meshwright.metrics._values import Metrics, merge
 from meshwright.metrics._writers import Writer
 from meshwright.when import Due, Tick, When, every

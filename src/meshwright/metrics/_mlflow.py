@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from meshwright.metrics._behind import behind
 from meshwright.metrics._kinds import Image, Values, numbers
-from meshwright.metrics._optional import installed
-from meshwright.metrics._writers import Writer
+from meshwright.metrics._trackers import installed
+from meshwright.metrics._writers import Writer, behind
 
 _MOST_IN_A_REQUEST = 1000  # of MLflow's REST interface
 

@@ -1,6 +1,7 @@
-"""Trackers: writers to services of others, whose failures end no run."""
+"""Trackers: writers to services of others, which need not be installed, and whose failures end no run."""
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -9,7 +10,8 @@ from typing import Any, cast
 
 from meshwright.arguments import num_required
 from meshwright.errors import UsageError
-from meshwright.metrics._kinds import Values
+from meshwright.metrics._histogram import Histogram
+from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.metrics._writers import Writer, tee
 
 Tracker = Writer | Callable[[], AbstractContextManager[Writer]]
@@ -93,6 +95,19 @@ class _PutAside:
         self._write, self._tell = None, _nobody  # it is closed at the end nonetheless, and may fail again
 
 
+def as_media(package: Any, name: str, value: Any) -> Any:
+    """Return a value as W&B's package, or one like it, takes it; a text as it is."""
+    match value:
+        case Histogram():
+            return package.Histogram(np_histogram=value.bins())
+        case Image():
+            return package.Image(value.pixels)
+        case str():
+            return value
+        case _:
+            return as_float(name, value)
+
+
 def _nobody(text: str) -> None:
     """Is told of what has been told."""
 
@@ -101,3 +116,22 @@ def _name_of(tracker: Any) -> str:
     while isinstance(tracker, functools.partial):
         tracker = tracker.func
     return getattr(tracker, "__qualname__", type(tracker).__qualname__)
+
+
+def installed(package: str, attribute: str) -> Any:
+    """Return the module `package`, which is known by an attribute.
+
+    A run leaves folders called like its tracker behind, and those can be imported, too.
+
+    Raises:
+      UsageError: it is not installed.
+    """
+    try:
+        found = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        found = None
+    if not hasattr(found, attribute):
+        raise UsageError(f"{package} is not installed.\n  Install it: pip install 'meshwright[{package}]'.")
+    return found

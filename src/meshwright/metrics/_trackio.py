@@ -4,9 +4,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from meshwright.metrics._histogram import Histogram
-from meshwright.metrics._kinds import Image, Values, as_float
-from meshwright.metrics._optional import installed
+from meshwright.metrics._kinds import Values
+from meshwright.metrics._trackers import as_media, installed
 from meshwright.metrics._writers import Writer
 
 
@@ -24,21 +23,12 @@ def trackio(**init: Any) -> Generator[Writer, None, None]:
     run = package.init(**init)
 
     def write(step: int, values: Values, /) -> None:
-        run.log({name: _as_trackios(package, name, value) for name, value in values.items()}, step=step)
+        media = {name: as_media(package, name, value) for name, value in values.items()}
+        run.log(
+            {name: package.Markdown(x) if isinstance(x, str) else x for name, x in media.items()}, step=step
+        )
 
     try:
         yield write
     finally:
         run.finish()
-
-
-def _as_trackios(package: Any, name: str, value: Any) -> Any:
-    match value:
-        case Histogram():
-            return package.Histogram(np_histogram=value.bins())
-        case Image():
-            return package.Image(value.pixels)
-        case str():
-            return package.Markdown(value)
-        case _:
-            return as_float(name, value)

@@ -5,9 +5,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from meshwright.metrics._histogram import Histogram
-from meshwright.metrics._kinds import Image, Values, as_float
-from meshwright.metrics._optional import installed
+from meshwright.metrics._kinds import Values
+from meshwright.metrics._trackers import as_media, installed
 from meshwright.metrics._writers import Writer
 
 
@@ -28,7 +27,7 @@ def wandb(**init: Any) -> Generator[Writer, None, None]:
         program_ends = True
 
     def write(step: int, values: Values, /) -> None:
-        run.log({name: _as_wandbs(package, name, value) for name, value in values.items()}, step=step)
+        run.log({name: as_media(package, name, value) for name, value in values.items()}, step=step)
 
     # At the end of the program wandb finishes its run by itself, which knows with what exit code, and
     # `finish` fails afterwards. This is called before that, as what is registered later is called earlier.
@@ -39,15 +38,3 @@ def wandb(**init: Any) -> Generator[Writer, None, None]:
         atexit.unregister(leave_it_to_wandb)
         if not program_ends:
             run.finish()
-
-
-def _as_wandbs(package: Any, name: str, value: Any) -> Any:
-    match value:
-        case Histogram():
-            return package.Histogram(np_histogram=value.bins())
-        case Image():
-            return package.Image(value.pixels)
-        case str():
-            return value
-        case _:
-            return as_float(name, value)

@@ -1,8 +1,8 @@
-"""What to change in an experiment so that its step fits, by settings that a command line takes."""
+"""What to change in an experiment: so that its step fits, or so that it is quickest, over all meshes."""
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ OFFLOADED = "offloaded"
 REMATS = (None, "dots", "dots_no_batch")
 """From what takes most memory to what takes most time."""
 LONGEST_TENSOR = 16
+FINALISTS = 4
+"""Meshes of which the other settings are tried, too."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Change:
         return " ".join([*written, *optimizer]) or "as it is"
 
 
-def cheapest_changes(site: Site, number: int = 3) -> list[Change]:
-    """Return the changes after which the step fits that take the least time, estimated from the traced step.
+def cheapest_changes(site: Site) -> list[Change]:
+    """Return the three changes after which the step fits and is quickest, estimated from the traced step.
 
     One setting is changed; two where no one is enough.
     """
@@ -44,7 +46,7 @@ def cheapest_changes(site: Site, number: int = 3) -> list[Change]:
     for settings in (single, pairs):
         fitting = [change for change in tried(site, settings) if change.plan.memory.fits]
         if fitting:
-            return sorted(fitting, key=lambda change: change.plan.time.seconds)[:number]
+            return sorted(fitting, key=lambda change: change.plan.time.seconds)[:3]
     return []
 
 
@@ -90,3 +92,36 @@ def _single(site: Site) -> Iterator[Settings]:
         yield {"compute_dtype": "bfloat16"}
     yield from ({"mesh": mesh} for mesh in meshes_of(site.hardware) if "data" not in mesh)
     yield {OFFLOADED: True}
+
+
+def search(site: Site) -> list[Change]:
+    """Return meshes and settings, the best first: what fits before what does not, then by time.
+
+    Tried are all meshes of data, fsdp and tensor axes with the experiment's own settings, and of the best few
+    also other choices of what is kept for the gradient, and other numbers of microbatches. Where none of the
+    meshes can be, the experiment's own stands for them. All is estimated from the traced step.
+
+    Raises:
+      LayoutError: that cannot be, either. It says why.
+    """
+    meshes = ranked([*tried(site, ({"mesh": mesh} for mesh in meshes_of(site.hardware)))])
+    meshes = meshes or [Change({}, site.plan())]
+    own = site.experiment.remat
+    others = [
+        {**found.settings, "remat": remat, "microbatches": microbatches}
+        for found in meshes[:FINALISTS]
+        for remat in (REMATS if own in REMATS else (own,))
+        for microbatches in sorted({1, 2, 4, site.experiment.microbatches})
+        if (remat, microbatches) != (own, site.experiment.microbatches)
+    ]
+    return ranked([*meshes, *tried(site, others)])
+
+
+def ranked(found: Sequence[Change]) -> list[Change]:
+    """Return what fits, the quickest first, and then what does not, the smallest first."""
+
+    def key(change: Change) -> tuple[bool, float]:
+        memory = change.plan.memory
+        return not memory.fits, change.plan.time.seconds if memory.fits else memory.peak
+
+    return sorted(found, key=key)

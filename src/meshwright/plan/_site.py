@@ -13,14 +13,13 @@ from meshwright.engine import naming
 from meshwright.errors import MeshwrightError
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, parts_of
 from meshwright.hlo import Collective, collectives
-from meshwright.plan._checkpoint import CheckpointCost, checkpoint_cost
 from meshwright.plan._chips import Tpu
 from meshwright.plan._estimate import TracedCosts, traced_costs
 from meshwright.plan._hardware import CPU, Hardware
 from meshwright.plan._measured import measured_rates
 from meshwright.plan._roofline import Rates, StepTime, published_rates, step_time
 from meshwright.plan._topology import described_devices
-from meshwright.plan._values import Exchange, Memory, Plan
+from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, checkpoint_cost
 from meshwright.program import Flops, count_flops, utilisation_on
 from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh, mesh_rule
 from meshwright.tree import PyTree, nbytes

@@ -7,6 +7,8 @@ from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.sharding import human_bytes
 
 COLUMN = 24
+NUM_SHOWN = 10
+"""Of what was tried."""
 
 
 def described(plan: Plan) -> str:
@@ -30,10 +32,11 @@ def described_changes(changes: Sequence[Change]) -> str:
     )
 
 
-def described_search(found: Sequence[Change], number: int = 10) -> str:
+def described_search(found: Sequence[Change]) -> str:
     """Return the best of what was tried."""
-    lines = [f"the best {min(number, len(found))} of {len(found)} tried (estimated from the traced step):"]
-    return "\n".join([*lines, *_table(found[:number])])
+    best = found[:NUM_SHOWN]
+    head = f"the best {len(best)} of {len(found)} tried (estimated from the traced step):"
+    return "\n".join([head, *_table(best)])
 
 
 def seconds(value: float) -> str:

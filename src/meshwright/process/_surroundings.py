@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 
@@ -33,7 +33,7 @@ _SETTINGS = (
 )
 
 
-def software(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def software() -> dict[str, str]:
     """Return versions, and the flags and variables of which programs depend. Touches no device."""
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for package in _PACKAGES:
@@ -42,9 +42,9 @@ def software(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     for name in _FLAGS:
-        found |= {f"{name} {flag}": value for flag, value in _flags(environ.get(name, ""))}
-    shown = (name for name in sorted(environ) if name.startswith("JAX_") or name in _VARIABLES)
-    return found | {name: environ[name] for name in shown if not _OWN.match(name)}
+        found |= {f"{name} {flag}": value for flag, value in _flags(os.environ.get(name, ""))}
+    shown = (name for name in sorted(os.environ) if name.startswith("JAX_") or name in _VARIABLES)
+    return found | {name: os.environ[name] for name in shown if not _OWN.match(name)}
 
 
 def hardware() -> dict[str, str]:

@@ -1,4 +1,9 @@
-"""Profiles of some steps, and where their time went."""
+"""Profiles of some steps, and where their time went.
+
+`_trace` takes a profile while a run goes on, `_xplane` reads its file, `_measure` adds the times up and
+`_summary` holds and prints them. May import `hlo` and ground rooms. Add a figure to `Summary`, computed in
+`_measure`.
+"""
 
 from meshwright.profile._measure import summarize
 from meshwright.profile._summary import DeviceTimes, OpTimes, StepTimes, Summary

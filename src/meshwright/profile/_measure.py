@@ -21,7 +21,8 @@ def summarize(file: str | Path) -> Summary:
       InputError: it cannot be read, is damaged, or is empty.
     """
     recorded = read_profile(local_path(file))
-    window = _window([*recorded.steps.values()], [op.span for ops in recorded.devices.values() for op in ops])
+    steps, ops = recorded.steps.values(), [op.span for ops in recorded.devices.values() for op in ops]
+    window = Span(min(span.start for span in steps or ops), max(span.end for span in [*steps, *ops]))
     waits = recorded.input_waits
     return Summary(
         file=str(file),
@@ -31,10 +32,6 @@ def summarize(file: str | Path) -> Summary:
         devices=[_device_times(name, ops, window) for name, ops in recorded.devices.items()],
         ops=_op_times(op for ops in recorded.devices.values() for op in ops if op.span.end > window.start),
     )
-
-
-def _window(steps: Sequence[Span], ops: Sequence[Span]) -> Span:
-    return Span(min(span.start for span in steps or ops), max(span.end for span in [*steps, *ops]))
 
 
 def _step_times(steps: Mapping[int, Span]) -> list[StepTimes]:

@@ -1,6 +1,9 @@
 """Runs, as their files tell of them: a page for each, several side by side, and a list of all.
 
-Everything is read from run directories; of a run that goes on, was killed or lost files, as much as is there.
+Everything is read from run directories; of a run that goes on, was killed or lost files, as much as is
+there. `_run` and `_history` read, `_page`, `_comparison_page` and `_summary` say it, `_chart` and
+`_tables` draw. May import the rooms up to `predict`, and no run itself. Add a section to `_page`, from
+what `Run` has.
 """
 
 from meshwright.report._comparison import Comparison, compare, comparison_document, comparison_text

@@ -27,7 +27,8 @@ def _sections(found: Comparison) -> Iterator[Html]:
         cells = [[path, *(tag("code", said(value)) for value in values)] for path, values in rows.items()]
         told = table(["", *heads], cells, caption="Where they differ", texts=len(heads) + 1)
         yield section(title, told if cells else tag("p", "the same"))
-    cells = [[name, *_marked(values, _mode(name, found))] for name, values in found.scores.items()]
+    modes = {name: mode_of(name.removesuffix(BEST), found.runs[0].settings) for name in found.scores}
+    cells = [[name, *_marked(values, modes[name])] for name, values in found.scores.items()]
     if cells:
         yield section("Scores", table(["", *heads], cells, caption="The best of each row marked", texts=1))
     last_step = max(run.step for run in found.runs)
@@ -67,10 +68,6 @@ def _quantities(found: Comparison) -> list[Quantity]:
         if len(curves) > 1 and (not slash or first in evaluations):
             charts.append(Quantity(name, curves, is_of_speed(name)))
     return sorted(charts, key=lambda chart: (chart.title != "loss", "/" not in chart.title, chart.title))
-
-
-def _mode(name: str, found: Comparison) -> Mode | None:
-    return mode_of(name.removesuffix(BEST), found.runs[0].settings)
 
 
 def _marked(values: Sequence[float | None], mode: Mode | None) -> list[Part]:

@@ -19,7 +19,7 @@ Part = str | Html | None
 def tag(name: str, /, *parts: Part, **attributes: str | float | None) -> Html:
     """Return an element of these parts. None adds nothing; `class_` and `stroke_width` are spelled so."""
     told = "".join(
-        f' {_attribute(key)}="{html.escape(str(value))}"'
+        f' {key.removesuffix("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -49,10 +49,6 @@ def document(title: str, style: str, *parts: Part) -> str:
         tag("style", Html(style)),
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', tag('main', *parts)), lang='en')}\n"
-
-
-def _attribute(key: str) -> str:
-    return key.removesuffix("_").replace("_", "-")
 
 
 def _escaped(part: str) -> str:

@@ -25,13 +25,11 @@ def profile(directory: Path) -> tuple[Html | None, str | None]:
     if file.stat().st_size > _LARGEST_NBYTES:
         return None, f"{file.name} is too large for this page: `meshwright trace {directory}` reads it"
     try:
-        return _told(summarize(file), file.parent.name), None
+        summary = summarize(file)
     except InputError as error:
         return None, str(error)
-
-
-def _told(summary: Summary, window: str) -> Html:
-    return tag("div", tag("p", _heading(summary, window)), _devices(summary), _operations(summary))
+    heading = tag("p", _heading(summary, file.parent.name))
+    return tag("div", heading, _devices(summary), _operations(summary)), None
 
 
 def _heading(summary: Summary, window: str) -> str:

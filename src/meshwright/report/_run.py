@@ -13,7 +13,7 @@ from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
 from meshwright.formats import Contents, contents
 from meshwright.metrics import salvage_jsonl
-from meshwright.report._ending import Ending, ending_of
+from meshwright.report._ending import Ending, Incident, ending_of, incidents_of
 from meshwright.report._history import (
     Attempt,
     Best,
@@ -25,7 +25,6 @@ from meshwright.report._history import (
     mode_of,
     scores_of,
 )
-from meshwright.report._incidents import Incident, incidents_of
 from meshwright.storage import local_path
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from meshwright.errors import LayoutError
 from meshwright.sharding._shapes import shaped_structure
 from meshwright.sharding._structure import STACKS, Dim, Group, Structure, split_groups
 from meshwright.sharding._traced import traced_structure
+from meshwright.tree import PyTree
 
-PyTree = Any
 Entries = list[tuple[str, ...]]
 """The mesh axes of each dimension."""
 WIDE = 1024

@@ -10,8 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from meshwright import process, tree
-
-PyTree = Any
+from meshwright.tree import PyTree
 
 _NUM_VALUES = 256
 """So many of an array, from its beginning to its end, tell whether it is another."""

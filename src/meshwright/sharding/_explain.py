@@ -12,8 +12,7 @@ from jax.sharding import NamedSharding
 
 from meshwright import tree
 from meshwright.errors import printable
-
-PyTree = Any
+from meshwright.tree import PyTree
 
 WHOLE = "replicated"
 LARGE_BYTES = 2**20

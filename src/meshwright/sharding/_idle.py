@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 from meshwright.errors import LayoutError, nearest
 from meshwright.program import equations
 from meshwright.sharding._layout import AXES, BATCH_AXES, Layout, axes_of
+from meshwright.tree import PyTree
 
-PyTree = Any
 _COLLECTIVE = ("axes", "axis_name")
 """What JAX calls the parameters of a collective that name axes."""
 

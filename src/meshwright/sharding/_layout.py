@@ -18,8 +18,7 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.patterns import Table
 from meshwright.sharding._explain import explain, left_whole
 from meshwright.sharding._rules import Reasoned, Rule, check_rules, fsdp, tables_of
-
-PyTree = Any
+from meshwright.tree import PyTree
 
 AXES = ("pipeline", "data", "fsdp", "expert", "sequence", "tensor")
 """The standard mesh axes. A rule may name one that a mesh lacks: it splits nothing there, so that the

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
 from meshwright.sharding._layout import canonical
-
-PyTree = Any
+from meshwright.tree import PyTree
 
 
 def beside_params(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:

@@ -11,9 +11,7 @@ from typing import Any
 
 from meshwright.sharding._attention import head_dims
 from meshwright.sharding._names import POSITIONS, WIDENING, Leaf, leaves_of
-from meshwright.sharding._structure import SMALL_TABLE, Dim, Group, Structure
-
-Dims = tuple[Dim, ...]
+from meshwright.sharding._structure import SMALL_TABLE, Dim, Dims, Group, Structure
 
 
 def shaped_structure(arrays: Mapping[str, Any], head_size: int | None) -> Structure:

@@ -34,11 +34,15 @@ class Dim:
     """`heads`, `rows` of a table or `features`; without a group one of `STACKS`, or why it has none."""
 
 
+Dims = tuple[Dim, ...]
+"""Those of one parameter."""
+
+
 @dataclass(frozen=True)
 class Structure:
     """What is known of a whole tree of parameters."""
 
-    dims: Mapping[str, tuple[Dim, ...]]
+    dims: Mapping[str, Dims]
     """By the parameter's name."""
     ends: frozenset[Group] = frozenset()
     """Groups that weights only read, or only write: vocabularies, labels."""

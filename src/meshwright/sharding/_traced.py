@@ -11,11 +11,9 @@ import jax
 from meshwright import tree
 from meshwright.program import program_of
 from meshwright.sharding._factors import Factor, Product
-from meshwright.sharding._structure import SMALL_TABLE, STACKS, Dim, Group, Structure
+from meshwright.sharding._structure import SMALL_TABLE, STACKS, Dim, Dims, Group, Structure
 from meshwright.sharding._trace import Array, Walk
-
-PyTree = Any
-Dims = tuple[Dim, ...]
+from meshwright.tree import PyTree
 
 
 def traced_structure(params: PyTree, function: Callable[..., Any], *arguments: PyTree) -> Structure:

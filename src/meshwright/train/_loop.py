@@ -3,26 +3,18 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from meshwright import process
 from meshwright.train._state import TrainState
-from meshwright.when import Tick
-
-PyTree = Any
-Scores = dict[str, float]
-"""Results of an evaluation, by name."""
+from meshwright.train._step import StepFunction
+from meshwright.tree import PyTree
+from meshwright.when import Scores, Tick
 
 RUN_AHEAD = 4
 """Steps in flight. Enough to hide Python; unbounded, virtual CPU devices deadlock in collectives."""
-
-
-class Step(Protocol):
-    """`(state, batch) -> (state, metrics)`. May donate the state."""
-
-    def __call__(self, state: Any, batch: PyTree, /) -> tuple[Any, PyTree]: ...
 
 
 def nothing(*_: Any) -> None:
@@ -30,7 +22,7 @@ def nothing(*_: Any) -> None:
 
 
 def fit(
-    step: Step,
+    step: StepFunction,
     state: TrainState,
     data: Iterator[PyTree],
     *,

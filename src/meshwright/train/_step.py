@@ -141,7 +141,7 @@ class Step:
             known
         ):
             return False
-        batch = self._placed(batch)
+        batch = _placed(batch, self._layout, self._microbatches)
         return not tree.differences(self._batch, batch) or differ_in_shape_only(self._batch, batch)
 
     def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
@@ -160,7 +160,8 @@ class Step:
 
         Raises: as `compile`.
         """
-        batch, shardings = self._placed(batch), self._shardings(state)
+        batch = _placed(batch, self._layout, self._microbatches)
+        shardings = _shardings(state, self._layout)
         jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         # In the mesh, so that models may constrain by bare PartitionSpecs.
         with in_mesh(self._layout.mesh), collector_paused():
@@ -187,36 +188,6 @@ class Step:
             )
         _check_names(metrics)
         return new, Packed.of({name: as_metric(name, metric) for name, metric in metrics.items()})
-
-    def _shardings(self, state: PyTree) -> PyTree:
-        def one(name: str, x: Any) -> NamedSharding:
-            sharding = getattr(x, "sharding", None)
-            if not (isinstance(sharding, NamedSharding) and sharding.mesh == self._layout.mesh):
-                raise LayoutError(
-                    f"state leaf {name!r} is not on the mesh {dict(self._layout.mesh.shape)}; "
-                    f"its sharding is {sharding}.\n  Place the state first: "
-                    "`mw.sharding.copy_to(state, layout.shardings(state))`."
-                )
-            return sharding
-
-        return tree.map_named(one, state)
-
-    def _placed(self, batch: PyTree) -> PyTree:
-        ways = self._layout.batch_ways * self._microbatches
-        sharding = self._layout.batch_sharding
-
-        def one(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            if not x.shape or x.shape[0] % ways:
-                raise LayoutError(
-                    f"batch leaf {name or 'batch'!r} of shape {x.shape} does not divide: its first dimension "
-                    f"must be a multiple of {ways}\n  ({self._layout.batch_ways} ways over mesh "
-                    f"{dict(self._layout.mesh.shape)} × {self._microbatches} microbatches). "
-                    "Change the batch size, the mesh or microbatches."
-                )
-            dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's float64 and int64 become 32 bits wide
-            return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
-
-        return tree.map_named(one, tree.abstract(batch))
 
 
 def make_step(
@@ -282,6 +253,41 @@ def make_step(
         return new, with_skipped(metrics, updates, before, opt_state)
 
     return Step(step, layout, microbatches=microbatches, idle=idle)
+
+
+def _shardings(state: PyTree, layout: Layout) -> PyTree:
+    """Return where the state is, which must be on the mesh."""
+
+    def one(name: str, x: Any) -> NamedSharding:
+        sharding = getattr(x, "sharding", None)
+        if not (isinstance(sharding, NamedSharding) and sharding.mesh == layout.mesh):
+            raise LayoutError(
+                f"state leaf {name!r} is not on the mesh {dict(layout.mesh.shape)}; "
+                f"its sharding is {sharding}.\n  Place the state first: "
+                "`mw.sharding.copy_to(state, layout.shardings(state))`."
+            )
+        return sharding
+
+    return tree.map_named(one, state)
+
+
+def _placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
+    """Return structs of a batch, split over the mesh, which it and its microbatches must divide over."""
+    ways = layout.batch_ways * microbatches
+    sharding = layout.batch_sharding
+
+    def one(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if not x.shape or x.shape[0] % ways:
+            raise LayoutError(
+                f"batch leaf {name or 'batch'!r} of shape {x.shape} does not divide: its first dimension "
+                f"must be a multiple of {ways}\n  ({layout.batch_ways} ways over mesh "
+                f"{dict(layout.mesh.shape)} × {microbatches} microbatches). "
+                "Change the batch size, the mesh or microbatches."
+            )
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's float64 and int64 become 32 bits wide
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
+
+    return tree.map_named(one, tree.abstract(batch))
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:

@@ -17,9 +17,8 @@ from meshwright.input import each_example, is_indexed
 from meshwright.train import TrainState, Variables, eval_params, only_averages
 from meshwright.trainer._evaluation import LossOver
 from meshwright.tree import PyTree
-from meshwright.when import When
+from meshwright.when import Scores, When
 
-Scores = dict[str, float]
 Best = Mapping[str, Literal["min", "max"]]
 """By which scores to keep the best checkpoint, and which values of them are best."""
 

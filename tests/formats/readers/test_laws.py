@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from formats.readers import written
 from meshwright import tree
 from meshwright.arrays import restore
-from meshwright.arrays._spelling import stored_names
+from meshwright.arrays._source import stored_names
 from meshwright.formats import open_source
 from meshwright.storage import location
 

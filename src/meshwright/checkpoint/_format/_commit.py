@@ -9,22 +9,29 @@ manifest is written last, if there is none: of two writers, again, one wins.
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 from meshwright.checkpoint._format._layout import ArrayLayout
-from meshwright.checkpoint._format._manifest import DataFile, Manifest, Place, SavedArray
-from meshwright.checkpoint._format._part import data_file_name, part_file_name
-from meshwright.checkpoint._format._publish import name_in_checkpoint, publish
+from meshwright.checkpoint._format._manifest import (
+    MANIFEST,
+    ChunkPlace,
+    DataFile,
+    Manifest,
+    SavedArray,
+    manifest_text,
+)
+from meshwright.checkpoint._format._write import data_file_name, part_file_name
 from meshwright.collector import collector_paused
+from meshwright.durable import fsync_directory, write_whole
 from meshwright.errors import MeshwrightError, PeersError, listed
-from meshwright.storage import Directory, ObjectPath, read_each
+from meshwright.storage import Directory, ObjectPath, parts_of, read_each
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
 _PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount
-
-Part = dict[str, Any]
 
 
 def commit(
@@ -40,23 +47,27 @@ def commit(
     `head` is the manifest but for files and arrays. Setting `abandoned` ends the wait for parts.
 
     Raises:
-      MeshwrightError: A process failed, or the parts are not one state. Nothing was committed.
+      MeshwrightError: A process failed, or the parts are not one state, or in a store another attempt was
+        first or files are gone. Nothing was committed.
+      OSError: On a file system, another attempt was first.
       PeersError: Some processes did not report.
     """
     parts = _await_parts(temporary, num_processes, abandoned)
-    names = [
-        name_in_checkpoint(temporary, data_file_name(process, num_processes))
-        for process in range(num_processes)
-    ]
+    names = [data_file_name(process, num_processes) for process in range(num_processes)]
+    if isinstance(temporary, ObjectPath):  # where nothing is renamed
+        names = [f"{temporary.name}/{name}" for name in names]
     files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
     with collector_paused():
         _check_parts(parts, layouts)
         manifest = replace(head, files=files, arrays=_arrays(layouts, parts))
-    publish(temporary, final, manifest)
+    if isinstance(temporary, Path) and isinstance(final, Path):
+        _rename(temporary, final, manifest)
+    elif isinstance(temporary, ObjectPath) and isinstance(final, ObjectPath):
+        _create(temporary, final, manifest)
 
 
-def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> list[Part]:
-    parts: dict[int, Part] = {}
+def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> list[dict[str, Any]]:
+    parts: dict[int, dict[str, Any]] = {}
     poll_seconds = _POLL_STORE_SECONDS if isinstance(temporary, ObjectPath) else _POLL_SECONDS
     deadline = time.monotonic() + _PARTS_TIMEOUT_SECONDS
     while missing := [process for process in range(num_processes) if process not in parts]:
@@ -70,20 +81,20 @@ def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> 
     return [parts[process] for process in range(num_processes)]
 
 
-def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, Part]:
+def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, dict[str, Any]]:
     there = {path.name for path in temporary.iterdir()}  # one listing, not one question for each process
     arrived = [process for process in processes if part_file_name(process) in there]
     contents = read_each([temporary / part_file_name(process) for process in arrived])
     return {process: json.loads(content) for process, content in zip(arrived, contents, strict=True)}
 
 
-def _raise_failures(parts: dict[int, Part]) -> None:
+def _raise_failures(parts: dict[int, dict[str, Any]]) -> None:
     failed = [f"process {process}: {part['error']}" for process, part in parts.items() if "error" in part]
     if failed:
         raise MeshwrightError("\n".join(failed))
 
 
-def _check_parts(parts: Sequence[Part], layouts: Sequence[ArrayLayout]) -> None:
+def _check_parts(parts: Sequence[dict[str, Any]], layouts: Sequence[ArrayLayout]) -> None:
     """Check that each process wrote what process 0 expects of it, so that no chunk is missing or double."""
     expected: list[set[tuple[str, int, int]]] = [set() for _ in parts]
     for layout in layouts:
@@ -99,9 +110,9 @@ def _check_parts(parts: Sequence[Part], layouts: Sequence[ArrayLayout]) -> None:
             )
 
 
-def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[Part]) -> dict[str, SavedArray]:
+def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[dict[str, Any]]) -> dict[str, SavedArray]:
     places = {
-        (name, number): Place(process, offset, size, crc)
+        (name, number): ChunkPlace(process, offset, size, crc)
         for process, part in enumerate(parts)
         for name, number, offset, size, crc in part["chunks"]
     }
@@ -114,3 +125,23 @@ def _arrays(layouts: Sequence[ArrayLayout], parts: Sequence[Part]) -> dict[str, 
         )
         for layout in layouts
     }
+
+
+def _rename(temporary: Path, final: Path, manifest: Manifest) -> None:
+    write_whole(temporary / MANIFEST, manifest_text(manifest))
+    for part in temporary.glob("part-*.json"):
+        part.unlink()
+    fsync_directory(temporary)
+    temporary.rename(final)
+    fsync_directory(final.parent)
+
+
+def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> None:
+    there = set(final.below())
+    needed = (part.path for file in manifest.files for part in parts_of(final / file.name, file.nbytes))
+    if gone := [path.name for path in needed if path.key not in there]:
+        raise MeshwrightError(f"{', '.join(gone)} in {final} were removed while they were written.")
+    if not (final / MANIFEST).create(manifest_text(manifest)):
+        raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
+    with suppress(MeshwrightError):  # it is saved, and the part files go when it goes
+        temporary.remove_tree("part-*.json")

@@ -17,12 +17,19 @@ import jax
 import numpy as np
 
 from meshwright.arrays import Index, LazyArray, grid, row_major
-from meshwright.checkpoint._format import _zarr
 from meshwright.errors import UsageError
 
 Holders = tuple[frozenset[int], ...]
 
 SMALL = 1 << 20  # bytes; larger chunks gain nothing from being fewer
+
+DTYPES = frozenset(
+    {"bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32"}
+    | {"uint64", "float16", "float32", "float64", "complex64", "complex128", "bfloat16", "float4_e2m1fn"}
+    | {"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"}
+    | {"float8_e5m2fnuz", "float8_e8m0fnu"}
+)
+"""The names of the data types that can be saved: zarr's, and also NumPy's."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def chunk_number(index: Index, shape: tuple[int, ...], chunk_shape: tuple[int, .
 
 def _check_dtypes(leaves: Mapping[str, Any]) -> None:
     dtypes = {name: _dtype(leaf) for name, leaf in leaves.items()}
-    unfit = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if _name(dtype) not in _zarr.DTYPES]
+    unfit = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if _name(dtype) not in DTYPES]
     if unfit:
         raise UsageError(
             "cannot save leaves that are not arrays of numbers:\n" + "\n".join(unfit) + "\n"

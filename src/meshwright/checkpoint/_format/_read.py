@@ -1,5 +1,6 @@
 """Reading the native format: a `Source` over one step directory."""
 
+import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,20 @@ import numpy as np
 
 from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
-from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
-from meshwright.checkpoint._format._memory import Memory
+from meshwright.checkpoint._format._container import ALIGNMENT
+from meshwright.checkpoint._format._manifest import ChunkPlace, SavedArray, read_manifest
 from meshwright.errors import DamagedError
 from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
 
 _SMALL = 1 << 20  # bytes: of less, rows that lie one after the other are read as one
+_MEMORY = 64 << 20  # bytes taken at once
 
 
 class NativeSource:
     """One complete checkpoint. Only the chunks that are asked for are touched, each verified once."""
+
+    format = "Meshwright"
+    """The name that people know the format by."""
 
     def __init__(self, path: Directory, *, verify: bool = True):
         """Read the manifest in the step directory `path`; no data file is opened yet.
@@ -33,49 +38,31 @@ class NativeSource:
         """
         self.path = path
         self._verify = verify
-        self._manifest = read_manifest(path)
+        self.manifest = read_manifest(path)
+        """All that `manifest.json` says."""
+        self.step: int = self.manifest.step
+        """The step that was saved."""
+        self.extra: Any = self.manifest.extra
+        """Values that were saved beside the arrays."""
+        self.writer: Any = self.manifest.writer
+        """Who saved it: versions, number of processes, mesh."""
         self._files: dict[int, int | ObjectBytes] = {}
         self._opening = Lock()
-        self._memory = Memory()
+        self._memory = _Memory()
         self._verified: set[tuple[str, int]] = set()
 
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
         return str(self.path)
 
-    @property
-    def format(self) -> str:
-        """Return what people call the format."""
-        return "Meshwright"
-
-    @property
-    def manifest(self) -> Manifest:
-        """Return all that `manifest.json` says."""
-        return self._manifest
-
-    @property
-    def step(self) -> int:
-        """Return the step that was saved."""
-        return self._manifest.step
-
-    @property
-    def extra(self) -> Any:
-        """Return what was saved beside the arrays."""
-        return self._manifest.extra
-
-    @property
-    def writer(self) -> Any:
-        """Return who saved it: versions, number of processes, mesh."""
-        return self._manifest.writer
-
     def arrays(self) -> Mapping[str, LazyArray]:
         """Return every array by name; nothing is read."""
-        impls = self._manifest.prng_keys
+        impls = self.manifest.prng_keys
         return {
             name: LazyArray(
                 array.shape, np.dtype(array.dtype), _Reader(self, name), impls.get(name), array.chunk_shape
             )
-            for name, array in self._manifest.arrays.items()
+            for name, array in self.manifest.arrays.items()
         }
 
     def read(self, name: str, index: Index) -> np.ndarray:
@@ -90,7 +77,7 @@ class NativeSource:
 
     def read_parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts of one array, as `read` does; a chunk that has some of many is read once."""
-        array = self._manifest.arrays[name]
+        array = self.manifest.arrays[name]
         parts = tuple(bounds_of(index, array.shape) for index in indices)
         rows = as_rows(parts) if sum(place.size for place in array.chunks) < _SMALL else None
         if rows is None:
@@ -129,13 +116,13 @@ class NativeSource:
         file = self._file(name, place)
         return Chunk(file, place.offset, array.chunk_shape, np.dtype(array.dtype), targets)
 
-    def _check(self, name: str, place: Place, crc: int | None, verify: bool) -> None:
+    def _check(self, name: str, place: ChunkPlace, crc: int | None, verify: bool) -> None:
         if crc is None:
             raise self._damaged(name, place, "the file ends before")
         if verify and crc != place.crc32:
             raise self._damaged(name, place, f"the CRC-32 is {crc:08x} instead of {place.crc32:08x}")
 
-    def _file(self, name: str, place: Place) -> int | ObjectBytes:
+    def _file(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
         """Return a data file, opened once: a descriptor, or in an object store what is sliced."""
         with self._opening:
             if place.file not in self._files:
@@ -143,8 +130,8 @@ class NativeSource:
             return self._files[place.file]
 
     @telling_unreadable()
-    def _opened(self, name: str, place: Place) -> int | ObjectBytes:
-        expected = self._manifest.files[place.file]
+    def _opened(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
+        expected = self.manifest.files[place.file]
         path = self.path / expected.name
         if isinstance(path, ObjectPath):
             return ObjectBytes(parts_of(path, expected.nbytes))
@@ -156,8 +143,8 @@ class NativeSource:
         weakref.finalize(self, os.close, file)  # when nobody has this source any more
         return file
 
-    def _damaged(self, name: str, place: Place, how: str) -> DamagedError:
-        path = self.path / self._manifest.files[place.file].name
+    def _damaged(self, name: str, place: ChunkPlace, how: str) -> DamagedError:
+        path = self.path / self.manifest.files[place.file].name
         return DamagedError(
             f"cannot read {name} from {path}, {place.size} bytes at offset {place.offset}: {how}. "
             "Copy the file again, or use another checkpoint."
@@ -176,3 +163,34 @@ class _Reader:
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         return self.source.read_parts(self.name, indices)
+
+
+class _Memory:
+    """Memory for arrays that are read: large pieces, handed out in parts.
+
+    One large piece is had in a fraction of the time of many small ones, as the system clears it in large
+    pages. The parts are aligned so that XLA's CPU devices take them over as they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._room = np.empty(0, np.uint8)
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """Return an array, as `np.empty` does. Its memory is given back when its neighbours are, too."""
+        return self._take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+    def _take(self, nbytes: int) -> np.ndarray:
+        if nbytes >= _MEMORY // 4:
+            return _aligned(nbytes)
+        with self._lock:
+            if nbytes > len(self._room):
+                self._room = _aligned(_MEMORY)
+            taken, self._room = self._room[:nbytes], self._room[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
+        return taken
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    return room[first : first + nbytes]

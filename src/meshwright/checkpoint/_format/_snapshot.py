@@ -127,7 +127,8 @@ class Snapshot:
                 return False
             self._free -= self._nbytes[number]
         if self._nbytes[number]:
-            self._owned[number] = _copying(self._owned[number])
+            owned = self._owned[number]
+            self._owned[number] = owned._replace(pieces=[_start_copy(piece) for piece in owned.pieces])
         return True
 
     def _finish(self, number: int) -> None:
@@ -190,12 +191,8 @@ def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
-def _copying(chunk: OwnedChunk) -> OwnedChunk:
-    """Start the copies of what is on a device, and copy what is on the host, as the caller may change his."""
-    return chunk._replace(pieces=[_start_copy(piece) for piece in chunk.pieces])
-
-
 def _start_copy(piece: Any) -> jax.Array | np.ndarray:
+    """Start the copy of what is on a device, and copy what is on the host, as the caller may change his."""
     if isinstance(piece, np.ndarray):
         return piece.copy(order="C")
     # An array keeps the copy that is made of it. This one is ours: the state's own would keep it longer.

@@ -74,7 +74,10 @@ def read_bundle(prefix: Directory) -> dict[str, LazyArray]:
     if problems:
         raise CheckpointError(f"{file.path} cannot be read:\n  " + "\n  ".join(problems))
     shards = _Shards(prefix, header.num_shards)
-    return {name: _array(name, entry, shards) for name, entry in arrays.items()}
+    return {
+        name: LazyArray(entry.shape, np.dtype(_DTYPES[entry.dtype]), _Variable(name, entry, shards))
+        for name, entry in arrays.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,3 @@ def _messages() -> dict[str, Any]:
             "Dim": ("uint64 size = 1",),
         },
     )
-
-
-def _array(name: str, entry: _Entry, shards: _Shards) -> LazyArray:
-    return LazyArray(entry.shape, np.dtype(_DTYPES[entry.dtype]), _Variable(name, entry, shards))

@@ -28,7 +28,11 @@ class File:
             raise DamagedError(f"{path} is missing. Copy it again.") from None
         if nbytes not in (None, self.nbytes):
             raise self.damaged(f"it has {self.nbytes} bytes and should have {nbytes}")
-        self._bytes = _remote(path, self.nbytes) if isinstance(path, ObjectPath) else _local(self, path)
+        if isinstance(path, ObjectPath):
+            self._bytes = ObjectBytes([Part(path, 0, self.nbytes)])
+        else:
+            self._bytes = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._bytes)
 
     def __getitem__(self, part: slice) -> np.ndarray:
         """Return the bytes of `part`, a slice with both ends, in memory of their own.
@@ -132,13 +136,3 @@ def _size(path: Directory, nbytes: int | None) -> int:
     if (found := path.look()) is None:
         raise FileNotFoundError(str(path))
     return found.nbytes
-
-
-def _remote(path: ObjectPath, nbytes: int) -> ObjectBytes:
-    return ObjectBytes([Part(path, 0, nbytes)])
-
-
-def _local(file: File, path: Directory) -> int:
-    opened = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
-    weakref.finalize(file, os.close, opened)
-    return opened

@@ -248,15 +248,12 @@ def _extra(step: Directory, said: Mapping[str, Any], handlers: Mapping[str, str]
     in_json = [step / item / _JSON for item, handler in handlers.items() if "Json" in handler]
     files = [file for file in (in_json if handlers else step.glob(f"*/{_JSON}")) if file.is_file()]
     items = {file.parent.name: read_json(file) for file in files}
-    texts = {name: text for file in _string_files(step) for name, text in _document(file).items()}
+    documents = map(_document, [step / _STRINGS, *step.glob(f"*/{_STRINGS}")])
+    texts = {name: text for document in documents for name, text in document.items()}
     scores = step / _SCORES
     metrics = read_json(scores) if scores.is_file() else said.get("metrics")
     rest = {"strings": texts, "metrics": metrics, "custom_metadata": said.get("custom_metadata")}
     return items | {name: value for name, value in rest.items() if value}
-
-
-def _string_files(step: Directory) -> list[Directory]:
-    return [step / _STRINGS, *step.glob(f"*/{_STRINGS}")]
 
 
 def _document(file: Directory) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Arrays that lie in a file as they do in memory: row-major and not compressed."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.arrays import Index, LazyArray
+from meshwright.arrays import Index, LazyArray, cuts
 
 _GAP = 1 << 15
 """Bytes between two pieces that are wanted, up to which both are read as one: a request costs more."""
@@ -110,8 +109,4 @@ def _pieces(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> Iter
         dim -= 1
     rows = max(1, _PIECE // strides[dim]) if dim < len(sizes) else 1
     steps = [1] * dim + [rows] * (dim < len(sizes)) + list(sizes[dim + 1 :])
-    yield from itertools.product(*map(_cuts, sizes, steps))
-
-
-def _cuts(size: int, step: int) -> list[slice]:
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+    yield from cuts(sizes, steps)

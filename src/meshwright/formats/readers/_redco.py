@@ -13,7 +13,6 @@ two. Leaves are called `params/…` and `opt_state/…`, as the deployer's own.
 Source: `deployers/ckpt_utils.py` of github.com/tanyuqian/redco.
 """
 
-from meshwright.arrays import LazyArray
 from meshwright.errors import CheckpointError
 from meshwright.formats.readers._file import head, read_document
 from meshwright.formats.readers._orbax import TEMPORARY, open_tree
@@ -59,13 +58,10 @@ def _open(place: Directory) -> Foreign:
     held = {
         f"{part}/{name}": array
         for part in (_PARAMS, _OPT_STATE)
-        for name, array in _tree(directory / part).items()
+        if (directory / part).is_dir()
+        for name, array in open_tree(directory / part).items()
     }
     return Foreign(directory, READER.name, held, info.get("step"), extra={"info": info})
-
-
-def _tree(directory: Directory) -> dict[str, LazyArray]:
-    return open_tree(directory) if directory.is_dir() else {}
 
 
 def _check_whole(directory: Directory) -> None:

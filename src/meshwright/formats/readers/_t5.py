@@ -49,7 +49,7 @@ def _recognises(place: Directory) -> bool:
 
 def _open(place: Directory) -> Foreign:
     plain = open_tensorflow(place)
-    if not any(_is_of_t5(name) for name in plain.held):
+    if {_t5x_name(name) for name in plain.held} <= {None, _STEP}:
         return plain
     return replace(plain, format=_T5, held=with_t5x_names(plain.held, plain.path))
 
@@ -69,10 +69,6 @@ def open_tensorflow(path: str | Directory) -> Foreign:
     if prefix is None:
         raise CheckpointError(f"{place} holds no checkpoint of TensorFlow, an .index and its .data files.")
     return Foreign(prefix, READER.name, read_bundle(prefix), _step_of(prefix.name))
-
-
-def _is_of_t5(name: str) -> bool:
-    return _t5x_name(name) not in (None, _STEP)
 
 
 def _prefix(place: Directory) -> Directory | None:

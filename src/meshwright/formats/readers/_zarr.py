@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays import Index, LazyArray
+from meshwright.arrays import Bounds, Index, LazyArray, bounds_of, shares_of
 from meshwright.errors import DamagedError, MeshwrightError
 from meshwright.formats.readers._tensorstore import shared_context, tensorstore_for, told
-from meshwright.formats.readers._zarr2 import shares_of
 from meshwright.storage import Directory
 
 _IN_FLIGHT_NBYTES = 64 << 20
@@ -41,11 +40,8 @@ def open_arrays(
 
 def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
     options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
-    return tensorstore.open(options, kvstore=store + _directory(path), context=shared_context(), read=True)
-
-
-def _directory(path: str) -> str:
-    return f"{path}/" if path else ""  # which is the store itself
+    below = store + (f"{path}/" if path else "")  # which is the store itself
+    return tensorstore.open(options, kvstore=below, context=shared_context(), read=True)
 
 
 def _array(what: str, requested: Any) -> LazyArray:
@@ -66,20 +62,19 @@ class _Reader:
 
     def __call__(self, index: Index) -> np.ndarray:
         """Return a part. Chunks are decoded whole, and so many at a time as take 64 MiB."""
-        bounds = [range(size)[part] for size, part in zip(self.opened.shape, index, strict=True)]
+        bounds = bounds_of(index, self.opened.shape)
         shares = list(shares_of(bounds, self.chunks))
         chunk_nbytes = math.prod(self.chunks) * self.opened.dtype.numpy_dtype.itemsize
         at_a_time = max(1, _IN_FLIGHT_NBYTES // max(1, chunk_nbytes))
         if len(shares) <= at_a_time:
             return self.parts([index])[0]
-        out = np.empty(tuple(map(len, bounds)), self.opened.dtype.numpy_dtype)
+        out = np.empty([last - first for first, last in bounds], self.opened.dtype.numpy_dtype)
         for first in range(0, len(shares), at_a_time):
             self._read_into(out, bounds, [into for _, into, _ in shares[first : first + at_a_time]])
         return out
 
-    def _read_into(self, out: np.ndarray, bounds: Sequence[range], places: Sequence[Index]) -> None:
-        within = [[part[at] for part, at in zip(bounds, place, strict=True)] for place in places]
-        found = self.parts([tuple(slice(part.start, part.stop) for part in each) for each in within])
+    def _read_into(self, out: np.ndarray, bounds: Bounds, places: Sequence[Index]) -> None:
+        found = self.parts([_within(bounds, place) for place in places])
         for place, part in zip(places, found, strict=True):
             out[place] = part
 
@@ -92,6 +87,13 @@ class _Reader:
         return self.opened[
             tuple(slice(*part.indices(size)) for size, part in zip(self.opened.shape, index, strict=True))
         ]
+
+
+def _within(bounds: Bounds, place: Index) -> Index:
+    """Return where a place in a part is in the whole array."""
+    return tuple(
+        slice(first + at.start, first + at.stop) for (first, _), at in zip(bounds, place, strict=True)
+    )
 
 
 @contextmanager

@@ -9,19 +9,19 @@ Source: zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. `dtype` may be "bfloat
 ml_dtypes, as TensorStore writes them.
 """
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from meshwright.arrays import Index, LazyArray
+from meshwright.arrays import Index, LazyArray, bounds_of, shares_of
 from meshwright.errors import CheckpointError, DamagedError, UsageError
 from meshwright.formats._deflate import inflated
+from meshwright.formats.readers._tensorstore import tensorstore_for
 from meshwright.storage import Directory
 
 ZARRAY = ".zarray"
@@ -107,11 +107,9 @@ class _Chunks:
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
         """Return several parts; a chunk that has some of many is read once."""
-        wanted = [
-            tuple(range(size)[part] for size, part in zip(self.zarr.shape, index, strict=True))
-            for index in indices
-        ]
-        outs = [np.empty(tuple(map(len, bounds)), self.zarr.dtype.newbyteorder("=")) for bounds in wanted]
+        wanted = [bounds_of(index, self.zarr.shape) for index in indices]
+        dtype = self.zarr.dtype.newbyteorder("=")
+        outs = [np.empty([last - first for first, last in bounds], dtype) for bounds in wanted]
         shares: dict[tuple[int, ...], list[tuple[np.ndarray, Index]]] = {}
         for bounds, out in zip(wanted, outs, strict=True):
             for place, into, within in shares_of(bounds, self.zarr.chunks):
@@ -142,24 +140,6 @@ class _Chunks:
             ) from None
         values = _decoded(content, self.zarr, f"{self.name}: {path}")
         return values.reshape(self.zarr.chunks, order=self.zarr.order)
-
-
-def shares_of(
-    bounds: Sequence[range], chunks: Sequence[int]
-) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
-    """Yield the chunks that have some of a part: which, where in the part that is, and where in the chunk."""
-    for place in itertools.product(*map(_numbers, bounds, chunks)):
-        into, within = [], []
-        for number, part, size in zip(place, bounds, chunks, strict=True):
-            start = number * size
-            first, last = max(part.start, start), min(part.stop, start + size)
-            into.append(slice(first - part.start, last - part.start))
-            within.append(slice(first - start, last - start))
-        yield place, tuple(into), tuple(within)
-
-
-def _numbers(part: range, size: int) -> range:
-    return range(part.start // size, -(-part.stop // size)) if len(part) else range(0)
 
 
 def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
@@ -196,12 +176,7 @@ def _by_tensorstore(content: bytes, zarr: Zarr2) -> bytes:
       ValueError: it is damaged.
       UsageError: TensorStore is not installed.
     """
-    try:
-        import tensorstore
-    except ImportError:
-        raise UsageError(
-            f"chunks compressed by {zarr.compressor} need TensorStore: pip install 'meshwright[tensorstore]'."
-        ) from None
+    tensorstore = tensorstore_for(f"a chunk compressed by {zarr.compressor}")
     shape = [math.prod(zarr.chunks) * zarr.dtype.itemsize]
     metadata = {"shape": shape, "chunks": shape, "dtype": "|u1", "compressor": zarr.compressor}
     rest = {"zarr_format": 2, "fill_value": None, "filters": None, "order": "C"}

@@ -3,16 +3,13 @@
 What XLA does with a program, which the room `program` reads, is repeated in outline:
 
     _propagation.py               which axes of the mesh split each value
-    _splits.py                    which may split an operation, by the rules of the room `program`
-    _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py
-    _manual.py                    what the program exchanges itself, inside shard_map
+    _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py;
+                                  sums over devices wait in _sums.py
     _schedule.py                  in which order it is all done
     _buffers.py, _liveness.py     which values are ever in memory, and when
-    _work.py                      the matrix products, one device's part of each
     _traced.py                    all of it together
 """
 
-from meshwright.plan._estimate._traced import TracedCosts, TracedMemory, traced_costs
-from meshwright.plan._estimate._work import Work
+from meshwright.plan._estimate._traced import TracedCosts, TracedMemory, Work, traced_costs
 
 __all__ = ["TracedCosts", "TracedMemory", "Work", "traced_costs"]

@@ -3,20 +3,48 @@
 Axes spread along dimensions that go together, forwards and backwards, until nothing changes: first through
 operations that leave all dimensions in place, then through the others; where two dimensions ask for one axis,
 that of the larger array gets it. As https://openxla.org/shardy/propagation; XLA uses it since JAX 0.7.
+
+How dimensions go together is written in letters, those of the rules of the room `program`.
 """
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from meshwright.plan._estimate._splits import Splits, splits_of
-from meshwright.program import Operation, Program, Tie, Value, walk
+from meshwright.program import Dims, Operation, Program, Tie, Value, rule_of, walk
 
 Spec = tuple[tuple[str, ...], ...]
 """Of each dimension of an array, the axes of the mesh that split it, slowest first."""
+Letters = tuple[int | None, ...]
+"""The letter of each dimension of an array; None for a dimension that must be whole."""
+
+
+class Splits(NamedTuple):
+    """The letters of all operands and results."""
+
+    inputs: list[Letters]
+    outputs: list[Letters]
+    summed: frozenset[int]
+    """Letters of operands over which results are combined: split, they make partial sums."""
+    known: bool
+
+    @property
+    def sides(self) -> list[Letters]:
+        return [*self.inputs, *self.outputs]
+
+
+def splits_of(operation: Operation) -> Splits:
+    """Return how an operation without bodies may be split. Of merged dimensions, only the slowest may be."""
+    rule = rule_of(operation)
+    whole = rule.whole.union(*(dim[1:] for dims in (*rule.inputs, *rule.outputs) for dim in dims))
+
+    def letters(arrays: Iterable[Dims]) -> list[Letters]:
+        return [tuple(dim[0] if dim and dim[0] not in whole else None for dim in dims) for dims in arrays]
+
+    return Splits(letters(rule.inputs), letters(rule.outputs), rule.summed, rule.known)
 
 
 class Propagation:

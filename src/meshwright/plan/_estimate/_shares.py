@@ -8,8 +8,7 @@ where as many ask for one as for another, the way that exchanges least.
 from collections import Counter
 from collections.abc import Iterable
 
-from meshwright.plan._estimate._propagation import Propagation, Spec
-from meshwright.plan._estimate._splits import Splits
+from meshwright.plan._estimate._propagation import Propagation, Spec, Splits
 from meshwright.program import Operation
 
 Shares = dict[str, int]

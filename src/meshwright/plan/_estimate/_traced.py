@@ -1,4 +1,4 @@
-"""The costs of a traced step, for one device: the estimate as a whole."""
+"""The costs of a traced step, for one device: its matrix products, and the estimate as a whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,45 @@ from jax.sharding import PartitionSpec
 
 from meshwright.hlo import Collective
 from meshwright.plan._estimate._liveness import GATHERED, GRADIENTS, KEPT, WORKSPACE, Liveness
-from meshwright.plan._estimate._manual import exchange_of, is_partly_manual
 from meshwright.plan._estimate._propagation import Propagation
-from meshwright.plan._estimate._traffic import Traffic
-from meshwright.plan._estimate._work import Work, works
-from meshwright.program import Program, program_of, walk
+from meshwright.plan._estimate._traffic import Traffic, exchange_of, is_partly_manual
+from meshwright.program import Operation, Program, product_flops, program_of, walk
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree, leaf_names
+
+
+@dataclass(frozen=True)
+class Work:
+    """A matrix product, on one device."""
+
+    flops: float
+    nbytes: float
+    """What it reads and writes."""
+    dtype: str
+    times: int
+    """How often a step does it."""
+
+
+def works(program: Program, specs: Propagation, traffic: Traffic, times: int = 1) -> list[Work]:
+    """Return the products of a program, its bodies included."""
+    found = []
+    for operation in program.operations:
+        for body in operation.bodies:
+            found += works(body, specs, traffic, times * operation.turns)
+        product = product_flops(operation)
+        if product:
+            found.append(_work(operation, *product, specs, traffic, times))
+    return found
+
+
+def _work(
+    operation: Operation, flops: int, dtype: str, specs: Propagation, traffic: Traffic, times: int
+) -> Work:
+    """Each device does an equal part; what it reads of a gathered operand is all that was gathered."""
+    axes = traffic.shares.get(operation, {})
+    copies = dict(traffic.copies.get(operation, []))
+    nbytes = sum(copies.get(value, specs.nbytes(value)) for value in operation.values)
+    return Work(flops / specs.ways(axes), nbytes, dtype, times)
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,18 @@
-"""What devices exchange for a program whose values are split over a mesh, operation by operation."""
+"""What devices exchange for a program whose values are split over a mesh, operation by operation.
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import NamedTuple
+A program may also write exchanges out itself, inside `jax.shard_map`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from meshwright.hlo import Collective
-from meshwright.plan._estimate._manual import exchange_of
 from meshwright.plan._estimate._propagation import Propagation, Spec
 from meshwright.plan._estimate._shares import Shares, shared_spec, shares_of
+from meshwright.plan._estimate._sums import PendingSums, Sum
 from meshwright.program import Operation, Program, Tie, Value, known_of
 
-_ADDITIONS = ("add", "add_any")
-_PASSING = ("convert_element_type", "reshape", "sharding_constraint", "squeeze", "transpose")
 _SCATTERS = ("scatter-add", "scatter_add")
-
-
-class Sum(NamedTuple):
-    """A sum over devices that is yet to be made."""
-
-    axes: tuple[str, ...]
-    nbytes: int
-    source: str
 
 
 class Traffic:
@@ -34,32 +26,23 @@ class Traffic:
         """The operands that an operation reads elsewhere than they are, and their bytes there."""
         self.sums: dict[Operation, list[int]] = defaultdict(list)
         """Bytes of what an operation makes of its results before they are summed and scattered."""
-        self._uses: Counter[Value] = Counter()
-        self._pending: dict[Value, Sum] = {}
+        self._pending = PendingSums(specs)
         self._moved: dict[tuple[Value, Spec, float], bool] = {}
         """Of operands that were wanted somewhere, whether they had to be brought there."""
-        self._carried: dict[Value, Value] = {}
-        """For what loops carry from turn to turn, what it was in the turn before."""
         self._open_loops = 0
 
     def run(self, program: Program, times: int = 1, results: Mapping[Value, Value] | None = None) -> None:
         """Add the exchanges of a program that runs so many times; `results` are those of a body, outside."""
-        self._uses.update(x for operation in program.operations for x in operation.inputs)
-        self._uses.update(program.outputs)
+        self._pending.meet(program)
         for operation in program.operations:
             self._run(operation, times)
         for value in program.outputs:
-            outside = (results or {}).get(value)
-            if outside and value in self._pending and self._is_carried(value):
-                self._pending[outside] = self._pending.pop(value)
+            if outside := (results or {}).get(value):
+                self._pending.leave(value, outside)
             self._resolve(value, times)
 
-    def _is_carried(self, value: Value) -> bool:
-        """Whether a value is but carried to the next turn of a loop."""
-        return value in self._carried and self._uses[value] == 1
-
     def _run(self, operation: Operation, times: int) -> None:
-        if self._is_deferred(operation):
+        if self._pending.put_off_by(operation):
             return
         if operation.kind == "shard_map":
             self._run_manual(operation, times)
@@ -94,7 +77,7 @@ class Traffic:
             self._resolve(value, times)
         for tie in (*loop.entering, *loop.leaving):
             self._tie(tie, turns if tie.target_stacked else times)
-        self._carried |= {tie.source: tie.target for tie in loop.carried}
+        self._pending.enter(loop)
         self._open_loops += loop.kind == "while"
         found = [self._collected(body, turns, loop) for body in loop.bodies]
         self._open_loops -= loop.kind == "while"
@@ -122,23 +105,6 @@ class Traffic:
         self._resolve(value, times, wanted)
         self._move(value, wanted, times, operation)
 
-    def _is_deferred(self, operation: Operation) -> bool:
-        """Put off sums over devices until others that they are added to are made, too, as XLA does.
-
-        What a loop adds up is summed after it.
-        """
-        if operation.kind not in (*_ADDITIONS, *_PASSING) or any(self._uses[x] > 1 for x in operation.inputs):
-            return False
-        result = operation.outputs[0]
-        pending = {x: self._pending[x] for x in operation.inputs if x in self._pending}
-        is_alike = len({(each.axes, each.nbytes) for each in pending.values()}) == 1
-        is_alone = all(x in pending or self._carried.get(result) is x for x in operation.inputs)
-        split = {_axes(self.specs.spec(x)) for x in (*pending, result)}
-        if not (is_alike and is_alone and len(split) == 1):
-            return False
-        self._pending[result] = max(self._pending.pop(x) for x in pending)
-        return True
-
     def _deliver(
         self, operation: Operation, value: Value, made: Spec, summed: tuple[str, ...], times: int
     ) -> None:
@@ -159,11 +125,9 @@ class Traffic:
 
     def _resolve(self, value: Value, times: int, wanted: Spec = ()) -> None:
         """Make a sum; scattered, if all that reads it wants the parts that the axes summed over make."""
-        if value not in self._pending:
-            return
-        axes, nbytes, source = self._pending.pop(value)
-        is_split = _axes(wanted) == _axes(self.specs.spec(value)).union(axes) and self._uses[value] == 1
-        self._add("reduce-scatter" if is_split else "all-reduce", axes, nbytes, times, source)
+        if made := self._pending.pop(value):
+            kind = "reduce-scatter" if self._pending.is_scattered(value, made.axes, wanted) else "all-reduce"
+            self._add(kind, made.axes, made.nbytes, times, made.source)
 
     def _move(self, value: Value, wanted: Spec, times: int, operation: Operation | None = None) -> None:
         """Bring an operand to where an operation needs it, once for each dtype that it is widened to."""
@@ -180,10 +144,7 @@ class Traffic:
     def _reshard(self, value: Value, before: Spec, after: Spec, times: int, source: str) -> bool:
         if before == after:
             return False
-        held = {axis: d for d, dim in enumerate(before) for axis in dim}
-        wanted = {axis: d for d, dim in enumerate(after) for axis in dim}
-        moved = tuple(axis for axis in held if axis in wanted and held[axis] != wanted[axis])
-        gathered = tuple(axis for axis in held if axis not in wanted)
+        moved, gathered = _exchanged(before, after)
         nbytes = self.specs.nbytes(value, after)
         if moved:
             self._add("all-to-all", moved, nbytes, times, source)
@@ -207,9 +168,37 @@ def is_product(operation: Operation) -> bool:
     return known_of(operation).work is not None
 
 
-def _axes(spec: Spec) -> frozenset[str]:
-    return frozenset(axis for dim in spec for axis in dim)
+def _exchanged(before: Spec, after: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes that go over to another dimension, and those that split none any more."""
+    held = {axis: d for d, dim in enumerate(before) for axis in dim}
+    wanted = {axis: d for d, dim in enumerate(after) for axis in dim}
+    moved = tuple(axis for axis in held if axis in wanted and held[axis] != wanted[axis])
+    return moved, tuple(axis for axis in held if axis not in wanted)
 
 
 def _source(operation: Operation) -> str:
     return f"{operation.eqn.source_info.name_stack}/{operation.kind}".lstrip("/")
+
+
+def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], int] | None:
+    """Return the kind, the axes and the bytes of what an operation exchanges; None if it is no collective."""
+    kind = known_of(operation).exchange
+    if not kind:
+        return None
+    params = operation.eqn.params
+    axes = params["axes"] if "axes" in params else params["axis_name"]
+    of = operation.outputs if kind == "all-gather" else operation.inputs
+    return kind, _named(axes), sum(value.nbytes for value in of)
+
+
+def is_partly_manual(operation: Operation, sizes: Mapping[str, int]) -> bool:
+    """Whether an operation is a `shard_map` that leaves some axes of the mesh to XLA."""
+    if operation.kind != "shard_map":
+        return False
+    manual = operation.eqn.params["newly_manual_axes"]
+    return any(size > 1 and axis not in manual for axis, size in sizes.items())
+
+
+def _named(axes: str | Iterable[object]) -> tuple[str, ...]:
+    """Return the axes of the mesh among `axes`; numbers are dimensions, of what `vmap` made."""
+    return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if isinstance(axis, str))

@@ -1,0 +1,187 @@
+"""Every byte of a checkpoint is compared with what was written, which the manifest alone says.
+
+Chunks have their checksums in the manifest. All else in a data file (headers, padding, zarr.json, the
+central directory) follows from the manifest by the same functions that wrote it. So nothing in a
+checkpoint can change unnoticed, though most of it is never read by a restore.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from meshwright.checkpoint._format._container import local_header, plan_file, with_crc
+from meshwright.checkpoint._format._manifest import MANIFEST, Manifest, read_manifest
+from meshwright.crc32 import crc32 as crc32_of
+from meshwright.errors import DamagedError
+from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, wrong_objects
+
+_BLOCK = 1 << 20  # bytes checksummed at a time
+
+ReadBytes = Callable[[int, int], Any]
+"""Returns the bytes of a file from one offset up to another, or fewer where it ends before."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is not what was written."""
+
+    file: str
+    """The file's name in the checkpoint's directory."""
+    piece: str | None
+    """What is damaged: an array's name, `the central directory` …; None for the whole file."""
+    offset: int
+    """Where the piece begins, in bytes."""
+    nbytes: int
+    found: str
+    """What was found instead."""
+
+    def __str__(self) -> str:
+        """Return it as one line."""
+        where = f"{self.piece}, {self.nbytes} bytes at offset {self.offset}: " if self.piece else ""
+        return f"{self.file}: {where}{self.found}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found."""
+
+    checkpoint: str
+    """Path of the step directory."""
+    num_files: int
+    """Files of ours; 0 of another system's, which are not counted."""
+    num_arrays: int
+    nbytes: int
+    """Bytes checked, all files together."""
+    damage: tuple[Damage, ...]
+    """All that is wrong; empty where the checkpoint is intact."""
+    format: str | None = None
+    """Another system's, of which all was read; its format may have no checksums. None of ours."""
+
+
+class _Piece(NamedTuple):
+    """A stretch of a data file; together the pieces of a file are all of it."""
+
+    what: str
+    """What it is, for people: `params/w`, for a chunk of that array."""
+    offset: int
+    size: int
+    crc32: int
+
+
+def incomplete(directory: Directory) -> str | None:
+    """Return what is plainly wrong with a checkpoint (its manifest, a file's size), or None.
+
+    It costs little more than to read the manifest.
+
+    Raises:
+      CheckpointError: It is of a newer format than this reader.
+    """
+    try:
+        manifest = read_manifest(directory)
+    except DamagedError as error:
+        return str(error)
+    return next((str(damage) for damage in _wrong_files(directory, manifest)), None)
+
+
+def native_report(directory: Directory) -> Report:
+    """Return what `verify` finds in a checkpoint of our format.
+
+    Raises:
+      CheckpointError: It is of a newer format than this reader.
+    """
+    try:
+        manifest = read_manifest(directory)
+    except DamagedError as error:
+        nbytes = len((directory / MANIFEST).read_bytes())
+        return Report(str(directory), 1, 0, nbytes, (Damage(MANIFEST, None, 0, nbytes, str(error)),))
+    return Report(
+        str(directory),
+        1 + len(manifest.files),
+        len(manifest.arrays),
+        len((directory / MANIFEST).read_bytes()) + sum(file.nbytes for file in manifest.files),
+        tuple(_damage(directory, manifest)),
+    )
+
+
+def _damage(directory: Directory, manifest: Manifest) -> Iterator[Damage]:
+    wrong = list(_wrong_files(directory, manifest))
+    yield from wrong
+    for number, file in enumerate(manifest.files):
+        path = directory / file.name
+        if any(damage.file == file.name for damage in wrong) and _is_gone(path, file.nbytes):
+            continue
+        with _opened(path, file.nbytes) as read:
+            for piece in _pieces(manifest, number):
+                if found := _difference(read, piece):
+                    yield Damage(file.name, piece.what, piece.offset, piece.size, found)
+
+
+def _wrong_files(directory: Directory, manifest: Manifest) -> Iterator[Damage]:
+    """Yield the files that are missing or of another size."""
+    for file in manifest.files:
+        for found in _wrong(directory / file.name, file.nbytes):
+            yield Damage(file.name, None, 0, file.nbytes, found)
+
+
+def _wrong(path: Directory, nbytes: int) -> list[str]:
+    if isinstance(path, ObjectPath):
+        return wrong_objects(path, nbytes)
+    if not path.is_file():
+        return ["the file is missing"]
+    found = path.stat().st_size
+    return [f"has {found} bytes instead of {nbytes}"] if found != nbytes else []
+
+
+def _is_gone(path: Directory, nbytes: int) -> bool:
+    """Return whether nothing is left of a data file."""
+    if isinstance(path, ObjectPath):
+        return not any(part.path.is_file() for part in parts_of(path, nbytes))
+    return not path.is_file()
+
+
+@contextmanager
+def _opened(path: Directory, nbytes: int) -> Iterator[ReadBytes]:
+    """Open a data file to read it from one end to the other."""
+    if isinstance(path, ObjectPath):
+        stored = ObjectBytes(parts_of(path, nbytes))
+        yield lambda first, last: stored[first:last]
+        return
+    with path.open("rb") as file:
+        yield lambda first, last: os.pread(file.fileno(), last - first, first)
+
+
+def _difference(read: ReadBytes, piece: _Piece) -> str | None:
+    """Return how the bytes in the file differ from those of the piece, or None."""
+    crc, at, end = 0, piece.offset, piece.offset + piece.size
+    while at < end:
+        try:
+            block = read(at, min(at + _BLOCK, end))
+        except DamagedError as error:
+            return str(error)
+        if not len(block):
+            return f"the last {end - at} bytes are not there"
+        crc, at = crc32_of(block, crc), at + len(block)
+    return None if crc == piece.crc32 else f"the CRC-32 is {crc:08x} instead of {piece.crc32:08x}"
+
+
+def _pieces(manifest: Manifest, number: int) -> Iterator[_Piece]:
+    """Yield all pieces of data file `number`, in the order in which they lie there."""
+    planned = plan_file(tuple(manifest.layouts()), number)
+    for entry, content in planned.metadata_entries:
+        header = local_header(entry, crc32_of(content))
+        yield _known(f"the header of {entry.path}", entry.header_offset, header)
+        yield _known(entry.path, entry.data_offset, content)
+    for (name, chunk), entry, header in zip(planned.chunks, planned.entries, planned.headers, strict=True):
+        place = manifest.arrays[name].chunks[chunk]
+        yield _known(f"the header of {entry.path}", entry.header_offset, with_crc(header, place.crc32))
+        yield _Piece(name, entry.data_offset, entry.size, place.crc32)
+        if place.offset != entry.data_offset:  # then a restore does not read that, but this
+            yield _Piece(name, place.offset, entry.size, place.crc32)
+    crcs = [manifest.arrays[name].chunks[chunk].crc32 for name, chunk in planned.chunks]
+    yield _known("the central directory", planned.end, planned.directory_with(crcs))
+
+
+def _known(what: str, offset: int, content: bytes) -> _Piece:
+    return _Piece(what, offset, len(content), crc32_of(content))

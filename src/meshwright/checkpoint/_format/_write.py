@@ -1,0 +1,375 @@
+"""One process's share of a save: its data file, and word of it to process 0.
+
+That word is a file, `part-00001.json`, because the threads that write must not start collectives:
+
+    {"bytes": 33820, "chunks": [[name, chunk number, offset, size, crc32], ...]}
+    {"error": "..."}                 where the process failed, so that nobody waits for it
+
+The data file is planned in full and then filled through a few windows. On a disk three threads fill them.
+A window is 16 MiB of the file, put together in memory, where the checksums are taken while it is in
+the cache, and written past the page cache where the file system has that (O_DIRECT, which wants
+memory, offset and size aligned). So a save takes constant memory and leaves other files cached.
+For an object store a window is an object, and nothing is written to a disk.
+
+A state that is in no memory, as of a conversion, is one process's, which writes it slab by slab.
+"""
+
+import contextlib
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from meshwright.arrays import Index, slabs
+from meshwright.checkpoint._format._container import (
+    CRC,
+    LOCAL_CRC,
+    FilePlan,
+    ZipEntry,
+    local_header,
+    plan_file,
+    with_crc,
+)
+from meshwright.checkpoint._format._layout import SMALL, ArrayLayout
+from meshwright.checkpoint._format._snapshot import Snapshot
+from meshwright.crc32 import crc32, joined
+from meshwright.durable import write_whole
+from meshwright.storage import Directory, ObjectPath, Part, parts_of, put_parts
+
+_WINDOW = 16 << 20
+_NUM_THREADS = 3  # two that copy and checksum, while the third one's window is written
+_PAGE = 4096  # a multiple of what disks want direct writes aligned to
+_IN_CACHE = 1 << 18  # bytes that are copied and then checksummed
+
+ReadArray = Callable[[str, Index], np.ndarray]
+"""Returns a part of the array of that name."""
+
+
+def write_part(
+    directory: Directory,
+    layouts: Sequence[ArrayLayout],
+    chunks: Snapshot,
+    process_index: int,
+    num_processes: int,
+) -> None:
+    """Write this process's data file into `directory`, durably, and then its part file."""
+    path = directory / data_file_name(process_index, num_processes)
+    part = part_file_name(process_index)
+    try:
+        plan = plan_file(tuple(layouts), process_index)
+        if isinstance(path, ObjectPath):
+            crcs = _upload(path, plan, chunks)
+        else:
+            crcs = _write_file(path, plan, chunks)
+        _put_word(directory / part, _word(plan, crcs))
+    except BaseException as error:
+        chunks.abandon()
+        with contextlib.suppress(Exception):  # what failed may not take word of it: the next `wait` tells
+            hasty = directory.impatient() if isinstance(directory, ObjectPath) else directory
+            _put_word(hasty / part, {"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def write_streamed(directory: Path, layouts: Sequence[ArrayLayout], read: ReadArray) -> None:
+    """Write data file and part file of process 0 of 1; `read` gives any part of any array."""
+    plan = plan_file(tuple(layouts), 0)
+    chunks = [(layout, position) for layout in layouts for position in layout.positions()]
+    with (directory / data_file_name(0, 1)).open("xb") as file:
+        file.write(plan.metadata)
+        crcs = [
+            _write_chunk(file, entry, _chunk_slabs(layout, position, read))
+            for entry, (layout, position) in zip(plan.entries, chunks, strict=True)
+        ]
+        file.seek(plan.end)
+        file.write(plan.directory_with(crcs))
+        file.flush()
+        os.fsync(file.fileno())
+    _put_word(directory / part_file_name(0), _word(plan, crcs))
+
+
+def data_file_name(process_index: int, num_processes: int) -> str:
+    """Return the name of a process's data file."""
+    return f"data-{process_index:05d}-of-{num_processes:05d}.zarr.zip"
+
+
+def part_file_name(process_index: int) -> str:
+    """Return the name of the file in which a process reports its part."""
+    return f"part-{process_index:05d}.json"
+
+
+def _word(plan: FilePlan, crcs: Sequence[int]) -> dict[str, Any]:
+    """Return what the part file says of a data file, given the CRC-32 of each chunk."""
+    rows = [
+        (name, number, entry.data_offset, entry.size, crc)
+        for (name, number), entry, crc in zip(plan.chunks, plan.entries, crcs, strict=True)
+    ]
+    return {"bytes": plan.nbytes, "chunks": rows}
+
+
+def _put_word(path: Directory, word: Mapping[str, Any]) -> None:
+    content = json.dumps(word).encode()
+    if isinstance(path, ObjectPath):
+        path.put(content)
+    else:
+        write_whole(path, content)
+
+
+def _write_chunk(file: BinaryIO, entry: ZipEntry, data: Iterator[memoryview]) -> int:
+    """Write an entry of which the checksum is known after the last slab only, and return that."""
+    crc = 0
+    file.seek(entry.data_offset)
+    for slab in data:
+        crc = crc32(slab, crc)
+        file.write(slab)
+    file.seek(entry.header_offset)
+    file.write(local_header(entry, crc))
+    return crc
+
+
+def _chunk_slabs(layout: ArrayLayout, position: tuple[int, ...], read: ReadArray) -> Iterator[memoryview]:
+    origin = [place * size for place, size in zip(position, layout.chunk_shape, strict=True)]
+    for slab in slabs(layout.chunk_shape, layout.dtype.itemsize):
+        index = tuple(slice(at + part.start, at + part.stop) for at, part in zip(origin, slab, strict=True))
+        yield read(layout.name, index).reshape(-1).view(np.uint8).data
+
+
+def _write_file(path: Path, plan: FilePlan, chunks: Snapshot) -> list[int]:
+    """Write the file `path`, durably, and return the CRC-32 of each chunk, which is released when copied."""
+    end = plan.end // _PAGE * _PAGE
+    filling = _Filling(plan, chunks)
+    with _opened(path) as files:
+        os.posix_fallocate(files.buffered, 0, plan.nbytes)  # a disk too small is found out here
+        _write_windows(filling, end, files)
+        rest = bytearray(plan.end - end)
+        filling.fill(memoryview(rest), end)
+        crcs = filling.crcs()
+        _write(files.buffered, memoryview(rest + plan.directory_with(crcs)), end)
+        for number in filling.unfinished_headers:
+            header = with_crc(plan.headers[number], crcs[number])
+            _write(files.buffered, memoryview(header), plan.entries[number].header_offset)
+        os.fsync(files.buffered)
+    return crcs
+
+
+class _Copied(NamedTuple):
+    """What one window holds of a chunk."""
+
+    start: int
+    nbytes: int
+    crc: int
+
+
+class _Filling:
+    """Puts stretches of the file together, each once."""
+
+    def __init__(self, plan: FilePlan, chunks: Snapshot):
+        self._plan, self._chunks = plan, chunks
+        self._starts = [entry.header_offset for entry in plan.entries]
+        self._crcs = [0] * len(plan.entries)
+        self._parts: dict[int, list[_Copied]] = {}
+        self._lock = Lock()
+        self.unfinished_headers: list[int] = []
+        """The chunks that do not end in the window that they begin in: their headers are left out."""
+
+    def fill(self, window: memoryview, start: int) -> None:
+        """Put what stands in the file from `start` on into `window`."""
+        stop, plan = start + len(window), self._plan
+        metadata = plan.metadata[start:stop]
+        window[: len(metadata)] = metadata
+        for number in range(max(0, bisect_right(self._starts, start) - 1), len(plan.entries)):
+            entry = plan.entries[number]
+            if entry.header_offset >= stop:
+                break
+            if start <= entry.header_offset and entry.data_offset + entry.size <= stop:
+                self._fill_whole(window[entry.header_offset - start :], number)
+            else:
+                self._fill_part(window, start, number)
+
+    def abandon(self) -> None:
+        """Let nobody wait for what will not be filled."""
+        self._chunks.abandon()
+
+    def crcs(self) -> list[int]:
+        """Return the CRC-32 of each chunk, once all has been filled."""
+        for number, parts in self._parts.items():
+            for part in sorted(parts):
+                self._crcs[number] = joined(self._crcs[number], part.crc, part.nbytes)
+        return self._crcs
+
+    def _fill_whole(self, window: memoryview, number: int) -> None:
+        header, entry = self._plan.headers[number], self._plan.entries[number]
+        data = window[len(header) : len(header) + entry.size]
+        self._crcs[number] = crc = _copy(self._chunks.get(number), data, 0)
+        self._chunks.release(number)
+        window[: len(header)] = header
+        CRC.pack_into(window, LOCAL_CRC, crc)
+
+    def _fill_part(self, window: memoryview, start: int, number: int) -> None:
+        entry = self._plan.entries[number]
+        if start <= entry.header_offset:
+            self.unfinished_headers.append(number)
+        first = max(entry.data_offset, start)
+        last = min(entry.data_offset + entry.size, start + len(window))
+        if first >= last:
+            return
+        skip = first - entry.data_offset
+        crc = _copy(self._chunks.get(number), window[first - start : last - start], skip)
+        with self._lock:
+            parts = self._parts.setdefault(number, [])
+            parts.append(_Copied(skip, last - first, crc))
+            copied = sum(part.nbytes for part in parts)
+        if copied == entry.size:
+            self._chunks.release(number)
+
+
+def _copy(pieces: list, window: memoryview, skip: int) -> int:
+    """Copy a chunk but for its first `skip` bytes into `window`, as far as that goes; return the CRC-32."""
+    if len(window) < SMALL and not skip:
+        joint = b"".join(pieces)
+        if len(joint) == len(window):
+            window[:] = joint
+            return crc32(joint)
+    into, crc, at = np.frombuffer(window, np.uint8), 0, 0
+    for piece in pieces:
+        data = np.frombuffer(piece, np.uint8)[skip:]
+        skip = max(0, skip - memoryview(piece).nbytes)
+        for begin in range(0, min(len(data), len(into) - at), _IN_CACHE):
+            block = into[at : at + min(_IN_CACHE, len(data) - begin)]
+            block[:] = data[begin : begin + len(block)]
+            crc, at = crc32(block, crc), at + len(block)
+    return crc
+
+
+class _Files(NamedTuple):
+    """One file, opened twice: the same where direct writes are not to be had."""
+
+    buffered: int
+    direct: int
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[_Files]:
+    with contextlib.ExitStack() as opened:
+        buffered = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        opened.callback(os.close, buffered)
+        direct = buffered
+        with contextlib.suppress(OSError):  # tmpfs and some network file systems refuse
+            direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+            opened.callback(os.close, direct)
+        yield _Files(buffered, direct)
+
+
+def _write_windows(filling: _Filling, end: int, files: _Files) -> None:
+    """Write the file up to `end`, a multiple of a page, by several threads that take windows in turn."""
+    starts, lock = iter(range(0, end, _WINDOW)), Lock()
+    failures: list[BaseException] = []
+
+    def next_start() -> int | None:
+        with lock:
+            return None if failures else next(starts, None)
+
+    def work() -> None:
+        try:
+            room = _aligned(_WINDOW)
+            while (start := next_start()) is not None:
+                window = room[: end - start]
+                filling.fill(window, start)
+                _write_direct(files, window, start)
+        except BaseException as error:
+            failures.append(error)
+            filling.abandon()
+
+    with ThreadPoolExecutor(_NUM_THREADS, "checkpoint-writer") as threads:
+        for _ in range(min(_NUM_THREADS, -(-end // _WINDOW))):
+            threads.submit(work)
+    if failures:
+        raise failures[0]  # the others' may be no more than that the save was given up
+
+
+def _aligned(nbytes: int) -> memoryview:
+    """Return memory that begins on a page. Large ones, which NumPy asks for, take less time to write from."""
+    room = np.empty(nbytes + _PAGE, np.uint8)
+    first = -room.ctypes.data % _PAGE
+    return room[first : first + nbytes].data
+
+
+def _write_direct(files: _Files, data: memoryview, offset: int) -> None:
+    """Write past the page cache; what the file system takes only in part, or not at all, through it."""
+    written = 0
+    # If an error is not about alignment, the ordinary write fails too, and says so.
+    with contextlib.suppress(OSError):
+        written = os.pwrite(files.direct, data, offset)
+    _write(files.buffered, data[written:], offset + written)
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _upload(path: ObjectPath, plan: FilePlan, chunks: Snapshot) -> list[int]:
+    """Write the file `path` into a store, an object at a time, and return the CRC-32 of each chunk."""
+    objects = _Objects(plan, chunks)
+    put_parts(path, plan.nbytes, objects.contents(parts_of(path, plan.nbytes)))
+    return objects.crcs
+
+
+class _Objects:
+    """A data file, put together an object at a time."""
+
+    def __init__(self, plan: FilePlan, chunks: Snapshot):
+        self._plan, self._chunks, self._filling = plan, chunks, _Filling(plan, chunks)
+        self._crcs_of_divided: dict[int, int] = {}
+        self._directory: bytes | None = None
+        self.crcs: list[int] = []
+        """The CRC-32 of each chunk, once all is put together."""
+
+    def contents(self, parts: Sequence[Part]) -> Iterator[bytearray]:
+        """Yield what each object is to hold; it is valid until the next one."""
+        room = bytearray(parts[0].nbytes)
+        for part in parts:
+            self._fill(memoryview(room)[: part.nbytes], part.offset)
+            yield room if part.nbytes == len(room) else room[: part.nbytes]
+
+    def _fill(self, window: memoryview, start: int) -> None:
+        """Put what stands in the file from `start` on into `window`."""
+        if before_directory := window[: max(0, self._plan.end - start)]:
+            self._filling.fill(before_directory, start)
+            self._put_headers_of_divided(window, start)
+        if start + len(window) > self._plan.end:
+            self._put_directory(window, start)
+
+    def _put_headers_of_divided(self, window: memoryview, start: int) -> None:
+        """Write the headers of chunks that end in a later object: their checksums cannot wait for that."""
+        for number in self._filling.unfinished_headers:
+            if number not in self._crcs_of_divided:
+                self._crcs_of_divided[number] = _crc32_of(self._chunks.get(number))
+            header = with_crc(self._plan.headers[number], self._crcs_of_divided[number])
+            _put(window, start, header, self._plan.entries[number].header_offset)
+
+    def _put_directory(self, window: memoryview, start: int) -> None:
+        if self._directory is None:
+            self.crcs = self._filling.crcs()
+            self._directory = self._plan.directory_with(self.crcs)
+        _put(window, start, self._directory, self._plan.end)
+
+
+def _put(window: memoryview, start: int, content: bytes, offset: int) -> None:
+    """Write what stands at `offset` in the file, as far as it lies in the window that begins at `start`."""
+    first, last = max(offset, start), min(offset + len(content), start + len(window))
+    if first < last:
+        window[first - start : last - start] = content[first - offset : last - offset]
+
+
+def _crc32_of(pieces: Iterable[Any]) -> int:
+    crc = 0
+    for piece in pieces:
+        crc = crc32(np.frombuffer(piece, np.uint8), crc)
+    return crc
