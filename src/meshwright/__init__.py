@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from meshwright.deployer import Deployer
     from meshwright.engine import no_better
     from meshwright.errors import MeshwrightError
+    from meshwright.evaluation import Evaluator
     from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
     from meshwright.formats import open_source
     from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
         split_by_example,
     )
     from meshwright.train import (
-        Evaluator,
         Only,
         Step,
         TrainState,
@@ -128,6 +128,7 @@ _NAMES = {
     "checkpoint": ("Checkpoints",),
     "engine": ("no_better",),
     "errors": ("MeshwrightError",),
+    "evaluation": ("Evaluator",),
     "experiment": (
         "Evaler",
         "Experiment",
@@ -154,7 +155,6 @@ _NAMES = {
         "split_by_example",
     ),
     "train": (
-        "Evaluator",
         "Only",
         "Step",
         "TrainState",

@@ -3,7 +3,7 @@
 from meshwright.engine._alike import OWN, settings_of
 from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
-from meshwright.engine._evaluations import Evaluation, Evaluations, Scores, seconds_of
+from meshwright.engine._evaluations import Evaluation, Evaluations, seconds_of
 from meshwright.engine._naming import naming
 from meshwright.engine._opened import open_run
 from meshwright.engine._outcome import Outcome
@@ -26,7 +26,6 @@ __all__ = [
     "Profile",
     "Reporting",
     "Saving",
-    "Scores",
     "Settings",
     "StopEarly",
     "StopWhen",

@@ -9,7 +9,7 @@ from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._changes import tell_changes
 from meshwright.engine._checks import checked, tried
-from meshwright.engine._evaluations import Evaluations, Scores
+from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._opened import Opened, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import as_when
@@ -24,6 +24,7 @@ from meshwright.engine._reports import (
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
+from meshwright.evaluation import Scores
 from meshwright.metrics import Log, StepTime, Writer, tee
 from meshwright.profile import Trace, tracer
 from meshwright.train import (
