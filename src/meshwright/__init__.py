@@ -43,7 +43,16 @@ if TYPE_CHECKING:
     from meshwright.engine import no_better
     from meshwright.errors import MeshwrightError
     from meshwright.evaluation import Evaluator
-    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
+    from meshwright.experiment import (
+        Evaler,
+        Experiment,
+        Input,
+        Save,
+        evaluate,
+        from_checkpoint,
+        open_averages,
+        run,
+    )
     from meshwright.formats import open_source
     from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
@@ -134,6 +143,7 @@ _NAMES = {
         "Experiment",
         "Input",
         "Save",
+        "evaluate",
         "from_checkpoint",
         "open_averages",
         "run",

@@ -3,6 +3,7 @@
 from meshwright.engine._alike import OWN, settings_of
 from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
+from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import Evaluation, Evaluations, seconds_of
 from meshwright.engine._naming import naming
 from meshwright.engine._opened import open_run
@@ -36,6 +37,7 @@ __all__ = [
     "checkpoints_of",
     "describe",
     "differences",
+    "evaluate",
     "global_batch",
     "is_informed",
     "naming",
