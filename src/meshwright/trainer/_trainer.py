@@ -197,6 +197,9 @@ class Trainer:
           n_epochs: how often this call reads all examples. What fills no batch at an epoch's end is left out.
           eval_examples: to evaluate on after each epoch, every one counted once, and after the last step.
           max_steps: updates of this call; besides `n_epochs`, or instead.
+          eval_per_device_batch_size: examples that are evaluated at a time; as many as are trained on if not
+            given. What a loss draws in evaluation goes by their number over all devices, and so not by the
+            mesh where `global_batch_size` is given.
           eval_every: evaluate every so many steps, or as a policy says, rather than after each epoch.
           eval_loss: whether the loss and its metrics are among the scores. Say False where the loss cannot be
             computed on `eval_examples`, as on those without labels, and evaluate by predictions alone.
