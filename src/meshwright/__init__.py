@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     from meshwright.deployer import Deployer
     from meshwright.engine import early_stopping
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import Evaler, Experiment, Input, Save, from_checkpoint, open_averages, run
+    from meshwright.evaluation import Evaluator
+    from meshwright.experiment import (
+        Evaler,
+        Experiment,
+        Input,
+        Save,
+        evaluate,
+        from_checkpoint,
+        open_averages,
+        run,
+    )
     from meshwright.formats import open_source
     from meshwright.input import Arrays, Batched, Bucketed, batches, mapped, padded_batches
     from meshwright.metrics import Console, Histogram, Mean, jsonl, logger, tee, tensorboard
@@ -63,7 +73,6 @@ if TYPE_CHECKING:
         shard_batch_dim,
     )
     from meshwright.train import (
-        Evaluator,
         Step,
         Trainable,
         TrainState,
@@ -128,11 +137,13 @@ _NAMES = {
     "checkpoint": ("Checkpoints",),
     "engine": ("early_stopping",),
     "errors": ("MeshwrightError",),
+    "evaluation": ("Evaluator",),
     "experiment": (
         "Evaler",
         "Experiment",
         "Input",
         "Save",
+        "evaluate",
         "from_checkpoint",
         "open_averages",
         "run",
@@ -154,7 +165,6 @@ _NAMES = {
         "shard_batch_dim",
     ),
     "train": (
-        "Evaluator",
         "Trainable",
         "Step",
         "TrainState",
