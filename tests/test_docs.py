@@ -160,3 +160,15 @@ def test_the_snippets_about_data_run():
             },
         )
         assert made.step == 4
+
+
+def test_the_metrics_in_the_page_about_experiments_are_scored(tmp_path):
+    page = (ROOT / "docs/experiments.md").read_text()
+    described, *_, evaluated = re.findall(r"```python\n(.*?)```", page, re.S)
+    names = {}
+    exec(described, names)
+    exec(evaluated, names)
+    experiment = dataclasses.replace(names["experiment"](str(tmp_path)), evaluations=names["evaluations"])
+    scores = mw.evaluate(experiment)
+    assert scores.keys() == {"guessed/f1", "errors/loss", "errors/rmse"}
+    assert scores["errors/rmse"] == pytest.approx(scores["errors/loss"] ** 0.5)

@@ -37,7 +37,7 @@ FLOORS = [
     {"sharding", "input", "metrics", "arrays", "profile"},
     {"train", "checkpoint"},
     {"formats", "adapters", "predict"},
-    {"models", "report"},
+    {"models", "report", "evaluation"},
     {"engine"},
     {"experiment", "deployer", "functions"},
     {"predictor", "plan"},

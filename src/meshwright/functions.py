@@ -60,13 +60,6 @@ def _own(batch: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x, batch)
 
 
-def split(returned: Any, has_state: bool) -> tuple[Any, Mapping[str, Any]]:
-    """Return the loss and the metrics of what a loss returned."""
-    if has_state:
-        return returned[0], returned[1]
-    return returned if isinstance(returned, tuple) else (returned, {})
-
-
 def step_of(train_step: Callable[..., Any]) -> Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]:
     """Return a whole update of the user's as `(state, batch) -> (state, metrics)`.
 

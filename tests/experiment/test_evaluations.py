@@ -12,7 +12,7 @@ import pytest
 import compiling
 import meshwright as mw
 from meshwright.errors import UsageError
-from meshwright.experiment._outputs import OutputFiles
+from meshwright.evaluation import OutputFiles, RowsOver
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
 FEW = {"x": EXAMPLES["x"][:7]}
@@ -340,7 +340,9 @@ def test_a_policy_of_three_arguments_is_refused(part):
 def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, num_devices):
     layout = mw.Layout(mw.make_mesh("data=-1", jax.devices()[:num_devices]))
     state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
-    OutputFiles(WRITING, layout, None, 0)(tmp_path / "outputs/few", 5, state)
+    chosen = {"compute_dtype": None, "params": mw.train.eval_params}
+    rows = RowsOver(WRITING.outputs, WRITING.batch_size, layout, 0, **chosen)
+    OutputFiles(rows, FEW)(tmp_path / "outputs/few", 5, state)
     found = outputs(tmp_path, 5)
     assert [row["x"] for row in found] == FEW["x"].tolist()
     np.testing.assert_allclose([row["e"] for row in found], exact(state.params, FEW), rtol=1e-5)

@@ -34,13 +34,14 @@ def test_each_token_counts_once_whatever_the_length_of_its_text(tmp_path):
 
 
 def test_a_score_may_be_computed_from_those_over_all_examples(tmp_path):
-    scores = run(tmp_path, derive=lambda scores: {"perplexity": math.exp(scores["nll"])})
+    scores = run(tmp_path, metric_fn=lambda scores: {"perplexity": math.exp(scores["nll"])})
     assert scores["texts/perplexity"] == pytest.approx(math.exp(scores["texts/nll"]))
 
 
 def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
+    squared = lambda scores: {"perplexity": scores["nll"] ** 2}
     best = mw.checkpoint.best("texts/perplexity", "min")
-    texts = mw.Evaler(of_tokens, TEXTS, when=2, batch_size=8, derive=lambda s: {"perplexity": s["nll"] ** 2})
+    texts = mw.Evaler(of_tokens, TEXTS, when=2, batch_size=8, metric_fn=squared)
     outcome = mw.run(experiment(tmp_path, evaluations={"texts": texts}, save=mw.Save(when=2, keep=best)))
     assert "texts/perplexity" in outcome.scores
 
@@ -48,9 +49,15 @@ def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"derive": lambda scores: {"x": scores["loss"]}}, r"^evaluations.texts.derive: .*KeyError: 'loss'"),
-        ({"derive": lambda scores: 1.0}, r"^evaluations.texts.derive: .*returns numbers by name"),
-        ({"derive": lambda scores: {"nll": 1.0}}, r"^evaluations.texts.derive returns 'nll', which"),
+        (
+            {"metric_fn": lambda scores: 1.0},
+            r"^evaluations.texts.metric_fn returned a float; .*numbers by name",
+        ),
+        ({"metric_fn": lambda scores: {"nll": 1.0}}, r"^evaluations.texts.metric_fn returned 'nll', which"),
+        ({"metric_fn": lambda preds: {}}, r"^Evaler.metric_fn names `preds`: give Evaler.predict"),
+        ({"metric_fn": lambda score: {}}, r"asks for 'score', which there is not. Did you mean 'scores'"),
+        ({"predict": lambda params, batch: batch}, "^Evaler.predict makes predictions for Evaler.metric_fn"),
+        ({"measure": None}, "^Evaler scores nothing"),
         (
             {"measure": lambda params, batch: {"nll": mw.Mean.of(batch["x"])}},
             r"(?s)^evaluations.texts.measure: .*nll.total has shape \(\).*mw.Mean\(sums, weights\)",

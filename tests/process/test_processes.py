@@ -111,6 +111,12 @@ def test_an_experiment_on_two_writes_each_output_once_and_goes_by_one_clock(term
         assert described["all_heard_process_0"]
 
 
+def test_an_experiment_on_two_has_the_metric_of_all_predictions_on_both(terminated):
+    of_both = [said["trained"]["described"]["scores"] for said in terminated.said]
+    assert of_both[0] == of_both[1]
+    assert of_both[0].keys() == {"few/error", "few/correlation"}
+
+
 def test_ctrl_c_to_one_stops_both_after_one_step(ctrl_c):
     steps = [said["step"] for said in ctrl_c.said]
     assert steps == [steps[0]] * 2

@@ -108,6 +108,10 @@ def described():
     stack = lambda rows: collate(rows) | {"id": np.arange(len(rows))}
     values = lambda params, batch: {"error": (apply(params, batch["x"]) - batch["y"]) ** 2}
     outputs = lambda params, batch: {"id": batch["id"], **values(params, batch)}
+    predicting = {
+        "predict": lambda params, batch: apply(params, batch["x"]),
+        "metric_fn": lambda examples, preds: {"correlation": np.corrcoef(examples["y"], preds)[0, 1]},
+    }
     experiment = mw.Experiment(
         workdir=str(folder),
         model=init,
@@ -118,7 +122,9 @@ def described():
         logging=mw.Logging(
             every=2, trackers=(lambda: 1 / 0, lambda step, values: values["of no report"])
         ),  # they fail on process 0 alone
-        evaluations={"few": mw.Evaler(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs)},
+        evaluations={
+            "few": mw.Evaler(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs, **predicting)
+        },
     )
     scores = mw.run(experiment).scores
     files = lambda: {path.name: path.read_text() for path in sorted((folder / "outputs/few").iterdir())}

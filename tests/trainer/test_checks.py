@@ -48,7 +48,7 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
         ({"batch_size": 12}, "batch_size=12 is no multiple of 8"),
         ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
         ({"save_when": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
-        ({"eval_metric_fn": len}, "go together"),
+        ({"eval_metric_fn": lambda scores: {}}, "eval_examples and eval_metric_fn go together"),
     ],
 )
 def test_settings_that_cannot_be_are_told_by_name(options, says):
@@ -88,7 +88,7 @@ def test_parts_that_do_not_fit_are_found_before_the_first_step(tmp_path, options
         (lambda examples: {}, "does not take 'preds'"),
         (lambda preds: 1.0, "the metric function returned a float"),
         (lambda preds: {"all": preds}, "it must return numbers by name"),
-        (lambda preds: {"loss": 1.0}, "returned 'loss', which the loss has already"),
+        (lambda preds: {"loss": 1.0}, "returned 'loss', which is the name of an average"),
     ],
 )
 def test_a_metric_function_is_tried_before_the_first_step(metric, says):

@@ -3,7 +3,8 @@
 from meshwright.engine._alike import OWN, settings_of
 from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
-from meshwright.engine._evaluations import Evaluation, Evaluations, Scores, seconds_of
+from meshwright.engine._evaluate import evaluate
+from meshwright.engine._evaluations import Evaluation, Evaluations, seconds_of
 from meshwright.engine._naming import naming
 from meshwright.engine._opened import open_run
 from meshwright.engine._outcome import Outcome
@@ -27,7 +28,6 @@ __all__ = [
     "Profile",
     "Reporting",
     "Saving",
-    "Scores",
     "Settings",
     "Stop",
     "StopEarly",
@@ -39,6 +39,7 @@ __all__ = [
     "describe",
     "differences",
     "early_stopping",
+    "evaluate",
     "global_batch",
     "is_informed",
     "naming",

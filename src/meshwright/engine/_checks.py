@@ -11,10 +11,11 @@ import jax
 
 from meshwright import tree
 from meshwright.checkpoint import Checkpoints, metrics_of
-from meshwright.engine._evaluations import Evaluation, Scores, seconds_of
+from meshwright.engine._evaluations import Evaluation, seconds_of
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import UsageError, nearest
+from meshwright.evaluation import Scores
 from meshwright.sharding import device_bytes, human_bytes
 from meshwright.train import TrainState, num_params
 from meshwright.tree import PyTree
@@ -34,11 +35,11 @@ def checked(settings: Settings, training: Training) -> Iterator[str]:
     yield f"one batch read: {_shapes(training.batch)}"
     yield from training.remarks
     for one in training.evaluations:
-        if found := one.check(target):
-            yield found
-    names = [name for one in training.evaluations for name in one.names()]
-    if all(one.names() for one in training.evaluations):
-        _check_names(settings, training.evaluations, names)
+        if one.scoring.check(target):
+            number = one.scoring.num_examples
+            yield f"evaluation {one.name!r} fits: {'any number of' if number is None else number} examples"
+    if all(one.names() is not None for one in training.evaluations):
+        _check_names(settings, training.evaluations)
     before = step.compile_seconds
     programs = [step.compile(target, batch) for batch in (*training.other_batches, training.batch)]
     shapes = f" for {len(programs)} shapes" if training.other_batches else ""
@@ -57,10 +58,11 @@ def tried(
       UsageError, InputError: as the parts do.
     """
     scores: Scores = {}
-    for one in training.evaluations:
+    unknown = [one for one in training.evaluations if one.names() is None]
+    for one in unknown:
         scores |= one.first(state)
-    if not all(one.names() for one in training.evaluations):
-        _check_names(settings, training.evaluations, list(scores))
+    if unknown:
+        _check_names(settings, training.evaluations)
     if scores:
         found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         yield f"evaluation of the first examples: {found}"
@@ -72,8 +74,9 @@ def tried(
         yield f"state saved in {checkpoints.directory}"
 
 
-def _check_names(settings: Settings, evaluations: Sequence[Evaluation], scores: Sequence[str]) -> None:
+def _check_names(settings: Settings, evaluations: Sequence[Evaluation]) -> None:
     """Check that no score has the name of a time, and that policies go by scores that there are."""
+    scores = [name for one in evaluations for name in one.names() or ()]
     for one in evaluations:
         if seconds_of(one.name) in scores:
             raise UsageError(

@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from meshwright import process
 from meshwright.engine._policies import Policy, as_when, is_informed
+from meshwright.evaluation import Scores, Scoring
 from meshwright.metrics import Values, numbers
-from meshwright.when import Due, Scores, Tick
+from meshwright.when import Due, Tick
 
 
 def seconds_of(name: str) -> str:
@@ -18,53 +20,38 @@ def seconds_of(name: str) -> str:
     return f"{name}/seconds"
 
 
-class Evaluation(Protocol):
-    """One evaluation: scores of a state, the same on all processes."""
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a run: what it finds, when, and what reports call it."""
 
-    @property
-    def name(self) -> str:
-        """Return what reports call it."""
-        ...
-
-    @property
-    def field(self) -> str:
-        """Return the setting that errors name."""
-        ...
-
-    @property
-    def prefix(self) -> str:
-        """Return how the names of its scores begin in reports."""
-        ...
-
-    @property
-    def when(self) -> Policy:
-        """Return when it is due."""
-        ...
-
-    @property
-    def at_end(self) -> bool:
-        """Return whether it is made after the last step, whatever `when` says."""
-        ...
+    name: str
+    """What reports call it."""
+    prefix: str
+    """How the names of its scores begin in reports."""
+    field: str
+    """The setting that errors name."""
+    when: Policy
+    """When it is due."""
+    scoring: Scoring
+    """What finds its scores."""
+    at_end: bool = True
+    """Whether it is made after the last step, whatever `when` says."""
 
     def __call__(self, step: int, state: Any, directory: Path | None) -> Scores:
         """Return the scores by the names that reports give them; files go below `directory`."""
-        ...
-
-    def check(self, target: Any) -> str:
-        """Try what can be tried on structs of the state, and return what was found, for people.
-
-        Raises:
-          UsageError: something does not fit.
-        """
-        ...
-
-    def names(self) -> Sequence[str]:
-        """Return the names of the scores, as far as they are known by now."""
-        ...
+        return self._named(self.scoring(state, step, directory and directory / "outputs" / self.name))
 
     def first(self, state: Any) -> Scores:
-        """Return scores over a few examples, to show that it works; nothing, if `check` showed it."""
-        ...
+        """Return the scores over the first examples, to show that it works."""
+        return self._named(self.scoring.first(state))
+
+    def names(self) -> Sequence[str] | None:
+        """Return the names of the scores; None while they are not known."""
+        known = self.scoring.names
+        return None if known is None else [self.prefix + name for name in known]
+
+    def _named(self, scores: Scores) -> Scores:
+        return {self.prefix + name: score for name, score in scores.items()}
 
 
 class Evaluations:

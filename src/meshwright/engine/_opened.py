@@ -55,7 +55,7 @@ def open_run(
     """
     console = Console(None)
     say = settings.say or saying(console)
-    checkpoints = _checkpoints(settings, target, optimizer)
+    checkpoints = checkpoints_for(settings, target, optimizer)
     with contextlib.ExitStack() as opened:
         signals = opened.enter_context(process.signals())
         if settings.place is None:
@@ -81,7 +81,7 @@ def open_run(
         yield Opened(directory, console, checkpoints, signals, record, watch, say, started)
 
 
-def _checkpoints(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
+def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
     """Return the checkpoints of a run, which are not opened yet; None if it makes none.
 
     Raises:
@@ -98,6 +98,16 @@ def _checkpoints(settings: Settings, target: TrainState, optimizer: Tx) -> Check
         checkpoints.check(target)
     checkpoints.check_state = check_finite(optimizer, checkpoints.settled)
     return checkpoints
+
+
+def newest_step(checkpoints: Checkpoints | None, target: TrainState) -> int | None:
+    """Return the step of the newest checkpoint; None if there is none, or one of a part of the state.
+
+    Collective.
+    """
+    if checkpoints is None or checkpoints.left_out(target):
+        return None
+    return process.on_lead(checkpoints.latest)
 
 
 def _check_can_continue(left_out: set[str]) -> None:

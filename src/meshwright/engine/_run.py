@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshwright import process
-from meshwright.checkpoint import Checkpoints
 from meshwright.engine._changes import tell_changes
 from meshwright.engine._checks import checked, tried
-from meshwright.engine._evaluations import Evaluations, Scores
-from meshwright.engine._opened import Opened, open_run
+from meshwright.engine._evaluations import Evaluations
+from meshwright.engine._opened import Opened, newest_step, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import as_when
 from meshwright.engine._reports import (
@@ -24,6 +23,7 @@ from meshwright.engine._reports import (
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
+from meshwright.evaluation import Scores
 from meshwright.metrics import Log, StepTime, Writer, tee
 from meshwright.profile import Trace, tracer
 from meshwright.train import (
@@ -129,7 +129,7 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
         tell_changes(settings, opened)
     with watch.phase("restore"):
-        fresh = training.first_state(_newest(training, checkpoints))
+        fresh = training.first_state(newest_step(checkpoints, training.target))
     with watch.phase("compile"):
         for found in checked(settings, training):
             say(f"  ✓ {found}")
@@ -139,13 +139,6 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
         for found in tried(settings, training, state, checkpoints):
             say(f"  ✓ {found}")
     return state
-
-
-def _newest(training: Training, checkpoints: Checkpoints | None) -> int | None:
-    """Return the step of the newest checkpoint; None if there is none, or one of a part of the state."""
-    if checkpoints is None or checkpoints.left_out(training.target):
-        return None
-    return process.on_lead(checkpoints.latest)
 
 
 def _resumed(

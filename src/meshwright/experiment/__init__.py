@@ -6,7 +6,7 @@ from meshwright.experiment._averages import open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, as_casts
 from meshwright.experiment._parts import Parts, parts_of
-from meshwright.experiment._run import run
+from meshwright.experiment._run import evaluate, run
 
 __all__ = [
     "Adapt",
@@ -20,6 +20,7 @@ __all__ = [
     "chain",
     "compile_ahead",
     "compile_parts",
+    "evaluate",
     "from_checkpoint",
     "open_averages",
     "parts_of",

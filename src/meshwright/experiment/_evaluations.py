@@ -1,18 +1,15 @@
-"""The evaluations of an experiment: scores of each example, and what the model made of it as a file."""
+"""The evaluations of an experiment, from their description."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from meshwright.engine import Evaluation, Policy, Scores, global_batch, naming
-from meshwright.errors import UsageError
+from meshwright.engine import Evaluation, global_batch, naming
+from meshwright.evaluation import Measured, Metric, OutputFiles, RowsOver, Scoring
 from meshwright.experiment._experiment import Evaler, Experiment
-from meshwright.experiment._outputs import OutputFiles
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
-from meshwright.train import Evaluator
 from meshwright.tree import PyTree
-from meshwright.when import Tick
 
 
 def evaluations_of(experiment: Experiment, layout: Layout) -> list[Evaluation]:
@@ -21,82 +18,65 @@ def evaluations_of(experiment: Experiment, layout: Layout) -> list[Evaluation]:
     Raises:
       UsageError: a dtype is none.
     """
-    return [MeasuredExamples(experiment, name, layout) for name in experiment.evaluations]
+    return [_evaluation(experiment, name, layout) for name in experiment.evaluations]
 
 
-class MeasuredExamples:
-    """An `Evaler` as the engine wants it."""
+def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation:
+    evaler, field = experiment.evaluations[name], f"evaluations.{name}"
+    examples, size, parts = evaler.examples, evaler.batch_size, _Parts(experiment, evaler, layout, field)
+    metric = None
+    if evaler.metric_fn is not None:
+        predict = None if parts.predict is None else parts.predict.of_each
+        given = {"has_scores": evaler.measure is not None, "name": f"{field}.metric_fn"}
+        metric = Metric(evaler.metric_fn, examples, size, predict, **given)
+    with naming(field):
+        number = num_examples(examples)
+    scoring = Scoring(
+        parts.measure,
+        partial(padded_batches, examples, size, layout.batch_sharding),
+        metric,
+        outputs=parts.outputs,
+        num_examples=number,
+        check=parts.check,
+    )
+    return Evaluation(name, f"{name}/", f"{field}.measure", evaler.when, scoring, evaler.at_end)
 
-    def __init__(self, experiment: Experiment, name: str, layout: Layout):
-        evaler = experiment.evaluations[name]
+
+class _Parts:
+    """The functions of an `Evaler`, each over all examples; None for those that it lacks."""
+
+    def __init__(self, experiment: Experiment, evaler: Evaler, layout: Layout, field: str):
+        self._evaler, self._layout, self._field = evaler, layout, field
         dtype = experiment.compute_dtype if evaler.dtype == "train" else evaler.dtype
-        self.name, self.prefix, self.field = name, f"{name}/", f"evaluations.{name}.measure"
-        self.when: Policy = evaler.when
-        self.at_end = evaler.at_end
-        self._evaler, self._layout = evaler, layout
-        self._names: tuple[str, ...] = ()
+        chosen: dict[str, Any] = {"compute_dtype": dtype, "params": evaler.params}
 
-        def data() -> Iterator[Any]:
-            return padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)
+        def rows(function: Callable[..., PyTree] | None) -> RowsOver | None:
+            if function is None:
+                return None
+            return RowsOver(function, evaler.batch_size, layout, experiment.seed, **chosen)
 
-        with naming(f"evaluations.{name}.dtype"):
-            self._evaluator = Evaluator(
-                evaler.measure, data, layout, lambda step: True, compute_dtype=dtype, params=evaler.params
-            )
-        has_outputs = evaler.outputs is not None
-        self._outputs = OutputFiles(evaler, layout, dtype, experiment.seed) if has_outputs else None
+        with naming(f"{field}.dtype"):
+            self.measure = None if evaler.measure is None else Measured(evaler.measure, layout, **chosen)
+            self.predict, outputs = rows(evaler.predict), rows(evaler.outputs)
+        self.outputs = None if outputs is None else OutputFiles(outputs, evaler.examples)
 
-    def __call__(self, step: int, state: Any, directory: Path | None) -> Scores:
-        """Return the scores by the names that reports give them."""
-        scores = self._derived(self._evaluator(Tick(step), state) or {})
-        if self._outputs is not None and directory is not None:
-            self._outputs(directory / "outputs" / self.name, step, state)
-        return {f"{self.name}/{key}": score for key, score in scores.items()}
-
-    def check(self, target: Any) -> str:
-        """Try the functions on structs of state and batch.
+    def check(self, target: Any) -> Sequence[str]:
+        """Try the functions on structs of state and batch, and return the names of what is measured.
 
         Raises:
           UsageError: one returns something that has no value for each example.
         """
-        with naming(f"evaluations.{self.name}"):
+        with naming(self._field):
             batch = _first_batch(self._evaler, self._layout)
-        with naming(f"evaluations.{self.name}.measure"):
-            found = self._evaluator.check(target, batch)
-        self._names = tuple(f"{self.name}/{score}" for score in self._derived(dict.fromkeys(found, 1.0)))
-        if self._outputs is not None:
-            with naming(f"evaluations.{self.name}.outputs"):
-                self._outputs.check(target, batch)
-        number = num_examples(self._evaler.examples)
-        return f"evaluation {self.name!r} fits: {'any number of' if number is None else number} examples"
-
-    def _derived(self, scores: Scores) -> Scores:
-        """Return scores and those that are computed from them.
-
-        Raises:
-          UsageError: the function fails, or returns no numbers by names of their own.
-        """
-        if self._evaler.derive is None:
-            return scores
-        field = f"evaluations.{self.name}.derive"
-        try:
-            more = {str(key): float(value) for key, value in self._evaler.derive(dict(scores)).items()}
-        except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
-            raise UsageError(
-                f"{field}: it takes scores by name, {', '.join(scores)}, and returns numbers by name; it "
-                f"ended with {type(error).__name__}: {error}."
-            ) from None
-        if taken := more.keys() & scores.keys():
-            raise UsageError(f"{field} returns {min(taken)!r}, which the measure gives already.")
-        return scores | more
-
-    def names(self) -> Sequence[str]:
-        """Return the names of the scores, which `check` found."""
-        return self._names
-
-    def first(self, state: Any) -> Scores:
-        """Return nothing: `check` has shown that it works."""
-        return {}
+        names: Sequence[str] = ()
+        if self.measure is not None:
+            with naming(f"{self._field}.measure"):
+                names = self.measure.check(target, batch)
+        for part, rows in {"predict": self.predict, "outputs": self.outputs}.items():
+            if rows is not None:
+                with naming(f"{self._field}.{part}"):
+                    rows.check(target, batch)
+        return names
 
 
 def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:

@@ -21,14 +21,13 @@ from meshwright.engine import (
     is_informed,
 )
 from meshwright.errors import UsageError
+from meshwright.evaluation import Measure, StatefulMeasure, check_metric
 from meshwright.sharding import MeshRule, Rule
 from meshwright.storage import is_file_name
 from meshwright.train import (
     Builder,
     Init,
     Loss,
-    Measure,
-    StatefulMeasure,
     Std,
     Tx,
     eval_params,
@@ -101,9 +100,10 @@ class Evaler:
 
     is_known_by_place: ClassVar[bool] = True
 
-    measure: Measure | StatefulMeasure
-    """`(params, batch) -> {name: values}`, a value or an array of them for each example; of a model with a
-    state `(params, batch, model_state) -> {name: values}`."""
+    measure: Measure | StatefulMeasure | None
+    """`(params, batch) -> {name: values}`, a value or an array of them for each example, to be averaged; of a
+    model with a state `(params, batch, model_state) -> {name: values}`. None where `metric_fn` gives all
+    scores."""
     examples: Any
     """As `Input.examples`."""
     when: int | When | InformedWhen = 500
@@ -123,14 +123,23 @@ class Evaler:
     batch, model_state)`: written to `outputs/NAME/step_00000100.jsonl` of the run, a line an example."""
     at_end: bool = True
     """Evaluate after the last step, whatever `when` says."""
-    derive: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
-    """More scores, computed from those over all examples: `lambda scores: {"perplexity":
-    math.exp(scores["nll"])}`, which a mean over examples is not. Pure, as all processes call it."""
+    predict: Callable[..., PyTree] | None = None
+    """`(params, batch) -> arrays` with a row for each example, of a model with a state `(params, batch,
+    model_state)`: predictions for `metric_fn`."""
+    metric_fn: Callable[..., Mapping[str, float]] | None = None
+    """Scores that are no averages, as numbers by name, which process 0 computes for all. It names any of
+    `examples`, `preds`, what `predict` made of each of them in order, and `scores`, the averages of what is
+    measured: `lambda examples, preds: {"f1": f1_score(examples["label"], preds)}`; or, without
+    `predict`, `lambda scores: {"perplexity": math.exp(scores["nll"])}`."""
 
     def __post_init__(self) -> None:
         check_types(self)
         _at_least(1, self, "when", "batch_size")
         is_informed(self.when)  # raises if it is no policy
+        names = "Evaler.metric_fn", "Evaler.predict"
+        check_metric(self.metric_fn, self.predict, has_scores=self.measure is not None, names=names)
+        if self.measure is None and self.metric_fn is None:
+            raise UsageError("Evaler scores nothing: give measure, or predict and metric_fn.")
 
 
 @dataclass(frozen=True)

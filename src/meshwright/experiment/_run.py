@@ -16,6 +16,7 @@ from meshwright.engine import (
     naming,
     settings_of,
 )
+from meshwright.engine import evaluate as evaluate_parts
 from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
 from meshwright.experiment._evaluations import evaluations_of
@@ -56,12 +57,40 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
       PeersError: another process is gone.
     """
     with process.telling():
-        # Before a device is touched: JAX waits for all processes there, and hears of no error.
-        process.compare("the settings of the experiment", lambda: settings_of(experiment))
-        process.compare_devices()
-        experiment = on_hardware(experiment)
+        experiment = _on_devices(experiment)
         settings = settings_for(experiment, origin, strict)
         return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
+
+
+@process.shared_work()
+def evaluate(experiment: Experiment) -> dict[str, float]:
+    """Return all scores, by their names in reports, of the state that `run` would go on from.
+
+    That is the newest checkpoint of the run, or the first state where there is none. Nothing is trained and
+    nothing is written, `outputs` neither. Call it on every process, also while the run goes on elsewhere. Of
+    another checkpoint the scores are those of a run that starts from it:
+
+        builder = mw.from_checkpoint("runs/text/checkpoints/step_00000400", ".*")
+        mw.evaluate(dataclasses.replace(experiment, workdir="runs/none", init_state_builder=builder))
+
+    Raises:
+      UsageError: there are no `evaluations`; or as `run` before its first step.
+      InputError: examples or a checkpoint that cannot be used.
+    """
+    if not experiment.evaluations:
+        raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
+    with process.telling():
+        experiment = _on_devices(experiment)
+        settings = settings_for(experiment, None, strict=False)
+        return evaluate_parts(settings, experiment.optimizer, partial(training_of, experiment))
+
+
+def _on_devices(experiment: Experiment) -> Experiment:
+    """Compare settings and devices of all processes, and return the experiment for these devices."""
+    # Before a device is touched: JAX waits for all processes there, and hears of no error.
+    process.compare("the settings of the experiment", lambda: settings_of(experiment))
+    process.compare_devices()
+    return on_hardware(experiment)
 
 
 def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool) -> Settings:

@@ -14,7 +14,7 @@ _MOST_TURNS = 10_000
 class StepTime:
     """Gives the median time between two turns, so that those which also evaluate or save do not count.
 
-    A `on_step` of the loop: `fit(..., on_step=step_time)`. After whatever waits for the newest step, reports too,
+    For the loop: `fit(..., on_step=step_time)`. After whatever waits for the newest step, reports too,
     the host launches a few steps without waiting for any, in turns that take no time. Where there are so few
     turns that those would decide, the mean is given, which they leave right.
 

@@ -2,6 +2,6 @@
 
 from meshwright.predict._fingerprint import fingerprint
 from meshwright.predict._outputs import Outputs
-from meshwright.predict._run import OverBatches, Predict, check_rows
+from meshwright.predict._run import OverBatches, Predict, Predictions, check_rows, rows_of
 
-__all__ = ["Outputs", "OverBatches", "Predict", "check_rows", "fingerprint"]
+__all__ = ["Outputs", "OverBatches", "Predict", "Predictions", "check_rows", "fingerprint", "rows_of"]

@@ -115,3 +115,9 @@ def check_rows(prediction: PyTree, num_examples: int) -> None:
             f"{', '.join(problems) or 'it has no arrays'}.\n"
             "  Return arrays whose first dimension is the batch's."
         )
+
+
+def rows_of(prediction: PyTree) -> list[PyTree]:
+    """Return a list of the predictions for each example, of arrays with a row for each."""
+    leaves, structure = jax.tree.flatten(prediction)
+    return [structure.unflatten(row) for row in zip(*leaves, strict=True)]

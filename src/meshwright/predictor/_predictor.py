@@ -17,7 +17,7 @@ from meshwright.engine import settings_of
 from meshwright.errors import UsageError
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
-from meshwright.predict import Outputs, OverBatches, fingerprint
+from meshwright.predict import Outputs, OverBatches, fingerprint, rows_of
 from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp
 from meshwright.storage import local_path
 from meshwright.train import TrainState, Variables, as_seed, eval_params
@@ -58,7 +58,7 @@ class Predictor:
         tell = cache(deployer.log_info)  # once
         idle = lambda error: tell(f"! predictions: {error}")  # noqa: E731
         self._predictions = OverBatches(called, deployer.layout(), deployer.seed, idle)
-        self._output = output or _rows
+        self._output = output or rows_of
         self._given = {"predict": predict, "collate": collate, "output": output, "rules": self._rules}
 
     @process.shared_work()
@@ -211,8 +211,3 @@ def _one_each(outputs: Any, num_examples: int) -> list[Any]:
             "  It must return one for each."
         )
     return outputs
-
-
-def _rows(prediction: PyTree) -> list[PyTree]:
-    leaves, structure = jax.tree.flatten(prediction)
-    return [structure.unflatten(row) for row in zip(*leaves, strict=True)]

@@ -1,10 +1,9 @@
-"""Training: the state, one step, the loop, evaluation, and learning rates."""
+"""Training: the state, one step, the loop, and learning rates."""
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path, tables_in
 from meshwright.train._compile_cache import compile_cache
 from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
-from meshwright.train._evaluate import Evaluator, Measure, StatefulMeasure, evaluating
 from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus_std, skip_exploding
 from meshwright.train._inferred import inferred_rules
@@ -38,18 +37,15 @@ __all__ = [
     "Chosen",
     "ComputeDtype",
     "EmaState",
-    "Evaluator",
     "Given",
     "Init",
     "Loss",
-    "Measure",
     "Metrics",
     "Norms",
     "RematPolicy",
     "RunningWatchdog",
     "SkipState",
     "StatefulLoss",
-    "StatefulMeasure",
     "Std",
     "Step",
     "StepFunction",
@@ -72,7 +68,6 @@ __all__ = [
     "describe_state",
     "ema_params",
     "eval_params",
-    "evaluating",
     "fill_state",
     "fit",
     "halt_on_divergence",

@@ -1,121 +1,94 @@
-"""The loss over all evaluation examples, each counted once, whatever is left for the last batch."""
+"""The evaluation of a `Trainer`: what is scored, by what, and what the scores are called."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
-import jax
-import numpy as np
+from meshwright.arrays import restore
+from meshwright.checkpoint import open_best
+from meshwright.errors import UsageError, nearest
+from meshwright.evaluation import Metric, Scoring, check_metric
+from meshwright.input import numbered_batches
+from meshwright.predictor import Predictor
+from meshwright.train import TrainState, Variables, eval_params, only_averages
+from meshwright.trainer._recipe import Recipe
 
-from meshwright import process
-from meshwright.errors import ExamplesError
-from meshwright.functions import split
-from meshwright.metrics import Mean, merge
-from meshwright.sharding import Layout, adding_right
-from meshwright.train import (
-    RUN_AHEAD,
-    ComputeDtype,
-    TrainState,
-    at_most_ahead,
-    eval_params,
-    key_of,
-    narrowing,
-)
-from meshwright.tree import PyTree
-
-_EVALUATION = 2**32 - 1  # no step of training has this number
+PREFIX = "eval_"
+"""The names of scores begin so in reports and checkpoints, and the arguments of `fit`."""
+Best = Mapping[str, Literal["min", "max"]]
+"""By which scores to keep the best checkpoint, and which values of them are best."""
 
 
-class LossOver:
-    """The mean of a loss and those of its metrics over batches, as `numbered_batches` yields them.
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """The examples to evaluate on, and what scores them.
 
-    Of the averages of the parameters, if the optimizer keeps any. A scalar weighs as many examples as its
-    batch has; a `Mean` weighs what it says. Nothing is left out, and no filler counts. What the loss draws
-    depends on the seed, the examples' numbers and how many are computed at a time, which may go by the mesh.
-
-    Args:
-      loss: a `Loss` or `StatefulLoss` in evaluation mode.
-      compute_dtype: as for `make_step`.
+    Raises:
+      UsageError: The parts do not go together. It calls them as the arguments, which begin with `prefix`.
     """
 
-    def __init__(
-        self,
-        loss: Callable[..., Any],
-        layout: Layout,
-        seed: int,
-        compute_dtype: ComputeDtype,
-    ):
-        self._loss, self._layout = loss, layout
-        self._seed, self._narrow = seed, narrowing(compute_dtype)
-        # Left open, each device would compute all of a batch that comes as NumPy arrays.
-        shardings = (None, layout.batch_sharding, None, None, None)
-        means = adding_right(self._means, layout)
-        of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
-        self._of_rows = process.Compared("the program of the evaluation's loss", of_rows, layout.mesh)
+    recipe: Recipe
+    examples: Any
+    batch_size: int
+    loss: bool
+    """Whether the loss is wanted."""
+    predictor: Predictor | None
+    metric_fn: Callable[..., Any] | None
+    prefix: str = ""
 
-    def __call__(self, state: TrainState, batches: Iterable[tuple[PyTree, range]]) -> dict[str, float]:
-        """Return the scores over all batches.
+    def __post_init__(self) -> None:
+        p = self.prefix
+        given = {"predictor": self.predictor is not None, "metric_fn": self.metric_fn is not None}
+        for name, is_given in {**given, "loss=False": not self.loss}.items():
+            if is_given and self.examples is None:
+                raise UsageError(f"{p}examples and {p}{name} go together: give both.")
+        names = f"{p}metric_fn", f"{p}predictor"
+        check_metric(self.metric_fn, self.predictor, has_scores=self.has_averages, names=names)
+        if self.examples is not None and self.metric_fn is None and not self.has_averages:
+            raise UsageError(
+                f"nothing evaluates {p}examples: give {p}predictor and {p}metric_fn, or "
+                f"{'give Trainer a loss' if self.loss else f'leave out {p}loss=False'}."
+            )
 
-        Raises:
-          ExamplesError: there are none.
-        """
-        found, wait = [], at_most_ahead(RUN_AHEAD)
-        with jax.set_mesh(self._layout.mesh):
-            for batch, ids in batches:
-                for rows, repeats in self._pieces(batch, len(ids)):
-                    number = ids.start if rows is None else ids.start + int(rows[0])
-                    found.append(self._of_rows(state, batch, rows, np.float32(repeats), np.uint32(number)))
-                    wait(found[-1])
-        if not found:
-            raise ExamplesError("there are no examples to evaluate on.")
-        return merge(jax.device_get(found))
+    @property
+    def has_averages(self) -> bool:
+        """Whether the loss is averaged over the examples: it is wanted, and there is one."""
+        return self.loss and bool(self.recipe.losses)
 
-    def _pieces(self, batch: PyTree, num_examples: int) -> Iterable[tuple[np.ndarray | None, int]]:
-        if num_examples == _size(batch):
-            return [(None, 1)]
-        return pieces(num_examples, self._layout.batch_ways)
-
-    def _means(
-        self,
-        state: TrainState,
-        batch: PyTree,
-        rows: jax.Array | None,
-        repeats: jax.Array,
-        number: jax.Array,
-    ) -> dict[str, Mean]:
-        if rows is not None:
-            sharding = self._layout.batch_sharding
-            batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[rows], sharding), batch)
-        # A stream of its own: evaluation draws nothing from the one that training draws from.
-        key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
-        params, has_state = self._narrow(eval_params(state)), state.model_state is not None
-        returned = self._loss(params, batch, key, *([state.model_state] if has_state else []))
-        value, metrics = split(returned, has_state)
-        means = {name: _mean(x, _size(batch)) for name, x in {"loss": value, **metrics}.items()}
-        return {name: Mean(mean.total / repeats, mean.count / repeats) for name, mean in means.items()}
+    def scoring(self, best: Best) -> Scoring:
+        """Return what scores a state: the loss and its metrics, and what the metric function returns."""
+        recipe, examples, size = self.recipe, self.examples, self.batch_size
+        sharding = recipe.layout.batch_sharding
+        read = partial(numbered_batches, examples, size, sharding, collate=recipe.collate)
+        metric = None
+        if self.metric_fn is not None:
+            predict = None if self.predictor is None else partial(self.predictor.of_state, batch_size=size)
+            given = {"has_scores": self.has_averages, "name": "the metric function"}
+            metric = Metric(self.metric_fn, examples, size, predict, **given)
+        mean = recipe.loss_over if self.has_averages else None
+        return Scoring(mean, read, metric, accept=partial(_check_best, best))
 
 
-def pieces(num_examples: int, ways: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield pieces of a batch that divide by `ways` and hold each of its first rows equally often.
+def best_of(directory: Path, target: TrainState, score: str, mode: Literal["min", "max"]) -> Variables:
+    """Return what was evaluated of the checkpoint with the best score. Collective.
 
-    Of the few rows at the end that do not divide, so many are taken together as can be repeated to fill one
-    piece of `ways` rows. The mean over a piece is then that over its examples; and models may constrain how
-    it is split, which they could not if the batch was just cut.
-
-    Yields:
-      int64[k], the rows of a piece, and how often each is in it. All pieces have all `num_examples` rows.
+    Raises:
+      CheckpointError: no checkpoint has this score.
     """
-    start = num_examples - num_examples % ways
-    if start:
-        yield np.arange(start), 1
-    while start < num_examples:
-        count = max(n for n in range(1, num_examples - start + 1) if ways % n == 0)
-        yield np.repeat(np.arange(start, start + count), ways // count), ways // count
-        start += count
+    wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
+    state = restore(open_best(directory, PREFIX + score, mode), wanted, ignore=".*")
+    return Variables(eval_params(state), state.model_state)
 
 
-def _size(batch: PyTree) -> int:
-    return jax.tree.leaves(batch)[0].shape[0]
-
-
-def _mean(value: Any, num_rows: int) -> Mean:
-    return value if isinstance(value, Mean) else Mean.of(value, num_rows)
+def _check_best(best: Best, names: Sequence[str]) -> None:
+    """Raise a `UsageError` if a score to keep the best by is none of `names`."""
+    for name in best:
+        if name not in names:
+            close = nearest(name, names)
+            raise UsageError(
+                f"best={{{name!r}: …}}: there is no such score."
+                f"{f' Did you mean {close!r}?' if close else ''}\n"
+                f"  Evaluation gives {', '.join(names)}."
+            )

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from meshwright.deployer import Deployer
-from meshwright.engine import Evaluation as EngineEvaluation
 from meshwright.engine import (
+    Evaluation,
     Logging,
     Profile,
     Reporting,
@@ -25,14 +25,14 @@ from meshwright.engine import (
 )
 from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
-from meshwright.input import facts_of, is_indexed, numbered_batches
-from meshwright.predictor import Predictor
+from meshwright.evaluation import Scores
+from meshwright.input import facts_of, is_indexed
 from meshwright.train import TrainState, check_dtypes, wider_than
 from meshwright.trainer._calls import CallData, Position
 from meshwright.trainer._epochs import Epochs
+from meshwright.trainer._evaluation import PREFIX, Evaluated
 from meshwright.trainer._recipe import Recipe
 from meshwright.trainer._schedule import EPOCH, Schedule
-from meshwright.trainer._scores import Evaluation, OfLoss, OfPredictions, Scored, Scores
 from meshwright.trainer._start import check_schedule
 
 _FOR_EVER = 2**31 - 1  # the largest step that a state can count
@@ -46,10 +46,7 @@ class Call:
     batch_size: int
     shuffle: bool
     schedule: Schedule
-    eval_examples: Any
-    eval_batch_size: int
-    eval_predictor: Predictor | None
-    eval_metric_fn: Callable[..., Any] | None
+    evaluated: Evaluated
     logging: Logging
     stop: Stop
     profile: Profile
@@ -193,8 +190,8 @@ def _training_of(
         num_steps=lambda done: schedule.num_steps(done, calls.epochs, calls.first_step),
         asked=schedule.end,
         first_state=partial(_kept, recipe, progress, calls, first_state),
-        evaluations=_evaluations(recipe, call, calls.epochs),
-        facts=partial(_facts, calls, call.eval_examples),
+        evaluations=_evaluations(call, calls.epochs),
+        facts=partial(_facts, calls, call.evaluated.examples),
         remarks=[f"compute_dtype: {wider}"] if wider else [],
         reached=reached,
         is_continued=_is_continued(progress, calls),
@@ -231,29 +228,11 @@ def _is_continued(progress: Progress, calls: CallData) -> bool:
     return progress.state is not None and progress.num_calls > 0 and not is_cut_off
 
 
-def _evaluations(recipe: Recipe, call: Call, data: Epochs) -> Sequence[EngineEvaluation]:
-    each = scored(recipe, call.eval_examples, call.eval_batch_size, call.eval_predictor, call.eval_metric_fn)
-    return [Evaluation(each, call.schedule.evaluates(data), call.schedule.best)] if each else []
-
-
-def scored(
-    recipe: Recipe,
-    examples: Any,
-    batch_size: int,
-    predictor: Predictor | None,
-    metric_fn: Callable[..., Any] | None,
-) -> list[Scored]:
-    """Return what scores a state over examples: the loss, and what is made of predictions."""
-    if examples is None:
+def _evaluations(call: Call, data: Epochs) -> Sequence[Evaluation]:
+    if call.evaluated.examples is None:
         return []
-    each: list[Scored] = []
-    if recipe.loss_over is not None:
-        sharding = recipe.layout.batch_sharding
-        read = partial(numbered_batches, examples, batch_size, sharding, collate=recipe.collate)
-        each.append(OfLoss(recipe.loss_over, read))
-    if predictor is not None and metric_fn is not None:
-        each.append(OfPredictions(predictor.of_state, metric_fn, examples, batch_size))
-    return each
+    best, when = call.schedule.best, call.schedule.evaluates(data)
+    return [Evaluation("eval", PREFIX, "eval_examples", when, call.evaluated.scoring(best))]
 
 
 def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:
@@ -279,7 +258,7 @@ def _finish(
     progress.finished = calls.finished
     if calls.saved is None:
         progress.finished = [*calls.finished[: calls.number - 1], {**about, "scores": scores}]
-    return {name.removeprefix("eval_"): value for name, value in scores.items() if name.startswith("eval_")}
+    return {name.removeprefix(PREFIX): value for name, value in scores.items() if name.startswith(PREFIX)}
 
 
 def _tell_finished(

@@ -11,6 +11,7 @@ import optax
 from meshwright.adapters import Functional
 from meshwright.deployer import Deployer
 from meshwright.errors import UsageError
+from meshwright.evaluation import LossOver
 from meshwright.functions import loss_of
 from meshwright.input import Collate
 from meshwright.sharding import Layout, Rules, as_rules
@@ -23,7 +24,6 @@ from meshwright.train import (
     inferred_rules,
     make_step,
 )
-from meshwright.trainer._evaluation import LossOver
 from meshwright.trainer._start import Start
 from meshwright.tree import PyTree
 
@@ -88,11 +88,10 @@ class Recipe:
         return make_step(self.losses[True], self.tx, self.layout, idle=self.deployer.tell_idle, **options)
 
     @cached_property
-    def loss_over(self) -> LossOver | None:
-        """The loss over examples to evaluate on, compiled once; None without a loss."""
-        if not self.losses:
-            return None
-        return LossOver(self.losses[False], self.layout, self.deployer.seed, self.compute_dtype)
+    def loss_over(self) -> LossOver:
+        """The loss over examples to evaluate on, compiled once. There must be one."""
+        loss = _advising(self.losses[False])
+        return LossOver(loss, self.layout, self.deployer.seed, self.compute_dtype)
 
 
 def both_losses(
@@ -104,3 +103,19 @@ def both_losses(
       UsageError: it asks for what there is not.
     """
     return {train: loss_of(loss, model, train=train, has_state=has_state) for train in (True, False)}
+
+
+def _advising(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss of evaluation whose errors say what to do where it cannot be computed."""
+
+    def advised(*arguments: Any) -> Any:
+        try:
+            return loss(*arguments)
+        except Exception as error:
+            error.add_note(
+                "in the loss of evaluation. Where it cannot be computed on the examples, as on those without "
+                "labels, leave it out: eval_loss=False, with eval_predictor and eval_metric_fn."
+            )
+            raise
+
+    return advised

@@ -9,7 +9,7 @@ from meshwright.checkpoint import best as best_of
 from meshwright.engine import InformedWhen
 from meshwright.errors import LayoutError, UsageError
 from meshwright.trainer._epochs import Epochs
-from meshwright.trainer._scores import Best, eval_name
+from meshwright.trainer._evaluation import PREFIX, Best
 from meshwright.when import When, every
 
 EPOCH = "epoch"
@@ -71,7 +71,7 @@ class Schedule:
 
     def keeps(self) -> Keep:
         """Return the policy that keeps the newest, the best by each score, and those asked for besides."""
-        each = [best_of(eval_name(name), mode, without_metric="drop") for name, mode in self.best.items()]
+        each = [best_of(PREFIX + name, mode, without_metric="drop") for name, mode in self.best.items()]
         if self.keep_every_epochs is not None:
             each.append(_kth_epochs(self.keep_every_epochs))
         return any_of(last(1), *each, *([self.keep] if self.keep else []))

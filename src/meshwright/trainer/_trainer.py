@@ -17,11 +17,11 @@ from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
 from meshwright.train import Chosen, ComputeDtype, Trainable, TrainState, Variables, narrowing
-from meshwright.trainer._fit import Call, Progress, check_values, fit, scored
+from meshwright.trainer._evaluation import PREFIX, Evaluated, best_of
+from meshwright.trainer._fit import Call, Progress, check_values, fit
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe, both_losses
 from meshwright.trainer._schedule import Schedule, batch_sizes
-from meshwright.trainer._scores import best_of, check_together
 from meshwright.trainer._start import Start, check_same, check_step, lost
 from meshwright.tree import PyTree
 from meshwright.when import When
@@ -167,6 +167,7 @@ class Trainer:
         max_steps: int | None = None,
         eval_per_device_batch_size: int | None = None,
         eval_when: int | When | None = None,
+        eval_loss: bool = True,
         eval_predictor: Predictor | None = None,
         eval_metric_fn: Callable[..., Mapping[str, float]] | None = None,
         best: Mapping[str, Literal["min", "max"]] = {},
@@ -196,9 +197,16 @@ class Trainer:
           epochs: how often this call reads all examples. What fills no batch at an epoch's end is left out.
           eval_examples: to evaluate on after each epoch, every one counted once, and after the last step.
           max_steps: updates of this call; besides `epochs`, or instead.
+          eval_per_device_batch_size: examples that are evaluated at a time; as many as are trained on if not
+            given. What a loss draws in evaluation goes by their number over all devices, and so not by the
+            mesh where `batch_size` is given.
           eval_when: evaluate every so many steps, or as a policy says, rather than after each epoch.
-          eval_predictor: makes predictions of `eval_examples`, for
-          eval_metric_fn: which names `examples` and `preds`, and returns numbers by name.
+          eval_loss: whether the loss and its metrics are among the scores. Say False where the loss cannot be
+            computed on `eval_examples`, as on those without labels, and evaluate by predictions alone.
+          eval_predictor: makes predictions of `eval_examples`, for `eval_metric_fn`.
+          eval_metric_fn: returns numbers by name, of everything at once. It names any of `examples`,
+            `preds` and `scores`, the loss and its metrics over all examples. With `scores` alone no predictor
+            is needed: `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
           best: the scores by which to keep the best checkpoint: `{"loss": "min", "accuracy": "max"}`.
           save_when: save every so many steps, or as a policy says, rather than after each epoch. The newest
             and the best are kept, and besides
@@ -219,7 +227,6 @@ class Trainer:
         """
         given = {key: value for key, value in locals().items() if key != "self"}
         schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, best, keep)
-        check_together(eval_examples, eval_predictor, eval_metric_fn)
         check_values(logging, stop, profile, watchdog, has_directory=self._place.directory is not None)
         if self.deployer.loops.is_in_round and schedule.needs_workdir:
             raise UsageError(
@@ -229,15 +236,14 @@ class Trainer:
         ways = self.deployer.layout().batch_ways
         per_device, size = batch_sizes(per_device_batch_size, batch_size, ways * self._recipe.accumulate)
         _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
+        by = eval_loss, eval_predictor, eval_metric_fn
+        evaluated = Evaluated(self._recipe, eval_examples, eval_size, *by, prefix=PREFIX)
         call = Call(
             examples=train_examples,
             batch_size=size,
             shuffle=shuffle,
             schedule=schedule,
-            eval_examples=eval_examples,
-            eval_batch_size=eval_size,
-            eval_predictor=eval_predictor,
-            eval_metric_fn=eval_metric_fn,
+            evaluated=evaluated,
             logging=logging,
             stop=stop,
             profile=profile,
@@ -258,6 +264,7 @@ class Trainer:
         per_device_batch_size: int | None = None,
         *,
         batch_size: int | None = None,
+        loss: bool = True,
         predictor: Predictor | None = None,
         metric_fn: Callable[..., Mapping[str, float]] | None = None,
     ) -> dict[str, float]:
@@ -266,16 +273,13 @@ class Trainer:
         Args: as those of `fit` for evaluation.
 
         Raises:
-          UsageError: there is neither a loss nor a predictor; or as `fit`.
+          UsageError: there is nothing to evaluate by; or as `fit`.
           ExamplesError: there are no examples.
         """
-        check_together(examples, predictor, metric_fn)
         ways = self.deployer.layout().batch_ways
         _, size = batch_sizes(per_device_batch_size, batch_size, ways)
-        each = scored(self._recipe, examples, size, predictor, metric_fn)
-        if not each:
-            raise UsageError("nothing evaluates: give Trainer a loss, or give a predictor and metric_fn.")
-        return {name: value for one in each for name, value in one(self.state).items()}
+        evaluated = Evaluated(self._recipe, examples, size, loss, predictor, metric_fn)
+        return evaluated.scoring(best={})(self.state)
 
     def best(self, score: str, mode: Literal["min", "max"]) -> Variables:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.

@@ -1,6 +1,5 @@
-"""Scores over a whole set of examples: every one counted once, none left out, none twice."""
+"""Scores of each example, averaged: every example counts once, none is left out, none counts twice."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -11,13 +10,11 @@ import numpy as np
 from meshwright import process
 from meshwright.collector import collector_paused
 from meshwright.errors import UsageError
-from meshwright.metrics import Mean, merge
+from meshwright.evaluation._means import Scores, mean_over
+from meshwright.metrics import Mean
 from meshwright.sharding import Layout, adding_right
-from meshwright.train._ema import eval_params
-from meshwright.train._loop import RUN_AHEAD, at_most_ahead
-from meshwright.train._precision import ComputeDtype, narrowing
+from meshwright.train import ComputeDtype, eval_params, narrowing
 from meshwright.tree import PyTree
-from meshwright.when import Due, Tick, When
 
 T = TypeVar("T")
 
@@ -55,17 +52,10 @@ def evaluating(
     return evaluated
 
 
-class Evaluator:
-    """The loop's `evaluate`: when due, the mean of each of `measure`'s values over all of `data`.
+class Measured:
+    """The mean of each of `measure`'s values: `(state, weighted batches) -> scores`. Collective.
 
-    Args:
-      measure: `(params, batch) -> {name: values}`, with a value for each example. Of a model with a state
-        `(params, batch, model_state) -> {name: values}`.
-      data: called for each evaluation; yields batches of one shape and the weights of their examples.
-      when: due at these steps, and after the last update.
-      compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
-      params: which parameters to measure, of the state that the loop gives; without it their averages, if
-        the optimizer keeps any (`keep_ema`).
+    Args: as of `Evaluator`.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
@@ -75,34 +65,23 @@ class Evaluator:
     def __init__(
         self,
         measure: Measure | StatefulMeasure,
-        data: Callable[[], Iterable[WeightedBatch]],
         layout: Layout,
-        when: When,
         *,
         compute_dtype: ComputeDtype = None,
         params: Callable[[Any], PyTree] = eval_params,
     ):
         self._measure = evaluating(measure, compute_dtype=compute_dtype, params=params)
-        self._data, self._mesh, self._due = data, layout.mesh, Due(when)
-        split = layout.batch_sharding
+        self._mesh, split = layout.mesh, layout.batch_sharding
         score = jax.jit(
             adding_right(self._weighed, layout),
             in_shardings=(None, split, split),
             out_shardings=layout.replicated,
         )
         self._score = process.Compared("the program of an evaluation", score, layout.mesh)
-        self.seconds = 0.0
-        """How long all evaluations took, not counting the training steps that they waited for."""
 
-    def __call__(self, tick: Tick, state: Any) -> dict[str, float] | None:
-        """Return the scores if they are due, else None."""
-        if not self._due(tick):
-            return None
-        jax.block_until_ready(state)
-        started = time.perf_counter()
-        scores = self._scores(state)
-        self.seconds += time.perf_counter() - started
-        return scores
+    def __call__(self, state: Any, batches: Iterable[WeightedBatch]) -> Scores:
+        """Return the scores over all batches."""
+        return mean_over(self._score, state, batches, self._mesh)
 
     def check(self, state: Any, batch: PyTree) -> tuple[str, ...]:
         """Return the names of the scores, having tried `measure` on structs of the state and of one batch.
@@ -117,14 +96,6 @@ class Evaluator:
                 names = tuple(self._score.eval_shape(state, batch, weights))
             self._score.compare(state, batch, weights)
             return names
-
-    def _scores(self, state: Any) -> dict[str, float]:
-        parts, wait = [], at_most_ahead(RUN_AHEAD)
-        with jax.set_mesh(self._mesh):
-            for batch, weights in self._data():
-                parts.append(self._score(state, batch, weights))
-                wait(parts[-1])
-        return merge(jax.device_get(parts))
 
     def _weighed(self, state: Any, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
         return _weighed(self._measure(state, batch), weights)

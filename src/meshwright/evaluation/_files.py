@@ -11,37 +11,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from meshwright import process, tree
 from meshwright.checkpoint import step_name
 from meshwright.errors import UsageError
-from meshwright.experiment._experiment import Evaler
-from meshwright.input import numbered_batches
-from meshwright.predict import OverBatches, check_rows
-from meshwright.sharding import Layout
-from meshwright.train import ComputeDtype, evaluating
+from meshwright.evaluation._rows import RowsOver
 from meshwright.tree import PyTree
 
 
 class OutputFiles:
     """A file for each step at which an evaluation is made; process 0 writes it. Collective."""
 
-    def __init__(self, evaler: Evaler, layout: Layout, compute_dtype: ComputeDtype, seed: int):
-        assert evaler.outputs is not None
-        self._evaler, self._layout = evaler, layout
-        self._of = evaluating(evaler.outputs, compute_dtype=compute_dtype, params=evaler.params)
-        # The whole state goes where parameters would: `_of` picks what it evaluates.
-        self._over = OverBatches(lambda state, _, batch, key: self._of(state, batch), layout, seed)
+    def __init__(self, rows: RowsOver, examples: Any):
+        self._rows, self._examples = rows, examples
 
     def __call__(self, directory: Path, step: int, state: Any) -> None:
         """Compute the outputs of all examples and write them, in place of what an earlier attempt wrote."""
-        batches = numbered_batches(
-            self._evaler.examples, self._evaler.batch_size, self._layout.batch_sharding
-        )
-        found = self._over(state, None, batches)
+        found = self._rows(state, self._examples)
         if process.is_lead():
             lines = (line for _, outputs in found for line in _lines(outputs))
             _write(directory / f"{step_name(step)}.jsonl", lines)
@@ -54,15 +42,12 @@ class OutputFiles:
         Raises:
           UsageError: it does not return arrays by name, with a number for each example.
         """
-        with jax.set_mesh(self._layout.mesh):
-            outputs = jax.eval_shape(self._of, state, batch)
+        outputs = self._rows.check(state, batch)
         if not isinstance(outputs, Mapping):
             raise UsageError(f"it must return {{name: array}}; it returns a {type(outputs).__name__}.")
-        check_rows(outputs, jax.tree.leaves(batch)[0].shape[0])
         for name, x in tree.named_leaves(outputs).items():
             if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
                 raise UsageError(f"{name} is {x.dtype}, which JSON cannot hold: return real numbers.")
-        self._over.compare(state, None, batch)
 
 
 def _lines(outputs: PyTree) -> Iterator[str]:

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.trainer._evaluation import pieces
+from meshwright.evaluation._loss import pieces
 
 
 @given(st.integers(1, 300), st.sampled_from([1, 2, 3, 6, 8, 12, 64]))

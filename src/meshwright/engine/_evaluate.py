@@ -1,0 +1,33 @@
+"""The evaluations of a run by themselves: of the state that it would go on from, with nothing written."""
+
+import contextlib
+from collections.abc import Callable
+
+from meshwright import process
+from meshwright.engine._opened import checkpoints_for, newest_step
+from meshwright.engine._settings import Settings
+from meshwright.engine._training import Training
+from meshwright.evaluation import Scores
+from meshwright.train import Tx, RunningWatchdog, unwatched
+
+
+def evaluate(
+    settings: Settings, optimizer: Tx, make: Callable[[contextlib.ExitStack, RunningWatchdog], Training]
+) -> Scores:
+    """Return the scores of all evaluations, by the names that reports give them. Collective.
+
+    Args: as those of `run`.
+
+    Raises: as `run` before its first step.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(process.telling())
+        training = make(stack, unwatched())
+        process.compare("the state and the examples", training.facts)
+        for one in training.evaluations:
+            one.scoring.check(training.target)
+        checkpoints = checkpoints_for(settings, training.target, optimizer)
+        fresh = training.first_state(newest_step(checkpoints, training.target))
+        state = fresh() if checkpoints is None else checkpoints.resume(training.target, None, otherwise=fresh)
+        step = int(state.step)
+        return {name: x for one in training.evaluations for name, x in one(step, state, None).items()}

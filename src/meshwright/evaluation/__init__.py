@@ -1,0 +1,24 @@
+"""Scores of a state over examples: averages, metrics of all predictions, and what is kept of each example."""
+
+from meshwright.evaluation._evaluator import Evaluator
+from meshwright.evaluation._files import OutputFiles
+from meshwright.evaluation._loss import LossOver
+from meshwright.evaluation._means import Scores
+from meshwright.evaluation._measured import Measure, Measured, StatefulMeasure
+from meshwright.evaluation._metric import Metric, check_metric
+from meshwright.evaluation._rows import RowsOver
+from meshwright.evaluation._scoring import Scoring
+
+__all__ = [
+    "Evaluator",
+    "LossOver",
+    "Measure",
+    "Measured",
+    "Metric",
+    "OutputFiles",
+    "RowsOver",
+    "Scores",
+    "Scoring",
+    "StatefulMeasure",
+    "check_metric",
+]
