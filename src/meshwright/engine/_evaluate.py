@@ -8,7 +8,7 @@ from meshwright.engine._opened import checkpoints_for, newest_step
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.evaluation import Scores
-from meshwright.train import Tx, RunningWatchdog, unwatched
+from meshwright.train import RunningWatchdog, Tx, unwatched
 
 
 def evaluate(
