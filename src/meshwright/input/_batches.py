@@ -32,7 +32,10 @@ from meshwright.tree import PyTree
 
 
 class Batches:
-    """An endless (or `epochs` long) iterator of global batches. See `batches`, which makes one."""
+    """An endless (or `epochs` long) iterator of global batches. See `batches`, which makes one.
+
+    A context manager: leaving it stops the threads that read ahead.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,12 @@ class Batches:
         """Whether it is the same on all processes, and good for any number of them; see `DataIterator`."""
         self.wait_seconds = 0.0
         """How long `__next__` has waited for examples, in all."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __iter__(self) -> Self:
         return self
@@ -204,6 +213,8 @@ def batches(
 
     The stream of samples runs on over epochs, each in a new order; a batch may hold the end of one
     and the start of the next. What does not fill a batch at the end of the last epoch is left out.
+
+    Threads read ahead until it is closed: `with mw.batches(...) as data:`.
 
     Args:
       examples: one of
