@@ -72,18 +72,17 @@ class Checkpoints:
         names: Names | None = None,
         host_nbytes: int = HOST_NBYTES,
     ):
-        """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
+        """Take what is in `directory`.
 
-        It may be in an object store: `s3://bucket/run`, `gs://bucket/run`. The newest and those that are
-        pinned stay in any case; `keep` is a number, of the newest, or a policy. Arrays are saved as `cast`
-        says, as in `cast`, the function; `resume` casts them back.
-
-        `names` gives the name that a leaf is saved by, or None, which leaves it out. `resume` takes the names
-        back, and what was left out from its `otherwise()`.
-
-        Of a save, each process holds at most `host_nbytes` in copies on the host that are not written
-        yet (or one shard, where that is larger): of a larger state, `save` waits for writing. On CPU
-        nothing is copied but NumPy arrays.
+        Args:
+          directory: All processes can see it. It may be in an object store: `s3://bucket/run`.
+          keep: A number, of the newest, or a policy. The newest and those that are pinned stay in any case.
+          cast: The dtypes that arrays are saved in, as of `cast`, the function; `resume` casts them back.
+          names: It returns the name that a leaf is saved by, or None, which leaves it out. `resume` takes the
+            names back, and what was left out from its `otherwise()`.
+          host_nbytes: The bytes that each process may hold of a save in copies on the host which are not
+            written yet, or one shard, where that is larger. Of a larger state, `save` waits for writing. On
+            CPU nothing is copied but NumPy arrays.
 
         Raises:
           UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.

@@ -60,8 +60,8 @@ def fit(
     Args:
       step: one update; see `make_step`.
       state: donated; use the returned one.
-      data: batches. One is taken for each step and none too many.
-      steps: the run's total, counting updates made before a restart.
+      data: an iterator of batches, of which one is taken for each step and none too many.
+      steps: the updates of the whole run, those made before a restart included.
       evaluate: returns scores, or None when not due.
       log: is given every step's metrics (still on the device) and the scores.
       save: is given the data iterator too, so that a restart continues mid-epoch.

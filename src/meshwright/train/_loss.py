@@ -23,6 +23,7 @@ RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)
 Loss = Callable[[PyTree, PyTree, jax.Array], Any] | Callable[[PyTree, PyTree], Any]
 """`(params, batch, key) -> loss` or `(loss, metrics)`; or `(params, batch)`, of one that draws nothing.
 
+Leaves of the batch are [batch, ...]; with microbatches, of which each is given to the loss, fewer rows of it.
 The loss is a scalar, the mean over the batch, or a `Mean(total, count)`, whose parts are added over
 microbatches before they are divided, so that padding and masks weigh what they should. Metrics are
 `{name: Mean, scalar or Histogram}`.

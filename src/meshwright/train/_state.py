@@ -88,6 +88,12 @@ def init_state(init: Init[Params], tx: Tx, seed: int, layout: Layout) -> TrainSt
 
     The values depend on `seed` alone; another mesh may round the last bit of some differently.
 
+    Args:
+      init: makes the parameters, a pytree of arrays, from a PRNG key; see `Init`.
+      tx: an optax transformation, for all parameters, or an `Only`, for some.
+      seed: a number from 0 to 2**32 - 1, from which parameters and the randomness of steps are drawn.
+      layout: the mesh, and the rules by which arrays are split over it.
+
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
       UsageError: a parameter that is trained is not of a floating or complex type, or none is trained; or
@@ -102,6 +108,10 @@ def state_from(made: Params | Variables[Params], tx: Tx, seed: int, layout: Layo
 
     They are copied to where `layout` puts them, so that training leaves the caller's arrays alone.
     Collective; see `copy_to` for what the arrays may be.
+
+    Args:
+      made: the parameters, or the `Variables` of a model that has a state.
+      tx, seed, layout: as of `init_state`.
 
     Raises: as `init_state`.
     """
@@ -124,7 +134,7 @@ def state_from(made: Params | Variables[Params], tx: Tx, seed: int, layout: Layo
 def abstract_state(init: Init[Params], tx: Tx, layout: Layout) -> TrainState[Params]:
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
-    Raises: as `init_state`.
+    Arguments and errors: as those of `init_state`.
     """
     with in_mesh(layout.mesh), collector_paused():
         state = jax.eval_shape(_make(init, tx), jax.ShapeDtypeStruct((), jnp.uint32))

@@ -197,13 +197,13 @@ class Trainer(Generic[Params]):
           eval_examples: to evaluate on after each epoch, every one counted once, and after the last step.
           max_steps: updates of this call; besides `n_epochs`, or instead.
           eval_every: evaluate every so many steps, or as a policy says, rather than after each epoch.
-          eval_predictor: makes predictions of `eval_examples`, for
-          eval_metric_fn: which names `examples` and `preds`, and returns numbers by name.
+          eval_predictor: makes predictions of `eval_examples`, which `eval_metric_fn` judges.
+          eval_metric_fn: names `examples` and `preds`, the predictions, and returns numbers by name.
           best: the scores by which to keep the best checkpoint: `{"loss": "min", "accuracy": "max"}`.
-          save_every: save every so many steps, or as a policy says, rather than after each epoch. The newest
-            and the best are kept, and besides
-          save_ckpt_every_k_epochs: those after every k epochs, and
-          keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
+          save_every: save every so many steps, or as a policy says, rather than after each epoch.
+          save_ckpt_every_k_epochs: besides the newest and the best, keep those after every k epochs.
+          keep: besides these, keep the newest so many, or what a policy keeps, such as
+            `mw.checkpoint.multiples(1000)`.
           log_every: steps between reports.
           shuffle: read each epoch in an order of its own.
           stop: what ends training before its last step: a time, or scores that get no better, as
