@@ -128,3 +128,11 @@ def test_a_checkpoint_of_another_format_prints_alike(tmp_path):
 )
 def test_bytes_are_told_in_units_of_their_size(nbytes, text):
     assert human_bytes(nbytes) == text
+
+
+def test_the_outcome_of_a_run_prints_in_two_lines_at_most():
+    outcome = mw.engine.Outcome(step=3, scores={"test/loss": 0.5}, seconds=1.5, state=state_of())
+    assert repr(outcome) == (
+        "Outcome(step=3, scores={'test/loss': 0.5}, seconds=1.5, state=TrainState(step=0, "
+        "params: 2 arrays of 144 B, opt_state: 5 arrays of 292 B, mesh data=4,fsdp=2))"
+    )
