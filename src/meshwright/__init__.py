@@ -95,32 +95,110 @@ if TYPE_CHECKING:
     from meshwright.trainer import Trainer
     from meshwright.when import Tick, any_of, at, every, every_minutes, never
 
-_ROOMS = (
+# Written out, as type checkers run nothing: what is listed here is what they let users import.
+__all__ = [
+    "Arrays",
+    "Batched",
+    "Bucketed",
+    "Checkpoints",
+    "Console",
+    "Deployer",
+    "Evaler",
+    "Evaluator",
+    "Experiment",
+    "Histogram",
+    "Input",
+    "Layout",
+    "Mean",
+    "MeshwrightError",
+    "Predictor",
+    "Save",
+    "Step",
+    "Tick",
+    "TrainState",
+    "Trainable",
+    "Trainer",
+    "Variables",
+    "__version__",
+    "abstract_state",
     "adapters",
+    "any_of",
     "arguments",
     "arrays",
+    "at",
+    "auto",
+    "batches",
+    "by_path",
+    "check_finite",
     "checkpoint",
+    "compile_cache",
+    "decay_by_path",
+    "early_stopping",
+    "ema_params",
+    "embedding_lookup",
     "engine",
     "errors",
+    "eval_params",
     "events",
+    "every",
+    "every_minutes",
     "experiment",
+    "explain",
+    "fit",
     "formats",
+    "from_checkpoint",
+    "fsdp",
+    "functional",
+    "halt_on_divergence",
+    "hardware",
     "hlo",
+    "init_state",
     "input",
+    "jsonl",
+    "keep_ema",
+    "logger",
+    "logical",
+    "make_mesh",
+    "make_step",
+    "mapped",
+    "match",
+    "mean_plus_std",
     "metrics",
     "models",
+    "never",
+    "offload_opt_state",
+    "open_averages",
+    "open_source",
+    "optional",
+    "override",
+    "padded_batches",
     "patterns",
     "plan",
     "process",
     "profile",
     "program",
+    "relative_std",
+    "remat",
     "report",
+    "restore",
+    "run",
+    "scale_by_path",
+    "schedule",
+    "shard_batch_dim",
     "sharding",
+    "skip_exploding",
+    "state_from",
     "storage",
+    "tee",
+    "tensorboard",
+    "tracer",
     "train",
     "tree",
+    "update_rules",
+    "watchdog",
     "when",
-)
+    "with_parameter_noise",
+]  # fmt: skip
 
 _NAMES = {
     "adapters": ("functional",),
@@ -192,16 +270,15 @@ _NAMES = {
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}
 
-__all__ = sorted([*_ROOMS, *_HOMES, "__version__"])
+# A type checker that saw these would take any name, also a mistyped one, for one of the package.
+if not TYPE_CHECKING:
 
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)
+        if name in __all__:
+            return importlib.import_module(f"meshwright.{name}")
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"meshwright.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

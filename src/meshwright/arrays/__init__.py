@@ -21,7 +21,7 @@ from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
 from meshwright.arrays._restore import read_for, restore, restore_lazily
 from meshwright.arrays._slabs import slabs
-from meshwright.arrays._source import Opened, Source
+from meshwright.arrays._source import Opened, Source, described
 from meshwright.arrays._spelling import Spelling, spelling_of
 from meshwright.arrays._transforms import Arrays, as_source, cast, cast_back, empty_of, subtree
 
@@ -51,6 +51,7 @@ __all__ = [
     "chunks_of",
     "concatenate",
     "converted",
+    "described",
     "diff",
     "empty_of",
     "floating",

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshwright.arrays._lazy import Index, LazyArray
+from meshwright.shown import mesh_text, size_text
 from meshwright.storage import Directory
 
 
@@ -48,3 +49,14 @@ class Opened(Source, Protocol):
     def extra(self) -> Any:
         """Return what was saved beside the arrays."""
         ...
+
+
+def described(opened: Opened) -> str:
+    """Return a checkpoint in a line: format and place, step, arrays, and the mesh that it was saved from."""
+    mesh = opened.writer.get("mesh") if isinstance(opened.writer, Mapping) else None
+    facts = [
+        *([] if opened.step is None else [f"step {opened.step}"]),
+        size_text(list(opened.arrays().values())),
+        *([f"saved on mesh {mesh_text(mesh)}"] if isinstance(mesh, Mapping) and mesh else []),
+    ]
+    return f"<{opened.format} checkpoint {opened.path}: {', '.join(facts)}>"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 
@@ -28,7 +28,7 @@ from meshwright.checkpoint import _directory
 from meshwright.checkpoint._attempt import begin_attempt
 from meshwright.checkpoint._bookmark import bookmark, rewind
 from meshwright.checkpoint._format import HOST_NBYTES, Manifest, NativeSource, layouts
-from meshwright.checkpoint._resume import newest_intact
+from meshwright.checkpoint._resume import made_anew, newest_intact
 from meshwright.checkpoint._retention import Keep, Scores, as_policy
 from meshwright.checkpoint._saving import Saving, start_saving, writer_of
 from meshwright.checkpoint._scores import numbers, remove_old, saved_scores
@@ -40,6 +40,7 @@ from meshwright.when import Due, Tick, When
 log = logging.getLogger("meshwright")
 
 Save = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
+T = TypeVar("T")
 
 
 class Checkpoints:
@@ -71,18 +72,17 @@ class Checkpoints:
         names: Names | None = None,
         host_nbytes: int = HOST_NBYTES,
     ):
-        """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
+        """Take what is in `directory`.
 
-        It may be in an object store: `s3://bucket/run`, `gs://bucket/run`. The newest and those that are
-        pinned stay in any case; `keep` is a number, of the newest, or a policy. Arrays are saved as `cast`
-        says, as in `cast`, the function; `resume` casts them back.
-
-        `names` gives the name that a leaf is saved by, or None, which leaves it out. `resume` takes the names
-        back, and what was left out from its `otherwise()`.
-
-        Of a save, each process holds at most `host_nbytes` in copies on the host that are not written
-        yet (or one shard, where that is larger): of a larger state, `save` waits for writing. On CPU
-        nothing is copied but NumPy arrays.
+        Args:
+          directory: All processes can see it. It may be in an object store: `s3://bucket/run`.
+          keep: A number, of the newest, or a policy. The newest and those that are pinned stay in any case.
+          cast: The dtypes that arrays are saved in, as of `cast`, the function; `resume` casts them back.
+          names: It returns the name that a leaf is saved by, or None, which leaves it out. `resume` takes the
+            names back, and what was left out from its `otherwise()`.
+          host_nbytes: The bytes that each process may hold of a save in copies on the host which are not
+            written yet, or one shard, where that is larger. Of a larger state, `save` waits for writing. On
+            CPU nothing is copied but NumPy arrays.
 
         Raises:
           UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
@@ -95,6 +95,9 @@ class Checkpoints:
         self._lock: ExitStack | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._saving: Saving | None = None
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.directory)!r}, {'open' if self._thread else 'not open'} for saving)"
 
     def __enter__(self) -> Self:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
@@ -239,7 +242,7 @@ class Checkpoints:
 
         return save
 
-    def resume(self, target: tree.PyTree, data: Any, *, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
+    def resume(self, target: T, data: Any, *, otherwise: Callable[[], T]) -> T:
         """Return the newest intact checkpoint, restored into `target`, and set `data` to where it stood then.
 
         Without a checkpoint, returns `otherwise()`; of that is also what `names` leaves out. `resumed` says
@@ -255,7 +258,7 @@ class Checkpoints:
         steps = on_lead(lambda: _directory.complete_steps(self.directory))
         if not steps:
             return otherwise()
-        fresh = self._fresh(target, otherwise)
+        fresh = made_anew(self.left_out(target), otherwise)
         (source, finish), damaged = newest_intact(steps, lambda step: self._read(step, target, fresh))
         state = finish()
         self.check_state(source.step, state)
@@ -267,15 +270,7 @@ class Checkpoints:
     def _take(self) -> None:
         self._lock = _directory.lock(self.directory)
 
-    def _fresh(self, target: tree.PyTree, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
-        """Return what is not saved, made anew; nothing else of it is held. Collective, if `otherwise` is."""
-        lacking = self.left_out(target)
-        made = tree.named_leaves(otherwise()) if lacking else {}
-        return tree.nested({name: made[name] for name in lacking if name in made})
-
-    def _read(
-        self, step: int, target: tree.PyTree, fresh: tree.PyTree
-    ) -> tuple[NativeSource, Callable[[], tree.PyTree]]:
+    def _read(self, step: int, target: T, fresh: tree.PyTree) -> tuple[NativeSource, Callable[[], T]]:
         source = self.source(step)
         named = cast_back(named_back(source, self._names, target), self._cast, target)
         return source, read_for(named, target, fallback=fresh or None)

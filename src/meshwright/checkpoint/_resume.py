@@ -1,11 +1,13 @@
 """Which checkpoint a run goes on from: the newest that is intact, on all processes the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import TypeVar
 
+from meshwright import tree
 from meshwright.errors import DamagedError
 from meshwright.process import together
+from meshwright.tree import PyTree
 
 T = TypeVar("T")
 
@@ -33,3 +35,12 @@ def newest_intact(steps: Sequence[int], restore: Callable[[int], T]) -> tuple[T,
         + "\n  ".join(f"step {step}: {what}" for step, what in damaged.items())
         + "\nCopy one back from elsewhere; or, to start afresh, move them away."
     )
+
+
+def made_anew(lacking: Set[str], otherwise: Callable[[], PyTree]) -> PyTree:
+    """Return the leaves of these names of what `otherwise` makes; nothing else of it is held.
+
+    It is called if there are any names. Collective, if `otherwise` is.
+    """
+    made = tree.named_leaves(otherwise()) if lacking else {}
+    return tree.nested({name: made[name] for name in lacking if name in made})

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
+from meshwright.docstrings import documented
 from meshwright.engine._policies import Policy
 from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
@@ -50,6 +51,7 @@ class Reporting:
     """The learning rate of the update after so many updates."""
 
 
+@documented
 @dataclass(frozen=True)
 class Profile:
     """The steps of which profiles are taken."""
@@ -67,12 +69,16 @@ class Profile:
             raise UsageError(f"{self}: steps count from 1, and a profile covers at least one.")
 
 
+@documented
 @dataclass(frozen=True)
 class Watchdog:
     """How long a phase may take, in seconds, and whether a process that hangs is ended."""
 
     timeout_seconds: float | Mapping[str, float]
+    """Seconds after which a step hangs; what is no step may take ten times as long. Or by phase, of
+    `mw.train.PHASES`: `{"step": 60, "compile": 1800}`."""
     kill: bool = False
+    """End a process, with exit code 5, that hangs for two such timeouts in a row."""
 
     def __post_init__(self) -> None:
         check_types(self)

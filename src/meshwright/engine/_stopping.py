@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 
 from meshwright import process
+from meshwright.docstrings import documented
 from meshwright.engine._types import check_types
 from meshwright.errors import Interrupted, UsageError
 from meshwright.when import Tick
@@ -62,12 +63,15 @@ def _or_worst(score: float) -> float:
     return -math.inf if math.isnan(score) else score
 
 
+@documented
 @dataclass(frozen=True)
 class Stop:
     """What ends a run before its last step."""
 
     max_seconds: float | None = None
+    """End after the step at which so many seconds are over, to be run again; None for no limit."""
     early: StopEarly | None = None
+    """End when the scores say so: `mw.early_stopping("eval_loss", "min", patience=3)`; None never does."""
     field: str = "stop_early"
     """The setting that errors about `early` name."""
 

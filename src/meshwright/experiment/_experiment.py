@@ -10,6 +10,7 @@ import jax
 from meshwright.adapters import Functional
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
+from meshwright.docstrings import documented
 from meshwright.engine import InformedWhen, StopEarly, WhenEvaluated, check_types, is_informed
 from meshwright.errors import UsageError, listed
 from meshwright.metrics import Tracker, is_writer
@@ -21,6 +22,7 @@ from meshwright.train import (
     Init,
     Loss,
     Measure,
+    StatefulLoss,
     StatefulMeasure,
     Std,
     Tx,
@@ -61,6 +63,7 @@ def _check_names(evaluations: Mapping[str, Any]) -> None:
             )
 
 
+@documented
 @dataclass(frozen=True)
 class Input:
     """The examples to train on, and how they are made into batches."""
@@ -89,6 +92,7 @@ class Input:
         _at_least(0, self, "num_threads")
 
 
+@documented
 @dataclass(frozen=True)
 class Evaler:
     """An evaluation: every example once, the last batch padded and the padding not counted."""
@@ -127,6 +131,7 @@ class Evaler:
         is_informed(self.when)  # raises if it is no policy
 
 
+@documented
 @dataclass(frozen=True)
 class Save:
     """When to save, where, in what form, and what to keep."""
@@ -159,6 +164,7 @@ class Save:
             raise UsageError("Save.directory is empty; None stands for the run directory.")
 
 
+@documented
 @dataclass(frozen=True)
 class Experiment:
     """A whole run. `run` it from Python, or `meshwright train module:function` from a shell.
@@ -174,8 +180,10 @@ class Experiment:
     found there is continued."""
     model: Init | Functional
     """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""
-    loss: Loss
-    """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised."""
+    loss: Loss | StatefulLoss
+    """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised; or `(params, batch)`, if it draws
+    nothing. Leaves of the batch are [batch_size, ...]. For a model with a state see `mw.train.StatefulLoss`.
+    """
     optimizer: Tx
     """Any optax transformation, or a `mw.Trainable` that trains some of the parameters."""
     input: Input

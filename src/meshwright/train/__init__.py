@@ -18,6 +18,7 @@ from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import (
     Init,
+    Params,
     TrainState,
     Variables,
     abstract_state,
@@ -45,6 +46,7 @@ __all__ = [
     "Measure",
     "Metrics",
     "Norms",
+    "Params",
     "RematPolicy",
     "SkipState",
     "StatefulLoss",

@@ -59,10 +59,12 @@ class Evaluator:
     """The loop's `evaluate`: when due, the mean of each of `measure`'s values over all of `data`.
 
     Args:
-      measure: `(params, batch) -> {name: values}`, with a value for each example. Of a model with a state
-        `(params, batch, model_state) -> {name: values}`.
-      data: called for each evaluation; yields batches of one shape and the weights of their examples.
-      when: due at these steps, and after the last update.
+      measure: `(params, batch) -> {name: values}`, with values [batch] or [batch, ...]. For a model with a
+        state it is `(params, batch, model_state) -> {name: values}`.
+      data: is called for each evaluation, and yields batches of one shape with the weights of their examples,
+        float32[batch].
+      layout: where batches are split.
+      when: says after which steps to evaluate, besides the last.
       compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
       params: which parameters to measure, of the state that the loop gives; without it their averages, if
         the optimizer keeps any (`keep_ema`).

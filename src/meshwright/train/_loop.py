@@ -3,12 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 from meshwright import process
-from meshwright.train._state import TrainState
 from meshwright.when import Tick
 
 PyTree = Any
@@ -17,6 +16,16 @@ Scores = dict[str, float]
 
 RUN_AHEAD = 4
 """Steps in flight. Enough to hide Python; unbounded, virtual CPU devices deadlock in collectives."""
+
+
+class State(Protocol):
+    """What a loop trains: a `TrainState`, or any pytree of arrays that counts its updates."""
+
+    @property
+    def step(self) -> Any: ...
+
+
+S = TypeVar("S", bound=State)
 
 
 class Step(Protocol):
@@ -31,7 +40,7 @@ def nothing(*_: Any) -> None:
 
 def fit(
     step: Step,
-    state: TrainState,
+    state: S,
     data: Iterator[PyTree],
     *,
     steps: int,
@@ -41,7 +50,7 @@ def fit(
     trace: Callable[[Tick], AbstractContextManager[Any]] = lambda _: nullcontext(),
     on_step: Callable[[Tick], None] = nothing,
     stop: Callable[[Tick], bool | None] = nothing,
-) -> TrainState:
+) -> S:
     """Train until `steps` updates have been made, the data ends, or `stop` says so.
 
     Each argument after `steps` is a room, called every turn, that decides for itself
@@ -51,8 +60,8 @@ def fit(
     Args:
       step: one update; see `make_step`.
       state: donated; use the returned one.
-      data: batches. One is taken for each step and none too many.
-      steps: the run's total, counting updates made before a restart.
+      data: an iterator of batches, of which one is taken for each step and none too many.
+      steps: the updates of the whole run, those made before a restart included.
       evaluate: returns scores, or None when not due.
       log: is given every step's metrics (still on the device) and the scores.
       save: is given the data iterator too, so that a restart continues mid-epoch.

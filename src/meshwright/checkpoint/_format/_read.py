@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
+from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of, described
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoint._format._manifest import Manifest, Place, SavedArray, read_manifest
 from meshwright.checkpoint._format._memory import Memory
@@ -42,6 +42,9 @@ class NativeSource:
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
         return str(self.path)
+
+    def __repr__(self) -> str:
+        return described(self)
 
     @property
     def format(self) -> str:
