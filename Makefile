@@ -3,6 +3,7 @@
 #   make test    lint, then the whole suite; where a newer Python is found, there too
 #   make lint    ruff and the type checker
 #   make soak    kill saving runs thousands of times (KILLS=5000), and try random faults by the thousand (SEED=1)
+#   make types   a user's program under mypy and pyright
 #   make bench   the measurements behind the README's claims
 #   make setup   only the environment
 
@@ -12,7 +13,7 @@ KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-newest lint soak bench lock clean
+.PHONY: setup demo test test-here test-newest lint types soak bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -39,6 +40,10 @@ test-newest:
 	if [ -n "$$python" ] && [ "$$($$python -V)" != "$$($(BIN)/python -V)" ]; then \
 	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" test-here; fi
 
+types: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/types.txt
+	$(BIN)/python -m pytest tests/test_types.py
+
 soak: setup
 	SOAK=1 $(BIN)/python -m pytest -m soak -o timeout=0
 	KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash -o timeout=0
@@ -54,6 +59,8 @@ lock: setup
 	  pyproject.toml requirements/dev.in -o requirements/dev.txt
 	@$(BIN)/uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header --no-annotate --quiet \
 	  requirements/bench.in -o requirements/bench.txt
+	@$(BIN)/uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header --no-annotate --quiet \
+	  requirements/types.in -o requirements/types.txt
 
 clean:
 	rm -rf .venv .venv-newest .venv-bench build dist

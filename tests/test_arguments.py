@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.arguments import by_name, num_required
+from meshwright.arguments import by_name, num_positional, num_required
 from meshwright.errors import UsageError
 
 VALUES = {"params": 2, "batch": 3, "rng": 5, "train": True, "model_state": 7, "step": 11}
@@ -95,3 +95,17 @@ def test_arguments_without_names_are_refused():
         told(max)
     with pytest.raises(UsageError, match="the metric must be a function; found 3"):
         told(3, what="metric")
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda params, batch: 0, 2),
+        (lambda params, batch, /, key=None, *, train: 0, 3),
+        (lambda *everything: 0, float("inf")),
+        (functools.partial(lambda config, params, batch: 0, {}), 2),
+        (jax.jit(lambda params, batch: 0), 2),
+    ],
+)
+def test_the_arguments_that_a_function_takes_by_position_are_counted(function, count):
+    assert num_positional(function) == count

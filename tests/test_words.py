@@ -15,7 +15,7 @@ from meshwright.cli._parser import parser
 
 DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
 ROW = re.compile(r"^\| `(?P<word>[^`]+)` \| .+ \| (?P<others>.+) \|$", re.MULTILINE)
-ROOMS = (*mw._ROOMS, *mw._MORE_ROOMS, "deployer", "predictor", "trainer")
+ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 
 
 def table():

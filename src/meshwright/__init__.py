@@ -52,32 +52,75 @@ if TYPE_CHECKING:
     from meshwright.train import Step, Trainable, TrainState, fit, make_step
     from meshwright.trainer import Trainer
 
-_ROOMS = (
-    "checkpoint",
-    "errors",
-    "input",
-    "metrics",
-    "models",
-    "plan",
-    "process",
-    "sharding",
-    "train",
-    "tree",
-)
-_ROOMS += ("when",)
-"""Those that one needs for a run of one's own; the others can be imported, too."""
 _MORE_ROOMS = (
     "adapters",
     "arguments",
     "arrays",
     "engine",
+    "evaluation",
     "events",
     "experiment",
     "formats",
     "hlo",
     "patterns",
+    "profile",
+    "program",
+    "report",
+    "storage",
 )
-_MORE_ROOMS += ("profile", "program", "report", "storage")
+"""Rooms that few need by name."""
+
+# Written out, as type checkers run nothing: what is listed here is what they let users import.
+__all__ = [
+    "Batched",
+    "Bucketed",
+    "Checkpoints",
+    "Deployer",
+    "Evaler",
+    "Experiment",
+    "Input",
+    "Layout",
+    "Logging",
+    "Mean",
+    "MeshwrightError",
+    "Predictor",
+    "Profile",
+    "Save",
+    "Step",
+    "Stop",
+    "TrainState",
+    "Trainable",
+    "Trainer",
+    "Watchdog",
+    "__version__",
+    "auto",
+    "batches",
+    "checkpoint",
+    "early_stopping",
+    "errors",
+    "evaluate",
+    "fit",
+    "from_checkpoint",
+    "functional",
+    "input",
+    "make_mesh",
+    "make_step",
+    "mapped",
+    "match",
+    "metrics",
+    "models",
+    "open_source",
+    "optional",
+    "override",
+    "plan",
+    "process",
+    "restore",
+    "run",
+    "sharding",
+    "train",
+    "tree",
+    "when",
+]
 
 _NAMES = {
     "adapters": ("functional",),
@@ -98,16 +141,15 @@ _NAMES = {
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}
 
-__all__ = sorted([*_ROOMS, *_HOMES, "__version__"])
+# A type checker that saw these would take any name, also a mistyped one, for one of the package.
+if not TYPE_CHECKING:
 
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)
+        if name in __all__ or name in _MORE_ROOMS:
+            return importlib.import_module(f"meshwright.{name}")
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
 
-def __getattr__(name: str) -> Any:
-    if name in (*_ROOMS, *_MORE_ROOMS):
-        return importlib.import_module(f"meshwright.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

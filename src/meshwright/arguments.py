@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Sequence
 from inspect import Parameter
@@ -71,6 +72,18 @@ def num_required(function: Callable[..., Any], what: str = "function") -> int:
     return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
 
 
+def num_positional(function: Callable[..., Any], what: str = "function") -> float:
+    """Return how many arguments `function` takes by position at most; infinity if it takes any number.
+
+    Raises:
+      UsageError: it is no function, or does not tell.
+    """
+    kinds = [parameter.kind for parameter in _parameters(function, what)]
+    if Parameter.VAR_POSITIONAL in kinds:
+        return math.inf
+    return sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+
+
 def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
     if not callable(function):
         raise UsageError(f"the {what} must be a function; found {function!r} ({type(function).__name__}).")
@@ -128,7 +141,7 @@ def _title(function: Callable[..., Any]) -> str:
 def spelled(wanted: Any) -> str:
     """Return a type in words for people: "int or a function"."""
     if get_origin(wanted) in (types.UnionType, Union):
-        return " or ".join(map(spelled, get_args(wanted)))
+        return " or ".join(dict.fromkeys(map(spelled, get_args(wanted))))
     if get_origin(wanted) is Callable:
         return "a function"
     if wanted in (None, types.NoneType):

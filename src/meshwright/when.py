@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshwright import process
+from meshwright.docstrings import documented
 from meshwright.errors import UsageError
 
 
+@documented
 @dataclass(frozen=True)
 class Tick:
     """One turn of the training loop, as the rooms see it."""

@@ -369,3 +369,12 @@ def test_a_batch_that_is_wider_than_train_dtype_is_told_before_the_first_step(tm
     given = mw.Input(halves, batch_size=16)
     mw.run(experiment(tmp_path / "narrow", compute_dtype="bfloat16", input=given, max_steps=1))
     assert "wider than" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"mesh": "fsdp=4,tensor=2"}, {"remat": "nothing"}], ids=["plain", "sharded", "remat"]
+)
+def test_a_loss_that_draws_nothing_need_not_take_a_key(tmp_path, how):
+    ours = mw.run(experiment(tmp_path / "ours", loss=lambda params, batch: loss(params, batch, None), **how))
+    theirs = mw.run(experiment(tmp_path / "theirs", **how))
+    np.testing.assert_array_equal(ours.state.params["w"], theirs.state.params["w"])

@@ -242,3 +242,13 @@ def test_each_device_gets_its_own_rows():
     for shard in global_batch.addressable_shards:
         assert np.array_equal(shard.data, np.arange(8)[shard.index])
     assert jax.numpy.array_equal(global_batch, np.arange(8))
+
+
+def test_leaving_the_context_stops_the_threads():
+    with mw.batches(rows(64), 4, SHARDING, num_threads=2) as data:
+        next(data)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("input")]
+        assert threads
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()

@@ -134,11 +134,3 @@ def test_what_does_not_divide_or_has_no_mesh_is_left_alone():
     assert mw.sharding.shard_batch_dim(x) is x
     with jax.set_mesh(mw.make_mesh("fsdp=8")):
         assert mw.sharding.shard_batch_dim(x) is x
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(1, "1 B"), (1536, "1.5 KiB"), (1004 * 1024, "1004 KiB"), (2**20, "1 MiB"), (250 * 2**30, "250 GiB")],
-)
-def test_bytes_are_told_in_units_of_their_size(nbytes, text):
-    assert mw.sharding.human_bytes(nbytes) == text

@@ -96,3 +96,34 @@ def test_a_state_that_is_not_on_the_mesh_is_named_with_the_remedy():
 def test_what_a_step_may_not_return_is_told(function, says):
     with pytest.raises(UsageError, match=says):
         mw.Step(function, LAYOUT)(placed({"w": jnp.ones(4)}), batch(0))
+
+
+def noisy(state, batch, key):
+    noise = jax.random.normal(key, state.params["w"].shape)
+    return state.replace(step=state.step + 1, params={"w": state.params["w"] + noise}), {"loss": noise.mean()}
+
+
+def fresh():
+    return mw.train.init_state(lambda key: {"w": jnp.zeros(4)}, optax.sgd(1.0), 7, LAYOUT)
+
+
+def test_a_step_that_takes_a_third_argument_is_given_the_key_of_the_step():
+    state = fresh()
+    expected = jax.random.normal(mw.train.step_key(state), (4,))
+    after, _ = mw.Step(noisy, LAYOUT)(state, batch(0))
+    np.testing.assert_allclose(after.params["w"], expected, rtol=1e-6)
+
+
+def test_each_step_has_another_key_and_a_step_begun_again_the_same():
+    step = mw.Step(noisy, LAYOUT)
+    first, metrics = step(fresh(), batch(0))
+    again, same = step(fresh(), batch(0))
+    _, other = step(again, batch(0))
+    assert float(metrics["loss"]) == float(same["loss"]) != float(other["loss"])
+    assert first.step == 1
+
+
+def test_a_key_for_a_state_without_a_seed_is_refused():
+    step = mw.Step(lambda state, batch, key: (state, {"loss": 0.0}), LAYOUT)
+    with pytest.raises(UsageError, match="a key as its third argument, and its state has no 'seed'"):
+        step(placed(gan()), batch(0))

@@ -268,3 +268,34 @@ def test_jax_s_own_checks_see_the_initial_state_and_the_step(mesh):
             mw.train.init_state(bad, TX, 0, layout)
         with pytest.raises(Exception, match="nan"):
             make_step(lambda *given: loss(*given) * bad()["w"].sum(), TX, layout)(state, batch_of())
+
+
+def keyless(params, batch):
+    return loss(params, batch, None)
+
+
+@pytest.mark.parametrize("how", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
+def test_a_loss_that_draws_nothing_need_not_take_a_key(how):
+    ours, theirs = trained("data=8", loss=keyless, **how), trained("data=8", **how)
+    jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])
+
+
+def test_nor_need_one_of_a_model_with_a_state():
+    def stateful(params, batch, model_state):
+        return loss(params, batch, None), {}, model_state + 1
+
+    state, _ = trained("data=8", loss=stateful, init=lambda key: mw.train.Variables(init(key), jnp.int32(0)))
+    assert state.model_state == 3
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda loss: mw.train.with_parameter_noise(loss, [(".*", 0.1)]),
+        lambda loss: mw.train.remat(loss, "dots"),
+    ],
+    ids=["noise", "remat"],
+)
+def test_a_loss_without_a_key_may_be_wrapped(around):
+    ours, theirs = trained("data=8", loss=around(keyless)), trained("data=8", loss=around(loss))
+    jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])

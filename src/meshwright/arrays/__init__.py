@@ -36,7 +36,7 @@ from meshwright.arrays._lazy import Index, LazyArray, concatenate, in_memory, st
 from meshwright.arrays._match import Assign, origins
 from meshwright.arrays._naming import left_out, named_back, renamed
 from meshwright.arrays._restore import load, load_lazily, read_for, restore, restore_lazily
-from meshwright.arrays._source import Opened, Source, Spelling, spelling_of
+from meshwright.arrays._source import Opened, Source, Spelling, described, spelling_of
 from meshwright.arrays._transforms import Arrays, as_source, cast, cast_back, empty_of, subtree
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "concatenate",
     "converted",
     "cuts",
+    "described",
     "diff",
     "empty_of",
     "floating",

@@ -1,10 +1,10 @@
 """Source + target -> arrays on the mesh; without a target, nested dictionaries of all that there is."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
 import numpy as np
@@ -20,15 +20,40 @@ from meshwright.process import together
 _NUM_THREADS = 2  # while one copies, the other puts on devices
 _LARGE = 1 << 20  # bytes
 
+T = TypeVar("T")
+
+Structs: TypeAlias = "jax.ShapeDtypeStruct | Mapping[str, Structs] | Sequence[Structs]"
+"""A tree of structs alone. What is restored into it is of arrays, and so of another type."""
+
+
+@overload
+def restore(
+    source: Source,
+    target: Structs,
+    *,
+    assign: Assign = ...,
+    fallback: Fallback | None = ...,
+    ignore: str | None = ...,
+) -> Any: ...
+@overload
+def restore(
+    source: Source,
+    target: T,
+    *,
+    assign: Assign = ...,
+    fallback: Fallback | None = ...,
+    ignore: str | None = ...,
+) -> T: ...
+
 
 def restore(
     source: Source,
-    target: tree.PyTree,
+    target: Any,
     *,
     assign: Assign = (),
     fallback: Fallback | None = None,
     ignore: str | None = None,
-) -> tree.PyTree:
+) -> Any:
     r"""Return `target` with each leaf replaced by the array of that name in `source`.
 
     Leaves of `target` are arrays or `ShapeDtypeStruct`s; those with a sharding become global arrays
@@ -38,6 +63,9 @@ def restore(
     Collective, where an array of `target` is of several processes.
 
     Args:
+      source: The arrays to read: what `open_source` returns, or of one step what `Checkpoints.source` does.
+      target: What is wanted, leaf by leaf, each of the shape and dtype that was saved. To type checkers the
+        result is of its type; of a tree of structs alone, which become arrays, it is `Any`.
       assign: Other names for what is wanted: pairs of a pattern for names in `target` (see
         `meshwright.patterns`) and the name in `source`, `("params/(.*)", r"model/\1")`. The first pattern
         that matches decides, and one saved array may be assigned to many. None instead of a name leaves it
@@ -58,12 +86,12 @@ def restore(
 
 def read_for(
     source: Source,
-    target: tree.PyTree,
+    target: T,
     *,
     assign: Assign = (),
     fallback: Fallback | None = None,
     ignore: str | None = None,
-) -> Callable[[], tree.PyTree]:
+) -> Callable[[], T]:
     """Do all of `restore` that one process may fail in alone, and return a function that does the rest.
 
     That is collective, where an array of `target` is of several processes.

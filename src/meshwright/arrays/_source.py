@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.arrays._lazy import Index, LazyArray
 from meshwright.errors import CheckpointError
+from meshwright.shown import mesh_text, size_text
 from meshwright.storage import Directory
 
 
@@ -109,3 +110,14 @@ def names_below(source: Any, prefix: str) -> dict[str, str]:
         elif "/" not in name and (joined := folded(name)).startswith(spelt) and joined != spelt:
             found[joined.removeprefix(spelt)] = name
     return found
+
+
+def described(opened: Opened) -> str:
+    """Return a checkpoint in a line: format and place, step, arrays, and the mesh that it was saved from."""
+    mesh = opened.writer.get("mesh") if isinstance(opened.writer, Mapping) else None
+    facts = [
+        *([] if opened.step is None else [f"step {opened.step}"]),
+        size_text(list(opened.arrays().values())),
+        *([f"saved on mesh {mesh_text(mesh)}"] if isinstance(mesh, Mapping) and mesh else []),
+    ]
+    return f"<{opened.format} checkpoint {opened.path}: {', '.join(facts)}>"

@@ -5,7 +5,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 
@@ -28,6 +28,7 @@ from meshwright.when import Due, Scores, Tick, When
 log = logging.getLogger("meshwright")
 
 SaveWhenDue = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
+T = TypeVar("T")
 
 
 class Checkpoints(Saved):
@@ -59,18 +60,17 @@ class Checkpoints(Saved):
         names: Names | None = None,
         host_nbytes: int = HOST_NBYTES,
     ):
-        """Take what is in `directory`, where all processes can see it; `keep` says what stays there.
+        """Take what is in `directory`.
 
-        It may be in an object store: `s3://bucket/run`, `gs://bucket/run`. The newest and those that are
-        pinned stay in any case; `keep` is a number, of the newest, or a policy. Arrays are saved as `cast`
-        says, as in `cast`, the function; `resume` casts them back.
-
-        `names` gives the name that a leaf is saved by, or None, which leaves it out. `resume` takes the names
-        back, and what was left out from its `otherwise()`.
-
-        Of a save, each process holds at most `host_nbytes` in copies on the host that are not written
-        yet (or one shard, where that is larger): of a larger state, `save` waits for writing. On CPU
-        nothing is copied but NumPy arrays.
+        Args:
+          directory: All processes can see it. It may be in an object store: `s3://bucket/run`.
+          keep: A number, of the newest, or a policy. The newest and those that are pinned stay in any case.
+          cast: The dtypes that arrays are saved in, as of `cast`, the function; `resume` casts them back.
+          names: It returns the name that a leaf is saved by, or None, which leaves it out. `resume` takes the
+            names back, and what was left out from its `otherwise()`.
+          host_nbytes: The bytes that each process may hold of a save in copies on the host which are not
+            written yet, or one shard, where that is larger. Of a larger state, `save` waits for writing. On
+            CPU nothing is copied but NumPy arrays.
 
         Raises:
           UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
@@ -78,6 +78,10 @@ class Checkpoints(Saved):
         super().__init__(directory, keep, cast, names)
         self._host_nbytes = host_nbytes
         self._session = Session(self.directory)
+
+    def __repr__(self) -> str:
+        is_open = "open" if self._session.is_open else "not open"
+        return f"Checkpoints({str(self.directory)!r}, {is_open} for saving)"
 
     def __enter__(self) -> Self:
         """Open the directory for saving, made where it is not, and remove what killed runs left in it.
@@ -145,7 +149,7 @@ class Checkpoints(Saved):
 
         return save
 
-    def resume(self, target: tree.PyTree, data: Any, *, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
+    def resume(self, target: T, data: Any, *, otherwise: Callable[[], T]) -> T:
         """Return the newest intact checkpoint, restored into `target`, and set `data` to where it stood then.
 
         Without a checkpoint, returns `otherwise()`; of that is also what `names` leaves out. `resumed` says

@@ -11,7 +11,7 @@ from meshwright.engine import checkpoints_of
 from meshwright.errors import printable
 from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
-from meshwright.sharding import human_bytes
+from meshwright.shown import human_bytes
 from meshwright.storage import local_copy
 
 METRICS = "metrics.jsonl"

@@ -9,7 +9,7 @@ from meshwright.cli._train import Result
 from meshwright.engine import checkpoints_of
 from meshwright.errors import EXIT_DONE, EXIT_INPUT, printable
 from meshwright.formats import verify_all
-from meshwright.sharding import human_bytes
+from meshwright.shown import human_bytes
 
 
 def verify(options: argparse.Namespace) -> Result:

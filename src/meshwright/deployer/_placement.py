@@ -23,8 +23,8 @@ from meshwright.sharding import (
     beside_params,
     copy_to,
     fsdp,
-    human_bytes,
 )
+from meshwright.shown import human_bytes
 from meshwright.train import init_optimizer, tables_in
 from meshwright.tree import PyTree
 

@@ -16,7 +16,8 @@ from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import UsageError, nearest
 from meshwright.evaluation import Scores
-from meshwright.sharding import device_bytes, human_bytes
+from meshwright.sharding import device_bytes
+from meshwright.shown import human_bytes
 from meshwright.train import TrainState, num_params
 from meshwright.tree import PyTree
 from meshwright.when import Tick

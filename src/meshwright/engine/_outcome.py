@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.docstrings import documented
 from meshwright.metrics import json_number
 from meshwright.train import TrainState
 
 
+@documented
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended."""

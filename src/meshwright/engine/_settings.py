@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
+from meshwright.docstrings import documented
 from meshwright.engine._policies import Policy
 from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
@@ -38,6 +39,7 @@ class Saving:
     """The setting that errors about `keep` name."""
 
 
+@documented
 @dataclass(frozen=True)
 class Logging:
     """How often a run reports, and where its reports go besides the screen and the run directory.
@@ -78,6 +80,7 @@ class Reporting:
     """The learning rate of the update after so many updates."""
 
 
+@documented
 @dataclass(frozen=True)
 class Profile:
     """The steps that are profiled, into the run directory, where TensorBoard finds the profiles.
@@ -101,6 +104,7 @@ class Profile:
             raise UsageError(f"{self}: steps count from 1, and a profile covers at least one.")
 
 
+@documented
 @dataclass(frozen=True)
 class Watchdog:
     """When a run counts as hung, and whether a process that hangs is ended.

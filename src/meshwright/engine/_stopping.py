@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 
 from meshwright import process
+from meshwright.docstrings import documented
 from meshwright.engine._types import check_types
 from meshwright.errors import Interrupted, UsageError
 from meshwright.when import Tick
@@ -62,6 +63,7 @@ def _or_worst(score: float) -> float:
     return -math.inf if math.isnan(score) else score
 
 
+@documented
 @dataclass(frozen=True)
 class Stop:
     """What ends a run before its last step.

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import jax
 
 from meshwright import tree
+from meshwright.docstrings import documented
 from meshwright.errors import MeshwrightError
 from meshwright.experiment._experiment import Experiment
 from meshwright.experiment._parts import Parts, data_of, mesh_of, on_hardware, parts_of
 from meshwright.program import count_flops
-from meshwright.sharding import Layout, device_bytes, human_bytes, make_mesh
+from meshwright.sharding import Layout, device_bytes, make_mesh
+from meshwright.shown import human_bytes
 from meshwright.tree import PyTree
 
 
+@documented
 @dataclass(frozen=True)
 class AheadOfTime:
     """A compiled step and what XLA says of it, in bytes and operations of one device."""

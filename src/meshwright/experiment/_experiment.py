@@ -10,6 +10,7 @@ import jax
 from meshwright.adapters import Functional
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
+from meshwright.docstrings import documented
 from meshwright.engine import (
     InformedWhen,
     Logging,
@@ -28,6 +29,7 @@ from meshwright.train import (
     Builder,
     Init,
     Loss,
+    StatefulLoss,
     Std,
     Tx,
     eval_params,
@@ -66,6 +68,7 @@ def _check_names(evaluations: Mapping[str, Any]) -> None:
             )
 
 
+@documented
 @dataclass(frozen=True)
 class Input:
     """The examples to train on, and how they are made into batches."""
@@ -94,6 +97,7 @@ class Input:
         _at_least(0, self, "num_threads")
 
 
+@documented
 @dataclass(frozen=True)
 class Evaler:
     """An evaluation: every example once, the last batch padded and the padding not counted."""
@@ -142,6 +146,7 @@ class Evaler:
             raise UsageError("Evaler scores nothing: give measure, or predict and metric_fn.")
 
 
+@documented
 @dataclass(frozen=True)
 class Save:
     """When to save, where, in what form, and what to keep."""
@@ -176,6 +181,7 @@ class Save:
             raise UsageError("Save.directory is empty; None stands for the workdir.")
 
 
+@documented
 @dataclass(frozen=True)
 class Experiment:
     """A whole run. `run` it from Python, or `meshwright train module:function` from a shell.
@@ -191,8 +197,10 @@ class Experiment:
     found there is continued."""
     model: Init | Functional
     """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""
-    loss: Loss
-    """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised."""
+    loss: Loss | StatefulLoss
+    """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised; or `(params, batch)`, if it draws
+    nothing. Leaves of the batch are [batch_size, ...]. For a model with a state see `mw.train.StatefulLoss`.
+    """
     optimizer: Tx
     """Any optax transformation, or a `mw.Trainable` that trains some of the parameters."""
     input: Input

@@ -9,11 +9,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from meshwright.docstrings import documented
 from meshwright.errors import ExamplesError, InputError
 from meshwright.input._collate import check_numbers
 from meshwright.tree import PyTree
 
 
+@documented
 @dataclass(frozen=True)
 class Batched:
     """A loader whose items are batches already: `mw.Batched(DataLoader(dataset, batch_size=32))`.

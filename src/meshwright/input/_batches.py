@@ -32,7 +32,10 @@ from meshwright.tree import PyTree
 
 
 class Batches:
-    """An endless (or `epochs` long) iterator of global batches. See `batches`, which makes one."""
+    """An endless (or `epochs` long) iterator of global batches. See `batches`, which makes one.
+
+    A context manager: leaving it stops the threads that read ahead.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,12 @@ class Batches:
         """Whether it is the same on all processes, and good for any number of them; see `DataIterator`."""
         self.wait_seconds = 0.0
         """How long `__next__` has waited for examples, in all."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __iter__(self) -> Self:
         return self
@@ -205,6 +214,8 @@ def batches(
     The stream of samples runs on over epochs, each in a new order; a batch may hold the end of one
     and the start of the next. What does not fill a batch at the end of the last epoch is left out.
 
+    Threads read ahead until it is closed: `with mw.batches(...) as data:`.
+
     Args:
       examples: one of
 
@@ -218,15 +229,19 @@ def batches(
           each batch. Threads take from it in turn, one at a time;
         - an iterator with `get_state` and `set_state`, which is read once: its end is that of the data;
         - one of `Batched` (a loader's batches), `Bucketed` (examples of several lengths) and `mapped(...)`.
-      batch_size: over all processes.
-      sharding: of each leaf's first dimension, as `Layout.batch_sharding`.
+      batch_size: the number of examples in a batch, over all processes.
+      sharding: how the first dimension of each array is split: `Layout.batch_sharding`.
       collate: makes a batch of a list of examples, see `Collate`; without it they are stacked.
-      seed: of the order; None reads the examples in their own order.
-      epochs: how often to read all of them; None for ever.
-      num_threads: that read and collate ahead; 0 does it when asked. By default 0 for arrays in memory
-        without `collate`, where handing over to a thread costs more than the reading, and 2 for all else.
-      map_seed: the seed and the number of the first epoch, by which functions of `mapped` draw; if left out,
-        `(seed or 0, 0)`.
+          seed: the seed of the order; None reads the examples in their own order.
+      epochs: how often all examples are read; None reads them for ever.
+      num_threads: how many threads read and collate ahead; 0 does it when asked. The default is 0 for arrays
+        in memory without `collate`, where handing over to a thread costs more than the reading, and 2 for all
+        else.
+      map_seed: the seed and the number of the first epoch, by which functions of `mapped` draw; the
+        default is `(seed or 0, 0)`.
+
+    Returns:
+      An iterator of pytrees of arrays [batch_size, ...]: of NumPy in one process, global ones in several.
 
     Raises:
       LayoutError: `batch_size` does not divide over the devices.

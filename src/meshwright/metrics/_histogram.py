@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from meshwright.docstrings import documented
 from meshwright.metrics._mean import widened
+from meshwright.shown import values_of
 
 _LOWEST_POWER, _HIGHEST_POWER, _BINS_PER_POWER = -40, 23, 4  # and 512 bins are the most for W&B
 _PER_SIGN = _BINS_PER_POWER * (_HIGHEST_POWER - _LOWEST_POWER)
@@ -40,6 +42,7 @@ EDGES = _edges()
 """float64[506]: where the bins begin and end."""
 
 
+@documented
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Histogram:
@@ -115,6 +118,15 @@ class Histogram:
             found = np.array([_PER_SIGN])  # the one around zero
         edges = np.union1d(found, found + 1)
         return np.add.reduceat(counts, edges[:-1]), EDGES[edges]
+
+    def __repr__(self) -> str:
+        parts = values_of(self.parts)
+        if parts is None or parts.ndim != 1:
+            return f"Histogram(parts={self.parts!r})"
+        count, low, high = parts[:NUM_BINS].sum(), parts[_MIN], parts[_MAX]
+        return (
+            f"Histogram({count:.0f} values from {low:.6g} to {high:.6g}, {parts[_NOT_FINITE]:.0f} not finite)"
+        )
 
 
 @jax.jit

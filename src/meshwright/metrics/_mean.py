@@ -1,5 +1,6 @@
 """Means that can be taken apart and put together again without losing any weight."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -7,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from meshwright.docstrings import documented
 from meshwright.errors import UsageError
+from meshwright.shown import values_of
 
 
 def widened(values: ArrayLike, what: str = "a metric") -> jax.Array:
@@ -27,6 +30,7 @@ def _is_real(dtype: Any) -> bool:
     return dtype == jnp.bool_ or (jnp.issubdtype(dtype, jnp.number) and not is_complex)
 
 
+@documented
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mean:
@@ -64,3 +68,14 @@ class Mean:
     def value(self) -> jax.Array:
         """The mean; NaN where nothing was counted."""
         return jnp.true_divide(self.total, self.count)
+
+    def __float__(self) -> float:
+        """Return the mean as a number of Python. It waits for the devices."""
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        total, count = values_of(self.total), values_of(self.count)
+        if total is None or count is None or total.shape or count.shape:
+            return f"Mean(total={self.total!r}, count={self.count!r})"
+        mean = float(total) / float(count) if count else math.nan
+        return f"Mean({mean:.6g}, count={float(count):.6g})"

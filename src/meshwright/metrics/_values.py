@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._kinds import as_float
 from meshwright.metrics._mean import Mean, widened
+from meshwright.shown import values_of
 
 Metrics = Mapping[str, Mean | Histogram | ArrayLike]
 """What one step measured: by name, scalars, `Mean`s of them or `Histogram`s of arrays."""
@@ -57,6 +58,17 @@ class Packed(Mapping[str, Mean | Histogram]):
 
     def __len__(self) -> int:
         return len(self.mean_names) + len(self.histogram_names)
+
+    def __repr__(self) -> str:
+        means = values_of(self.means) if self.mean_names else np.zeros((2, 0))
+        histograms = jax.tree.leaves(self.histograms)
+        if means is None or means.ndim != 2 or any(values_of(x) is None for x in histograms):
+            return f"<metrics {', '.join(self)}>"  # inside `jit`, say
+        return "{" + ", ".join(f"{name!r}: {_shown(x)}" for name, x in merge([self]).items()) + "}"
+
+
+def _shown(reported: Any) -> str:
+    return repr(reported) if isinstance(reported, Histogram) else f"{reported:.6g}"
 
 
 def _stacked(totals: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> jax.Array:

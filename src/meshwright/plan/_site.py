@@ -21,7 +21,8 @@ from meshwright.plan._roofline import Rates, StepTime, published_rates, step_tim
 from meshwright.plan._topology import described_devices
 from meshwright.plan._values import CheckpointCost, Exchange, Memory, Plan, checkpoint_cost
 from meshwright.program import Flops, count_flops, utilisation_on
-from meshwright.sharding import device_bytes, group_parts, grouped_mesh, human_bytes, make_mesh, mesh_rule
+from meshwright.sharding import device_bytes, group_parts, grouped_mesh, make_mesh, mesh_rule
+from meshwright.shown import human_bytes
 from meshwright.tree import PyTree, nbytes
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from meshwright.plan._changes import Change
 from meshwright.plan._values import Exchange, Memory, Plan
-from meshwright.sharding import human_bytes
+from meshwright.shown import human_bytes
 
 COLUMN = 24
 NUM_SHOWN = 10

@@ -11,7 +11,7 @@ from meshwright.report._quantities import drawn, quantities
 from meshwright.report._run import Run
 from meshwright.report._scale import short
 from meshwright.report._words import best_in_words, facts_of, flat
-from meshwright.sharding import human_bytes
+from meshwright.shown import human_bytes
 
 _MOST_FIGURES = 3
 _MOST_LINES_OPEN = 40

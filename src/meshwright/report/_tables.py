@@ -10,7 +10,7 @@ from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
 from meshwright.report._run import Run
 from meshwright.report._words import date
-from meshwright.sharding import human_bytes
+from meshwright.shown import human_bytes
 
 _MOST_ROWS = 24
 _MOST_INCIDENTS = 20

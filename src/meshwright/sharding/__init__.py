@@ -3,7 +3,7 @@
 from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._convolutions import adding_right, as_function, mended
 from meshwright.sharding._copies import copy_to, move_to
-from meshwright.sharding._explain import device_bytes, explain, human_bytes
+from meshwright.sharding._explain import device_bytes, explain
 from meshwright.sharding._foreign import as_arrays
 from meshwright.sharding._given import Rules, as_rules
 from meshwright.sharding._idle import check_axes, refused
@@ -46,7 +46,6 @@ __all__ = [
     "group_parts",
     "grouped_mesh",
     "hardware",
-    "human_bytes",
     "in_mesh",
     "logical",
     "make_mesh",

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from meshwright import tree
 from meshwright.errors import printable
+from meshwright.shown import human_bytes
 from meshwright.tree import PyTree
 
 WHOLE = "replicated"
@@ -93,16 +94,6 @@ def left_whole(
         for row in found
         if row.is_whole and row.device_bytes >= large
     ]
-
-
-def human_bytes(num_bytes: float) -> str:
-    """Return `num_bytes` in binary units: `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            whole = unit == "B" or num_bytes >= 100
-            return f"{num_bytes:.0f} {unit}" if whole else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} TiB"
 
 
 def device_bytes(x: Any, sharding: NamedSharding) -> int:

@@ -14,10 +14,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright import tree
-from meshwright.errors import LayoutError, nearest
+from meshwright.docstrings import documented
+from meshwright.errors import LayoutError, listed, nearest
 from meshwright.patterns import Table
 from meshwright.sharding._explain import explain, left_whole
 from meshwright.sharding._rules import Reasoned, Rule, check_rules, fsdp, tables_of
+from meshwright.shown import mesh_text
 from meshwright.tree import PyTree
 
 AXES = ("pipeline", "data", "fsdp", "expert", "sequence", "tensor")
@@ -57,12 +59,15 @@ def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
     return shard_batch_dim(table[ids])
 
 
+@documented
 @dataclass(frozen=True)
 class Layout:
     """A mesh and the rules for what is placed on it. The first rule that answers stands."""
 
     mesh: Mesh
+    """The devices, along named axes: what `mw.make_mesh` returns."""
     rules: tuple[Rule, ...] = (fsdp(),)
+    """How arrays are split: functions of name, array and mesh. What none answers for is replicated."""
     batch_axis_names: tuple[str, ...] | None = None
     """Mesh axes that split a batch's first dimension; None means those of `BATCH_AXES` that exist."""
 
@@ -70,6 +75,11 @@ class Layout:
         unknown = [axis for axis in self.batch_axis_names or () if axis not in self.mesh.shape]
         if unknown:
             raise LayoutError(f"batch axes {unknown} are not in the mesh, which has {dict(self.mesh.shape)}.")
+
+    def __repr__(self) -> str:
+        rules = listed(getattr(rule, "__name__", type(rule).__name__.lower()) for rule in self.rules)
+        axes = ", ".join(axes_of(self.batch_sharding.spec[0])) if self.batch_sharding.spec else "no axis"
+        return f"Layout(mesh {mesh_text(self.mesh.shape)}, rules: {rules or 'none'}, batches over {axes})"
 
     @property
     def batch_sharding(self) -> NamedSharding:

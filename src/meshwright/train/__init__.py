@@ -17,6 +17,7 @@ from meshwright.train._remat import RematPolicy, remat, remat_policy
 from meshwright.train._schedules import schedule
 from meshwright.train._state import (
     Init,
+    Params,
     TrainState,
     Variables,
     abstract_state,
@@ -42,6 +43,7 @@ __all__ = [
     "Loss",
     "Metrics",
     "Norms",
+    "Params",
     "RematPolicy",
     "RunningWatchdog",
     "SkipState",

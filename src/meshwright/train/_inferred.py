@@ -6,6 +6,7 @@ from typing import Any
 from meshwright.collector import collector_paused
 from meshwright.sharding import LOGICAL_AXES, Rule, auto, fsdp, logical
 from meshwright.train._keys import key_of
+from meshwright.train._loss import of_loss
 from meshwright.train._state import Variables
 from meshwright.tree import PyTree
 
@@ -31,7 +32,7 @@ def inferred_rules(
 
 def _traced(first: Variables, loss: Callable[..., Any], batch: PyTree) -> Rule:
     def evaluated(params: PyTree, batch: PyTree, *state: PyTree) -> PyTree:
-        return loss(params, batch, key_of(0), *state)
+        return of_loss(loss, params, batch, key_of(0), *state)
 
     state = () if first.model_state is None else (first.model_state,)
     with collector_paused():

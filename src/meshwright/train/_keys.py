@@ -1,11 +1,13 @@
 """A run's randomness: keys from its seed, of one kind whatever JAX's default is when it is continued."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from meshwright.arguments import num_positional
 from meshwright.errors import UsageError
 
 _IMPL = "threefry2x32"
@@ -36,3 +38,25 @@ def key_of(seed: ArrayLike) -> jax.Array:
 def step_key(state: Any) -> jax.Array:
     """Return the key of the next update of `state`, which has a `seed` and a `step`."""
     return jax.random.fold_in(key_of(state.seed), state.step)
+
+
+def with_key(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return an update as `(state, batch)`. If it takes a third argument, that is the key of the step.
+
+    Raises (when called):
+      UsageError: it takes a key, and its state has nothing to draw it from.
+    """
+    if num_positional(step, "step function") < 3:
+        return step
+
+    def keyed(state: Any, batch: Any) -> Any:
+        missing = [name for name in ("seed", "step") if not hasattr(state, name)]
+        if missing:
+            raise UsageError(
+                f"the step function takes a key as its third argument, and its state has no {missing[0]!r} "
+                "to draw it from.\n  Give the state the fields `seed`, uint32[], and `step`, int32[], as a "
+                "TrainState has; or take (state, batch) alone."
+            )
+        return step(state, batch, step_key(state))
+
+    return keyed

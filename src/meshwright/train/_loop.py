@@ -3,13 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 from meshwright import process
-from meshwright.train._state import TrainState
-from meshwright.train._step import StepFunction
 from meshwright.tree import PyTree
 from meshwright.when import Scores, Tick
 
@@ -17,13 +15,23 @@ RUN_AHEAD = 4
 """Steps in flight. Enough to hide Python; unbounded, virtual CPU devices deadlock in collectives."""
 
 
+class State(Protocol):
+    """What a loop trains: a `TrainState`, or any pytree of arrays that counts its updates."""
+
+    @property
+    def step(self) -> Any: ...
+
+
+S = TypeVar("S", bound=State)
+
+
 def nothing(*_: Any) -> None:
     """A room left empty."""
 
 
 def fit(
-    step: StepFunction,
-    state: TrainState,
+    step: Callable[[Any, PyTree], tuple[Any, PyTree]],
+    state: S,
     data: Iterator[PyTree],
     *,
     max_steps: int,
@@ -33,7 +41,7 @@ def fit(
     trace: Callable[[Tick], AbstractContextManager[Any]] = lambda _: nullcontext(),
     on_step: Callable[[Tick], None] = nothing,
     stop: Callable[[Tick], bool | None] = nothing,
-) -> TrainState:
+) -> S:
     """Train until `max_steps` updates have been made, the data ends, or `stop` says so.
 
     Each argument after `max_steps` is a room, called every turn, that decides for itself
@@ -41,10 +49,10 @@ def fit(
     last update `evaluate`, `log` and `save` are called once more, with `tick.last`.
 
     Args:
-      step: one update; see `make_step`.
+      step: one update, `(state, batch) -> (state, metrics)`, which may donate the state; see `make_step`.
       state: donated; use the returned one.
-      data: batches. One is taken for each step and none too many.
-      max_steps: the run's total, counting updates made before a restart.
+      data: an iterator of batches, of which one is taken for each step and none too many.
+      max_steps: the updates of the whole run, those made before a restart included.
       evaluate: returns scores, or None when not due.
       log: is given every step's metrics (still on the device) and the scores.
       save: is given the data iterator too, so that a restart continues mid-epoch.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright import tree
+from meshwright.arguments import num_positional
 from meshwright.errors import UsageError
 from meshwright.metrics import Histogram, Mean, widened
 from meshwright.tree import PyTree
@@ -19,16 +20,21 @@ REPORTED = ("step", "time")
 RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)
 """What a report holds besides the loss's own metrics."""
 
-Loss = Callable[[PyTree, PyTree, jax.Array], Any]
-"""`(params, batch, key) -> loss` or `(loss, metrics)`.
+Loss = Callable[[PyTree, PyTree, jax.Array], Any] | Callable[[PyTree, PyTree], Any]
+"""`(params, batch, key) -> loss` or `(loss, metrics)`; or `(params, batch)`, of one that draws nothing.
 
+Leaves of the batch are [batch, ...]; with microbatches, of which each is given to the loss, fewer rows of it.
 The loss is a scalar, the mean over the batch, or a `Mean(total, count)`, whose parts are added over
 microbatches before they are divided, so that padding and masks weigh what they should. Metrics are
 `{name: Mean, scalar or Histogram}`.
 """
 
-StatefulLoss = Callable[[PyTree, PyTree, jax.Array, PyTree], tuple[Any, Mapping[str, Any], PyTree]]
-"""`(params, batch, key, model_state) -> (loss, metrics, new model_state)`, of a model that has a state.
+StatefulLoss = (
+    Callable[[PyTree, PyTree, jax.Array, PyTree], tuple[Any, Mapping[str, Any], PyTree]]
+    | Callable[[PyTree, PyTree, PyTree], tuple[Any, Mapping[str, Any], PyTree]]
+)
+"""`(params, batch, key, model_state) -> (loss, metrics, new model_state)`, of a model that has a state; or
+`(params, batch, model_state)`, of one that draws nothing.
 
 The state is not differentiated. The new one is of the old one's structure, shapes and dtypes.
 """
@@ -51,9 +57,9 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
         params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array
     ) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
         if model_state is None:
-            value, metrics = _split(loss(params, batch, key))  # type: ignore[call-arg]
+            value, metrics = _split(of_loss(loss, params, batch, key))
         else:
-            value, metrics, new = _split_three(loss(params, batch, key, model_state))  # type: ignore[call-arg]
+            value, metrics, new = _split_three(of_loss(loss, params, batch, key, model_state))
             model_state = _like(model_state, new)
         _check_metrics(metrics)
         mean = as_mean("loss", value)
@@ -61,6 +67,16 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
         return jnp.asarray(mean.total), (found, model_state)
 
     return total
+
+
+def of_loss(
+    loss: Callable[..., Any], params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree
+) -> Any:
+    """Return what a loss returns, which is given the key if it takes one argument more than without."""
+    without_key = (params, batch, *model_state)
+    if num_positional(loss, "loss") == len(without_key):
+        return loss(*without_key)
+    return loss(params, batch, key, *model_state)
 
 
 def mean_gradients(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from meshwright import tree
 from meshwright.patterns import Table, judge, value_of
 from meshwright.train._by_path import ByPath
+from meshwright.train._loss import of_loss
 from meshwright.tree import PyTree
 
 Std = Callable[[jax.Array], jax.Array]
@@ -52,7 +53,7 @@ class Noised:
         params = tree.map_named(
             lambda name, x: _with_noise(name, x, value_of(self.noise, f"params/{name}", None), stream), params
         )
-        return self.loss(params, batch, key, *model_state)
+        return of_loss(self.loss, params, batch, key, *model_state)
 
 
 def _with_noise(name: str, x: jax.Array, std: float | Std | None, key: jax.Array) -> jax.Array:

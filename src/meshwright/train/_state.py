@@ -1,50 +1,61 @@
 """What a run is made of between two steps. With the data's position it is all that a restart needs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from typing_extensions import TypeVar
 
 from meshwright import tree
 from meshwright.collector import collector_paused
-from meshwright.errors import UsageError
+from meshwright.docstrings import documented
+from meshwright.errors import UsageError, nearest
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
+from meshwright.shown import mesh_of, size_text, values_of
 from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
 from meshwright.train._trainable import Tx, as_trainable, tables_of
 from meshwright.tree import PyTree
 
+Params = TypeVar("Params", default=Any)
+"""The type of the parameters, a pytree of arrays: of what `init` returns."""
 
+
+@documented
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Variables:
+class Variables(Generic[Params]):
     """The arrays of a model that has a state besides its parameters."""
 
-    params: PyTree
+    params: Params
     """What an optimizer moves."""
     model_state: PyTree
     """What the loss is given and returns anew, such as batch statistics. It is not differentiated."""
 
+    def __repr__(self) -> str:
+        return f"Variables({_shown(self, 'params', 'model_state')})"
 
-Init = Callable[[jax.Array], PyTree | Variables]
+
+Init = Callable[[jax.Array], Params | Variables[Params]]
 """Makes the parameters from a PRNG key, or `Variables` where the model has a state."""
 
 
+@documented
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class TrainState:
+class TrainState(Generic[Params]):
     """The state of training: data only, so that two runs' states are one type to `jit`."""
 
     step: jax.Array
     """int32[]: updates made so far."""
-    params: PyTree
+    params: Params
     """What the optimizer moves, and what is frozen."""
     opt_state: optax.OptState
     """The optimizer's memory."""
@@ -53,11 +64,35 @@ class TrainState:
     model_state: PyTree = None
     """What the loss replaces; None, which is no leaf, where the model has no state."""
 
+    def replace(self, **changes: Any) -> Self:
+        """Return the state with some fields changed: `state.replace(params=averaged)`.
 
-def init_state(init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
+        Raises:
+          UsageError: there is no such field.
+        """
+        names = [field.name for field in fields(self)]
+        for name in changes.keys() - set(names):
+            close = nearest(name, names)
+            hint = f" Did you mean {close!r}?" if close else ""
+            raise UsageError(f"a TrainState has no field {name!r}.{hint}\n  It has {', '.join(names)}.")
+        return replace(self, **changes)
+
+    def __repr__(self) -> str:
+        step = values_of(self.step)
+        known = "?" if step is None or step.shape else step
+        return f"TrainState(step={known}, {_shown(self, 'params', 'opt_state', 'model_state')})"
+
+
+def init_state(init: Init[Params], optimizer: Tx, seed: int, layout: Layout) -> TrainState[Params]:
     """Return a fresh state, each array born on the devices where `layout` puts it.
 
     The values depend on `seed` alone; another mesh may round the last bit of some differently.
+
+    Args:
+      init: makes the parameters, a pytree of arrays, from a PRNG key; see `Init`.
+      optimizer: an optax transformation, for all parameters, or an `Trainable`, for some.
+      seed: a number from 0 to 2**32 - 1, from which parameters and the randomness of steps are drawn.
+      layout: the mesh, and the rules by which arrays are split over it.
 
     Raises:
       LayoutError: listing all arrays that do not fit the mesh.
@@ -68,11 +103,17 @@ def init_state(init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainSta
     return computed(_make(init, optimizer), shardings, layout.mesh, np.uint32(seed))
 
 
-def state_from(made: PyTree | Variables, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
+def state_from(
+    made: Params | Variables[Params], optimizer: Tx, seed: int, layout: Layout
+) -> TrainState[Params]:
     """Return a fresh state around parameters that are there already: restored, pretrained, made by hand.
 
     They are copied to where `layout` puts them, so that training leaves the caller's arrays alone.
     Collective; see `copy_to` for what the arrays may be.
+
+    Args:
+      made: the parameters, or the `Variables` of a model that has a state.
+      optimizer, seed, layout: as of `init_state`.
 
     Raises: as `init_state`.
     """
@@ -92,10 +133,10 @@ def state_from(made: PyTree | Variables, optimizer: Tx, seed: int, layout: Layou
     )
 
 
-def abstract_state(init: Init, optimizer: Tx, layout: Layout) -> TrainState:
+def abstract_state(init: Init[Params], optimizer: Tx, layout: Layout) -> TrainState[Params]:
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
-    Raises: as `init_state`.
+    Arguments and errors: as those of `init_state`.
     """
     with in_mesh(layout.mesh), collector_paused():
         state = jax.eval_shape(_make(init, optimizer), jax.ShapeDtypeStruct((), jnp.uint32))
@@ -112,6 +153,13 @@ def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments
 
 def _make(init: Init, optimizer: Tx) -> Callable[[jax.Array], TrainState]:
     return lambda seed: _fresh(init(key_of(seed)), optimizer, seed)
+
+
+def _shown(of: TrainState | Variables, *parts: str) -> str:
+    """Return the sizes of the parts of a state, and the mesh that it is on."""
+    sizes = [f"{name}: {size_text(part)}" for name in parts if (part := getattr(of, name)) is not None]
+    mesh = mesh_of(of.params)
+    return ", ".join(sizes if mesh is None else [*sizes, f"mesh {mesh}"])
 
 
 def fresh_variables(init: Init, seed: jax.Array) -> Variables:

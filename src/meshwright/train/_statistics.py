@@ -5,7 +5,8 @@ from typing import Any
 import jax
 
 from meshwright import tree
-from meshwright.sharding import device_bytes, explain, human_bytes
+from meshwright.sharding import device_bytes, explain
+from meshwright.shown import human_bytes
 from meshwright.train._state import TrainState
 from meshwright.tree import PyTree
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
-from meshwright.train._keys import step_key
+from meshwright.train._keys import step_key, with_key
 from meshwright.train._loss import (
     REPORTED,
     Loss,
@@ -39,9 +39,16 @@ from meshwright.train._trainable import Tx, as_trainable, joined
 from meshwright.tree import PyTree
 
 log = logging.getLogger("meshwright")
+S = TypeVar("S")
 
-StepFunction = Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
-"""One whole update, `(state, batch) -> (state, metrics)`: pure, of `{name: scalar, Mean or Histogram}`."""
+StepFunction = (
+    Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
+    | Callable[[Any, PyTree, jax.Array], tuple[Any, Mapping[str, Any]]]
+)
+"""One whole update, `(state, batch) -> (state, metrics)` or `(state, batch, key) -> (state, metrics)`.
+
+It is pure, and its metrics are `{name: scalar, Mean or Histogram}`.
+"""
 
 
 class Step:
@@ -57,10 +64,11 @@ class Step:
     processes that is an error, since the others may not meet it. So is a batch of other arrays or dtypes.
 
     Args:
-      function: the update. Its state is any pytree of arrays that are on the mesh of `layout`, and comes
-        back with the same structure, shapes and dtypes; `fit` needs it to have `.step`, an integer that
-        counts the updates. There is at least one metric: `fit` waits for them, so as not to run too
-        far ahead.
+      function: the update. A third argument, if it takes one, is the key of the step, `step_key(state)`, of a
+        state that has `seed` and `step`. Its state is any pytree of arrays that are on the mesh of `layout`,
+        and comes back with the same structure, shapes and dtypes; `fit` needs it to have `.step`, an integer
+        that counts the updates. There is at least one metric: `fit` waits for them, so as not to run too far
+        ahead.
       layout: where batches are split; the state stays where it is.
       microbatches: by how much, besides, the size of a batch must divide.
       idle: given the error about a mesh axis that only repeats work, where there is one; it may raise it.
@@ -74,7 +82,7 @@ class Step:
         microbatches: int = 1,
         idle: Callable[[LayoutError], None] = refused,
     ):
-        self._function, self._layout, self._microbatches = function, layout, microbatches
+        self._function, self._layout, self._microbatches = with_key(function), layout, microbatches
         self._idle = idle
         self._compiled: jax.stages.Compiled | None = None
         self._programs: dict[Shapes, jax.stages.Compiled] = {}
@@ -90,8 +98,8 @@ class Step:
         """For how many shapes of batches it is compiled."""
         return len(self._programs)
 
-    def __call__(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
-        """Return the new state and the metrics, which stay on the devices.
+    def __call__(self, state: S, batch: PyTree) -> tuple[S, Mapping[str, Any]]:
+        """Return the new state and the metrics, by name. They stay on the devices until one is asked for.
 
         Raises:
           UsageError: the batch has another structure or dtype than the first, or, with several processes, a

@@ -8,6 +8,7 @@ import jax
 import optax
 
 from meshwright import tree
+from meshwright.docstrings import documented
 from meshwright.errors import UsageError
 from meshwright.patterns import Table, compiled, value_of
 from meshwright.train._by_path import ByPath, tables_in
@@ -17,6 +18,7 @@ Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 """A pattern, see `meshwright.patterns`, or `(name, array) -> bool`; names are `params/layers/0/q`."""
 
 
+@documented
 @dataclass(frozen=True)
 class Trainable:
     """An optimizer of some parameters: `Trainable("lora_[ab]", optax.adamw(1e-4))`. The others are frozen.
@@ -31,7 +33,9 @@ class Trainable:
     """
 
     trainable: Chosen
+    """A pattern of the names of the parameters to train, or a function of a name."""
     optimizer: optax.GradientTransformation
+    """The optimizer of those that are trained."""
     updatable: Chosen = ".*"
     """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
     opt_state_memory: str | None = None

@@ -1,7 +1,7 @@
 """`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import jax
 import optax
@@ -16,7 +16,7 @@ from meshwright.functions import step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
-from meshwright.train import Chosen, ComputeDtype, Trainable, TrainState, Variables, narrowing
+from meshwright.train import Chosen, ComputeDtype, Params, Trainable, TrainState, Variables, narrowing
 from meshwright.trainer._evaluation import PREFIX, Evaluated, best_of
 from meshwright.trainer._fit import Call, Progress, check_values, fit
 from meshwright.trainer._place import Place
@@ -31,7 +31,7 @@ _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_
 """Arguments that are no settings."""
 
 
-class Trainer:
+class Trainer(Generic[Params]):
     """Trains a model, anywhere. Functions of yours are called with those arguments that they name.
 
     Args:
@@ -71,7 +71,7 @@ class Trainer:
         optimizer: optax.GradientTransformation,
         collate: Collate | None = None,
         model: Any = None,
-        params: PyTree = None,
+        params: Params | None = None,
         model_state: PyTree = None,
         opt_state: PyTree = None,
         last_ckpt_info: Mapping[str, Any] | None = None,
@@ -116,7 +116,7 @@ class Trainer:
         return self._recipe.layout
 
     @property
-    def state(self) -> TrainState:
+    def state(self) -> TrainState[Params]:
         """The state of training: what it starts from, or after the last whole step, however `fit` ended.
 
         Its arrays are those that `fit` goes on with, in their memory: copy what is to outlive the next `fit`.
@@ -132,7 +132,7 @@ class Trainer:
         return progress.state
 
     @state.setter
-    def state(self, state: TrainState) -> None:
+    def state(self, state: TrainState[Params]) -> None:
         check_same(self._recipe.target, state)
         self._progress.state = state
 
@@ -141,8 +141,8 @@ class Trainer:
         self._progress.state, self._progress.read, self._progress.first_step = None, read, step
 
     @property
-    def params(self) -> PyTree:
-        """The parameters, on the mesh."""
+    def params(self) -> Params:
+        """The parameters, on the mesh: a tree like the one given, or of a model as `model.init` makes it."""
         return self.state.params
 
     @property
@@ -208,10 +208,10 @@ class Trainer:
             `preds` and `scores`, the loss and its metrics over all examples. With `scores` alone no predictor
             is needed: `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
           best: the scores by which to keep the best checkpoint: `{"loss": "min", "accuracy": "max"}`.
-          save_when: save every so many steps, or as a policy says, rather than after each epoch. The newest
-            and the best are kept, and besides
-          keep_every_epochs: those after every k epochs, and
-          keep: what this policy keeps, `mw.checkpoint.multiples(1000)`, say; a number, the newest so many.
+          save_when: save every so many steps, or as a policy says, rather than after each epoch.
+          keep_every_epochs: besides the newest and the best, keep those after every k epochs.
+          keep: besides these, keep the newest so many, or what a policy keeps, such as
+            `mw.checkpoint.multiples(1000)`.
           shuffle: read each epoch in an order of its own.
           logging: how often to report, and where to besides the deployer's log: `mw.Logging(every=10)`.
           stop: what ends training before its last step: a time, or scores that get no better, as
@@ -281,7 +281,7 @@ class Trainer:
         evaluated = Evaluated(self._recipe, examples, size, loss, predictor, metric_fn)
         return evaluated.scoring(best={})(self.state)
 
-    def best(self, score: str, mode: Literal["min", "max"]) -> Variables:
+    def best(self, score: str, mode: Literal["min", "max"]) -> Variables[Params]:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.
 
         They are as they were evaluated: averages, if the optimizer keeps any.

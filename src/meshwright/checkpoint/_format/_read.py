@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of
+from meshwright.arrays import Bounds, Index, LazyArray, as_rows, bounds_of, chunks_of, described
 from meshwright.checkpoint._format._blocks import Chunk, Target, read_chunks
 from meshwright.checkpoint._format._container import ALIGNMENT
 from meshwright.checkpoint._format._manifest import ChunkPlace, SavedArray, read_manifest
@@ -54,6 +54,9 @@ class NativeSource:
     def __str__(self) -> str:
         """Return the path, which is what errors call the checkpoint by."""
         return str(self.path)
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def arrays(self) -> Mapping[str, LazyArray]:
         """Return every array by name; nothing is read."""

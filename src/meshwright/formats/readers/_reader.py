@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays import Index, LazyArray, Spelling
+from meshwright.arrays import Index, LazyArray, Spelling, described
 from meshwright.errors import DamagedError, MeshwrightError
 from meshwright.storage import Directory
 
@@ -36,6 +36,9 @@ class Foreign:
     def __str__(self) -> str:
         """Return path and format, which is what errors call the checkpoint by."""
         return f"{self.path} ({self.format})"
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def arrays(self) -> Mapping[str, LazyArray]:
         """Return every array by name; nothing is read."""

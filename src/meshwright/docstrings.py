@@ -1,0 +1,44 @@
+"""Docstrings of attributes, put where `help()` shows them.
+
+Python keeps no docstring of an attribute, so `help()` of a class does not show the texts below its fields.
+They are read from the source once, where the class is made.
+"""
+
+import ast
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def documented(cls: type[T]) -> type[T]:
+    """Add an `Attributes:` section to the docstring of a class, from the texts below its fields.
+
+    Without the source, as where only compiled files are installed, the docstring stays as it is.
+    """
+    texts = dict(_texts(_classes(cls.__module__).get(cls.__qualname__)))
+    if texts and cls.__doc__:
+        entries = (f"  {name}: {text}" for name, text in texts.items())
+        cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__), "", "Attributes:", *entries])
+    return cls
+
+
+@lru_cache(1)  # the classes of one file are made one after the other
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module's file by name; none where there is no source."""
+    found = sys.modules[module]
+    lines = linecache.getlines(found.__file__ or "", vars(found))
+    return {node.name: node for node in ast.parse("".join(lines)).body if isinstance(node, ast.ClassDef)}
+
+
+def _texts(cls: ast.ClassDef | None) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class that have a text below them, each with it, indented as under `Args:`."""
+    for field, below in pairwise(cls.body if cls else ()):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, inspect.cleandoc(text).replace("\n", "\n    ")

@@ -1,0 +1,60 @@
+"""Arrays, meshes and bytes as short texts, for those who print a metric, a state or a checkpoint."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+PyTree = Any
+
+
+def human_bytes(num_bytes: float) -> str:
+    """Return `num_bytes` in binary units: `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            whole = unit == "B" or num_bytes >= 100
+            return f"{num_bytes:.0f} {unit}" if whole else f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} TiB"
+
+
+def size_text(tree: PyTree) -> str:
+    """Return the number and size of the arrays, or structs, of a tree: `12 arrays of 1.5 MiB`."""
+    leaves = jax.tree.leaves(tree)
+    arrays = [x for x in leaves if hasattr(x, "shape") and hasattr(x, "dtype")]
+    if len(arrays) < len(leaves):
+        return _counted(len(leaves), "leaf", "leaves")
+    nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    are_structs = arrays and all(isinstance(x, jax.ShapeDtypeStruct) for x in arrays)
+    kind = ("struct", "structs") if are_structs else ("array", "arrays")
+    return f"{_counted(len(arrays), *kind)} of {human_bytes(nbytes)}"
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of a mesh's axes as `mw.make_mesh` reads them: `data=2,fsdp=4`."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def mesh_of(tree: PyTree) -> str | None:
+    """Return the mesh that the first array of a tree is on, as `mesh_text`; None if it is on none."""
+    for x in jax.tree.leaves(tree)[:1]:
+        sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            return mesh_text(sharding.mesh.shape)
+    return None
+
+
+def values_of(x: Any) -> np.ndarray | None:
+    """Return the values of an array or a number; None where they are not known: inside `jit`, of a struct."""
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, int | float | np.generic | np.ndarray | jax.Array):
+        return None
+    if isinstance(x, jax.Array) and (x.is_deleted() or not (x.is_fully_addressable or x.is_fully_replicated)):
+        return None
+    return np.asarray(x)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"

@@ -1,0 +1,50 @@
+"""`help()` explains what it shows: each field of each description."""
+
+import dataclasses
+import inspect
+import pydoc
+import re
+
+import pytest
+
+import meshwright as mw
+from meshwright.docstrings import documented
+
+DESCRIPTIONS = [
+    *(
+        x
+        for x in (getattr(mw, name) for name in mw.__all__)
+        if isinstance(x, type) and dataclasses.is_dataclass(x)
+    ),
+    mw.engine.Outcome,
+    mw.Stop,
+    mw.Profile,
+    mw.Watchdog,
+]
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS, ids=lambda x: x.__name__)
+def test_help_explains_each_field(description):
+    entries = set(re.findall(r"^ *(\w+): ", inspect.getdoc(description), re.MULTILINE))
+    assert {field.name for field in dataclasses.fields(description)} <= entries
+
+
+def test_help_of_an_experiment_shows_the_text_below_a_field():
+    shown = pydoc.render_doc(mw.Experiment, renderer=pydoc.plaintext)
+    assert "max_steps: Updates in all, counting those before a restart." in shown
+    assert "microbatches: Pieces in which each batch is computed before its update." in shown
+
+
+def test_a_text_over_several_lines_stays_together():
+    assert (
+        "  examples: As `Input.examples`.\n"
+        "  when: After these steps (a number: every so many), and after the last. A function may be of the "
+        "step, or\n"
+        "    of the step and what the run last reported by each name"
+    ) in mw.Evaler.__doc__
+
+
+def test_a_class_without_a_source_keeps_its_docstring():
+    names = {"__name__": "meshwright.when", "dataclass": dataclasses.dataclass}
+    exec('@dataclass\nclass Made:\n    """A value."""\n    x: int\n    """A number."""\n', names)
+    assert documented(names["Made"]).__doc__ == "A value."
