@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         checkpoint,
         engine,
         errors,
+        evaluation,
         events,
         experiment,
         formats,

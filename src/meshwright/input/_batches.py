@@ -145,15 +145,7 @@ class Batches:
           InputError: the state is of another seed or another number of examples, so that going on
             would repeat some and leave out others.
         """
-        mine = self.get_state()
-        changed = [key for key in ("seed", "num_examples", "lengths") if state.get(key) != mine.get(key)]
-        if changed:
-            raise InputError(
-                "the data changed since the checkpoint: "
-                + ", ".join(f"{key} was {state.get(key)}, is {mine.get(key)}" for key in changed)
-                + ".\n  Continuing would repeat some examples and leave out others. "
-                "Give back the same data and seed, or start a new run."
-            )
+        _check_same_data(state, self.get_state())
         epoch, samples, inner = state.get("epoch", 0), state["samples"], from_json(state.get("state"))
         self._position = Position(int(epoch), int(samples), inner)
         self._forget_ahead()
@@ -188,6 +180,17 @@ class Batches:
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = self._peeked = self._source = None
+
+
+def _check_same_data(state: dict[str, Any], mine: dict[str, Any]) -> None:
+    changed = [key for key in ("seed", "num_examples", "lengths") if state.get(key) != mine.get(key)]
+    if changed:
+        raise InputError(
+            "the data changed since the checkpoint: "
+            + ", ".join(f"{key} was {state.get(key)}, is {mine.get(key)}" for key in changed)
+            + ".\n  Continuing would repeat some examples and leave out others. "
+            "Give back the same data and seed, or start a new run."
+        )
 
 
 def _all_have_one(
