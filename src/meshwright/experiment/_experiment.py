@@ -216,8 +216,12 @@ class Experiment:
     save_input_iterator: bool = True
     """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
     max_seconds: float | None = None
-    """How long one process may take, from the call of `run` on: after the step that is over then it saves and
-    ends with exit code 75, to be run again. Several processes look at the clock at each report."""
+    """How long one process may take, from the launch of the command on, or in Python from the call: after the
+    step that is over then it saves and ends with exit code 75, to be run again. Several processes look at the
+    clock at each report."""
+    job_margin_seconds: float | None = 120.0
+    """So long before the scheduler ends the job it saves and ends likewise, where the scheduler tells when it
+    does so (SLURM); None does not look."""
     stop_early: StopEarly | None = None
     """When the scores say that more training is of no use: `mw.no_better("test/loss", "min", patience=5)`."""
 
