@@ -64,6 +64,7 @@ class Evaluation:
         self._each, self._best, self._is_over = each, best, is_over
         self.when: When = lambda step: not is_over() and when(step)
 
+    @property
     def at_end(self) -> bool:
         """True if it is made after the last step, too: not of a call that was finished before."""
         return not self._is_over()

@@ -1,0 +1,80 @@
+"""SIGTERM where a run is busy for long: it saves what there is, or ends, within seconds."""
+
+import signal
+import time
+
+import pytest
+
+from end_to_end.running import kill, losses, reached, wait_for
+from meshwright.metrics import read_jsonl
+
+SECONDS = 5
+"""From SIGTERM to the end of the process."""
+
+
+def heard(child, words):
+    """Wait until a child says something on stderr."""
+    for line in child.stderr:
+        if words in line:
+            return
+    raise AssertionError(f"it ended with {child.wait()}")
+
+
+def terminated(child):
+    """Send SIGTERM; return the exit code, and how long it took."""
+    sent = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    return child.returncode, time.monotonic() - sent
+
+
+def train(shell, *words):
+    return shell.start("train", *words, "--fake-devices", "1")
+
+
+@pytest.fixture(scope="module")
+def evaluation_cut_off(shell):
+    """A run that was told to stop in an evaluation of twelve seconds; how it ended and in which time."""
+    child, run = train(shell, "slow:evaluating", "run=evaluating"), shell.folder / "evaluating"
+    try:
+        wait_for(reached(run, 1), child)
+        time.sleep(2)  # steps take a millisecond
+        ended = terminated(child)
+    finally:
+        kill(child)
+    return run, ended
+
+
+def test_in_an_evaluation_it_saves_within_seconds(evaluation_cut_off):
+    run, (code, seconds) = evaluation_cut_off
+    assert code == 75
+    assert seconds < SECONDS
+    assert [path.name for path in (run / "checkpoints").glob("step_*")] == ["step_00000002"]
+
+
+def test_the_evaluation_is_made_when_the_run_goes_on(shell, evaluation_cut_off):
+    run, _ = evaluation_cut_off
+    assert not evaluated(run)
+    done = shell("train", "slow:evaluating", "run=evaluating", "--fake-devices", "1")
+    assert done.returncode == 0, done.stderr
+    assert evaluated(run) == [2]
+    assert list(losses(run)) == [1, 2, 3, 4]
+
+
+def evaluated(run):
+    return [report["step"] for report in read_jsonl(run / "metrics.jsonl") if "all/loss" in report]
+
+
+def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(shell, monkeypatch):
+    monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
+    child = train(shell, "slow:compiling", "run=compiling")
+    try:
+        heard(child, "one batch read")
+        heard(child, "MLIR module conversion")  # what follows is XLA's
+        time.sleep(1)
+        code, seconds = terminated(child)
+    finally:
+        kill(child)
+    assert code == 75
+    assert seconds < SECONDS
+    assert not list((shell.folder / "compiling/checkpoints").glob("step_*"))
