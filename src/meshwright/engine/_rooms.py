@@ -43,13 +43,13 @@ class Rooms:
 
     def __init__(self, turn: Turn, state: TrainState):
         self._turn, self._state = turn, state
-        self._made: list[Values] = []
+        self._made = made = list[Values]()
         saving = turn.settings.saving
         self._when_saved = _when_saved(turn)
         self._is_by_scores = saving is not None and is_informed(saving.when)
         before = never if self._is_by_scores else self._when_saved
-        made = lambda step, values: self._made.append(values)  # noqa: E731
-        self._gather = gathering(turn.settings, made, before, turn.training, turn.evaluate)
+        keep: Writer = lambda step, values: made.append(values)  # noqa: E731 - not of self: no cycle
+        self._gather = gathering(turn.settings, keep, before, turn.training, turn.evaluate)
         self._save = _saver(turn, self._when_saved)
 
     def begin(self, *, is_new: bool) -> bool:
