@@ -1,11 +1,15 @@
 """SIGTERM where a run is busy for long: it saves what there is, or ends, within seconds."""
 
+import os
+import re
 import signal
+import sys
 import time
 
 import pytest
 
 from end_to_end.running import kill, losses, reached, wait_for
+from end_to_end.test_processes import children
 from meshwright.metrics import read_jsonl
 
 SECONDS = 5
@@ -78,3 +82,36 @@ def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(shell, mo
     assert code == 75
     assert seconds < SECONDS
     assert not list((shell.folder / "compiling/checkpoints").glob("step_*"))
+
+
+def launched(shell, *words):
+    command = (sys.executable, "-m", "meshwright", "train", *words, "--fake-devices", "1")
+    return shell.start("launch", "local", "-n", "2", "--", *command)
+
+
+def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell):
+    launcher, run = launched(shell, "slow:evaluating", "run=both"), shell.folder / "both"
+    try:
+        wait_for(reached(run, 1), launcher)
+        time.sleep(2)
+        os.kill(children(launcher.pid)[1], signal.SIGTERM)
+        _, err = launcher.communicate(timeout=60)
+    finally:
+        kill(launcher)
+    assert launcher.returncode == 75, err
+    assert re.findall(r"stopped by SIGTERM after step (\d+)", err) == ["2", "2"]
+    assert not evaluated(run)
+
+
+def test_two_that_are_told_while_they_compile_end_within_seconds(shell, monkeypatch):
+    monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
+    launcher = launched(shell, "slow:compiling", "run=both compiling")
+    try:
+        heard(launcher, "one batch read")
+        heard(launcher, "MLIR module conversion")
+        time.sleep(2)
+        code, seconds = terminated(launcher)
+    finally:
+        kill(launcher)
+    assert code == 75
+    assert seconds < SECONDS

@@ -78,7 +78,7 @@ class Rooms:
         self._state = state
         self._turn.training.reached(state)
 
-    def log(self, tick: Tick, metrics: PyTree, scores: None = None) -> None:
+    def log(self, tick: Tick, metrics: PyTree, scores: Scores | None = None) -> None:
         """Report what was measured since the last report, if that is due, and what evaluations find."""
         turn = self._turn
         self._gather(tick, metrics, None)
