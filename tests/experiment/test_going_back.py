@@ -123,3 +123,16 @@ def test_scores_of_what_was_later_count_no_more(tmp_path):
     )
     assert seen[-2:] == [[2, 4, 6], [2, 4, 6, 8]]
     assert len(read_run(tmp_path).scores["all/loss"].steps) == 4
+
+
+def test_at_an_address_it_goes_back_too_and_only_manifests_are_renamed(s3_run):
+    mw.run(described(s3_run))
+    mw.run(described(s3_run, max_step=5), from_step=4)
+    place = mw.checkpoint.Checkpoints(f"{s3_run}/checkpoints").directory
+    assert mw.checkpoint.complete_steps(place) == [2, 4, 5]
+    assert [name.partition(".later-")[0] for name in mw.checkpoint.aside(place)] == [
+        "step_00000006/manifest.json",
+        "step_00000008/manifest.json",
+    ]
+    mw.run(described(s3_run))
+    assert mw.checkpoint.complete_steps(place) == [2, 4, 5, 6, 8]
