@@ -9,9 +9,11 @@ from meshwright.checkpoint._directory import (
     aside,
     complete_steps,
     is_held,
+    set_aside_after,
     step_name,
     step_path,
     temporaries,
+    why_aside,
 )
 from meshwright.checkpoint._format import HOST_NBYTES, MANIFEST, NativeSource, read_manifest
 from meshwright.checkpoint._retention import (
@@ -57,9 +59,11 @@ __all__ = [
     "open_best",
     "read_manifest",
     "rewritten",
+    "set_aside_after",
     "spaced",
     "staged",
     "step_name",
     "step_path",
     "temporaries",
+    "why_aside",
 ]

@@ -3,7 +3,7 @@
 from meshwright.engine._alike import OWN, settings_of
 from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
-from meshwright.engine._evaluations import Evaluation, Evaluations, Scores, seconds_of
+from meshwright.engine._evaluations import Evaluation, Evaluations, Look, Scores, looking, seconds_of
 from meshwright.engine._naming import naming
 from meshwright.engine._opened import open_run
 from meshwright.engine._outcome import Outcome
@@ -21,6 +21,7 @@ __all__ = [
     "Evaluation",
     "Evaluations",
     "InformedWhen",
+    "Look",
     "Outcome",
     "Policy",
     "Profile",
@@ -40,6 +41,7 @@ __all__ = [
     "early_stopping",
     "global_batch",
     "is_informed",
+    "looking",
     "naming",
     "open_run",
     "run",

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.engine import Evaluation, Policy, Scores, global_batch, naming
+from meshwright.engine import Evaluation, Look, Policy, Scores, global_batch, looking, naming
 from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Evaler, Experiment
 from meshwright.experiment._outputs import OutputFiles
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
-from meshwright.train import Evaluator
+from meshwright.train import Evaluator, nothing
 from meshwright.tree import PyTree
 from meshwright.when import Tick
 
@@ -35,9 +35,11 @@ class MeasuredExamples:
         self.at_end = evaler.at_end
         self._evaler, self._layout = evaler, layout
         self._names: tuple[str, ...] = ()
+        self._look: Look = nothing
 
         def data() -> Iterator[Any]:
-            return padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)
+            batches = padded_batches(evaler.examples, evaler.batch_size, layout.batch_sharding)
+            return looking(batches, self._look)
 
         with naming(f"evaluations.{name}.dtype"):
             self._evaluator = Evaluator(
@@ -46,11 +48,12 @@ class MeasuredExamples:
         has_outputs = evaler.outputs is not None
         self._outputs = OutputFiles(evaler, layout, dtype, experiment.seed) if has_outputs else None
 
-    def __call__(self, step: int, state: Any, directory: Path | None) -> Scores:
+    def __call__(self, step: int, state: Any, directory: Path | None, look: Look) -> Scores:
         """Return the scores by the names that reports give them."""
+        self._look = look
         scores = self._derived(self._evaluator(Tick(step), state) or {})
         if self._outputs is not None and directory is not None:
-            self._outputs(directory / "outputs" / self.name, step, state)
+            self._outputs(directory / "outputs" / self.name, step, state, look)
         return {f"{self.name}/{key}": score for key, score in scores.items()}
 
     def check(self, target: Any) -> str:

@@ -103,8 +103,8 @@ class Evaler:
     when: int | When | InformedWhen = 500
     """After these steps (a number: every so many), and after the last. A function may be of the step, or
     of the step and what the run last reported by each name, which is nothing at first:
-    `lambda step, metrics: metrics.get("loss", inf) < 2`. A run that is killed and continued decides as if
-    nothing had happened."""
+    `lambda step, metrics: metrics.get("loss", inf) < 2`. It is asked about step 0, too. A run that is
+    killed and continued decides as if nothing had happened."""
     batch_size: int = 256
     """Examples at a time, over all devices."""
     dtype: str | None = "train"
@@ -216,8 +216,12 @@ class Experiment:
     save_input_iterator: bool = True
     """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
     max_seconds: float | None = None
-    """How long one process may take, from the call of `run` on: after the step that is over then it saves and
-    ends with exit code 75, to be run again. Several processes look at the clock at each report."""
+    """How long one process may take, from the launch of the command on, or in Python from the call: after the
+    step that is over then it saves and ends with exit code 75, to be run again. Several processes look at the
+    clock at each report."""
+    job_margin_seconds: float | None = 120.0
+    """So long before the scheduler ends the job it saves and ends likewise, where the scheduler tells when it
+    does so (SLURM); None does not look."""
     stop_early: StopEarly | None = None
     """When the scores say that more training is of no use: `mw.early_stopping("test/loss", "min", patience=5)`."""
 

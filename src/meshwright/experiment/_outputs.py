@@ -17,12 +17,13 @@ import numpy as np
 
 from meshwright import process, tree
 from meshwright.checkpoint import step_name
+from meshwright.engine import Look, looking
 from meshwright.errors import UsageError
 from meshwright.experiment._experiment import Evaler
 from meshwright.input import numbered_batches
 from meshwright.predict import OverBatches, check_rows
 from meshwright.sharding import Layout
-from meshwright.train import ComputeDtype, evaluating
+from meshwright.train import ComputeDtype, evaluating, nothing
 from meshwright.tree import PyTree
 
 
@@ -36,12 +37,12 @@ class OutputFiles:
         # The whole state goes where parameters would: `_of` picks what it evaluates.
         self._over = OverBatches(lambda state, _, batch, key: self._of(state, batch), layout, seed)
 
-    def __call__(self, directory: Path, step: int, state: Any) -> None:
+    def __call__(self, directory: Path, step: int, state: Any, look: Look = nothing) -> None:
         """Compute the outputs of all examples and write them, in place of what an earlier attempt wrote."""
         batches = numbered_batches(
             self._evaler.examples, self._evaler.batch_size, self._layout.batch_sharding
         )
-        found = self._over(state, None, batches)
+        found = self._over(state, None, looking(batches, look))
         if process.is_lead():
             lines = (line for _, outputs in found for line in _lines(outputs))
             _write(directory / f"{step_name(step)}.jsonl", lines)

@@ -1,6 +1,7 @@
 """From a description to a run: its parts are made, and handed to the engine."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -38,7 +39,14 @@ from meshwright.train import TrainState, Watchdog, check_given, fill_state, wide
 
 
 @process.shared_work()
-def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, strict: bool = False) -> Outcome:
+def run(
+    experiment: Experiment,
+    *,
+    origin: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    from_step: int | None = None,
+    started: float | None = None,
+) -> Outcome:
     """Train as `experiment` says, continuing what its run directory holds.
 
     Call it on every process, after `process.start`.
@@ -48,10 +56,13 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
       origin: JSON-able: how to start this run again. Kept as `experiment.json`.
       strict: whether to refuse to go on with other settings than the run was trained with so far, which are
         told otherwise.
+      from_step: go back to the checkpoint of this step. Later checkpoints are set aside, and later reports
+        cut off. The same call, made again after the run was cut off, goes on from the newest.
+      started: from when on `max_seconds` counts, on the clock `time.monotonic`; without it, from the call.
 
     Raises:
-      UsageError: before anything compiles, where the parts do not fit together, or not all processes have the
-        same.
+      UsageError: before anything compiles, where the parts do not fit together, not all processes have the
+        same, or there is no checkpoint of `from_step`.
       InputError: examples or a checkpoint that cannot be used.
       MeshwrightError: the run directory, of which all is done, could not be put at its address.
       DivergedError: a reported loss, or a state that is to be saved, is not finite.
@@ -63,11 +74,13 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
         process.compare("the settings of the experiment", lambda: settings_of(experiment))
         process.compare_devices()
         experiment = on_hardware(experiment)
-        settings = settings_for(experiment, origin, strict)
+        settings = settings_for(experiment, origin)
+        how = {"is_strict": strict, "from_step": from_step, "started": started}
+        settings = dataclasses.replace(settings, **how)
         return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
 
 
-def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool) -> Settings:
+def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Settings:
     """Return how the run of an experiment goes."""
     save, given, timeout = experiment.save, experiment.input, experiment.watchdog_timeout_seconds
     return Settings(
@@ -87,14 +100,13 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, stric
             per_second={given.item: given.batch_size * given.items_per_example},
             trackers=experiment.trackers,
         ),
-        stop=Stop(experiment.max_seconds, experiment.stop_early),
+        stop=Stop(experiment.max_seconds, experiment.stop_early, experiment.job_margin_seconds),
         profile=Profile(
             experiment.start_trace_steps, experiment.num_trace_steps, experiment.start_trace_process_indices
         ),
         watchdog=None if timeout is None else Watchdog(timeout, experiment.crash_on_hang),
         compile_cache=experiment.compile_cache,
         origin=origin,
-        is_strict=strict,
         remark=_rule(experiment),
     )
 

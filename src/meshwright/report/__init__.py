@@ -3,6 +3,7 @@
 Everything is read from run directories; of a run that goes on, was killed or lost files, as much as is there.
 """
 
+from meshwright.report._back import WENT_BACK, Back, times_back
 from meshwright.report._comparison import Comparison, compare, comparison_document, comparison_text
 from meshwright.report._history import Best, Series
 from meshwright.report._run import Run, is_run, read_run
@@ -11,6 +12,8 @@ from meshwright.report._write import PAGE, write_comparison, write_page
 
 __all__ = [
     "PAGE",
+    "WENT_BACK",
+    "Back",
     "Best",
     "Comparison",
     "Run",
@@ -24,6 +27,7 @@ __all__ = [
     "read_run",
     "runs_table",
     "summary",
+    "times_back",
     "write_comparison",
     "write_page",
 ]

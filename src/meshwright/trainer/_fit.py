@@ -24,14 +24,14 @@ from meshwright.engine import (
 )
 from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
-from meshwright.input import facts_of, is_indexed, numbered_batches
+from meshwright.input import facts_of, is_indexed
 from meshwright.predictor import Predictor
 from meshwright.train import TrainState, check_dtypes, wider_than
 from meshwright.trainer._calls import CallData, Position
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._recipe import Recipe
 from meshwright.trainer._schedule import EPOCH, Schedule
-from meshwright.trainer._scores import Evaluation, OfLoss, OfPredictions, Scored, Scores
+from meshwright.trainer._scores import Evaluation, Scores, scored
 from meshwright.trainer._start import check_schedule
 
 _FOR_EVER = 2**31 - 1  # the largest step that a state can count
@@ -52,6 +52,8 @@ class Call:
     stop: Stop
     profile: Profile
     watchdog: Watchdog | None
+    strict: bool
+    from_step: int | None
 
 
 @dataclass
@@ -147,6 +149,8 @@ def _settings_for(
         stop=call.stop,
         profile=call.profile,
         watchdog=call.watchdog,
+        is_strict=call.strict,
+        from_step=call.from_step,
         is_shown=deployer.verbose,
         say=lambda text: deployer.log_info(text.strip()),
     )
@@ -191,7 +195,7 @@ def _training_of(
         num_steps=lambda done: schedule.num_steps(done, calls.epochs, calls.first_step),
         asked=schedule.end,
         first_state=partial(_kept, recipe, progress, calls, first_state),
-        evaluations=_evaluations(recipe, call, calls.epochs),
+        evaluations=_evaluations(recipe, call, calls),
         facts=partial(_facts, calls, call.eval_examples),
         remarks=[f"compute_dtype: {wider}"] if wider else [],
         reached=reached,
@@ -229,29 +233,10 @@ def _is_continued(progress: Progress, calls: CallData) -> bool:
     return progress.state is not None and progress.num_calls > 0 and not is_cut_off
 
 
-def _evaluations(recipe: Recipe, call: Call, data: Epochs) -> Sequence[EngineEvaluation]:
+def _evaluations(recipe: Recipe, call: Call, calls: CallData) -> Sequence[EngineEvaluation]:
     each = scored(recipe, call.eval_examples, call.eval_batch_size, call.eval_predictor, call.eval_metric_fn)
-    return [Evaluation(each, call.schedule.evaluates(data), call.schedule.best)] if each else []
-
-
-def scored(
-    recipe: Recipe,
-    examples: Any,
-    batch_size: int,
-    predictor: Predictor | None,
-    metric_fn: Callable[..., Any] | None,
-) -> list[Scored]:
-    """Return what scores a state over examples: the loss, and what is made of predictions."""
-    if examples is None:
-        return []
-    each: list[Scored] = []
-    if recipe.loss_over is not None:
-        sharding = recipe.layout.batch_sharding
-        read = partial(numbered_batches, examples, batch_size, sharding, collate=recipe.collate)
-        each.append(OfLoss(recipe.loss_over, read))
-    if predictor is not None and metric_fn is not None:
-        each.append(OfPredictions(predictor.of_state, metric_fn, examples, batch_size))
-    return each
+    when, is_over = call.schedule.evaluates(calls.epochs), lambda: calls.saved is not None
+    return [Evaluation(each, when, call.schedule.best, is_over)] if each else []
 
 
 def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:

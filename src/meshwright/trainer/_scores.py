@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -12,10 +13,13 @@ from meshwright import process
 from meshwright.arguments import by_name, declares
 from meshwright.arrays import restore
 from meshwright.checkpoint import open_best
+from meshwright.engine import Look, looking
 from meshwright.errors import UsageError, nearest
-from meshwright.input import each_example, is_indexed
-from meshwright.train import TrainState, Variables, eval_params, only_averages
+from meshwright.input import each_example, is_indexed, numbered_batches
+from meshwright.predictor import Predictor
+from meshwright.train import TrainState, Variables, eval_params, nothing, only_averages
 from meshwright.trainer._evaluation import LossOver
+from meshwright.trainer._recipe import Recipe
 from meshwright.tree import PyTree
 from meshwright.when import When
 
@@ -27,7 +31,7 @@ Best = Mapping[str, Literal["min", "max"]]
 class Scored(Protocol):
     """Scores of a state over examples, the same on all processes."""
 
-    def __call__(self, state: TrainState) -> Scores: ...
+    def __call__(self, state: TrainState, look: Look = nothing) -> Scores: ...
 
     def first(self, state: TrainState) -> Scores:
         """Return the scores over as few examples as can be computed at a time."""
@@ -42,9 +46,9 @@ class OfLoss:
     batches: Callable[[], Iterator[tuple[PyTree, range]]]
     """Returns an iterator as `numbered_batches` does."""
 
-    def __call__(self, state: TrainState) -> Scores:
+    def __call__(self, state: TrainState, look: Look = nothing) -> Scores:
         """Return the scores over all examples."""
-        return self.loss_over(state, self.batches())
+        return self.loss_over(state, looking(self.batches(), look))
 
     def first(self, state: TrainState) -> Scores:
         """Return the scores over the first batch."""
@@ -54,14 +58,20 @@ class OfLoss:
 class Evaluation:
     """The evaluation of a `fit` as the engine wants it: all scores, as `eval_loss` and so on."""
 
-    name, prefix, field, at_end = "eval", "eval_", "eval_examples", True
+    name, prefix, field = "eval", "eval_", "eval_examples"
 
-    def __init__(self, each: Sequence[Scored], when: When, best: Best):
-        self._each, self.when, self._best = each, when, best
+    def __init__(self, each: Sequence[Scored], when: When, best: Best, is_over: Callable[[], bool]):
+        self._each, self._best, self._is_over = each, best, is_over
+        self.when: When = lambda step: not is_over() and when(step)
 
-    def __call__(self, step: int, state: TrainState, directory: Path | None) -> Scores:
+    @property
+    def at_end(self) -> bool:
+        """True if it is made after the last step, too: not of a call that was finished before."""
+        return not self._is_over()
+
+    def __call__(self, step: int, state: TrainState, directory: Path | None, look: Look) -> Scores:
         """Return the scores by the names that reports give them."""
-        return {eval_name(name): value for one in self._each for name, value in one(state).items()}
+        return {eval_name(name): value for one in self._each for name, value in one(state, look).items()}
 
     def check(self, target: TrainState) -> str:
         """Return nothing: what is evaluated is tried with a state."""
@@ -93,7 +103,7 @@ class OfPredictions:
     """What `metric_fn(examples=..., preds=...)` returns, computed by process 0 for all.
 
     Args:
-      predict: `(state, examples, batch_size) -> predictions`, collective.
+      predict: `(state, examples, batch_size, look) -> predictions`, collective; it looks before each batch.
       batch_size: over all devices; so many examples are tried at first.
 
     Raises:
@@ -102,7 +112,7 @@ class OfPredictions:
 
     def __init__(
         self,
-        predict: Callable[[TrainState, Any, int], Sequence[Any]],
+        predict: Callable[[TrainState, Any, int, Look], Sequence[Any]],
         metric_fn: Callable[..., Any],
         examples: Any,
         batch_size: int,
@@ -112,17 +122,37 @@ class OfPredictions:
         # A metric is to compare predictions with the examples, not with a function that makes them.
         self._examples = listed(examples) if declares(metric_fn, "examples") else examples
 
-    def __call__(self, state: TrainState) -> Scores:
+    def __call__(self, state: TrainState, look: Look = nothing) -> Scores:
         """Return what the metric function makes of all predictions."""
-        return self._of(state, self._examples)
+        return self._of(state, self._examples, look)
 
     def first(self, state: TrainState) -> Scores:
         """Return what it makes of the predictions for one batch."""
-        return self._of(state, head(self._examples, self._batch_size))
+        return self._of(state, head(self._examples, self._batch_size), nothing)
 
-    def _of(self, state: TrainState, examples: Any) -> Scores:
-        preds = self._predict(state, examples, self._batch_size)
+    def _of(self, state: TrainState, examples: Any, look: Look) -> Scores:
+        preds = self._predict(state, examples, self._batch_size, look)
         return process.on_lead(lambda: _numbers(self._metric_fn(examples=examples, preds=preds)))
+
+
+def scored(
+    recipe: Recipe,
+    examples: Any,
+    batch_size: int,
+    predictor: Predictor | None,
+    metric_fn: Callable[..., Any] | None,
+) -> list[Scored]:
+    """Return what scores a state over examples: the loss, and what is made of predictions."""
+    if examples is None:
+        return []
+    each: list[Scored] = []
+    if recipe.loss_over is not None:
+        sharding = recipe.layout.batch_sharding
+        read = partial(numbered_batches, examples, batch_size, sharding, collate=recipe.collate)
+        each.append(OfLoss(recipe.loss_over, read))
+    if predictor is not None and metric_fn is not None:
+        each.append(OfPredictions(predictor.of_state, metric_fn, examples, batch_size))
+    return each
 
 
 def best_of(directory: Path, target: TrainState, score: str, mode: Literal["min", "max"]) -> Variables:

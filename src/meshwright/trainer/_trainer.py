@@ -17,16 +17,17 @@ from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
 from meshwright.train import Chosen, ComputeDtype, Trainable, TrainState, Variables, narrowing
-from meshwright.trainer._fit import Call, Progress, check_values, fit, scored
+from meshwright.trainer._fit import Call, Progress, check_values, fit
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe, both_losses
 from meshwright.trainer._schedule import Schedule, batch_sizes
-from meshwright.trainer._scores import best_of, check_together
+from meshwright.trainer._scores import best_of, check_together, scored
 from meshwright.trainer._start import Start, check_same, check_step, lost
 from meshwright.tree import PyTree
 from meshwright.when import When
 
 _STOP, _NO_PROFILE, _WATCHDOG = Stop(), Profile(), Watchdog(3600.0)
+_NO_SETTINGS = ("self", "strict", "from_step")
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """Arguments that are no settings."""
 
@@ -178,6 +179,8 @@ class Trainer:
         stop: Stop = _STOP,
         profile: Profile = _NO_PROFILE,
         watchdog: Watchdog | None = _WATCHDOG,
+        strict: bool = False,
+        from_step: int | None = None,
     ) -> dict[str, float]:
         """Train, and return the scores of the last evaluation. Collective.
 
@@ -210,6 +213,8 @@ class Trainer:
             `mw.engine.Stop(max_seconds=3600, early=mw.early_stopping("eval_loss", "min", patience=3))`.
           profile: the steps of which profiles are taken, into the run directory: `mw.engine.Profile((100,))`.
           watchdog: after how long a hang is told, `mw.engine.Watchdog(600)`; None for never.
+          strict: refuse to go on with other settings than the run was trained with so far.
+          from_step: go back to this step's checkpoint, as `mw.run` does.
 
         Raises:
           UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
@@ -217,7 +222,7 @@ class Trainer:
           DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
-        given = {key: value for key, value in locals().items() if key != "self"}
+        given = {key: value for key, value in locals().items() if key not in _NO_SETTINGS}
         schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, log_every, best, keep)
         check_together(eval_examples, eval_predictor, eval_metric_fn)
         check_values(stop, profile, watchdog, has_directory=self._place.directory is not None)
@@ -241,6 +246,8 @@ class Trainer:
             stop=stop,
             profile=profile,
             watchdog=watchdog,
+            strict=strict,
+            from_step=from_step,
         )
         with process.telling():
             if jax.process_count() > 1:
