@@ -19,7 +19,7 @@ class Tick:
     """One turn of the training loop, as the rooms see it."""
 
     step: int
-    """Updates made so far, counted from 1."""
+    """Updates made so far: 0 before the first."""
     last: bool = False
     """True in the one turn that follows the last update."""
 
@@ -28,11 +28,11 @@ Scores = dict[str, float]
 """Results of an evaluation, by name."""
 
 When = Callable[[int], bool]
-"""Is it due after this step? Must give one answer on all processes."""
+"""Is it due after this step, or, at 0, before the first? Must give one answer on all processes."""
 
 
 def every(num_steps: int) -> When:
-    """Due after each `num_steps` updates."""
+    """Due after each `num_steps` updates, and so not before the first."""
     if num_steps < 1:
         raise UsageError(
             f"every({num_steps}): the number of steps must be at least 1; use `never` for never."
@@ -47,11 +47,11 @@ class Every:
     num_steps: int
 
     def __call__(self, step: int) -> bool:
-        return step % self.num_steps == 0
+        return step > 0 and step % self.num_steps == 0
 
 
 def at(*steps: int) -> When:
-    """Due after exactly these steps."""
+    """Due after exactly these steps; 0 is before the first update."""
     return At(frozenset(steps))
 
 
@@ -125,7 +125,7 @@ class EveryMinutes:
         self._last = self.clock()
 
     def __call__(self, step: int) -> bool:
-        if step % self.asked_every:
+        if step == 0 or step % self.asked_every:
             return False
         due = process.agree(self.clock() - self._last >= 60 * self.minutes)
         if due:

@@ -107,10 +107,10 @@ def _run_and_leave(program: Callable[[Tell], None], writer: int) -> None:
 
 def main() -> None:
     """Play what is asked for on standard input."""
-    from crash import disks, interruptions, scenarios, two_processes
+    from crash import disks, going_back, interruptions, scenarios, two_processes
 
     global _answers
-    players = vars(scenarios) | vars(disks) | vars(interruptions) | vars(two_processes)
+    players = vars(scenarios) | vars(disks) | vars(interruptions) | vars(two_processes) | vars(going_back)
     _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Gloo, too, prints to stdout
     os.fsync = lambda _: None

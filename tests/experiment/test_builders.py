@@ -230,7 +230,7 @@ def test_arrays_that_came_from_elsewhere_are_let_go_of(tmp_path):
         return False
 
     mw.run(experiment(tmp_path, init_state_builder=builder, save=mw.Save(when=look), max_steps=3))
-    assert is_held == [False, False]
+    assert is_held == [False, False, False]  # before the first step, and after the next two
 
 
 def test_foreign_names_end_the_run_before_it_starts(tmp_path):

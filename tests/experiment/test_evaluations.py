@@ -272,11 +272,11 @@ def informed(tmp_path_factory):
     return folder, given
 
 
-def test_a_policy_of_two_arguments_is_given_the_newest_report(informed):
+def test_a_policy_of_two_arguments_is_given_the_report_of_its_step_or_the_newest(informed):
     folder, given = informed
     reported = dict(reports(folder, "loss"))
-    newest = lambda step: reported.get(step - 1 if step % 2 else step - 2)
-    assert given == [(step, newest(step)) for step in range(1, 9)]
+    newest = lambda step: reported.get(step - 1 if step % 2 else step)
+    assert given == [(step, newest(step)) for step in range(9)]
     assert steps(folder, "low/loss") == [step for step, loss in given if loss and loss < 2.7]
     assert 0 < len(steps(folder, "low/loss")) < 7
 
@@ -314,7 +314,7 @@ def test_a_save_can_go_by_the_scores_of_its_very_step(tmp_path):
 
     run(tmp_path, evaluations={"all": WHOLE}, save=mw.Save(when=when, keep=9), max_steps=5)
     assert saved(tmp_path) == [2, 4, 5]
-    assert [step for step, scores in seen.items() if scores == {}] == [1, 3]  # the last is saved anyway
+    assert [step for step, scores in seen.items() if scores == {}] == [0, 1, 3]  # the last is saved anyway
     assert seen[4] == {name: dict(reports(tmp_path, name))[4] for name in ("all/loss", "all/large")}
 
 

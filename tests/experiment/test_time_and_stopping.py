@@ -2,14 +2,16 @@
 
 import contextlib
 import itertools
+import signal
 import time
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
 from experiment.runs import EXAMPLES, experiment, measure
-from meshwright.errors import Interrupted
+from meshwright.errors import Interrupted, UsageError
 
 
 def worse(params, batch):
@@ -82,3 +84,97 @@ def test_the_history_after_a_restart_holds_scores_and_nothing_else(tmp_path):
     mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=look), max_steps=4))
     mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=look), max_steps=8))
     assert seen[-1] == {step: {"all/e": 1.0} for step in (2, 4, 6, 8)}
+
+
+def in_a_job_that_ends(monkeypatch, seconds):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + seconds)))
+
+
+def test_a_run_saves_before_the_scheduler_ends_its_job_and_says_so_at_the_start(
+    tmp_path, monkeypatch, capsys
+):
+    in_a_job_that_ends(monkeypatch, 62)
+    with pytest.raises(Interrupted, match="after step 1: SLURM ends the job in 70 s") as ended:
+        mw.run(described(tmp_path, job_margin_seconds=70.0))
+    assert ended.value.exit_code == 75
+    said = capsys.readouterr().err
+    assert "SLURM ends this job in 0:01:0" in said
+    assert "the run saves and ends 70 s before that (job_margin_seconds)" in said
+    assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 1
+
+
+@pytest.mark.parametrize(("margin", "seconds"), [(None, 1), (60.0, 4000), (60.0, -5)])
+def test_without_a_margin_or_long_before_or_after_that_time_it_goes_on(
+    tmp_path, monkeypatch, capsys, margin, seconds
+):
+    in_a_job_that_ends(monkeypatch, seconds)
+    assert mw.run(described(tmp_path, job_margin_seconds=margin)).step == 20
+    assert ("SLURM" in capsys.readouterr().err) == (margin is not None)
+
+
+def test_the_variable_of_the_scheduler_must_be_a_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
+    with pytest.raises(UsageError, match="SLURM_JOB_END_TIME='soon' should be a whole number"):
+        mw.run(described(tmp_path))
+
+
+def test_time_counts_from_when_the_run_was_asked_for(tmp_path):
+    with pytest.raises(Interrupted, match="max_seconds is over"):
+        mw.run(described(tmp_path, stop=mw.Stop(max_seconds=100.0)), started=time.monotonic() - 100)
+
+
+def test_an_evaluation_that_time_cuts_off_is_made_when_the_run_goes_on(tmp_path):
+    until = time.monotonic() + 6
+
+    def at_5(step):
+        time.sleep(max(0, until - time.monotonic()) if step == 5 else 0)
+        return step == 5
+
+    given = {"save": mw.Save(when=100), "max_steps": 6}
+    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=at_5, batch_size=8, at_end=False)}
+    with pytest.raises(Interrupted, match="after step 5"):
+        mw.run(
+            described(tmp_path, evaluations=evaluations, stop=mw.Stop(max_seconds=100.0), **given),
+            started=until - 100,
+        )
+    assert (evaluated(tmp_path), mw.Checkpoints(tmp_path / "checkpoints").latest()) == ([], 5)
+    mw.run(described(tmp_path, evaluations=evaluations, **given))
+    assert evaluated(tmp_path) == [5]
+
+
+def test_the_last_evaluation_that_is_cut_off_is_made_when_the_run_is_called_again(tmp_path):
+    def measured(params, batch):
+        jax.debug.callback(lambda: signal.raise_signal(signal.SIGTERM) if told else None)
+        return measure(params, batch)
+
+    told = [True]
+    evaluations = {"all": mw.Evaler(measured, EXAMPLES, when=100, batch_size=8)}
+    with pytest.raises(Interrupted, match="after step 20"):
+        mw.run(described(tmp_path, evaluations=evaluations))
+    assert evaluated(tmp_path) == []
+    told.clear()
+    outcome = mw.run(described(tmp_path, evaluations=evaluations))
+    assert (outcome.step, evaluated(tmp_path)) == (20, [20])
+    assert outcome.scores.keys() == {"all/loss"}
+
+
+def test_a_save_at_the_step_where_scores_end_a_run_has_the_scores_of_the_end(tmp_path):
+    at_end = mw.Evaler(measure, EXAMPLES, when=100)
+    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2), "last": at_end}
+    early = mw.early_stopping("all/e", "min", 2)
+    outcome = mw.run(experiment(tmp_path, evaluations=evaluations, stop_early=early, save=mw.Save(when=2)))
+    assert outcome.step == 6
+    assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores
+    assert outcome.scores.keys() == {"all/e", "last/loss"}
+
+
+def test_a_save_where_the_data_end_has_the_scores_of_the_end(tmp_path):
+    given = mw.Input(EXAMPLES, batch_size=16, epochs=2)
+    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=100)}
+    outcome = mw.run(
+        experiment(tmp_path, input=given, evaluations=evaluations, save=mw.Save(when=4), max_steps=99)
+    )
+    assert outcome.step == 8
+    assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores != {}

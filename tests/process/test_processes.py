@@ -106,7 +106,7 @@ def test_predictions_are_whole_on_both_of_two_processes_and_one_writes_them(term
 def test_an_experiment_on_two_writes_each_output_once_and_goes_by_one_clock(terminated):
     for said in terminated.said:
         described = said["trained"]["described"]
-        assert list(described["outputs"]) == ["step_00000003.jsonl", "step_00000004.jsonl"]
+        assert list(described["outputs"]) == [f"step_0000000{step}.jsonl" for step in (2, 3, 4)]
         assert all([row["id"] for row in rows] == [*range(21)] for rows in described["outputs"].values())
         assert described["all_heard_process_0"]
 

@@ -72,7 +72,7 @@ def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
 def test_a_policy_that_keeps_time_is_asked_once_a_step(tmp_path):
     asked = []
     fit(trainer(tmp_path), save_when=lambda step: bool(asked.append(step)), logging=mw.Logging(every=100))
-    assert asked == [1, 2, 3, 4, 5, 6]
+    assert asked == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_every_epoch_that_is_to_be_kept_is_saved_whatever_else_is(tmp_path):

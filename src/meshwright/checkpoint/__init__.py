@@ -13,9 +13,11 @@ from meshwright.checkpoint._directory import (
     aside,
     complete_steps,
     is_held,
+    set_aside_after,
     step_name,
     step_path,
     temporaries,
+    why_aside,
 )
 from meshwright.checkpoint._format import (
     HOST_NBYTES,
@@ -68,9 +70,11 @@ __all__ = [
     "open_best",
     "read_manifest",
     "rewritten",
+    "set_aside_after",
     "spaced",
     "staged",
     "step_name",
     "step_path",
     "temporaries",
+    "why_aside",
 ]

@@ -5,6 +5,7 @@ runs/text/checkpoints/
     PINNED                        keeps it from being removed
   step_00001200.tmp-5e0c1a97/     being written or being removed, or left over from a killed run
   step_00001600.damaged-0b8e55d2/ was found to be damaged and set aside, for people to look at
+  step_00002000.later-91d2b7f0/   was set aside when the run went back to an earlier step
   .lock, .lock.holder             held by process 0 of the run that saves here; the second names it
 
 In an object store, where this differs: _remote.py.
@@ -17,14 +18,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Literal, get_args
 
 from meshwright import process
 from meshwright.checkpoint import _remote
 from meshwright.checkpoint._format import MANIFEST
+from meshwright.durable import fsync_directory
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.storage import Directory, ObjectPath
 
 LOCK, PINNED = ".lock", "PINNED"
+Aside = Literal["damaged", "later"]
+ASIDE = get_args(Aside)
+"""Why a checkpoint may be set aside, which its name says."""
 _PROBE = ".probe-"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
@@ -107,20 +113,45 @@ def discard(temporary: Directory) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def set_aside(directory: Directory, step: int) -> str:
-    """Make what stands where the checkpoint of `step` belongs none, and return what it is called now."""
-    path = step_path(directory, step)
+def set_aside(directory: Directory, step: int, why: Aside = "damaged", mark: str = "") -> str:
+    """Make what stands where the checkpoint of `step` belongs none, and return what it is called now.
+
+    Args:
+      directory: of the checkpoints.
+      step: whose checkpoint it is.
+      why: it is damaged, or the run goes back to an earlier step.
+      mark: eight hexadecimal digits that tell it from others; random ones, if not given.
+    """
+    path, name = step_path(directory, step), f"{why}-{mark or secrets.token_hex(4)}"
     if isinstance(path, ObjectPath):
-        return f"{path.name}/{_remote.set_aside(path).name}"
-    return path.rename(f"{path}.damaged-{secrets.token_hex(4)}").name
+        return f"{path.name}/{_remote.set_aside(path, name).name}"
+    return path.rename(f"{path}.{name}").name
+
+
+def set_aside_after(directory: Directory, step: int, mark: str) -> list[int]:
+    """Set aside all checkpoints later than `step`, and return their steps.
+
+    The latest is the first: whoever is killed at it leaves the beginning of what there was.
+    """
+    later = [each for each in complete_steps(directory) if each > step]
+    for each in reversed(later):
+        set_aside(directory, each, "later", mark)
+    if not isinstance(directory, ObjectPath):
+        fsync_directory(directory)
+    return later
 
 
 def aside(directory: Directory) -> list[str]:
-    """Return what those are called that were damaged and set aside."""
+    """Return what those are called that were set aside."""
     if isinstance(directory, ObjectPath):
-        found = directory.glob(f"step_*/{_remote.ASIDE}*")
+        found = directory.glob(f"step_*/{MANIFEST}.*-*")  # one request
         return sorted(f"{path.parent.name}/{path.name}" for path in found)
-    return sorted(path.name for path in directory.glob("step_*.damaged-*"))
+    return sorted(path.name for why in ASIDE for path in directory.glob(f"step_*.{why}-*"))
+
+
+def why_aside(name: str) -> str:
+    """Return why a checkpoint was set aside that is called so now, as a word for people."""
+    return next((why for why in ASIDE if f".{why}-" in name), "")
 
 
 def remove_step(directory: Directory, step: int) -> None:

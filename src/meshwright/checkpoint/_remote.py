@@ -6,6 +6,7 @@
         5e0c1a97/data-00000-of-00002.zarr.zip           the files of the attempt that it names
         91d2b7f0/data-00000-of-00002.zarr.zip           of another attempt: under way, beaten or killed
         manifest.json.damaged-0b8e55d2                  was the manifest, and what it names is damaged
+      manifest.json.later-91d2b7f0                    was it before the run went back to an earlier step
 
 Every attempt writes below a name of its own; the manifest is the only object that two could write.
 """
@@ -16,9 +17,6 @@ import secrets
 from meshwright.checkpoint._format import MANIFEST, read_manifest
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.storage import ObjectPath
-
-ASIDE = f"{MANIFEST}.damaged-"
-"""How the manifests of checkpoints that were set aside begin."""
 
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 
@@ -60,13 +58,13 @@ def is_attempt(path: ObjectPath) -> bool:
     return _ATTEMPT.fullmatch(path.name) is not None
 
 
-def set_aside(step: ObjectPath) -> ObjectPath:
-    """Make a damaged checkpoint none, but keep all of it; return what its manifest is called now.
+def set_aside(step: ObjectPath, name: str) -> ObjectPath:
+    """Make a checkpoint none, but keep all of it; return what its manifest is called now: it ends in `name`.
 
     The manifest alone is written anew. From then on nothing of the step is removed but what later
     attempts at it wrote, as a manifest that is damaged may not say which attempt it is of.
     """
-    aside = step / f"{ASIDE}{secrets.token_hex(4)}"
+    aside = step / f"{MANIFEST}.{name}"
     try:
         aside.put((step / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -77,7 +75,7 @@ def set_aside(step: ObjectPath) -> ObjectPath:
 
 def remove_step(step: ObjectPath, *, unless: ObjectPath) -> None:
     """Remove a checkpoint, unless there is a certain object: the manifest first, without which it is none."""
-    doomed = [step / attempt for attempt in _used(step)] if _damaged(step) else [step]
+    doomed = [step / attempt for attempt in _used(step)] if _has_aside(step) else [step]
     manifest = step / MANIFEST
     content = manifest.read_bytes()
     manifest.unlink()
@@ -94,7 +92,7 @@ def remove_leftovers(step: ObjectPath) -> None:
     As nothing is locked, one may also be another run's and under way. So this is for steps that a later
     one has overtaken, and a commit looks whether its files are still there.
     """
-    if _damaged(step):
+    if _has_aside(step):
         return
     used = _used(step)
     for path in list(step.iterdir()):
@@ -108,9 +106,9 @@ def discard(attempt: ObjectPath) -> None:
         attempt.remove_tree()
 
 
-def _damaged(step: ObjectPath) -> bool:
+def _has_aside(step: ObjectPath) -> bool:
     """Return whether there is something at this step that was set aside."""
-    return any(step.glob(f"{ASIDE}*"))
+    return any(step.glob(f"{MANIFEST}.*-*"))
 
 
 def _used(step: ObjectPath) -> set[str]:

@@ -6,9 +6,11 @@ Nothing here imports JAX until a command needs it, so that help and usage errors
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.cli._launched import launched_at
 from meshwright.cli._output import show
 from meshwright.cli._overrides import split
 from meshwright.cli._parser import FLAGS, TAKING_SETTINGS, parser
@@ -24,13 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     What people read while they wait goes to stderr, the result to stdout: as text, or with `--json`
     as one JSON document.
     """
+    started = launched_at() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
         parser().print_help(sys.stderr)
         return EXIT_USAGE
     as_json = "--json" in _before_dashes(words)
     try:
-        return _answer(_options(words), as_json=as_json)
+        return _answer(_options(words, started), as_json=as_json)
     except MeshwrightError as error:
         return _refuse(error, as_json=as_json)
     except KeyboardInterrupt:
@@ -39,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CTRL_C
 
 
-def _options(words: list[str]) -> argparse.Namespace:
+def _options(words: list[str], started: float) -> argparse.Namespace:
     settings: dict[str, str] = {}
     if any(word in TAKING_SETTINGS for word in _before_dashes(words)):
         words, settings = split(words, FLAGS)
-    options = parser().parse_args(words)
+    options = parser().parse_args(words, argparse.Namespace(started=started))
     from_files = [read_settings(path) for path in getattr(options, "settings_files", ())]
     options.settings = {name: text for each in (*from_files, settings) for name, text in each.items()}
     return options

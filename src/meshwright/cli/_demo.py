@@ -30,6 +30,7 @@ def demo(options: argparse.Namespace) -> int | _train.Result:
         settings,
         fake_devices,
         next_commands=lambda run: suggestions(options.name, run),
+        started=options.started,
     )
 
 

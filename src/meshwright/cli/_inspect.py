@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.arrays import LazyArray
+from meshwright.checkpoint import why_aside
 from meshwright.cli._train import Result
 from meshwright.engine import checkpoints_of
 from meshwright.errors import printable
@@ -101,7 +102,7 @@ def _listed(found: dict[str, Any]) -> list[str]:
         f"  step {each['step']:<12} {_size(each['nbytes'], unknown):>9}{'  pinned' if each['pinned'] else ''}"
         for each in found["checkpoints"]
     ]
-    return ["", *rows, *(f"  {name}, set aside as damaged" for name in found["set_aside"])]
+    return ["", *rows, *(f"  {name}, set aside as {why_aside(name)}" for name in found["set_aside"])]
 
 
 def _size(nbytes: int | None, unknown: str) -> str:

@@ -13,7 +13,7 @@ TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "show")
 
 FLAGS = (
     *("--against", "--bandwidth", "--compile-to", "--fake-devices", "--help", "--json", "--kill", "--on"),
-    *("--search", "--settings", "--strict", "--to", "--traced", "-h"),
+    *("--from-step", "--search", "--settings", "--strict", "--to", "--traced", "-h"),
 )
 
 _RUNNING = ("demo", "hlo", "launch", "plan", "resume", "show", "train")
@@ -89,6 +89,12 @@ def _add_runs(commands: _Commands) -> None:
         metavar="module:function",
         nargs="?",
         help="what it was started from; to be named where others may have written that into the run",
+    )
+    resume.add_argument(
+        "--from-step",
+        type=int,
+        metavar="N",
+        help="go back to the checkpoint of step N; later checkpoints and reports are set aside, and kept",
     )
     for made in (train, resume):
         made.add_argument(

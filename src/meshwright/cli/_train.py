@@ -28,7 +28,8 @@ SECRET = "**********"
 
 def train(options: argparse.Namespace) -> Result:
     """Run the experiment that `module:function` returns."""
-    return start(options.target, options.settings, options.fake_devices, strict=options.strict)
+    how = {"strict": options.strict, "started": options.started}
+    return start(options.target, options.settings, options.fake_devices, **how)
 
 
 def resume(options: argparse.Namespace) -> Result:
@@ -47,7 +48,8 @@ def resume(options: argparse.Namespace) -> Result:
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
     print(f"  resuming {printable(origin['target'], keep='')}", file=sys.stderr)
     check = None if options.target else functools.partial(check_is_experiment, options.path, origin)
-    return start(origin["target"], settings, fake_devices, check=check, strict=options.strict)
+    how = {"strict": options.strict, "from_step": options.from_step, "started": options.started}
+    return start(origin["target"], settings, fake_devices, check=check, **how)
 
 
 def _origin(place: str) -> dict[str, Any]:
@@ -101,6 +103,8 @@ def start(
     next_commands: Callable[[str], Sequence[str]] = lambda run: (f"inspect {run}",),
     check: Callable[[Callable[..., Any]], None] | None = None,
     strict: bool = False,
+    from_step: int | None = None,
+    started: float | None = None,
 ) -> Result:
     """Build the experiment and run it on all processes.
 
@@ -110,6 +114,8 @@ def start(
       next_commands: what to suggest at the end, without the program's name, of a run named as for a shell.
       check: raises if the function is not to be called.
       strict: whether to refuse to continue a run with other settings than before.
+      from_step: the step whose checkpoint the run goes back to.
+      started: when the command was launched, on the clock `time.monotonic`.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
@@ -123,7 +129,7 @@ def start(
         made = build(function, settings, experiment.Experiment)
     told = with_secrets(function, settings)
     origin = {"target": target, "settings": told, "fake_devices": fake_devices}
-    outcome = experiment.run(made, origin=origin, strict=strict)
+    outcome = experiment.run(made, origin=origin, strict=strict, from_step=from_step, started=started)
     found = {"workdir": made.workdir, **outcome.summary()}
     return (
         (_summary(found, next_commands(shlex.quote(made.workdir))), found) if process.is_lead() else EXIT_DONE

@@ -1,5 +1,7 @@
 """Settings that are others than those that a run was last trained with."""
 
+from pathlib import Path
+
 from meshwright import description, process
 from meshwright.engine._opened import Opened
 from meshwright.engine._settings import Settings
@@ -9,20 +11,25 @@ from meshwright.errors import UsageError
 _MOST_SHOWN = 20
 
 
+def changes(settings: Settings, directory: Path) -> list[str]:
+    """Return in what the settings differ from those of the attempt before, value by value. Not collective."""
+    file = directory / "experiment.txt"
+    if not file.is_file():
+        return []
+    described = hidden(settings.described(), secrets_in(settings.origin))
+    return [str(each) for each in description.differences(file.read_text(), described)]
+
+
 def tell_changes(settings: Settings, opened: Opened) -> None:
-    """Tell, value by value, in what the settings differ from those of the attempt before. Collective.
+    """Tell in what the settings differ from those of the attempt before. Collective.
 
     Raises:
       UsageError: they differ, and the settings are strict.
     """
-    if opened.directory is None:
+    directory = opened.directory
+    if directory is None:
         return
-    file = opened.directory / "experiment.txt"
-    before = process.on_lead(lambda: file.read_text() if file.is_file() else None)
-    if before is None:
-        return
-    described = hidden(settings.described(), secrets_in(settings.origin))
-    found = [str(each) for each in description.differences(before, described)]
+    found = process.on_lead(lambda: changes(settings, directory))
     if not found:
         return
     left = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""

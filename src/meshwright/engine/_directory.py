@@ -2,6 +2,7 @@
 
 experiment.txt            the settings, one a line
 attempts/step_….txt       the same for each attempt, by the step that it went on from
+attempts/went_back.jsonl  when it went back to an earlier step; see `_back.py`
 experiment.json           how it was started, for `meshwright resume`
 state.txt                 the parameters, where each lies, and what the state takes
 environment.json          versions, devices, mesh, commit, command line, where checkpoints are if elsewhere
@@ -31,6 +32,7 @@ from meshwright import process
 from meshwright.documents import parse_object
 from meshwright.engine._full_disks import telling_of_full_disks
 from meshwright.errors import InputError, MeshwrightError, UsageError
+from meshwright.report import WENT_BACK
 from meshwright.storage import is_address, join, local_path, mirrored, read_text
 from meshwright.train import compile_cache, nothing
 
@@ -80,7 +82,8 @@ def open_directory(
 
 def _continued() -> list[str]:
     """Return the files that this process goes on with, or takes back, where a run is continued."""
-    return [_log_name(), *(["metrics.jsonl", "outcome.json", "experiment.txt"] if process.is_lead() else [])]
+    leads = ["metrics.jsonl", "outcome.json", "experiment.txt", WENT_BACK]
+    return [_log_name(), *(leads if process.is_lead() else [])]
 
 
 def _prepare(directory: Path) -> None:

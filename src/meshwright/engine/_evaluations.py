@@ -1,7 +1,7 @@
 """All evaluations of a run as the loop's one `evaluate`."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ import jax
 
 from meshwright import process
 from meshwright.engine._policies import Policy, as_when, is_informed
-from meshwright.evaluation import Scores, Scoring
-from meshwright.metrics import Values, numbers
+from meshwright.evaluation import LeftOff, Look, Scores, Scoring
+from meshwright.metrics import numbers
+from meshwright.train import nothing
 from meshwright.when import Due, Tick
 
 
@@ -34,12 +35,17 @@ class Evaluation:
     """When it is due."""
     scoring: Scoring
     """What finds its scores."""
-    at_end: bool = True
-    """Whether it is made after the last step, whatever `when` says."""
+    at_end: Callable[[], bool] = lambda: True
+    """Returns whether it is made after the last step, whatever `when` says."""
 
-    def __call__(self, step: int, state: Any, directory: Path | None) -> Scores:
-        """Return the scores by the names that reports give them; files go below `directory`."""
-        return self._named(self.scoring(state, step, directory and directory / "outputs" / self.name))
+    def __call__(self, step: int, state: Any, directory: Path | None, look: Look = nothing) -> Scores:
+        """Return the scores by the names that reports give them; files go below `directory`.
+
+        Raises:
+          LeftOff: `look`, which is called before each batch, raises it.
+        """
+        outputs = directory and directory / "outputs" / self.name
+        return self._named(self.scoring(state, step, outputs, look))
 
     def first(self, state: Any) -> Scores:
         """Return the scores over the first examples, to show that it works."""
@@ -70,21 +76,37 @@ class Evaluations:
         self._known: Scores = {}
         self._newest: tuple[int, Scores] = (-1, {})
 
-    def __call__(self, tick: Tick, state: Any) -> Scores | None:
+    def __call__(self, tick: Tick, state: Any, leaves_off: Callable[[int], bool]) -> Scores | None:
         """Return the scores of the evaluations that are due and how long each took, or None.
 
-        Times are no scores: those are the same in each process and each repetition of a run.
+        Times are no scores: those are the same in each process and each repetition of a run. What was made
+        of this step already, before a restart, is not made again.
+
+        Args:
+          tick: the turn of the loop.
+          state: is evaluated.
+          leaves_off: whether to leave off at the next batch, told the step.
         """
+
+        def look() -> None:
+            if leaves_off(tick.step):
+                raise LeftOff
+
         found: Scores = {}
         took: Scores = {}
         for one, due in zip(self.each, self._due, strict=True):
-            if (tick.last and not one.at_end) or not due(tick):
+            if self._is_made(one, tick.step) or (tick.last and not one.at_end()) or not due(tick):
                 continue
             jax.block_until_ready(state)
             started = time.perf_counter()
-            found |= one(tick.step, state, self._directory)
-            took[seconds_of(one.name)] = time.perf_counter() - started
-        self.seconds += sum(took.values())
+            try:
+                found |= one(tick.step, state, self._directory, look)
+            except LeftOff:
+                break
+            finally:
+                seconds = time.perf_counter() - started
+                self.seconds += seconds
+            took[seconds_of(one.name)] = seconds
         self._keep(tick.step, found)
         return took | found or None
 
@@ -92,17 +114,28 @@ class Evaluations:
         """Return the scores found at this step, the newest at which there were any; else none."""
         return self._newest[1] if step == self._newest[0] else {}
 
-    def hear(self, step: int, values: Values, /) -> None:
-        """Take a report, as writers do, for policies that go by it. All processes take that of process 0."""
+    def hear(self, values: Mapping[str, Any]) -> None:
+        """Take what is reported, for policies that go by it. All processes take that of process 0."""
         if self._needs_reports:
             self._known |= process.agree(numbers(values))
 
     def recall(self, history: Mapping[int, Scores], after: int) -> None:
-        """Take what was reported before a restart, by step; scores count from the step `after` on."""
+        """Take what was reported before a restart, by step; scores count from the step `after` on.
+
+        Those of step 0 are of before the first update, and count for a run that begins there.
+        """
         for step in sorted(history):
             self._known |= history[step]
-            if step > after and (found := self._scores_among(history[step])):
-                self.history[step] = found
+            counts = step > after or step == after == 0
+            if counts and (found := self._scores_among(history[step])):
+                self._keep(step, found)
+
+    def owes(self, step: int) -> bool:
+        """Return whether a run that ended at this step was cut off in its last evaluations."""
+        return any(one.at_end() and not self._is_made(one, step) for one in self.each)
+
+    def _is_made(self, one: Evaluation, step: int) -> bool:
+        return any(name.startswith(one.prefix) for name in self.history.get(step, ()))
 
     def _scores_among(self, reported: Scores) -> Scores:
         """Return what evaluations reported, and not training; how long one took is no score."""

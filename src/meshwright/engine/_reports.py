@@ -128,10 +128,10 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
     return timed
 
 
-def reports(
+def gathering(
     settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
 ) -> Log:
-    """Return the loop's `log`."""
+    """Return what gathers the metrics of steps and makes reports of them."""
     return logger(
         write,
         # A report before each save: a crash then loses whole reports, which are made again.
@@ -140,19 +140,6 @@ def reports(
         waited=lambda: training.data.wait_seconds,
         paused=lambda: evaluate.seconds,
     )
-
-
-def with_learning_rate(
-    write: Writer, learning_rate: Callable[[int], float] | None, updates: Callable[[], int]
-) -> Writer:
-    """Return `write`, told besides by which learning rate the last of so many updates was made."""
-    if learning_rate is None:
-        return write
-
-    def written(step: int, values: Values, /) -> None:
-        write(step, {**values, "learning_rate": learning_rate(max(updates() - 1, 0))})
-
-    return written
 
 
 def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:
@@ -164,7 +151,7 @@ def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None])
 
 def reported(directory: Path | None, *, before: int) -> dict[int, dict[str, float]]:
     """Return what was reported up to a step, by step, as process 0 reads it."""
-    if not before or directory is None:
+    if directory is None:
         return {}
     path = directory / "metrics.jsonl"
     found: dict[int, dict[str, float]] = {}

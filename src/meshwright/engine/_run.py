@@ -3,40 +3,22 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from meshwright import process
+from meshwright.engine._back import go_back, going_back
 from meshwright.engine._changes import tell_changes
 from meshwright.engine._checks import checked, tried
+from meshwright.engine._deadline import deadline
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._opened import Opened, newest_step, open_run
 from meshwright.engine._outcome import Outcome
-from meshwright.engine._policies import as_when
-from meshwright.engine._reports import (
-    heading,
-    reported,
-    reports,
-    tell_of_lost_reports,
-    with_learning_rate,
-    writers,
-)
+from meshwright.engine._reports import heading, reported, tell_of_lost_reports, writers
+from meshwright.engine._rooms import Rooms, Turn, traced
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
-from meshwright.evaluation import Scores
-from meshwright.metrics import Log, StepTime, Writer, tee
-from meshwright.profile import Trace, tracer
-from meshwright.train import (
-    RUN_AHEAD,
-    RunningWatchdog,
-    TrainState,
-    Tx,
-    fit,
-    num_updates,
-    unwatched,
-    watchdog,
-)
-from meshwright.when import Tick, When, asked_once
+from meshwright.metrics import StepTime
+from meshwright.train import RUN_AHEAD, RunningWatchdog, TrainState, Tx, fit, unwatched, watchdog
 
 
 def run(
@@ -52,12 +34,13 @@ def run(
 
     Raises: as `mw.run`.
     """
-    started = time.monotonic()
+    started = time.monotonic() if settings.started is None else settings.started
     with contextlib.ExitStack() as stack:
         stack.enter_context(process.telling())
         watch = stack.enter_context(_watched(settings))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
+        process.compare("the step to go back to", lambda: str(settings.from_step))
         opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started))
         outcome = train(settings, training, opened)
         opened.record.summary = outcome.summary()
@@ -68,21 +51,18 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
     """Check, restore and train, in what is open already."""
     with contextlib.ExitStack() as stack:
         say, checkpoints = opened.say, opened.checkpoints
-        state = _first_state(settings, training, opened)
-        first, last = int(state.step), training.last_step()
-        if first >= last or training.data.is_empty():
-            say(f"  already at step {first}: {training.asked} asks for nothing more")
-            return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
+        with opened.signals.leaving_at_once():  # nothing of this attempt can be saved yet
+            state = _first_state(settings, training, opened)
+        first, is_resumed = int(state.step), checkpoints is not None and checkpoints.resumed is not None
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
-        evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
-        stop = Stopping(
-            opened.signals, settings.stop, settings.reporting.every, evaluate.history, opened.started
-        )
-        if stop.was_early():
-            say(f"  ended at step {first}: the scores had got no better")
+        if first or is_resumed:
+            evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
+        stop = _stopping(settings, opened, evaluate)
+        if (over := _over(training, stop, first)) and not (is_resumed and evaluate.owes(first)):
+            say(f"  {over}")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
         opened.record.begin(checkpoints, training, first)
-        if opened.directory and checkpoints and checkpoints.resumed is not None:
+        if opened.directory and is_resumed:
             tell_of_lost_reports(opened.directory, first, say)
         write = writers(stack, settings, training, opened, step_time, after=first)
         expected = training.num_steps(first)
@@ -90,7 +70,8 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         if settings.is_shown and process.is_lead():
             stack.enter_context(opened.console)
         started = time.perf_counter()
-        state = _fit(_Turn(settings, training, opened, last, evaluate, write, step_time, stop), state)
+        turn = Turn(settings, training, opened, training.last_step(), evaluate, write, step_time, stop)
+        state = _fit(turn, state, is_new=not is_resumed and first == 0)
         if stop.interruption:
             if checkpoints is None:
                 stop.interruption.add_note("Nothing of this training is saved by itself.")
@@ -102,19 +83,17 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         return outcome
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """What each turn of the loop uses."""
+def _stopping(settings: Settings, opened: Opened, evaluate: Evaluations) -> Stopping:
+    when, every = settings.stop, settings.reporting.every
+    until = deadline(when.max_seconds, opened.started, when.job_margin_seconds, opened.say)
+    return Stopping(opened.signals, when.early, until, every, evaluate.history)
 
-    settings: Settings
-    training: Training
-    opened: Opened
-    last: int
-    """The step after which it ends."""
-    evaluate: Evaluations
-    write: Writer
-    step_time: StepTime
-    stop: Stopping
+
+def _over(training: Training, stop: Stopping, step: int) -> str | None:
+    """Return why there is nothing more to train, if so."""
+    if step >= training.last_step() or training.data.is_empty():
+        return f"already at step {step}: {training.asked} asks for nothing more"
+    return f"ended at step {step}: the scores had got no better" if stop.was_early() else None
 
 
 def _first_state(settings: Settings, training: Training, opened: Opened) -> TrainState:
@@ -128,12 +107,15 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     say(training.layout.explain({"params": training.target.params}))
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
         tell_changes(settings, opened)
+    back = going_back(settings, opened)
     with watch.phase("restore"):
-        fresh = training.first_state(newest_step(checkpoints, training.target))
+        fresh = training.first_state(newest_step(checkpoints, training.target) if back is None else back)
     with watch.phase("compile"):
         for found in checked(settings, training):
             say(f"  ✓ {found}")
     with watch.phase("restore"):
+        if back is not None:
+            go_back(back, opened)
         state = _resumed(settings, training, opened, fresh)
     with watch.phase("compile"):
         for found in tried(settings, training, state, checkpoints):
@@ -158,75 +140,29 @@ def _resumed(
     return state
 
 
-def _fit(turn: _Turn, state: TrainState) -> TrainState:
+def _fit(turn: Turn, state: TrainState, *, is_new: bool) -> TrainState:
     """Train from `state` on, watched and profiled, and return the last state when it is saved."""
-    training, opened, evaluate, stop = turn.training, turn.opened, turn.evaluate, turn.stop
-    watch, when_saved = opened.watch, _when_saved(turn)
-    save = _saver(turn, when_saved)
+    training, opened, stop = turn.training, turn.opened, turn.stop
     with contextlib.ExitStack() as stack:
-        stack.callback(watch.enter, "end")
-        trace, newest = stack.enter_context(_tracer(turn)), state
-
-        def evaluated(tick: Tick, state: TrainState) -> Scores | None:
-            nonlocal newest
-            newest = state
-            training.reached(state)
-            # Whoever takes the machine back leaves time to save, and none to evaluate.
-            with watch.phase("evaluation"):
-                return None if stop.is_ending(tick) else evaluate(tick, state)
-
-        def on_step(tick: Tick) -> None:
-            watch(tick)
-            turn.step_time(tick)
-            if process.is_lead():
-                opened.console.on_step(tick)
-
-        state = fit(
-            training.step,
-            state,
-            training.data,
-            max_steps=turn.last,
-            evaluate=evaluated,
-            log=_log(turn, when_saved, lambda: num_updates(newest)),
-            save=lambda tick, state, *_: save(tick, state),
-            trace=trace,
-            on_step=on_step,
-            stop=stop,
-        )
-        with watch.phase("save"):
+        stack.callback(opened.watch.enter, "end")
+        trace, rooms = stack.enter_context(traced(turn)), Rooms(turn, state)
+        if rooms.begin(is_new=is_new):
+            state = fit(
+                training.step,
+                state,
+                training.data,
+                max_steps=int(state.step) if stop.ends_early() else turn.last,
+                evaluate=rooms.evaluate,
+                log=rooms.log,
+                save=rooms.save,
+                trace=trace,
+                on_step=rooms.on_step,
+                stop=stop,
+            )
+        with opened.watch.phase("save"):
             if opened.checkpoints:
                 opened.checkpoints.wait()
     return state
-
-
-def _log(turn: _Turn, when_saved: When, updates: Callable[[], int]) -> Log:
-    """Return the loop's `log`; `updates` returns how many updates were made."""
-    write = tee(turn.write, turn.evaluate.hear)
-    write = with_learning_rate(write, turn.settings.reporting.learning_rate, updates)
-    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate)
-
-
-def _when_saved(turn: _Turn) -> Callable[[int], bool]:
-    """Return when to save: the last step in the turn that follows it, with the scores found only then."""
-    training, saving = turn.training, turn.settings.saving
-    if saving is None or turn.opened.checkpoints is None:
-        return lambda step: False
-    when = as_when(saving.when, turn.evaluate.at)
-    return asked_once(lambda step: step < turn.last and when(step) and not training.data.is_empty())
-
-
-def _saver(turn: _Turn, when_saved: Callable[[int], bool]) -> Callable[[Tick, TrainState], None]:
-    checkpoints, saving = turn.opened.checkpoints, turn.settings.saving
-    if checkpoints is None or saving is None:
-        return lambda tick, state: None
-    save, data = checkpoints.saver(when_saved), turn.training.data if saving.keeps_position else None
-
-    def saved(tick: Tick, state: TrainState) -> None:
-        # With all scores of the step: some may have been found in the turn before the last.
-        with turn.opened.watch.phase("save"):
-            save(tick, state, data, {**turn.evaluate.at(tick.step), **saving.marks()})
-
-    return saved
 
 
 @contextlib.contextmanager
@@ -237,10 +173,3 @@ def _watched(settings: Settings) -> Iterator[RunningWatchdog]:
         return
     with watchdog(given.timeout_seconds, kill=given.kill) as watch:
         yield watch
-
-
-def _tracer(turn: _Turn) -> contextlib.AbstractContextManager[Trace]:
-    profile, directory = turn.settings.profile, turn.opened.directory
-    if directory is None:
-        return contextlib.nullcontext(lambda tick: contextlib.nullcontext())
-    return tracer(directory, profile.steps, num_steps=profile.num_steps, processes=profile.processes)

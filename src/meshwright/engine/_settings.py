@@ -148,6 +148,10 @@ class Settings:
     """Whether compiled programs are kept in the run directory."""
     is_strict: bool = False
     """Whether a run that is continued with other settings than before is refused."""
+    from_step: int | None = None
+    """The step whose checkpoint the run goes back to; later ones are set aside."""
+    started: float | None = None
+    """When the run was asked for, on the clock `time.monotonic`; None for the call."""
     origin: Mapping[str, Any] | None = None
     """How the run is started again; None if only its script knows."""
     remark: str = ""

@@ -1,7 +1,6 @@
 """Why a run ends before its last step, if not by an error: told to, out of time, or no better for long."""
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +9,7 @@ import jax
 
 from meshwright import process
 from meshwright.docstrings import documented
+from meshwright.engine._deadline import Deadline
 from meshwright.engine._types import check_types
 from meshwright.errors import Interrupted, UsageError
 from meshwright.when import Tick
@@ -75,13 +75,21 @@ class Stop:
     """
 
     max_seconds: float | None = None
-    """How long one process may take, in seconds from the call on. After the step during which the time is
-    over, it saves and ends with exit code 75, to be run again."""
+    """How long one process may take, in seconds: from the launch of the command, or in Python from the call.
+    After the step during which the time is over it saves, and ends with exit code 75, to be run again."""
     early: StopEarly | None = None
     """When the scores say that more training does not help."""
+    job_margin_seconds: float | None = 120.0
+    """How long before the end of its job, where the scheduler tells it (SLURM), a run saves and ends. None
+    does not look."""
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.job_margin_seconds is not None and self.job_margin_seconds < 0:
+            raise UsageError(
+                f"job_margin_seconds is {self.job_margin_seconds}; it must be at least 0, or None, which "
+                "does not look when the job ends."
+            )
 
 
 class Stopping:
@@ -89,52 +97,62 @@ class Stopping:
 
     Args:
       signals: SIGTERM, Ctrl-C, and a platform that takes its machine back.
-      when: what else ends the run.
-      every: steps between looks at the clock.
+      early: whether the scores end the run.
+      deadline: until when it may go on.
+      every: steps, or batches of an evaluation, between looks at the clock where there are several processes.
       history: the scores so far; it grows as the run evaluates.
-      started: when the run was called for, on the clock `time.monotonic`.
     """
 
-    def __init__(self, signals: process.Signals, when: Stop, every: int, history: History, started: float):
-        self._signals, self._every, self._early, self._history = signals, every, when.early, history
-        self._until = None if when.max_seconds is None else started + when.max_seconds
-        self._num_judged = len(history)
+    def __init__(
+        self,
+        signals: process.Signals,
+        early: StopEarly | None,
+        deadline: Deadline,
+        every: int,
+        history: History,
+    ):
+        self._signals, self._early, self._deadline = signals, early, deadline
+        self._every, self._history = every, history
+        self._num_judged, self._num_looks = len(history), 0
         self.interruption: Interrupted | None = None
         """What to raise after the run: it is not complete, and can be continued."""
         self.is_early = False
         """Whether the scores ended the run, which is complete then."""
 
-    def is_ending(self, tick: Tick) -> bool:
-        """Return whether there is time to save, and for no more: told so, or at the end of the time.
-
-        So an attempt that is cut off adds no evaluation that an undisturbed run does not make.
-        """
-        return self._signals.ending or (tick.last and self.interruption is not None)
-
     def was_early(self) -> bool:
         """Return whether the scores had ended the run before it was called again."""
-        return bool(self._history) and self._early is not None and self._early(self._history)
+        self.is_early = bool(self._history) and self._early is not None and self._early(self._history)
+        return self.is_early
+
+    def ends_early(self) -> bool:
+        """Judge each evaluation once: the scores are the same on all processes, and so is the answer."""
+        if self._early is not None and len(self._history) != self._num_judged:
+            self._num_judged = len(self._history)
+            self.is_early = self._early(self._history)
+        return self.is_early
+
+    def is_told(self, step: int) -> bool:
+        """Return whether to stop because of a signal. Each attempt does something: time has no say here."""
+        if self._signals.stop(step):
+            self.interruption = self._signals.interruption
+        return self.interruption is not None
+
+    def leaves_off(self, step: int) -> bool:
+        """Return whether an evaluation is to be left off, to save in time; each of its batches asks.
+
+        It is made when the run goes on, so that an attempt that is cut off changes no scores.
+        """
+        self._num_looks += 1
+        return self.is_told(step) or self._is_out_of_time(step, self._num_looks)
 
     def __call__(self, tick: Tick) -> bool:
-        if self._signals.stop(tick.step):
-            self.interruption = self._signals.interruption
-        elif self._is_out_of_time(tick.step):
-            self.interruption = Interrupted(
-                f"stopped after step {tick.step}: max_seconds is over. "
-                "Run the same command again to continue."
-            )
-        elif self._is_no_better():
-            self.is_early = True
-        return self.is_early or self.interruption is not None
+        over = self.is_told(tick.step) or self._is_out_of_time(tick.step, tick.step)
+        return over or self.ends_early()
 
-    def _is_out_of_time(self, step: int) -> bool:
-        if self._until is None or (jax.process_count() > 1 and step % self._every):
-            return False
-        return process.agree(time.monotonic() >= self._until)
-
-    def _is_no_better(self) -> bool:
-        """Judge each evaluation once: the scores are the same on all processes, and so is the answer."""
-        if self._early is None or len(self._history) == self._num_judged:
-            return False
-        self._num_judged = len(self._history)
-        return self._early(self._history)
+    def _is_out_of_time(self, step: int, number: int) -> bool:
+        if self.interruption is None and (jax.process_count() == 1 or number % self._every == 0):
+            why = self._deadline.passed()
+            if why is not None:
+                said = f"stopped after step {step}: {why}. Run the same command again to continue."
+                self.interruption = Interrupted(said)
+        return self.interruption is not None

@@ -2,6 +2,7 @@
 
 from meshwright.evaluation._evaluator import Evaluator
 from meshwright.evaluation._files import OutputFiles
+from meshwright.evaluation._look import LeftOff, Look, looking
 from meshwright.evaluation._loss import LossOver
 from meshwright.evaluation._means import Scores
 from meshwright.evaluation._measured import Measure, Measured, StatefulMeasure
@@ -11,6 +12,8 @@ from meshwright.evaluation._scoring import Scoring
 
 __all__ = [
     "Evaluator",
+    "LeftOff",
+    "Look",
     "LossOver",
     "Measure",
     "Measured",
@@ -21,4 +24,5 @@ __all__ = [
     "Scoring",
     "StatefulMeasure",
     "check_metric",
+    "looking",
 ]

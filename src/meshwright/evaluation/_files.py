@@ -17,7 +17,9 @@ import numpy as np
 from meshwright import process, tree
 from meshwright.checkpoint import step_name
 from meshwright.errors import UsageError
+from meshwright.evaluation._look import Look
 from meshwright.evaluation._rows import RowsOver
+from meshwright.train import nothing
 from meshwright.tree import PyTree
 
 
@@ -27,9 +29,9 @@ class OutputFiles:
     def __init__(self, rows: RowsOver, examples: Any):
         self._rows, self._examples = rows, examples
 
-    def __call__(self, directory: Path, step: int, state: Any) -> None:
+    def __call__(self, directory: Path, step: int, state: Any, look: Look = nothing) -> None:
         """Compute the outputs of all examples and write them, in place of what an earlier attempt wrote."""
-        found = self._rows(state, self._examples)
+        found = self._rows(state, self._examples, look)
         if process.is_lead():
             lines = (line for _, outputs in found for line in _lines(outputs))
             _write(directory / f"{step_name(step)}.jsonl", lines)

@@ -16,11 +16,14 @@ import jax
 from meshwright import process
 from meshwright.arguments import by_name, declares
 from meshwright.errors import UsageError
+from meshwright.evaluation._look import Look
 from meshwright.evaluation._means import Scores
 from meshwright.input import each_example, is_indexed
+from meshwright.train import nothing
 
-Predict = Callable[[Any, Any], Sequence[Any]]
-"""`(state, examples) -> predictions`, one for each example in order. Collective."""
+Predict = Callable[[Any, Any, Look], Sequence[Any]]
+"""`(state, examples, look) -> predictions`, one for each example in order; it looks before each batch.
+Collective."""
 
 
 def check_metric(
@@ -81,14 +84,14 @@ class Metric:
         # It is to compare predictions with the examples, not with a function that makes them.
         self._examples = _listed(examples) if declares(function, "examples") else examples
 
-    def __call__(self, state: Any, scores: Scores, *, is_trial: bool = False) -> Scores:
+    def __call__(self, state: Any, scores: Scores, look: Look = nothing, *, is_trial: bool = False) -> Scores:
         """Return what the function returns; on trial, for the first batch alone.
 
         Raises:
           UsageError: It returns no numbers by name, or one by a name that an average has.
         """
         examples = _head(self._examples, self._batch_size) if is_trial else self._examples
-        preds = None if self._predict is None else self._predict(state, examples)
+        preds = None if self._predict is None else self._predict(state, examples, look)
         return process.on_lead(lambda: self._found(examples, preds, scores))
 
     def _found(self, examples: Any, preds: Any, scores: Scores) -> Scores:

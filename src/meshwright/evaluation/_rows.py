@@ -5,11 +5,12 @@ from typing import Any
 
 import jax
 
+from meshwright.evaluation._look import Look, looking
 from meshwright.evaluation._measured import evaluating
 from meshwright.input import numbered_batches
 from meshwright.predict import OverBatches, Predictions, check_rows, rows_of
 from meshwright.sharding import Layout
-from meshwright.train import ComputeDtype
+from meshwright.train import ComputeDtype, nothing
 from meshwright.tree import PyTree
 
 
@@ -39,15 +40,14 @@ class RowsOver:
         # The whole state goes where parameters would: `_of` picks what it evaluates.
         self._over = OverBatches(lambda state, _, batch, key: self._of(state, batch), layout, seed)
 
-    def __call__(self, state: Any, examples: Any) -> Predictions:
+    def __call__(self, state: Any, examples: Any, look: Look = nothing) -> Predictions:
         """Yield the numbers of the examples of each batch, and what is computed of them."""
-        return self._over(
-            state, None, numbered_batches(examples, self._batch_size, self._layout.batch_sharding)
-        )
+        batches = numbered_batches(examples, self._batch_size, self._layout.batch_sharding)
+        return self._over(state, None, looking(batches, look))
 
-    def of_each(self, state: Any, examples: Any) -> list[PyTree]:
+    def of_each(self, state: Any, examples: Any, look: Look = nothing) -> list[PyTree]:
         """Return what is computed of each example."""
-        return [row for _, found in self(state, examples) for row in rows_of(found)]
+        return [row for _, found in self(state, examples, look) for row in rows_of(found)]
 
     def check(self, state: Any, batch: PyTree) -> PyTree:
         """Return structs of what the function returns for structs of a state and a batch, without compiling.

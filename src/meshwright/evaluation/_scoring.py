@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.evaluation._files import OutputFiles
+from meshwright.evaluation._look import Look, looking
 from meshwright.evaluation._means import Scores
 from meshwright.evaluation._metric import Metric
+from meshwright.train import nothing
 
 
 class Scoring:
@@ -41,11 +43,17 @@ class Scoring:
         self.names: tuple[str, ...] | None = None
         """The names of the scores, once they are known."""
 
-    def __call__(self, state: Any, step: int = 0, directory: Path | None = None) -> Scores:
-        """Return the scores over all examples; files go to `directory`, if there is one."""
-        scores = self._scores(state, is_trial=False)
+    def __call__(
+        self, state: Any, step: int = 0, directory: Path | None = None, look: Look = nothing
+    ) -> Scores:
+        """Return the scores over all examples; files go to `directory`, if there is one.
+
+        Raises:
+          LeftOff: `look`, which is called before each batch, raises it.
+        """
+        scores = self._scores(state, look, is_trial=False)
         if self._outputs is not None and directory is not None:
-            self._outputs(directory, step, state)
+            self._outputs(directory, step, state, look)
         return scores
 
     def check(self, target: Any) -> bool:
@@ -65,15 +73,17 @@ class Scoring:
         Raises:
           UsageError: Something does not fit.
         """
-        found = self._scores(state, is_trial=True)
+        found = self._scores(state, nothing, is_trial=True)
         self._know(list(found))
         return found
 
-    def _scores(self, state: Any, *, is_trial: bool) -> Scores:
+    def _scores(self, state: Any, look: Look, *, is_trial: bool) -> Scores:
         scores: Scores = {}
         if self._mean is not None:
-            scores = self._mean(state, itertools.islice(self._read(), 1 if is_trial else None))
-        return scores if self._metric is None else scores | self._metric(state, scores, is_trial=is_trial)
+            scores = self._mean(state, looking(itertools.islice(self._read(), 1 if is_trial else None), look))
+        if self._metric is None:
+            return scores
+        return scores | self._metric(state, scores, look, is_trial=is_trial)
 
     def _know(self, names: Sequence[str]) -> None:
         self._accept(names)

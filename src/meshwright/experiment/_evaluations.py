@@ -39,7 +39,7 @@ def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation
         num_examples=number,
         check=parts.check,
     )
-    return Evaluation(name, f"{name}/", f"{field}.measure", evaler.when, scoring, evaler.at_end)
+    return Evaluation(name, f"{name}/", f"{field}.measure", evaler.when, scoring, lambda: evaler.at_end)
 
 
 class _Parts:

@@ -113,8 +113,8 @@ class Evaler:
     when: int | When | InformedWhen = 500
     """After these steps (a number: every so many), and after the last. A function may be of the step, or
     of the step and what the run last reported by each name, which is nothing at first:
-    `lambda step, metrics: metrics.get("loss", inf) < 2`. A run that is killed and continued decides as if
-    nothing had happened."""
+    `lambda step, metrics: metrics.get("loss", inf) < 2`. It is asked about step 0, too. A run that is
+    killed and continued decides as if nothing had happened."""
     batch_size: int = 256
     """Examples at a time, over all devices."""
     dtype: str | None = "train"

@@ -1,6 +1,7 @@
 """From a description to a run: its parts are made, and handed to the engine."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -36,7 +37,14 @@ from meshwright.train import RunningWatchdog, TrainState, check_given, fill_stat
 
 
 @process.shared_work()
-def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, strict: bool = False) -> Outcome:
+def run(
+    experiment: Experiment,
+    *,
+    origin: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    from_step: int | None = None,
+    started: float | None = None,
+) -> Outcome:
     """Train as `experiment` says, continuing what its run directory holds.
 
     Call it on every process, after `process.start`.
@@ -46,10 +54,13 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
       origin: JSON-able: how to start this run again. Kept as `experiment.json`.
       strict: whether to refuse to go on with other settings than the run was trained with so far, which are
         told otherwise.
+      from_step: go back to the checkpoint of this step. Later checkpoints are set aside, and later reports
+        cut off. The same call, made again after the run was cut off, goes on from the newest.
+      started: from when on `max_seconds` counts, on the clock `time.monotonic`; without it, from the call.
 
     Raises:
-      UsageError: before anything compiles, where the parts do not fit together, or not all processes have the
-        same.
+      UsageError: before anything compiles, where the parts do not fit together, not all processes have the
+        same, or there is no checkpoint of `from_step`.
       InputError: examples or a checkpoint that cannot be used.
       MeshwrightError: the run directory, of which all is done, could not be put at its address.
       DivergedError: a reported loss, or a state that is to be saved, is not finite.
@@ -58,7 +69,9 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
     """
     with process.telling():
         experiment = _on_devices(experiment)
-        settings = settings_for(experiment, origin, strict)
+        settings = settings_for(experiment, origin)
+        how = {"is_strict": strict, "from_step": from_step, "started": started}
+        settings = dataclasses.replace(settings, **how)
         return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
 
 
@@ -81,7 +94,7 @@ def evaluate(experiment: Experiment) -> dict[str, float]:
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
     with process.telling():
         experiment = _on_devices(experiment)
-        settings = settings_for(experiment, None, strict=False)
+        settings = settings_for(experiment, None)
         return evaluate_parts(settings, experiment.optimizer, partial(training_of, experiment))
 
 
@@ -93,7 +106,7 @@ def _on_devices(experiment: Experiment) -> Experiment:
     return on_hardware(experiment)
 
 
-def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool) -> Settings:
+def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Settings:
     """Return how the run of an experiment goes."""
     save, given = experiment.save, experiment.input
     return Settings(
@@ -118,7 +131,6 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, stric
         watchdog=experiment.watchdog,
         compile_cache=experiment.compile_cache,
         origin=origin,
-        is_strict=strict,
         remark=_rule(experiment),
     )
 

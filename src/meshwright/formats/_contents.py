@@ -29,7 +29,7 @@ class Contents:
     checkpoints: tuple[Listed, ...]
     """The oldest first."""
     set_aside: tuple[str, ...]
-    """What those are called that were found damaged and are kept for people to look at."""
+    """What those are called that were set aside, as damaged or later than where a run went back to."""
     is_ours: bool = True
     """Whether they are of our format."""
 

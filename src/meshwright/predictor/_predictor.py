@@ -15,12 +15,13 @@ from meshwright.adapters import functional
 from meshwright.deployer import Deployer
 from meshwright.engine import settings_of
 from meshwright.errors import UsageError
+from meshwright.evaluation import Look, looking
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
 from meshwright.predict import Outputs, OverBatches, fingerprint, rows_of
 from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp
 from meshwright.storage import local_path
-from meshwright.train import TrainState, Variables, as_seed, eval_params
+from meshwright.train import TrainState, Variables, as_seed, eval_params, nothing
 from meshwright.tree import PyTree
 
 
@@ -108,14 +109,15 @@ class Predictor:
         each = self._each(examples, variables, size, seed, desc)
         return [output for outputs in each for output in outputs]
 
-    def of_state(self, state: TrainState, examples: Any, batch_size: int) -> list[Any]:
+    def of_state(self, state: TrainState, examples: Any, batch_size: int, look: Look = nothing) -> list[Any]:
         """Return the outputs for the parameters that are evaluated of a state of training (`eval_params`).
 
-        `batch_size` examples are computed at a time. Nothing is shown: training has a screen of its own.
+        `batch_size` examples are computed at a time, and `look` is called before each time. Nothing is shown:
+        training has a screen of its own.
         """
         variables = Variables(eval_params(state), state.model_state)
         each = self._each(examples, variables, batch_size, self._deployer.seed, None)
-        return [output for outputs in each for output in outputs]
+        return [output for outputs in looking(each, look) for output in outputs]
 
     def _said(
         self, examples: Any, per_device_batch_size: int, to: str | Path | None, seed: int

@@ -22,6 +22,7 @@ from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
 from meshwright.process._hold import Hold, hold, hold_run, is_held
+from meshwright.process._job_end import job_end
 from meshwright.process._leave import abandon, shared_work
 from meshwright.process._peers import finishing, hearing, say_left, say_to_all
 from meshwright.process._program import program_text
@@ -54,6 +55,7 @@ __all__ = [
     "is_lead",
     "is_of_all",
     "is_shared",
+    "job_end",
     "on_lead",
     "program_text",
     "roll_call",

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, Interrupted
 from meshwright.process._agree import gather
+from meshwright.process._at_once import ending_at_once, jaxs_handler_put_aside
 from meshwright.process._member import member
 
 _NOTE = b"meshwright: finishing this step and saving; press Ctrl-C again to stop now\n"
@@ -35,6 +36,7 @@ class Signals:
         """Set when `stop` has answered True; has the exit code. A run that ended by itself has none."""
         self.terminated = False
         self.ctrl_c = False
+        self._listens = threading.current_thread() is threading.main_thread()
 
     @property
     def ending(self) -> bool:
@@ -61,6 +63,25 @@ class Signals:
             return _reached_sync_point()
         return self.terminated or self.ctrl_c
 
+    @contextmanager
+    def leaving_at_once(self) -> Iterator[None]:
+        """End this process in the block, with exit code 75, soon after SIGTERM: there is nothing to save.
+
+        What takes no longer than a moment is ended by `stop`, as ever.
+        """
+        if not self._listens:
+            yield
+            return
+        with ExitStack() as stack:
+            if jax.distributed.is_initialized():
+                stack.enter_context(jaxs_handler_put_aside(self.on_terminate, lambda: self.terminated))
+            stack.enter_context(ending_at_once())
+            yield
+
+    def on_terminate(self, number: int, frame: FrameType | None) -> None:
+        """Take SIGTERM, as a handler of signals."""
+        self.terminated = True
+
 
 @contextmanager
 def signals() -> Iterator[Signals]:
@@ -83,9 +104,6 @@ def signals() -> Iterator[Signals]:
 
 
 def _handlers(heard: Signals) -> dict[int, Callable[[int, FrameType | None], None]]:
-    def on_terminate(number: int, frame: FrameType | None) -> None:
-        heard.terminated = True
-
     def on_ctrl_c(number: int, frame: FrameType | None) -> None:
         heard.ctrl_c = True
         # Not print: the signal may have come in the middle of one. A live panel hides the cursor.
@@ -98,7 +116,7 @@ def _handlers(heard: Signals) -> dict[int, Callable[[int, FrameType | None], Non
 
     if jax.distributed.is_initialized():
         return {signal.SIGINT: on_ctrl_c}  # a handler for SIGTERM would take it away from JAX
-    return {signal.SIGINT: on_ctrl_c, signal.SIGTERM: on_terminate}
+    return {signal.SIGINT: on_ctrl_c, signal.SIGTERM: heard.on_terminate}
 
 
 def _reached_sync_point() -> bool:

@@ -6,6 +6,7 @@ there. `_run` and `_history` read, `_page`, `_comparison_page` and `_summary` sa
 what `Run` has.
 """
 
+from meshwright.report._back import WENT_BACK, Back, times_back
 from meshwright.report._comparison import Comparison, compare, comparison_document, comparison_text
 from meshwright.report._history import Best, Series
 from meshwright.report._run import Run, is_run, read_run
@@ -14,6 +15,8 @@ from meshwright.report._write import PAGE, write_comparison, write_page
 
 __all__ = [
     "PAGE",
+    "WENT_BACK",
+    "Back",
     "Best",
     "Comparison",
     "Run",
@@ -27,6 +30,7 @@ __all__ = [
     "read_run",
     "runs_table",
     "summary",
+    "times_back",
     "write_comparison",
     "write_page",
 ]

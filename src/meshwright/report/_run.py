@@ -13,6 +13,7 @@ from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
 from meshwright.formats import Contents, contents
 from meshwright.metrics import salvage_jsonl
+from meshwright.report._back import Back, times_back
 from meshwright.report._ending import Ending, Incident, ending_of, incidents_of
 from meshwright.report._history import (
     Attempt,
@@ -54,6 +55,8 @@ class Run:
     checkpoints_path: str | None
     settings_from: Mapping[int, str]
     """The descriptions of its attempts, by the step that each went on from."""
+    backs: Sequence[Back]
+    """When it went back to an earlier step."""
     incidents: Sequence[Incident]
     outputs: Mapping[str, Sequence[str]]
     """The files in which evaluations wrote what the model made of each example, by evaluation."""
@@ -168,6 +171,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
         checkpoints=contents(path) if path and Path(path).is_dir() else None,
         checkpoints_path=path,
         settings_from=_settings_from(directory / "attempts"),
+        backs=times_back(directory),
         incidents=files.read("logs", incidents_of) or [],
         outputs=_outputs(directory / "outputs"),
         missing=files.missing,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright import description
+from meshwright.checkpoint import why_aside
 from meshwright.metrics import duration, number
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
@@ -68,7 +69,7 @@ def checkpoints(run: Run) -> Html | None:
         ]
         for each in reversed(listed.checkpoints)
     ]
-    rows += [[name, "set aside", *("" for _ in names), "damaged"] for name in listed.set_aside]
+    rows += [[name, "set aside", *("" for _ in names), why_aside(name)] for name in listed.set_aside]
     return table(["step", "size", *names, ""], rows, caption="Checkpoints that are there, the newest first")
 
 
@@ -83,12 +84,23 @@ def attempts(run: Run) -> Html | None:
             f"{each.last_step:,}",
             duration(each.seconds),
             "–" if each.compile_seconds is None else f"{number(each.compile_seconds)} s",
-            changed,
+            "; ".join(filter(None, (back, changed))),
         ]
-        for each, changed in zip(run.attempts, _changes(run), strict=True)
+        for each, back, changed in zip(run.attempts, _backs(run), _changes(run), strict=True)
     ]
-    heads = ["started", "from step", "to step", "trained", "compiled in", "settings that changed"]
+    heads = ["started", "from step", "to step", "trained", "compiled in", "what changed"]
     return table(heads, rows, caption="The run was continued: its processes, one after the other", texts=1)
+
+
+def _backs(run: Run) -> list[str]:
+    """Return for each attempt from which step it went back, if it did: the first that began after that."""
+    said = ["" for _ in run.attempts]
+    for back in run.backs:
+        later = (i for i, each in enumerate(run.attempts) if each.started >= back.time)
+        number = next(later, None)
+        if number is not None and run.attempts[number].first_step == back.to:
+            said[number] = f"went back from step {back.newest:,}"
+    return said
 
 
 def _changes(run: Run) -> list[str]:

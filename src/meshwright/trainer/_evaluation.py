@@ -9,7 +9,7 @@ from typing import Any, Literal
 from meshwright.arrays import restore
 from meshwright.checkpoint import open_best
 from meshwright.errors import UsageError, nearest
-from meshwright.evaluation import Metric, Scoring, check_metric
+from meshwright.evaluation import Look, Metric, Scoring, check_metric
 from meshwright.input import numbered_batches
 from meshwright.predictor import Predictor
 from meshwright.train import TrainState, Variables, eval_params, only_averages
@@ -64,11 +64,17 @@ class Evaluated:
         read = partial(numbered_batches, examples, size, sharding, collate=recipe.collate)
         metric = None
         if self.metric_fn is not None:
-            predict = None if self.predictor is None else partial(self.predictor.of_state, batch_size=size)
+            predict = None if self.predictor is None else partial(_predictions, self.predictor, size)
             given = {"has_scores": self.has_averages, "name": "the metric function"}
             metric = Metric(self.metric_fn, examples, size, predict, **given)
         mean = recipe.loss_over if self.has_averages else None
         return Scoring(mean, read, metric, accept=partial(_check_best, best))
+
+
+def _predictions(
+    predictor: Predictor, batch_size: int, state: TrainState, examples: Any, look: Look
+) -> Sequence[Any]:
+    return predictor.of_state(state, examples, batch_size, look)
 
 
 def best_of(directory: Path, target: TrainState, score: str, mode: Literal["min", "max"]) -> Variables:

@@ -34,6 +34,7 @@ from meshwright.trainer._evaluation import PREFIX, Evaluated
 from meshwright.trainer._recipe import Recipe
 from meshwright.trainer._schedule import EPOCH, Schedule
 from meshwright.trainer._start import check_schedule
+from meshwright.when import When
 
 _FOR_EVER = 2**31 - 1  # the largest step that a state can count
 
@@ -51,6 +52,8 @@ class Call:
     stop: Stop
     profile: Profile
     watchdog: Watchdog | None
+    strict: bool
+    from_step: int | None
 
 
 @dataclass
@@ -146,6 +149,8 @@ def _settings_for(
         stop=call.stop,
         profile=call.profile,
         watchdog=call.watchdog,
+        is_strict=call.strict,
+        from_step=call.from_step,
         is_shown=deployer.verbose,
         say=lambda text: deployer.log_info(text.strip()),
     )
@@ -190,7 +195,7 @@ def _training_of(
         num_steps=lambda done: schedule.num_steps(done, calls.epochs, calls.first_step),
         asked=schedule.end,
         first_state=partial(_kept, recipe, progress, calls, first_state),
-        evaluations=_evaluations(call, calls.epochs),
+        evaluations=_evaluations(call, calls),
         facts=partial(_facts, calls, call.evaluated.examples),
         remarks=[f"compute_dtype: {wider}"] if wider else [],
         reached=reached,
@@ -228,11 +233,17 @@ def _is_continued(progress: Progress, calls: CallData) -> bool:
     return progress.state is not None and progress.num_calls > 0 and not is_cut_off
 
 
-def _evaluations(call: Call, data: Epochs) -> Sequence[Evaluation]:
+def _evaluations(call: Call, calls: CallData) -> Sequence[Evaluation]:
     if call.evaluated.examples is None:
         return []
-    best, when = call.schedule.best, call.schedule.evaluates(data)
-    return [Evaluation("eval", PREFIX, "eval_examples", when, call.evaluated.scoring(best))]
+    best, due = call.schedule.best, call.schedule.evaluates(calls.epochs)
+
+    def is_new() -> bool:  # and not of a call that was finished before
+        return calls.saved is None
+
+    when: When = lambda step: is_new() and due(step)  # noqa: E731
+    scoring = call.evaluated.scoring(best)
+    return [Evaluation("eval", PREFIX, "eval_examples", when, scoring, is_new)]
 
 
 def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:

@@ -27,6 +27,7 @@ from meshwright.tree import PyTree
 from meshwright.when import When
 
 _LOGGING, _STOP, _NO_PROFILE, _WATCHDOG = Logging(), Stop(), Profile(), Watchdog()
+_NO_SETTINGS = ("self", "strict", "from_step")
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """Arguments that are no settings."""
 
@@ -179,6 +180,8 @@ class Trainer(Generic[Params]):
         stop: Stop = _STOP,
         profile: Profile = _NO_PROFILE,
         watchdog: Watchdog | None = _WATCHDOG,
+        strict: bool = False,
+        from_step: int | None = None,
     ) -> dict[str, float]:
         """Train, and return the scores of the last evaluation. Collective.
 
@@ -218,6 +221,8 @@ class Trainer(Generic[Params]):
             `mw.Stop(max_seconds=3600, early=mw.early_stopping("eval_loss", "min", patience=3))`.
           profile: the steps of which profiles are taken, into the run directory: `mw.Profile((100,))`.
           watchdog: after how long a hang is told, `mw.Watchdog(600)`; None for never.
+          strict: refuse to go on with other settings than the run was trained with so far.
+          from_step: go back to this step's checkpoint, as `mw.run` does.
 
         Raises:
           UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
@@ -225,7 +230,7 @@ class Trainer(Generic[Params]):
           DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
-        given = {key: value for key, value in locals().items() if key != "self"}
+        given = {key: value for key, value in locals().items() if key not in _NO_SETTINGS}
         schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, best, keep)
         check_values(logging, stop, profile, watchdog, has_directory=self._place.directory is not None)
         if self.deployer.loops.is_in_round and schedule.needs_workdir:
@@ -248,6 +253,8 @@ class Trainer(Generic[Params]):
             stop=stop,
             profile=profile,
             watchdog=watchdog,
+            strict=strict,
+            from_step=from_step,
         )
         with process.telling():
             if jax.process_count() > 1:

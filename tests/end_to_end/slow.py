@@ -1,0 +1,59 @@
+"""Experiments that take long where they may be told to stop: in an evaluation, and in XLA's compiler."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import meshwright as mw
+
+EXAMPLES = {"x": np.ones((64, 4), np.float32)}
+BATCHES = 120
+"""Of an evaluation, each of a tenth of a second."""
+
+
+def evaluating(run: str = "runs/slow") -> mw.Experiment:
+    """Evaluate after step 2 for twelve seconds."""
+    few = {"x": np.ones((8 * BATCHES, 4), np.float32)}
+    evaluations = {"all": mw.Evaler(_slowly, few, when=mw.when.at(2), batch_size=8, at_end=False)}
+    return _described(run, lambda params, batch, key: _error(params, batch).mean(), evaluations=evaluations)
+
+
+def compiling(run: str = "runs/slow", reductions: int = 500) -> mw.Experiment:
+    """Train a step that takes XLA a minute to compile: a sum of many reductions, which it fuses into one."""
+
+    def loss(params, batch, key):
+        parts = (jnp.sum(params["w"][i % 4, : 1 + i % 2] * batch["x"][0, i % 4]) for i in range(reductions))
+        return sum(parts) ** 2
+
+    return _described(run, loss)
+
+
+def _described(run, loss, **more):
+    return mw.Experiment(
+        workdir=run,
+        model=lambda key: {"w": jax.random.normal(key, (4, 2))},
+        loss=loss,
+        optimizer=optax.sgd(0.01),
+        input=mw.Input(EXAMPLES, batch_size=16),
+        max_steps=4,
+        logging=mw.Logging(every=1),
+        save=mw.Save(when=100),
+        **more,
+    )
+
+
+def _error(params, batch):
+    return ((batch["x"] @ params["w"]) ** 2).sum(-1)
+
+
+def _slowly(params, batch):
+    waited = jax.experimental.io_callback(_wait, jax.ShapeDtypeStruct((), jnp.float32))
+    return {"loss": _error(params, batch) + 0 * waited}
+
+
+def _wait():
+    time.sleep(0.1)
+    return np.float32(0)

@@ -1,0 +1,117 @@
+"""SIGTERM where a run is busy for long: it saves what there is, or ends, within seconds."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from end_to_end.running import kill, losses, reached, wait_for
+from end_to_end.test_processes import children
+from meshwright.metrics import read_jsonl
+
+SECONDS = 5
+"""From SIGTERM to the end of the process."""
+
+
+def heard(child, words):
+    """Wait until a child says something on stderr."""
+    for line in child.stderr:
+        if words in line:
+            return
+    raise AssertionError(f"it ended with {child.wait()}")
+
+
+def terminated(child):
+    """Send SIGTERM; return the exit code, and how long it took."""
+    sent = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    return child.returncode, time.monotonic() - sent
+
+
+def train(shell, *words):
+    return shell.start("train", *words, "--fake-devices", "1")
+
+
+@pytest.fixture(scope="module")
+def evaluation_cut_off(shell):
+    """A run that was told to stop in an evaluation of twelve seconds; how it ended and in which time."""
+    child, run = train(shell, "slow:evaluating", "workdir=evaluating"), shell.folder / "evaluating"
+    try:
+        wait_for(reached(run, 1), child)
+        time.sleep(2)  # steps take a millisecond
+        ended = terminated(child)
+    finally:
+        kill(child)
+    return run, ended
+
+
+def test_in_an_evaluation_it_saves_within_seconds(evaluation_cut_off):
+    run, (code, seconds) = evaluation_cut_off
+    assert code == 75
+    assert seconds < SECONDS
+    assert [path.name for path in (run / "checkpoints").glob("step_*")] == ["step_00000002"]
+
+
+def test_the_evaluation_is_made_when_the_run_goes_on(shell, evaluation_cut_off):
+    run, _ = evaluation_cut_off
+    assert not evaluated(run)
+    done = shell("train", "slow:evaluating", "workdir=evaluating", "--fake-devices", "1")
+    assert done.returncode == 0, done.stderr
+    assert evaluated(run) == [2]
+    assert list(losses(run)) == [1, 2, 3, 4]
+
+
+def evaluated(run):
+    return [report["step"] for report in read_jsonl(run / "metrics.jsonl") if "all/loss" in report]
+
+
+def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(shell, monkeypatch):
+    monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
+    child = train(shell, "slow:compiling", "workdir=compiling")
+    try:
+        heard(child, "one batch read")
+        heard(child, "MLIR module conversion")  # what follows is XLA's
+        time.sleep(1)
+        code, seconds = terminated(child)
+    finally:
+        kill(child)
+    assert code == 75
+    assert seconds < SECONDS
+    assert not list((shell.folder / "compiling/checkpoints").glob("step_*"))
+
+
+def launched(shell, *words):
+    command = (sys.executable, "-m", "meshwright", "train", *words, "--fake-devices", "1")
+    return shell.start("launch", "local", "-n", "2", "--", *command)
+
+
+def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell):
+    launcher, run = launched(shell, "slow:evaluating", "workdir=both"), shell.folder / "both"
+    try:
+        wait_for(reached(run, 1), launcher)
+        time.sleep(2)
+        os.kill(children(launcher.pid)[1], signal.SIGTERM)
+        _, err = launcher.communicate(timeout=60)
+    finally:
+        kill(launcher)
+    assert launcher.returncode == 75, err
+    assert re.findall(r"stopped by SIGTERM after step (\d+)", err) == ["2", "2"]
+    assert not evaluated(run)
+
+
+def test_two_that_are_told_while_they_compile_end_within_seconds(shell, monkeypatch):
+    monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
+    launcher = launched(shell, "slow:compiling", "workdir=both compiling")
+    try:
+        heard(launcher, "one batch read")
+        heard(launcher, "MLIR module conversion")
+        time.sleep(2)
+        code, seconds = terminated(launcher)
+    finally:
+        kill(launcher)
+    assert code == 75
+    assert seconds < SECONDS
