@@ -129,30 +129,33 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
 
 
 def reports(
-    settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
+    settings: Settings,
+    write: Writer,
+    when_saved: When,
+    training: Training,
+    evaluate: Evaluations,
+    updates: Callable[[], int],
 ) -> Log:
-    """Return the loop's `log`."""
+    """Return the loop's `log`; `updates` returns how many updates were made."""
     return logger(
         write,
         # A report before each save: a crash then loses whole reports, which are made again.
         either(every(settings.reporting.every), when_saved),
         per_second=settings.reporting.per_second,
+        also=partial(_learning_rates, settings.reporting.learning_rate, training, updates),
         waited=lambda: training.data.wait_seconds,
         paused=lambda: evaluate.seconds,
     )
 
 
-def with_learning_rate(
-    write: Writer, learning_rate: Callable[[int], float] | None, updates: Callable[[], int]
-) -> Writer:
-    """Return `write`, told besides by which learning rate the last of so many updates was made."""
-    if learning_rate is None:
-        return write
-
-    def written(step: int, values: Values, /) -> None:
-        write(step, {**values, "learning_rate": learning_rate(max(updates() - 1, 0))})
-
-    return written
+def _learning_rates(
+    given: Callable[[int], float] | None, training: Training, updates: Callable[[], int]
+) -> dict[str, float]:
+    """Return the learning rates of the last update: those that the optimizer shows, or else the one given."""
+    shown = training.step.learning_rates()
+    if given is None or "learning_rate" in shown:
+        return shown
+    return {"learning_rate": given(max(updates() - 1, 0)), **shown}
 
 
 def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:

@@ -18,7 +18,6 @@ from meshwright.engine._reports import (
     reported,
     reports,
     tell_of_lost_reports,
-    with_learning_rate,
     writers,
 )
 from meshwright.engine._settings import Settings
@@ -207,8 +206,7 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
 def _log(turn: _Turn, when_saved: When, updates: Callable[[], int]) -> Log:
     """Return the loop's `log`; `updates` returns how many updates were made."""
     write = tee(turn.write, turn.evaluate.hear)
-    write = with_learning_rate(write, turn.settings.reporting.learning_rate, updates)
-    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate)
+    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate, updates)
 
 
 def _when_saved(turn: _Turn) -> Callable[[int], bool]:
