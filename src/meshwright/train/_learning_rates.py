@@ -71,7 +71,7 @@ def _factors(update: Update, state: Any, scheduled: Callable[..., Any], outer: t
     if _is_made_by(optax.scale, update):
         return {"": float(update(1.0, state)[0])}
     if _is_made_by(optax.scale_by_schedule, update) and isinstance(state, optax.ScaleByScheduleState):
-        return {"": float(scheduled(update)(np.int32(max(int(state.count) - 1, 0))))}
+        return {"": float(scheduled(update)(np.int32(max(np.asarray(state.count).item() - 1, 0))))}
     if _is_made_by(scale_by_path, update):
         return {"": 1.0, **dict(shown["factors"])}
     if "learning_rate" in getattr(state, "hyperparams", ()):
