@@ -66,15 +66,17 @@ def writers(
       UsageError: on every process, if the package of a tracker is not installed.
     """
     halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
-    opening = partial(_files_and_trackers, stack, settings, opened, after)
-    files = process.together(lambda: opening() if process.is_lead() else tee())
+    opening = partial(_files_and_trackers, settings, opened, after)
+    keep = opened.held.reports if opened.held else lambda opening, _: (opening(stack), True)
+    files, is_new = process.together(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
     if not process.is_lead():
         return halt
     counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
-    _tell_what_is_not_counted(counted)
-    flops = {} if training.other_batches else {"model_flops": float(counted.model)}
-    sizes = {**flops, **state_sizes(training.target)}
-    files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
+    if is_new:
+        _tell_what_is_not_counted(counted)
+        flops = {} if training.other_batches else {"model_flops": float(counted.model)}
+        sizes = {**flops, **state_sizes(training.target)}
+        files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
     written, shown = _timed(files, step_time), tee()
     if settings.is_shown:
         shown = _without(frozenset(seconds_of(one.name) for one in training.evaluations), opened.console)
@@ -86,7 +88,7 @@ def writers(
 
 
 def _files_and_trackers(
-    stack: contextlib.ExitStack, settings: Settings, opened: Opened, after: int
+    settings: Settings, opened: Opened, after: int, stack: contextlib.ExitStack
 ) -> Writer:
     trackers = open_trackers(
         stack, *settings.reporting.trackers, tell=settings.say or saying(opened.console, logging.WARNING)
@@ -129,30 +131,33 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
 
 
 def reports(
-    settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
+    settings: Settings,
+    write: Writer,
+    when_saved: When,
+    training: Training,
+    evaluate: Evaluations,
+    updates: Callable[[], int],
 ) -> Log:
-    """Return the loop's `log`."""
+    """Return the loop's `log`; `updates` returns how many updates were made."""
     return logger(
         write,
         # A report before each save: a crash then loses whole reports, which are made again.
         any_of(every(settings.reporting.every), when_saved),
         per_second=settings.reporting.per_second,
+        also=partial(_learning_rates, settings.reporting.learning_rate, training, updates),
         waited=lambda: training.data.wait_seconds,
         paused=lambda: evaluate.seconds,
     )
 
 
-def with_learning_rate(
-    write: Writer, learning_rate: Callable[[int], float] | None, updates: Callable[[], int]
-) -> Writer:
-    """Return `write`, told besides by which learning rate the last of so many updates was made."""
-    if learning_rate is None:
-        return write
-
-    def written(step: int, values: Values, /) -> None:
-        write(step, {**values, "learning_rate": learning_rate(max(updates() - 1, 0))})
-
-    return written
+def _learning_rates(
+    given: Callable[[int], float] | None, training: Training, updates: Callable[[], int]
+) -> dict[str, float]:
+    """Return the learning rates of the last update: those that the optimizer shows, or else the one given."""
+    shown = training.step.learning_rates()
+    if given is None or "learning_rate" in shown:
+        return shown
+    return {"learning_rate": given(max(updates() - 1, 0)), **shown}
 
 
 def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ from meshwright.checkpoint import Checkpoints
 from meshwright.engine._changes import tell_changes
 from meshwright.engine._checks import checked, tried
 from meshwright.engine._evaluations import Evaluations, Scores
+from meshwright.engine._held import Held
 from meshwright.engine._opened import Opened, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import as_when
@@ -18,7 +19,6 @@ from meshwright.engine._reports import (
     reported,
     reports,
     tell_of_lost_reports,
-    with_learning_rate,
     writers,
 )
 from meshwright.engine._settings import Settings
@@ -40,7 +40,10 @@ from meshwright.when import Tick, When, asked_once
 
 
 def run(
-    settings: Settings, optimizer: Tx, make: Callable[[contextlib.ExitStack, Watchdog], Training]
+    settings: Settings,
+    optimizer: Tx,
+    make: Callable[[contextlib.ExitStack, Watchdog], Training],
+    held: Held | None = None,
 ) -> Outcome:
     """Train, continuing what the run directory holds. Collective.
 
@@ -49,6 +52,7 @@ def run(
       optimizer: the optimizer.
       make: makes the parts. What it opens, it gives to the stack, which is closed after the run, and it
         reads the first batch in the watchdog's phase of that name.
+      held: keeps the run directory open for further trainings, which saves nothing by itself.
 
     Raises: as `mw.run`.
     """
@@ -58,9 +62,11 @@ def run(
         watch = stack.enter_context(_watched(settings))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
-        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started))
+        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started, held))
         outcome = train(settings, training, opened)
-        opened.record.summary = outcome.summary()
+        opened.record.finish(outcome.summary())
+        if held is not None:
+            held.step = outcome.step
     return outcome
 
 
@@ -74,7 +80,8 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
             say(f"  already at step {first}: {training.asked} asks for nothing more")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
-        evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
+        if evaluate.needs_reports or first > training.first_step():  # else there is none that counts
+            evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
         stop = Stopping(
             opened.signals, settings.stop, settings.reporting.every, evaluate.history, opened.started
         )
@@ -209,8 +216,7 @@ def _fit(turn: _Turn, state: TrainState) -> TrainState:
 def _log(turn: _Turn, when_saved: When, updates: Callable[[], int]) -> Log:
     """Return the loop's `log`; `updates` returns how many updates were made."""
     write = tee(turn.write, turn.evaluate.hear)
-    write = with_learning_rate(write, turn.settings.reporting.learning_rate, updates)
-    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate)
+    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate, updates)
 
 
 def _when_saved(turn: _Turn) -> Callable[[int], bool]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
 
 from meshwright import process, tree
 from meshwright.collector import collector_paused
@@ -20,6 +20,7 @@ from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
 from meshwright.train._keys import step_key
+from meshwright.train._learning_rates import Rates, learning_rates
 from meshwright.train._loss import (
     REPORTED,
     Loss,
@@ -32,6 +33,7 @@ from meshwright.train._loss import (
 from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
+from meshwright.train._placed import placed, shardings_of
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
 from meshwright.train._state import TrainState
@@ -64,6 +66,7 @@ class Step:
       layout: where batches are split; the state stays where it is.
       microbatches: by how much, besides, the size of a batch must divide.
       idle: given the error about a mesh axis that only repeats work, where there is one; it may raise it.
+      optimizer: the optimizer that the update uses, which `learning_rates` asks; its state is `state.opt_state`.
     """
 
     def __init__(
@@ -73,9 +76,12 @@ class Step:
         *,
         microbatches: int = 1,
         idle: Callable[[LayoutError], None] = refused,
+        optimizer: Tx | None = None,
     ):
         self._function, self._layout, self._microbatches = function, layout, microbatches
         self._idle = idle
+        self._rates = None if optimizer is None else learning_rates(optimizer)
+        self._newest: Callable[[], Any] = lambda: None
         self._compiled: jax.stages.Compiled | None = None
         self._programs: dict[Shapes, jax.stages.Compiled] = {}
         self._batch: PyTree = None
@@ -97,6 +103,21 @@ class Step:
           UsageError: the batch has another structure or dtype than the first, or, with several processes, a
             shape for which it was not compiled.
         """
+        new, metrics = self._computed(state, batch)
+        if self._rates is not None:
+            self._newest = ref(new)  # and no more than that: a state takes memory
+        return new, metrics
+
+    def learning_rates(self) -> Rates:
+        """Return the learning rates of the newest update: `mw.metrics.logger(write, also=step.learning_rates)`.
+
+        They are those that the optimizer shows, see `train.learning_rates`, as long as the state that this
+        step returned last is there; else none.
+        """
+        state = self._newest()
+        return {} if state is None or self._rates is None else self._rates(state.opt_state)
+
+    def _computed(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         if self._compiled is None:
             self.compile(tree.abstract(state), batch)
         elif len(self._programs) > 1:
@@ -160,7 +181,7 @@ class Step:
 
         Raises: as `compile`.
         """
-        batch, shardings = self._placed(batch), self._shardings(state)
+        batch, shardings = self._placed(batch), shardings_of(state, self._layout)
         jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         # In the mesh, so that models may constrain by bare PartitionSpecs.
         with in_mesh(self._layout.mesh), collector_paused():
@@ -188,35 +209,8 @@ class Step:
         _check_names(metrics)
         return new, Packed.of({name: as_metric(name, metric) for name, metric in metrics.items()})
 
-    def _shardings(self, state: PyTree) -> PyTree:
-        def one(name: str, x: Any) -> NamedSharding:
-            sharding = getattr(x, "sharding", None)
-            if not (isinstance(sharding, NamedSharding) and sharding.mesh == self._layout.mesh):
-                raise LayoutError(
-                    f"state leaf {name!r} is not on the mesh {dict(self._layout.mesh.shape)}; "
-                    f"its sharding is {sharding}.\n  Place the state first: "
-                    "`mw.sharding.copy_to(state, layout.shardings(state))`."
-                )
-            return sharding
-
-        return tree.map_named(one, state)
-
     def _placed(self, batch: PyTree) -> PyTree:
-        ways = self._layout.batch_ways * self._microbatches
-        sharding = self._layout.batch_sharding
-
-        def one(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            if not x.shape or x.shape[0] % ways:
-                raise LayoutError(
-                    f"batch leaf {name or 'batch'!r} of shape {x.shape} does not divide: its first dimension "
-                    f"must be a multiple of {ways}\n  ({self._layout.batch_ways} ways over mesh "
-                    f"{dict(self._layout.mesh.shape)} × {self._microbatches} microbatches). "
-                    "Change the batch size, the mesh or microbatches."
-                )
-            dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's float64 and int64 become 32 bits wide
-            return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
-
-        return tree.map_named(one, tree.abstract(batch))
+        return placed(batch, self._layout, self._microbatches)
 
 
 def make_step(
@@ -281,7 +275,7 @@ def make_step(
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, with_skipped(metrics, updates, before, opt_state)
 
-    return Step(step, layout, microbatches=microbatches, idle=idle)
+    return Step(step, layout, microbatches=microbatches, idle=idle, optimizer=optimizer)
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:
