@@ -1,7 +1,8 @@
 """What a call of `fit` takes beside its steps, when another with batches of the same shapes was made before.
 
 Reinforcement learning, federated clients and curricula call it again and again. Each call has one step.
-Beside it stand the first call, which traces and compiles, and the bare step.
+Beside it stand the first call, which traces and compiles, and the bare step. In a workdir, in rounds, the run
+directory is open and nothing is saved; alone, each call saves a checkpoint and draws a page.
 """
 
 import argparse
@@ -16,7 +17,10 @@ import optax
 
 import meshwright as mw
 
-MAX_MS = 10  # beside the steps, without a workdir
+MAX_MS = 10  # beside the steps, where no checkpoint is due
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+EXAMPLES = {"x": X, "y": X.sum(1)}
+Calls = Callable[[mw.Deployer, Callable[[], object], int], list[float]]
 
 
 def loss(params, batch):
@@ -29,38 +33,52 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def alone(deployer: mw.Deployer, fit: Callable[[], object], num_calls: int) -> list[float]:
+    return [seconds(fit) for _ in range(num_calls)]
+
+
+def in_rounds(deployer: mw.Deployer, fit: Callable[[], object], num_calls: int) -> list[float]:
+    took = [alone(deployer, fit, num_calls // 2) for _ in deployer.rounds(2)]
+    return [each for calls in took for each in calls[1:]]  # the first of a loop opens the run directory
+
+
+def bare_steps(trainer: mw.Trainer, num_steps: int) -> list[float]:
+    step = mw.make_step(lambda params, batch, key: loss(params, batch), optax.sgd(0.1), trainer.layout)
+    state, _ = step(jax.tree.map(jax.numpy.copy, trainer.state), EXAMPLES)
+    took = []
+    for _ in range(num_steps):
+        started = time.perf_counter()
+        state, metrics = step(state, EXAMPLES)
+        jax.block_until_ready(metrics)
+        took.append(time.perf_counter() - started)
+    return took
+
+
+def measure(where: str, workdir: str | None, calls: Calls, num_calls: int) -> float:
+    """Print what is measured, and return the milliseconds of a call beside its step."""
+    deployer = mw.Deployer(0, verbose=False, workdir=workdir)
+    params = {"w": np.zeros(4, np.float32)}
+    trainer = mw.Trainer(deployer, params=params, loss=loss, optimizer=optax.sgd(0.1))
+    fit = lambda: trainer.fit(EXAMPLES, batch_size=64, epochs=1)  # noqa: E731
+    first, took = seconds(fit), calls(deployer, fit, num_calls)
+    bare = bare_steps(trainer, num_calls)
+    print(
+        f"{where}: first call {first:.2f} s; later ones {1e3 * statistics.median(took):.1f} ms "
+        f"(least {1e3 * min(took):.1f}), a bare step {1e3 * statistics.median(bare):.1f} ms"
+    )
+    return 1e3 * (statistics.median(took) - statistics.median(bare))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=60)
     options = parser.parse_args()
-    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    examples = {"x": x, "y": x.sum(1)}
-    missed = False
-    for where in ("no workdir", "a workdir"):
-        workdir = None if where == "no workdir" else tempfile.mkdtemp()
-        deployer = mw.Deployer(0, verbose=False, workdir=workdir)
-        made = mw.Trainer(
-            deployer, params={"w": np.zeros(4, np.float32)}, loss=loss, optimizer=optax.sgd(0.1)
-        )
-        fit = lambda made=made: made.fit(examples, batch_size=64, epochs=1)  # noqa: E731
-        first = seconds(fit)
-        took = [seconds(fit) for _ in range(options.calls)]
-        step = mw.make_step(lambda params, batch, key: loss(params, batch), optax.sgd(0.1), made.layout)
-        state = jax.tree.map(jax.numpy.copy, made.state)
-        state, _ = step(state, examples)
-        bare = []
-        for _ in range(options.calls):
-            started = time.perf_counter()
-            state, metrics = step(state, examples)
-            jax.block_until_ready(metrics)
-            bare.append(time.perf_counter() - started)
-        beside = 1e3 * (statistics.median(took) - statistics.median(bare))
-        print(
-            f"{where}: first call {first:.2f} s; later ones {1e3 * statistics.median(took):.1f} ms "
-            f"(least {1e3 * min(took):.1f}), a bare step {1e3 * statistics.median(bare):.1f} ms"
-        )
-        missed |= workdir is None and beside > MAX_MS
-    if missed:
+    judged = [
+        measure("no workdir", None, alone, options.calls),
+        measure("a workdir, in rounds", tempfile.mkdtemp(), in_rounds, options.calls),
+    ]
+    measure("a workdir", tempfile.mkdtemp(), alone, options.calls)
+    if max(judged) > MAX_MS:
         raise SystemExit(f"a call takes more than {MAX_MS} ms beside its steps")
 
 

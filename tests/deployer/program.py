@@ -48,14 +48,9 @@ def train_step(rng, params, opt_state, batch, optimizer):
     return optax.apply_updates(params, updates), opt_state, {"loss": loss}
 
 
-def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_size=8):
-    train_examples = examples()
-    microbatches = deployer.get_accumulate_grad_batches(
-        batch_size=batch_size, per_device_batch_size=per_device_batch_size
-    )
-    deployer.log_info(microbatches, title="microbatches")
+def make_optimizer(deployer, epochs, per_device_batch_size, microbatches):
     lr_schedule_fn = deployer.get_lr_schedule_fn(
-        train_size=len(train_examples),
+        train_size=len(examples()),
         per_device_batch_size=per_device_batch_size,
         epochs=epochs,
         learning_rate=1e-2,
@@ -63,42 +58,64 @@ def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_si
         warmup_ratio=0.1,
         microbatches=microbatches,
     )
-    optimizer = optax.MultiSteps(
+    return optax.MultiSteps(
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate=lr_schedule_fn)),
         every_k_schedule=microbatches,
     )
 
+
+def begin(deployer, optimizer):
+    """Return parameters and optimizer state, and how far they are: of the last checkpoint, or new."""
     ckpt, info = deployer.load_last_ckpt(optimizer=optimizer, float_dtype=jnp.float32)
-    if ckpt is None:
-        params = initial_params()
-        params_sharding_rules = deployer.get_sharding_rules(params_shape_or_params=params)
-        if params_sharding_rules is not None:
-            deployer.log_info("\n".join([str(t) for t in params_sharding_rules]), title="Sharding rules")
-        params_spec = deployer.get_params_spec(params_shape_or_params=params, rules=params_sharding_rules)
-        params = deployer.shard_params(params=params, params_spec=params_spec)
-        opt_state_spec = deployer.get_opt_state_spec(
-            params_shape_or_params=params, params_spec=params_spec, optimizer=optimizer
-        )
-        opt_state = deployer.shard_params(
-            params=optimizer.init(params), params_spec=opt_state_spec, desc="opt_state"
-        )
-        info = {"step": 0, "epoch_idx": -1}
-    else:
-        params, opt_state = ckpt.pop("params"), ckpt.pop("opt_state")
+    if ckpt is not None:
+        return ckpt.pop("params"), ckpt.pop("opt_state"), info
+    params = initial_params()
+    params_sharding_rules = deployer.get_sharding_rules(params_shape_or_params=params)
+    if params_sharding_rules is not None:
+        deployer.log_info("\n".join([str(t) for t in params_sharding_rules]), title="Sharding rules")
+    params_spec = deployer.get_params_spec(params_shape_or_params=params, rules=params_sharding_rules)
+    params = deployer.shard_params(params=params, params_spec=params_spec)
+    opt_state_spec = deployer.get_opt_state_spec(
+        params_shape_or_params=params, params_spec=params_spec, optimizer=optimizer
+    )
+    opt_state = deployer.shard_params(
+        params=optimizer.init(params), params_spec=opt_state_spec, desc="opt_state"
+    )
+    return params, opt_state, {"step": 0, "epoch_idx": -1}
+
+
+def batches_of(deployer, epoch, per_device_batch_size, microbatches):
+    return deployer.get_model_input_batches(
+        examples=examples(),
+        per_device_batch_size=per_device_batch_size,
+        collate=collate_fn,
+        shuffle=True,
+        shuffle_key=deployer.gen_rng(),
+        desc=f"Training (epoch {epoch})",
+        is_train=True,
+        microbatches=microbatches,
+    )
+
+
+def save(deployer, **saved):
+    deployer.save_ckpt(ckpt_dir=f"{deployer.workdir}/ckpts/last", **saved)
+    with open(f"{deployer.workdir}/ckpts/last_ckpt.txt", "w") as file:  # noqa: PTH123
+        file.write("last")
+
+
+def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_size=8):
+    microbatches = deployer.get_accumulate_grad_batches(
+        batch_size=batch_size, per_device_batch_size=per_device_batch_size
+    )
+    deployer.log_info(microbatches, title="microbatches")
+    optimizer = make_optimizer(deployer, epochs, per_device_batch_size, microbatches)
+    params, opt_state, info = begin(deployer, optimizer)
 
     step, losses = info["step"], []
     p_train_step = jax.jit(lambda *args: train_step(*args, optimizer=optimizer), donate_argnums=(1, 2))
     for epoch_idx in range(info["epoch_idx"] + 1, stop_after or epochs):
-        data_batches = deployer.get_model_input_batches(
-            examples=train_examples,
-            per_device_batch_size=per_device_batch_size,
-            collate=collate_fn,
-            shuffle=True,
-            shuffle_key=deployer.gen_rng(),
-            desc=f"Training (epoch {epoch_idx} / {epochs})",
-            is_train=True,
-            microbatches=microbatches,
-        )
+        epoch = f"{epoch_idx} / {epochs}"
+        data_batches = batches_of(deployer, epoch, per_device_batch_size, microbatches)
         for batch in data_batches:
             params, opt_state, metrics = deployer.run_model_step(
                 step_fn=p_train_step,
@@ -108,14 +125,6 @@ def main(deployer, epochs=3, stop_after=None, batch_size=64, per_device_batch_si
             data_batches.set_postfix(**metrics)
             deployer.log_metrics(metrics=metrics, step=step)
             losses.append(metrics["loss"].item())
-        deployer.save_ckpt(
-            ckpt_dir=f"{deployer.workdir}/ckpts/last",
-            params=params,
-            opt_state=opt_state,
-            step=step,
-            epoch_idx=epoch_idx,
-        )
-        with open(f"{deployer.workdir}/ckpts/last_ckpt.txt", "w") as file:  # noqa: PTH123
-            file.write("last")
+        save(deployer, params=params, opt_state=opt_state, step=step, epoch_idx=epoch_idx)
     deployer.save_outputs(outputs=[{"loss": loss} for loss in losses], desc="train", step=step)
     return losses

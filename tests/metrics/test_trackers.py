@@ -22,9 +22,9 @@ REPORTS = [
     (100, {"loss": math.nan, "held_out/loss": 0.25, "picture": metrics.Image.of(np.zeros((4, 6)))}),
 ]
 
-def report(opened):
+def report(opened, *more):
     with opened as write:
-        for step, values in REPORTS:
+        for step, values in [*REPORTS, *more]:
             write(step, values)
 
 clearml.Task.set_offline(True)
@@ -33,7 +33,7 @@ report(metrics.clearml(project_name="digits", task_name="first", auto_resource_m
 events = [event for line in (session / "metrics.jsonl").open() for event in json.loads(line)]
 logged = "".join(event["msg"] for line in (session / "log.jsonl").open() for event in json.loads(line))
 
-report(metrics.mlflow(run_name="first"))
+report(metrics.mlflow(run_name="first"), (100, {"learning_rate/.*": 0.5}))
 client = mlflow.MlflowClient()
 [run] = client.search_runs([client.get_experiment_by_name("Default").experiment_id])
 history = {
@@ -83,7 +83,8 @@ def test_clearml_has_numbers_histograms_and_images_and_tells_the_rest(found):
 def test_mlflow_has_numbers_texts_and_images(found):
     status, history, note, num_pictures = found["mlflow"]
     assert (status, note, num_pictures) == ("FINISHED", "so *far*", 1)
-    assert history == {"loss": [[50, "0.5"], [100, "nan"]], "held_out/loss": [[100, "0.25"]]}
+    numbers = {"loss": [[50, "0.5"], [100, "nan"]], "held_out/loss": [[100, "0.25"]]}
+    assert history == numbers | {"learning_rate/._": [[100, "0.5"]]}
 
 
 def test_trackio_has_all_kinds(found):

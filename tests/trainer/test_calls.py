@@ -8,6 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import DivergedError, Interrupted, UsageError
+from meshwright.trainer._calls import Finished
 from trainer.runs import EXAMPLES, arrays, deployer, fit, reports, trainer
 from trainer.test_resume import Crash, at, crash, sigterm
 
@@ -86,6 +87,43 @@ def test_a_finished_call_with_other_examples_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
     fit(again, OTHERS, epochs=1)
     assert "call 1 of fit was finished before, at step 3, on other examples" in said[-1]
+
+
+@pytest.fixture
+def few_kept(monkeypatch):
+    monkeypatch.setattr("meshwright.trainer._calls.NUM_KEPT", 2)
+
+
+def test_checkpoints_tell_all_of_the_newest_calls_alone(tmp_path, few_kept):
+    made = trainer(tmp_path)
+    for _ in range(5):
+        fit(made, epochs=1)
+    positions = [mw.open_source(path).extra for path in sorted((tmp_path / "checkpoints").glob("step_*"))]
+    assert "'count': 2" in str(positions[-1])
+    assert str(positions[-1]).count("'fingerprint'") == 2
+
+
+def test_older_calls_return_at_once_too_and_the_last_one_goes_on(tmp_path, few_kept):
+    def six_calls(made, **options):
+        for _ in range(6):
+            fit(made, epochs=1, **options)
+        return arrays(made)
+
+    first = trainer(given=deployer(tmp_path, trackers=[at(14, crash)]))
+    with pytest.raises(Crash):
+        six_calls(first, save_when=1, logging=mw.Logging(every=1))
+    assert six_calls(trainer(tmp_path)) == six_calls(trainer())
+
+
+def test_older_calls_with_other_examples_are_told(tmp_path, few_kept, monkeypatch):
+    made = trainer(tmp_path)
+    for _ in range(5):
+        fit(made, epochs=1)
+    again, said = trainer(tmp_path), []
+    monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
+    fit(again, OTHERS, epochs=1)
+    fit(again, epochs=1)
+    assert "call 2 of fit was finished before, and it or one before it on other examples" in said[-1]
 
 
 def test_the_last_call_trains_the_epochs_that_it_is_raised_by(tmp_path):
@@ -204,3 +242,13 @@ def test_settings_that_changed_are_told_where_nothing_is_left_to_train_too(tmp_p
     fit(again, epochs=1)
     assert any("settings differ" in line and "-0.1 → -0.5" in line for line in said)
     assert "asks for nothing more" in said[-1]
+
+
+def test_a_position_of_before_which_tells_all_of_all_calls_is_read_and_shortened():
+    calls = [{"fingerprint": str(i), "asked": "epochs=1", "step": i, "scores": {}} for i in range(1, 151)]
+    known = Finished.saved_in({"call": 151, "finished": calls})
+    assert known.about(1) == calls[0]
+    shortened = known.then(151, calls[0])
+    assert (shortened.num_older, len(shortened.newest)) == (51, 100)
+    assert Finished.saved_in(shortened.to_save()) == shortened
+    assert shortened.about(52) == calls[51]

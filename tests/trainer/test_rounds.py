@@ -1,14 +1,16 @@
 """Rounds: data are made by the state, and a program that begins anew comes to the same bits."""
 
 import contextlib
+import json
 
 import jax
 import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright.errors import CheckpointError, UsageError
 from soak import cases, rng
-from trainer.runs import EXAMPLES, arrays, deployer, trainer
+from trainer.runs import EXAMPLES, arrays, deployer, reports, trainer
 from trainer.test_resume import Crash
 
 NUM_ROUNDS = 4
@@ -103,6 +105,57 @@ def test_in_one_program_a_round_that_an_error_cut_off_is_made_again(tmp_path, un
         played(crash_at("3 half way"))
     assert played(lambda place: None) == undisturbed
     assert held.value is not None
+
+
+def test_all_fits_of_a_loop_leave_one_file_of_events_one_description_and_one_page(tmp_path):
+    made = trainer(tmp_path)
+    for _ in made.deployer.rounds(3):
+        for _ in range(2):
+            made.fit(EXAMPLES, batch_size=16, epochs=1, logging=mw.Logging(every=1))
+    assert [step for step, _ in reports(tmp_path)] == list(range(1, 19))
+    names = [path.name for path in (*tmp_path.iterdir(), *(tmp_path / "attempts").iterdir())]
+    events = [name for name in names if name.startswith("events.out")]
+    assert len(events) == 1
+    assert names.count("step_00000000.txt") == len(list((tmp_path / "attempts").iterdir())) == 1
+    assert {"report.html", "outcome.json"} <= set(names)
+
+
+def test_while_a_loop_goes_on_the_run_is_in_use_and_after_it_finished(tmp_path):
+    made = trainer(tmp_path)
+    for _ in made.deployer.rounds(1):
+        made.fit(EXAMPLES, batch_size=16, epochs=1)
+        assert mw.report.read_run(tmp_path).ending.state == "running"
+    assert mw.report.read_run(tmp_path).ending.state == "finished"
+
+
+def test_an_error_in_a_round_is_told_in_the_run(tmp_path):
+    made = trainer(tmp_path)
+
+    def rounds():
+        for _ in made.deployer.rounds(2):
+            made.fit(EXAMPLES, batch_size=16, epochs=1)
+            made.fit({"x": EXAMPLES["x"]}, batch_size=16, epochs=1)
+
+    with pytest.raises(KeyError, match="y"):
+        rounds()
+    assert json.loads((tmp_path / "outcome.json").read_text())["ended"] == "failed"
+
+
+def test_a_page_is_drawn_while_a_loop_goes_on_but_rarely(tmp_path, monkeypatch):
+    monkeypatch.setattr("meshwright.engine._record._PAGE_SECONDS", 0.0)
+    made = trainer(tmp_path)
+    for each in made.deployer.rounds(2):
+        assert (tmp_path / "report.html").exists() == (each.number > 1)
+        made.fit(EXAMPLES, batch_size=16, epochs=1)
+
+
+def test_a_loop_that_was_killed_and_made_anew_reports_each_step_once(tmp_path):
+    with pytest.raises(Crash):
+        play(deployer(tmp_path), hit=crash_at("3 half way"))
+    play(deployer(tmp_path))
+    steps = [step for step, _ in reports(tmp_path / "actor")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 2 * NUM_ROUNDS
 
 
 def test_a_carry_may_grow(tmp_path):

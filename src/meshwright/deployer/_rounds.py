@@ -5,6 +5,7 @@ by the newest state. So a round is what is finished or not. Its end commits all 
 and the carry (a replay buffer, an environment, random state) at once; a round that was cut off is made again.
 """
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from meshwright.arrays import LazyArray, restore, subtree
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer._randomness import Randomness
 from meshwright.deployer._workdir import Workdir
+from meshwright.engine import Held
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.tree import PyTree
 
@@ -72,6 +74,7 @@ class Loops:
         """Whether a round goes on."""
         self.was_cut_off = False
         """Whether the newest loop was left in the middle of a round, by an error, say."""
+        self._held: dict[str, Held] = {}
 
     def join(self, trainer: Member) -> None:
         """Have a trainer take part, as long as it lives."""
@@ -105,6 +108,21 @@ class Loops:
             before.close()
         self._newest = ref(rounds)
         return rounds
+
+    def held(self, place: str | None) -> Held | None:
+        """Return what keeps a run directory open until the loop ends; None without one, or outside of it."""
+        return None if place is None or not self.is_in_round else self._held.setdefault(place, Held())
+
+    def refresh(self) -> None:
+        """Draw the pages of the run directories anew, if that was not done lately."""
+        for held in self._held.values():
+            held.refresh()
+
+    def close_runs(self) -> None:
+        """Close the run directories that are held."""
+        with contextlib.ExitStack() as closing:
+            while self._held:
+                closing.callback(self._held.popitem()[1].close)
 
     def directory(self) -> Path | None:
         """Return where rounds are saved; None without a workdir.
@@ -158,7 +176,9 @@ class Rounds:
         if directory is None:
             yield from self._made(first, last, lambda number: None)
             return
-        with Checkpoints(directory, keep=1) as checkpoints:
+        with contextlib.ExitStack() as opened:
+            opened.callback(loops.close_runs)
+            checkpoints = opened.enter_context(Checkpoints(directory, keep=1))
             done = process.on_lead(checkpoints.latest)
             if done is not None and (first == 1 or loops.was_cut_off):
                 self._go_on_from(checkpoints, done)
@@ -187,6 +207,7 @@ class Rounds:
         whole = {"carry": self.carry, "key": self._loops.randomness.key, "trainers": states}
         checkpoints.save(number, whole, {"steps": steps})
         checkpoints.wait()
+        self._loops.refresh()
 
     def _go_on_from(self, checkpoints: Checkpoints, number: int) -> None:
         source, loops = checkpoints.source(number), self._loops

@@ -5,6 +5,7 @@ from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
 from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import Evaluation, Evaluations, seconds_of
+from meshwright.engine._held import Held
 from meshwright.engine._naming import naming
 from meshwright.engine._opened import open_run
 from meshwright.engine._outcome import Outcome
@@ -21,6 +22,7 @@ __all__ = [
     "Difference",
     "Evaluation",
     "Evaluations",
+    "Held",
     "InformedWhen",
     "Logging",
     "Outcome",

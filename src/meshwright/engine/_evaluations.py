@@ -72,7 +72,8 @@ class Evaluations:
         self.seconds = 0.0
         """How long all evaluations took, not counting the training steps that they waited for."""
         self._due = [Due(as_when(one.when, lambda step: self._known)) for one in each]
-        self._needs_reports = any(is_informed(one.when) for one in each)
+        self.needs_reports = any(is_informed(one.when) for one in each)
+        """Whether one of them goes by what was reported."""
         self._known: Scores = {}
         self._newest: tuple[int, Scores] = (-1, {})
 
@@ -116,7 +117,7 @@ class Evaluations:
 
     def hear(self, values: Mapping[str, Any]) -> None:
         """Take what is reported, for policies that go by it. All processes take that of process 0."""
-        if self._needs_reports:
+        if self.needs_reports:
             self._known |= process.agree(numbers(values))
 
     def recall(self, history: Mapping[int, Scores], after: int) -> None:

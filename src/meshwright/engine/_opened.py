@@ -9,6 +9,8 @@ from pathlib import Path
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._directory import compiled_programs, log_file, open_directory
+from meshwright.engine._full_disks import telling_of_full_disks
+from meshwright.engine._held import Held
 from meshwright.engine._naming import naming
 from meshwright.engine._record import Record
 from meshwright.engine._say import saying
@@ -17,6 +19,8 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Console, sync_jsonl
 from meshwright.storage import join
 from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite
+
+log = logging.getLogger("meshwright")
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,18 @@ class Opened:
     """Tells people a line."""
     started: float
     """When the run was called for, on the clock `time.monotonic`."""
+    held: Held | None = None
+    """The run directory, where it stays open for further trainings."""
 
 
 @contextlib.contextmanager
 def open_run(
-    settings: Settings, target: TrainState, optimizer: Tx, watch: RunningWatchdog, started: float
+    settings: Settings,
+    target: TrainState,
+    optimizer: Tx,
+    watch: RunningWatchdog,
+    started: float,
+    held: Held | None = None,
 ) -> Iterator[Opened]:
     """Open what a run needs, and close it however the run ends. Collective.
 
@@ -48,6 +59,7 @@ def open_run(
       optimizer: the optimizer, which says what of a state that is saved must be finite.
       watch: the watchdog, open already.
       started: when the run was called for, on the clock `time.monotonic`.
+      held: keeps the run directory open for further trainings; there are no checkpoints then.
 
     Raises:
       UsageError: another run has the directory, or it cannot be used.
@@ -61,6 +73,11 @@ def open_run(
         if settings.place is None:
             record = opened.enter_context(Record(None, settings))
             yield Opened(None, console, checkpoints, signals, record, watch, say, started)
+            return
+        if held is not None:
+            directory, record = opened.enter_context(_held_open(held, settings))
+            opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+            yield Opened(directory, console, None, signals, record, watch, say, started, held)
             return
         with naming("run"):
             warn = settings.say or saying(console, logging.WARNING)
@@ -79,6 +96,19 @@ def open_run(
         opened.enter_context(log_file(directory))
         opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
         yield Opened(directory, console, checkpoints, signals, record, watch, say, started)
+
+
+@contextlib.contextmanager
+def _held_open(held: Held, settings: Settings) -> Iterator[tuple[Path, Record]]:
+    """Give the directory that is held, and its record, which is told of an error that ends this training."""
+    directory, record = held.open(settings)
+    try:
+        with telling_of_full_disks(directory):
+            yield directory, record
+    except BaseException as error:
+        log.exception("the training ended with an error")
+        record.fail(error)
+        raise
 
 
 def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:

@@ -1,6 +1,7 @@
 """What process 0 writes down of a run: at its start what it is, at its end how it ended, and its page."""
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,9 @@ LARGEST_METRICS_NBYTES = 16 * 2**20
 """Read and drawn in some three seconds. Whoever stops a run may not wait longer for its process to end."""
 
 
+_PAGE_SECONDS = 60.0  # between two pages of a run that goes on, at least
+
+
 class Record:
     """Held open around all of a run, so that what it tells of the end is told when everything is closed.
 
@@ -34,15 +38,36 @@ class Record:
     def __init__(self, directory: Path | None, settings: Settings):
         self._directory, self._settings = directory, settings
         self._has_begun = False
-        self.summary: Mapping[str, Any] = {}
-        """To be set to what came out of a run that was not ended by an error."""
+        self._outcome: Mapping[str, Any] | None = None
+        self._page_due = time.monotonic() + _PAGE_SECONDS
 
     def begin(self, checkpoints: Checkpoints | None, training: Training, step: int) -> None:
-        """Write down what runs from a step on, and take back how it ended before."""
-        self._has_begun = True
-        if process.is_lead() and self._directory is not None:
+        """Write down what runs from a step on, and take back how it ended before; once."""
+        if process.is_lead() and self._directory is not None and not self._has_begun:
             write_description(self._directory, self._settings, checkpoints, training, step)
             write_outcome(self._directory, None)
+        self._has_begun = True
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Take what came out of a training that was not ended by an error."""
+        self._outcome = {"ended": "finished", **summary}
+
+    def fail(self, error: BaseException) -> None:
+        """Take the error that ended a training. What ends the process at once is told by nobody."""
+        is_told = self._has_begun and isinstance(error, Exception)
+        self._outcome = _ended_by(error) if is_told else None
+
+    def refresh(self) -> None:
+        """Draw the page of a run that goes on, so rarely that it takes a hundredth of the time at most."""
+        started = time.monotonic()
+        if self._directory is None or not process.is_lead() or started < self._page_due:
+            return
+        try:
+            self._write_page(self._directory)
+        except (OSError, MeshwrightError) as failure:
+            log.warning("the page could not be drawn: %s", failure)
+        took = time.monotonic() - started
+        self._page_due = started + max(_PAGE_SECONDS, 100 * took)
 
     def __enter__(self) -> Self:
         return self
@@ -50,16 +75,14 @@ class Record:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        is_known = bool(self._has_begun or self.summary)
-        if self._directory is None or not process.is_lead() or not is_known:
-            return
-        if error is None or isinstance(error, Exception):
-            self._end(self._directory, error)
+        if error is not None:
+            self.fail(error)
+        if self._directory is not None and process.is_lead() and self._outcome is not None:
+            self._end(self._directory, self._outcome)
 
-    def _end(self, directory: Path, error: Exception | None) -> None:
+    def _end(self, directory: Path, outcome: Mapping[str, Any]) -> None:
         """Write down how the run ended. It did so: nothing that goes wrong here may say otherwise."""
         try:
-            outcome = {"ended": "finished", **self.summary} if error is None else _ended_by(error)
             write_outcome(directory, outcome)
             self._write_page(directory)
         except Exception as failure:
@@ -74,7 +97,7 @@ class Record:
             write_page(read_run(directory, place))
 
 
-def _ended_by(error: Exception) -> dict[str, Any]:
+def _ended_by(error: BaseException) -> dict[str, Any]:
     match error:
         case Interrupted():
             ended = "stopped"

@@ -66,15 +66,17 @@ def writers(
       UsageError: on every process, if the package of a tracker is not installed.
     """
     halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
-    opening = partial(_files_and_trackers, stack, settings, opened, after)
-    files = process.together(lambda: opening() if process.is_lead() else tee())
+    opening = partial(_files_and_trackers, settings, opened, after)
+    keep = opened.held.reports if opened.held else lambda opening, _: (opening(stack), True)
+    files, is_new = process.together(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
     if not process.is_lead():
         return halt
     counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
-    _tell_what_is_not_counted(counted)
-    flops = {} if training.other_batches else {"model_flops": float(counted.model)}
-    sizes = {**flops, **state_sizes(training.target)}
-    files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
+    if is_new:
+        _tell_what_is_not_counted(counted)
+        flops = {} if training.other_batches else {"model_flops": float(counted.model)}
+        sizes = {**flops, **state_sizes(training.target)}
+        files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
     written, shown = _timed(files, step_time), tee()
     if settings.is_shown:
         shown = _without(frozenset(seconds_of(one.name) for one in training.evaluations), opened.console)
@@ -86,7 +88,7 @@ def writers(
 
 
 def _files_and_trackers(
-    stack: contextlib.ExitStack, settings: Settings, opened: Opened, after: int
+    settings: Settings, opened: Opened, after: int, stack: contextlib.ExitStack
 ) -> Writer:
     trackers = open_trackers(
         stack, *settings.reporting.trackers, tell=settings.say or saying(opened.console, logging.WARNING)
@@ -140,6 +142,19 @@ def gathering(
         waited=lambda: training.data.wait_seconds,
         paused=lambda: evaluate.seconds,
     )
+
+
+def learning_rates(
+    given: Callable[[int], float] | None, training: Training, updates: Callable[[], int]
+) -> dict[str, float]:
+    """Return the learning rates of the last update: those that the optimizer shows, or else the one given.
+
+    `updates` returns how many updates were made.
+    """
+    shown = training.step.learning_rates()
+    if given is None or "learning_rate" in shown:
+        return shown
+    return {"learning_rate": given(max(updates() - 1, 0)), **shown}
 
 
 def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:

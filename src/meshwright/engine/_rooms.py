@@ -8,7 +8,7 @@ from meshwright import process
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._opened import Opened
 from meshwright.engine._policies import as_when, is_informed
-from meshwright.engine._reports import gathering
+from meshwright.engine._reports import gathering, learning_rates
 from meshwright.engine._settings import Saving, Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
@@ -84,13 +84,15 @@ class Rooms:
         turn = self._turn
         self._gather(tick, metrics, None)
         if self._made:
-            turn.evaluate.hear({**self._made[0], **self._rate()})
+            turn.evaluate.hear({**self._rate(), **self._made[0]})
         found = self._scores(tick, turn.stop.leaves_off) or {}
         if self._is_by_scores and not (self._made or tick.last) and self._when_saved(tick.step):
             self._gather(Tick(tick.step, last=True), {}, None)  # what is left, before it is saved
         report = self._made.pop() if self._made else {}
         if report or found:
-            turn.write(tick.step, {**report, **found, **self._rate()})
+            turn.write(
+                tick.step, {**report, **found, **self._rate(), **report}
+            )  # a metric of that name stands
 
     def save(self, tick: Tick, state: TrainState, *_: object) -> None:
         """Save the state if that is due.
@@ -113,9 +115,9 @@ class Rooms:
         return found
 
     def _rate(self) -> dict[str, float]:
-        """Return by which learning rate the last update was made, if that is to be reported."""
-        rate = self._turn.settings.reporting.learning_rate
-        return {} if rate is None else {"learning_rate": rate(max(num_updates(self._state) - 1, 0))}
+        """Return by which learning rates the last update was made, as far as that is known."""
+        given, training = self._turn.settings.reporting.learning_rate, self._turn.training
+        return learning_rates(given, training, lambda: num_updates(self._state))
 
 
 def _when_saved(turn: Turn) -> When:

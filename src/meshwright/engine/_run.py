@@ -10,6 +10,7 @@ from meshwright.engine._changes import tell_changes
 from meshwright.engine._checks import checked, tried
 from meshwright.engine._deadline import deadline
 from meshwright.engine._evaluations import Evaluations
+from meshwright.engine._held import Held
 from meshwright.engine._opened import Opened, newest_step, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._reports import heading, reported, tell_of_lost_reports, writers
@@ -22,7 +23,10 @@ from meshwright.train import RUN_AHEAD, RunningWatchdog, TrainState, Tx, fit, un
 
 
 def run(
-    settings: Settings, optimizer: Tx, make: Callable[[contextlib.ExitStack, RunningWatchdog], Training]
+    settings: Settings,
+    optimizer: Tx,
+    make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
+    held: Held | None = None,
 ) -> Outcome:
     """Train, continuing what the run directory holds. Collective.
 
@@ -31,6 +35,7 @@ def run(
       optimizer: the optimizer.
       make: makes the parts. What it opens, it gives to the stack, which is closed after the run, and it
         reads the first batch in the watchdog's phase of that name.
+      held: keeps the run directory open for further trainings, which saves nothing by itself.
 
     Raises: as `mw.run`.
     """
@@ -41,9 +46,11 @@ def run(
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
         process.compare("the step to go back to", lambda: str(settings.from_step))
-        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started))
+        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started, held))
         outcome = train(settings, training, opened)
-        opened.record.summary = outcome.summary()
+        opened.record.finish(outcome.summary())
+        if held is not None:
+            held.step = outcome.step
     return outcome
 
 
@@ -55,7 +62,8 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
             state = _first_state(settings, training, opened)
         first, is_resumed = int(state.step), checkpoints is not None and checkpoints.resumed is not None
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
-        if first or is_resumed:
+        # In rounds each training would read all reports of those before it, of which none counts.
+        if is_resumed or evaluate.needs_reports or first > training.first_step():
             evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
         stop = _stopping(settings, opened, evaluate)
         if (over := _over(training, stop, first)) and not (is_resumed and evaluate.owes(first)):

@@ -77,7 +77,7 @@ class Reporting:
     """Amounts of a step of which reports give the rate: `{"examples": 64}`."""
     trackers: Sequence[Tracker] = ()
     learning_rate: Callable[[int], float] | None = None
-    """The learning rate of the update after so many updates."""
+    """The learning rate of the update after so many updates, for an optimizer that does not show it."""
 
 
 @documented

@@ -25,15 +25,16 @@ def logger(
     when: When = _EVERY_50_STEPS,
     *,
     per_second: Mapping[str, float] = {},
+    also: Callable[[], Mapping[str, float]] = dict,
     waited: Callable[[], float] = never_counted,
     paused: Callable[[], float] = never_counted,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Log:
     """Return a `log` that reports the means since its last report to `write`.
 
-    A report holds, in this order: the metrics, histograms last; `steps_per_second`; a rate for each of
-    `per_second`; `input_wait`; the scores. Scores that come while no report is due are written at
-    once and alone. The last tick reports what is left.
+    A report holds, in this order: the metrics, histograms last; what `also` gives; `steps_per_second`; a rate
+    for each of `per_second`; `input_wait`; the scores. Scores that come while no report is due are written
+    at once and alone. The last tick reports what is left.
 
     Until a report is due all metrics since the last one are kept on the device.
 
@@ -41,6 +42,8 @@ def logger(
       write: called on the steps that report, and on no others.
       per_second: how many of a thing one step consumes: `{"examples": 256}` adds
         `examples_per_second`.
+      also: gives more numbers by name when a report of metrics is due, such as a `Step`'s `learning_rates`.
+        A metric of the same name stands.
       waited: the seconds that the loop has spent waiting for batches so far. `input_wait` is the
         share of the time since the last report by which it grew, 0 to 1.
       paused: the seconds that the loop has spent on other things than training, evaluation above
@@ -59,7 +62,8 @@ def logger(
             pace.turn()
         report = {}
         if due(tick):
-            report = merge(jax.device_get(gathered)) | pace.report()
+            measured = merge(jax.device_get(gathered))
+            report = {**measured, **also(), **measured, **pace.report()}
             gathered.clear()
         if report or scores:
             write(tick.step, {**report, **(scores or {})})

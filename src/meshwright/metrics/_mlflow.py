@@ -1,5 +1,6 @@
 """Reports to MLflow."""
 
+import re
 import sys
 import time
 from collections.abc import Generator
@@ -12,6 +13,7 @@ from meshwright.metrics._trackers import installed
 from meshwright.metrics._writers import Writer, behind
 
 _MOST_IN_A_REQUEST = 1000  # of MLflow's REST interface
+_REFUSED = re.compile(r"[^\w\-. :/]")
 
 
 @contextmanager
@@ -20,6 +22,7 @@ def mlflow(**start_run: Any) -> Generator[Writer, None, None]:
 
     Where it goes is said by `MLFLOW_TRACKING_URI`; a run that goes on: `run_id="..."`. Reports are written
     behind the loop. Texts become artifacts, `name/step.txt`; MLflow knows no histograms, which are left out.
+    In the name of a number `_` stands for a sign that MLflow refuses there, such as those of a pattern.
 
     Raises:
       UsageError: mlflow is not installed.
@@ -30,7 +33,8 @@ def mlflow(**start_run: Any) -> Generator[Writer, None, None]:
     def write(step: int, values: Values, /) -> None:
         # By the run's id: what is the active run, each thread has to itself.
         now = int(1000 * time.time())
-        metrics = (package.entities.Metric(*item, now, step) for item in numbers(values).items())
+        named = {_REFUSED.sub("_", name): value for name, value in numbers(values).items()}
+        metrics = (package.entities.Metric(*item, now, step) for item in named.items())
         while some := list(islice(metrics, _MOST_IN_A_REQUEST)):
             client.log_batch(run_id, some)
         for name, value in values.items():

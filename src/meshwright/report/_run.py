@@ -13,6 +13,7 @@ from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
 from meshwright.formats import Contents, contents
 from meshwright.metrics import salvage_jsonl
+from meshwright.process import is_held
 from meshwright.report._back import Back, times_back
 from meshwright.report._ending import Ending, Incident, ending_of, incidents_of
 from meshwright.report._history import (
@@ -194,16 +195,16 @@ class _Files:
     """Reads files of a run, and remembers which are missing or damaged."""
 
     def __init__(self, directory: Path):
-        self._directory = directory
+        self.directory = directory
         self.missing: list[str] = []
         self.damage: list[str] = []
 
     def __contains__(self, name: str) -> bool:
-        return (self._directory / name).is_file()
+        return (self.directory / name).is_file()
 
     def read(self, name: str, reader: Callable[[Path], T]) -> T | None:
         """Return what `reader` makes of the file; None where that cannot be done."""
-        path = self._directory / name
+        path = self.directory / name
         if not path.exists():
             self.missing.append(name)
             return None
@@ -218,6 +219,8 @@ def _ending(files: _Files, checkpoints: str | None, history: History) -> Ending:
     if "outcome.json" in files:
         outcome = files.read("outcome.json", _json_object)
         return Ending("unknown") if outcome is None else ending_of(outcome, checkpoints, None)
+    if is_held(files.directory / ".run.lock"):  # in rounds a run holds no checkpoints of its own
+        return Ending("running")
     silent = None if history.last is None else time.time() - history.last.get("time", 0.0)
     return ending_of(None, checkpoints, silent)
 

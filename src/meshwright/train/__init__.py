@@ -8,6 +8,7 @@ from meshwright.train._given import Builder, Given, check_given, fill_state, sta
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus_std, skip_exploding
 from meshwright.train._inferred import inferred_rules
 from meshwright.train._keys import as_seed, key_of, step_key
+from meshwright.train._learning_rates import learning_rates
 from meshwright.train._loop import RUN_AHEAD, at_most_ahead, fit, nothing
 from meshwright.train._loss import Loss, Metrics, StatefulLoss
 from meshwright.train._multi_steps import has_multi_steps, num_updates
@@ -79,6 +80,7 @@ __all__ = [
     "init_state",
     "keep_ema",
     "key_of",
+    "learning_rates",
     "make_step",
     "mean_plus_std",
     "narrowed",

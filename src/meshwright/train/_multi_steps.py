@@ -6,6 +6,7 @@ import jax
 import optax
 
 from meshwright.errors import UsageError
+from meshwright.train._guard import SkipState
 
 
 def has_multi_steps(opt_state: optax.OptState) -> bool:
@@ -14,9 +15,14 @@ def has_multi_steps(opt_state: optax.OptState) -> bool:
 
 
 def num_updates(state: Any) -> int:
-    """Return how many updates the optimizer has made: the steps, or what `optax.MultiSteps` made of them."""
-    found = _multi_steps(state.opt_state)
-    return int(found[0].gradient_step if found else state.step)
+    """Return how many updates the optimizer has made: the steps, or what `optax.MultiSteps` made of them.
+
+    Those that `skip_exploding` skipped do not count, where it guards all parameters.
+    """
+    if found := _multi_steps(state.opt_state):
+        return int(found[0].gradient_step)
+    guard = state.opt_state
+    return int(state.step - guard.skipped if isinstance(guard, SkipState) else state.step)
 
 
 def check_accumulated_once(opt_state: optax.OptState, microbatches: int) -> None:

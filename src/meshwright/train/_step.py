@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
 
 from meshwright import process, tree
 from meshwright.collector import collector_paused
@@ -20,6 +20,7 @@ from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
 from meshwright.train._keys import step_key, with_key
+from meshwright.train._learning_rates import Rates, learning_rates
 from meshwright.train._loss import (
     REPORTED,
     Loss,
@@ -32,6 +33,7 @@ from meshwright.train._loss import (
 from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
+from meshwright.train._placed import placed, shardings_of
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
 from meshwright.train._state import TrainState
@@ -72,6 +74,7 @@ class Step:
       layout: where batches are split; the state stays where it is.
       microbatches: by how much, besides, the size of a batch must divide.
       idle: given the error about a mesh axis that only repeats work, where there is one; it may raise it.
+      optimizer: what the update uses, which `learning_rates` asks; its state is `state.opt_state`.
     """
 
     def __init__(
@@ -81,9 +84,12 @@ class Step:
         *,
         microbatches: int = 1,
         idle: Callable[[LayoutError], None] = refused,
+        optimizer: Tx | None = None,
     ):
         self._function, self._layout, self._microbatches = with_key(function), layout, microbatches
         self._idle = idle
+        self._rates = None if optimizer is None else learning_rates(optimizer)
+        self._newest: Callable[[], Any] = lambda: None
         self._compiled: jax.stages.Compiled | None = None
         self._programs: dict[Shapes, jax.stages.Compiled] = {}
         self._batch: PyTree = None
@@ -105,6 +111,21 @@ class Step:
           UsageError: the batch has another structure or dtype than the first, or, with several processes, a
             shape for which it was not compiled.
         """
+        new, metrics = self._computed(state, batch)
+        if self._rates is not None:
+            self._newest = ref(new)  # and no more than that: a state takes memory
+        return new, metrics
+
+    def learning_rates(self) -> Rates:
+        """Return the learning rates of the newest update, for `mw.metrics.logger(write, also=...)`.
+
+        They are those that the optimizer shows, see `train.learning_rates`, as long as the state that this
+        step returned last is there; else none.
+        """
+        state = self._newest()
+        return {} if state is None or self._rates is None else self._rates(state.opt_state)
+
+    def _computed(self, state: Any, batch: PyTree) -> tuple[Any, Metrics]:
         if self._compiled is None:
             self.compile(tree.abstract(state), batch)
         elif len(self._programs) > 1:
@@ -149,7 +170,7 @@ class Step:
             known
         ):
             return False
-        batch = _placed(batch, self._layout, self._microbatches)
+        batch = placed(batch, self._layout, self._microbatches)
         return not tree.differences(self._batch, batch) or differ_in_shape_only(self._batch, batch)
 
     def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
@@ -168,12 +189,12 @@ class Step:
 
         Raises: as `compile`.
         """
-        batch = _placed(batch, self._layout, self._microbatches)
-        shardings = _shardings(state, self._layout)
+        batch = placed(batch, self._layout, self._microbatches)
+        shardings = shardings_of(state, self._layout)
         jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
         # In the mesh, so that models may constrain by bare PartitionSpecs.
         with in_mesh(self._layout.mesh), collector_paused():
-            traced = jit(self._checked).trace(state, batch)
+            traced = jit(partial(_checked, self._function)).trace(state, batch)
             check_axes(self._layout, state, lambda: traced, self._idle)
             jaxpr = mended(traced.jaxpr, self._layout)
             if jaxpr is not traced.jaxpr:
@@ -181,21 +202,22 @@ class Step:
         self._state, self._batch, self.jaxpr = tree.abstract(state), batch, traced.jaxpr
         return traced
 
-    def _checked(self, state: Any, batch: PyTree) -> tuple[Any, Packed]:
-        returned = self._function(state, batch)
-        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
-            raise UsageError(
-                "a step must return (state, metrics), with {'name': scalar, Mean or Histogram} as metrics."
-            )
-        new, metrics = returned
-        changes = tree.differences(state, new)
-        if changes:
-            raise UsageError(
-                f"the step returned another state than it was given: {changes}.\n"
-                "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
-            )
-        _check_names(metrics)
-        return new, Packed.of({name: as_metric(name, metric) for name, metric in metrics.items()})
+
+def _checked(function: Callable[..., Any], state: Any, batch: PyTree) -> tuple[Any, Packed]:
+    returned = function(state, batch)
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+        raise UsageError(
+            "a step must return (state, metrics), with {'name': scalar, Mean or Histogram} as metrics."
+        )
+    new, metrics = returned
+    changes = tree.differences(state, new)
+    if changes:
+        raise UsageError(
+            f"the step returned another state than it was given: {changes}.\n"
+            "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
+        )
+    _check_names(metrics)
+    return new, Packed.of({name: as_metric(name, metric) for name, metric in metrics.items()})
 
 
 def make_step(
@@ -260,42 +282,7 @@ def make_step(
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, with_skipped(metrics, updates, before, opt_state)
 
-    return Step(step, layout, microbatches=microbatches, idle=idle)
-
-
-def _shardings(state: PyTree, layout: Layout) -> PyTree:
-    """Return where the state is, which must be on the mesh."""
-
-    def one(name: str, x: Any) -> NamedSharding:
-        sharding = getattr(x, "sharding", None)
-        if not (isinstance(sharding, NamedSharding) and sharding.mesh == layout.mesh):
-            raise LayoutError(
-                f"state leaf {name!r} is not on the mesh {dict(layout.mesh.shape)}; "
-                f"its sharding is {sharding}.\n  Place the state first: "
-                "`mw.sharding.copy_to(state, layout.shardings(state))`."
-            )
-        return sharding
-
-    return tree.map_named(one, state)
-
-
-def _placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
-    """Return structs of a batch, split over the mesh, which it and its microbatches must divide over."""
-    ways = layout.batch_ways * microbatches
-    sharding = layout.batch_sharding
-
-    def one(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        if not x.shape or x.shape[0] % ways:
-            raise LayoutError(
-                f"batch leaf {name or 'batch'!r} of shape {x.shape} does not divide: its first dimension "
-                f"must be a multiple of {ways}\n  ({layout.batch_ways} ways over mesh "
-                f"{dict(layout.mesh.shape)} × {microbatches} microbatches). "
-                "Change the batch size, the mesh or microbatches."
-            )
-        dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's float64 and int64 become 32 bits wide
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
-
-    return tree.map_named(one, tree.abstract(batch))
+    return Step(step, layout, microbatches=microbatches, idle=idle, optimizer=optimizer)
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:

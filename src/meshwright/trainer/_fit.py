@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from meshwright.errors import UsageError
 from meshwright.evaluation import Scores
 from meshwright.input import facts_of, is_indexed
 from meshwright.train import TrainState, check_dtypes, wider_than
-from meshwright.trainer._calls import CallData, Position
+from meshwright.trainer._calls import CallData, Finished, Position, digest_of
 from meshwright.trainer._epochs import Epochs
 from meshwright.trainer._evaluation import PREFIX, Evaluated
 from meshwright.trainer._recipe import Recipe
@@ -63,10 +63,12 @@ class Progress:
     state: TrainState | None = None
     position: Position | None = None
     """Where the next call goes on in the data, if not at their beginning."""
-    finished: list[Mapping[str, Any]] = field(default_factory=list)
+    finished: Finished = field(default_factory=Finished)
     """What is known of the calls that are finished, of earlier processes, too."""
     num_calls: int = 0
     """Calls that this process has finished."""
+    digest: str = ""
+    """Of what they trained on."""
     first_step: int = 0
     """The updates that were made before the first call of this process, in rounds that are finished."""
     read: Callable[[TrainState], TrainState] | None = None
@@ -94,7 +96,8 @@ def fit(
         calls = CallData(data, number, _first_step(progress, number), progress.finished)
         make = partial(_training_of, recipe, progress, call, calls, first_state)
         settings = _settings_for(recipe, call, calls, place, described)
-        outcome = run_parts(settings, recipe.tx, lambda _, watch: make(watch))
+        held = recipe.deployer.loops.held(place)
+        outcome = run_parts(settings, recipe.tx, lambda _, watch: make(watch), held)
         progress.state = outcome.state
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
 
@@ -259,31 +262,20 @@ def _finish(
     deployer: Deployer, progress: Progress, call: Call, calls: CallData, step: int, scores: Scores
 ) -> Scores:
     """Count the call as finished, tell if it was so already, and return its scores under their own names."""
-    about = {"fingerprint": _fingerprint(call, calls), "asked": call.schedule.end, "step": step}
-    if calls.saved is not None:
-        about = calls.finished[calls.number - 1]
-        scores = dict(about["scores"])
-        _tell_finished(deployer, calls, about, _fingerprint(call, calls), call.schedule.end)
+    about = {"fingerprint": _fingerprint(call), "asked": call.schedule.end, "step": step}
     progress.num_calls += 1
+    progress.digest = digest_of(progress.digest, about["fingerprint"])
     progress.position = calls.saved
-    progress.finished = calls.finished
     if calls.saved is None:
-        progress.finished = [*calls.finished[: calls.number - 1], {**about, "scores": scores}]
+        progress.finished = calls.finished.then(calls.number, {**about, "scores": scores})
+    else:
+        progress.finished = calls.finished
+        said, scores = calls.finished.told(calls.number, about, progress.digest)
+        deployer.log_info(f"✓ {said}")
     return {name.removeprefix(PREFIX): value for name, value in scores.items() if name.startswith(PREFIX)}
 
 
-def _tell_finished(
-    deployer: Deployer, calls: CallData, about: Mapping[str, Any], fingerprint: str, asked: str
-) -> None:
-    said = f"call {calls.number} of fit was finished before, at step {about['step']}"
-    if about["fingerprint"] != fingerprint:
-        said += ", on other examples or in batches of another size: it is not trained again"
-    elif about["asked"] != asked:
-        said += f", with {about['asked']}: only the last call can train more, so {asked} is not done"
-    deployer.log_info(f"✓ {said}")
-
-
-def _fingerprint(call: Call, calls: CallData) -> str:
+def _fingerprint(call: Call) -> str:
     """Return a digest of what a call trains on: the number of examples, three of them, and their order."""
     facts = facts_of(call.examples) if is_indexed(call.examples) else {}
     said = repr((sorted(facts.items()), call.batch_size, call.shuffle))

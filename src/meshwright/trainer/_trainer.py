@@ -55,7 +55,8 @@ class Trainer(Generic[Params]):
       microbatches: in how many pieces, one after the other, the batch of a step is computed.
       train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
         `key`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
-      lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate`.
+      lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate` where the
+        optimizer does not show its own, as those of optax do.
       name: the folder of the workdir that is this trainer's run directory; without it that is the workdir.
         Each of several trainers of a deployer with a workdir needs one of its own.
 

@@ -1,0 +1,53 @@
+"""Where the arguments of a step lie: the state where it is, and batches split as the layout says."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from meshwright import tree
+from meshwright.errors import LayoutError
+from meshwright.sharding import Layout
+from meshwright.tree import PyTree
+
+
+def shardings_of(state: PyTree, layout: Layout) -> PyTree:
+    """Return the shardings of a state's leaves.
+
+    Raises:
+      LayoutError: one is not on the mesh of `layout`.
+    """
+
+    def one(name: str, x: Any) -> NamedSharding:
+        sharding = getattr(x, "sharding", None)
+        if not (isinstance(sharding, NamedSharding) and sharding.mesh == layout.mesh):
+            raise LayoutError(
+                f"state leaf {name!r} is not on the mesh {dict(layout.mesh.shape)}; "
+                f"its sharding is {sharding}.\n  Place the state first: "
+                "`mw.sharding.copy_to(state, layout.shardings(state))`."
+            )
+        return sharding
+
+    return tree.map_named(one, state)
+
+
+def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
+    """Return a global batch, of arrays or structs, as structs that are split as `layout` says.
+
+    Raises:
+      LayoutError: it does not divide over the devices and microbatches.
+    """
+    ways, sharding = layout.batch_ways * microbatches, layout.batch_sharding
+
+    def one(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if not x.shape or x.shape[0] % ways:
+            raise LayoutError(
+                f"batch leaf {name or 'batch'!r} of shape {x.shape} does not divide: its first dimension "
+                f"must be a multiple of {ways}\n  ({layout.batch_ways} ways over mesh "
+                f"{dict(layout.mesh.shape)} × {microbatches} microbatches). "
+                "Change the batch size, the mesh or microbatches."
+            )
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's float64 and int64 become 32 bits wide
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
+
+    return tree.map_named(one, tree.abstract(batch))
