@@ -79,7 +79,9 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     found = next((line for line in reversed(lines) if "Error" in line or "error:" in line), None)
     return (
-        found or f"the compiler's process ended with {done.returncode}: {lines[-1] if lines else 'no word'}"
+        found
+        or f"the compiler's process ended with exit code {done.returncode}: "
+        f"{lines[-1] if lines else 'it printed nothing'}"
     )
 
 

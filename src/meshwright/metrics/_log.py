@@ -5,13 +5,14 @@ number earlier would make the host wait for the step that it has only just launc
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from meshwright.metrics._first import FirstStep
 from meshwright.metrics._pace import Pace, never_counted
 from meshwright.metrics._values import Metrics, merge
-from meshwright.metrics._writers import Writer
+from meshwright.metrics._writers import Screen, Writer, screens_of
 from meshwright.when import Due, Tick, When, every
 
 Log = Callable[[Tick, Metrics, Mapping[str, float] | None], None]
@@ -27,6 +28,7 @@ def logger(
     per_second: Mapping[str, float] = {},
     waited: Callable[[], float] = never_counted,
     paused: Callable[[], float] = never_counted,
+    screens: Sequence[Screen] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Log:
     """Return a `log` that reports the means since its last report to `write`.
@@ -34,6 +36,9 @@ def logger(
     A report holds, in this order: the metrics, histograms last; `steps_per_second`; a rate for each of
     `per_second`; `input_wait`; the scores. Scores that come while no report is due are written at
     once and alone. The last tick reports what is left.
+
+    A `Console` among the writers is also shown the metrics of the first step alone, by the fifth: they are no
+    report, and no other writer is given them.
 
     Until a report is due all metrics since the last one are kept on the device.
 
@@ -45,6 +50,8 @@ def logger(
         share of the time since the last report by which it grew, 0 to 1.
       paused: the seconds that the loop has spent on other things than training, evaluation above
         all, so far. They do not count in the rates.
+      screens: are shown the first step and each evaluation. None stands for the consoles that `write` is, or
+        that `tee` joined to it.
       clock: in seconds, from any origin.
 
     Raises:
@@ -52,6 +59,8 @@ def logger(
     """
     due, pace = Due(when), Pace(per_second, waited, paused, clock)
     gathered: list[Metrics] = []
+    screens = screens_of(write) if screens is None else screens
+    first = FirstStep(screens)
 
     def log(tick: Tick, metrics: Metrics, scores: Mapping[str, float] | None) -> None:
         if not tick.last:  # the last tick repeats a step: it measured nothing
@@ -61,7 +70,13 @@ def logger(
         if due(tick):
             report = merge(jax.device_get(gathered)) | pace.report()
             gathered.clear()
+            first.end()
+        elif not tick.last:
+            first.turn(tick, metrics)
         if report or scores:
             write(tick.step, {**report, **(scores or {})})
+        if scores:
+            for screen in screens:
+                screen.evaluated(tick.step, scores)
 
     return log
