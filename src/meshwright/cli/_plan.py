@@ -18,6 +18,7 @@ from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
+from meshwright.tables import screen_width, wrapped
 
 if TYPE_CHECKING:
     from meshwright.plan import Compiled, Hardware, Plan, Site
@@ -90,10 +91,11 @@ def _told(site: "Site", made: "Plan") -> Result:
 
     document = _document(made)
     if made.memory.fits:
-        return room.described(made), document
+        return _fitted(room.described(made)), document
     changes = room.cheapest_changes(site)
     document["changes"] = [_changed(change) for change in changes]
-    return f"{room.described(made)}\n\n{room.described_changes(changes)}", document, EXIT_FAILED
+    text = f"{room.described(made)}\n\n{room.described_changes(changes)}"
+    return _fitted(text), document, EXIT_FAILED
 
 
 def _searched(site: "Site") -> Result:
@@ -103,7 +105,11 @@ def _searched(site: "Site") -> Result:
     fits = any(change.plan.memory.fits for change in found)
     document = {"tried": [_changed(change) for change in found]}
     text = "\n\n".join([room.described_search(found), *site.ruled])
-    return text, document, EXIT_DONE if fits else EXIT_FAILED
+    return _fitted(text), document, EXIT_DONE if fits else EXIT_FAILED
+
+
+def _fitted(text: str) -> str:
+    return wrapped(text, width=screen_width(), indent="    ")
 
 
 def _changed(change: Any) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def checked(settings: Settings, training: Training) -> Iterator[Found]:
     """
     layout, target, step = training.layout, training.target, training.step
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
-    yield Found(f"{num_arrays} arrays of {num_all:,} parameters fit the mesh")
+    arrays = "1 array" if num_arrays == 1 else f"{num_arrays} arrays"
+    yield Found(f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh")
     for whole in layout.left_whole({"params": target.params}):
         yield Found(whole, is_warning=True)
     yield Found(f"one batch read: {_shapes(training.batch)}")

@@ -77,7 +77,7 @@ def writers(
     flops = {} if training.other_batches else {"model_flops": float(counted.model)}
     sizes = {**flops, **state_sizes(training.target)}
     files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
-    written, shown = _timed(files, step_time), tee(*screens(settings, training, opened.console))
+    written, shown = _timed(files, step_time), _screen(settings, training, opened.console)
     if training.other_batches:  # of what so many steps compute nobody knows
         return tee(written, shown, halt)
     return tee(
@@ -142,20 +142,14 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
     return timed
 
 
-def screens(settings: Settings, training: Training, console: Console) -> list["_Shown"]:
-    """Return what shows people the numbers of this process: one screen, or none."""
+def _screen(settings: Settings, training: Training, console: Console) -> Writer:
+    """Return what shows people the numbers, if anything does."""
     left_out = frozenset(seconds_of(one.name) for one in training.evaluations)
-    is_shown = settings.is_shown and process.is_lead()
-    return [_Shown(console, left_out, is_first=not training.is_continued)] if is_shown else []
+    return _Shown(console, left_out, is_first=not training.is_continued) if settings.is_shown else tee()
 
 
 def reports(
-    settings: Settings,
-    write: Writer,
-    when_saved: When,
-    training: Training,
-    evaluate: Evaluations,
-    console: Console,
+    settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
 ) -> Log:
     """Return the loop's `log`."""
     return logger(
@@ -165,7 +159,6 @@ def reports(
         per_second=settings.reporting.per_second,
         waited=lambda: training.data.wait_seconds,
         paused=lambda: evaluate.seconds,
-        screens=screens(settings, training, console),
     )
 
 
@@ -173,13 +166,19 @@ def with_learning_rate(
     write: Writer, learning_rate: Callable[[int], float] | None, updates: Callable[[], int]
 ) -> Writer:
     """Return `write`, told besides by which learning rate the last of so many updates was made."""
-    if learning_rate is None:
-        return write
+    return write if learning_rate is None else _WithLearningRate((write,), learning_rate, updates)
 
-    def written(step: int, values: Values, /) -> None:
-        write(step, {**values, "learning_rate": learning_rate(max(updates() - 1, 0))})
 
-    return written
+@dataclass(frozen=True)
+class _WithLearningRate:
+    writers: tuple[Writer, ...]
+    learning_rate: Callable[[int], float]
+    updates: Callable[[], int]
+
+    def __call__(self, step: int, values: Values, /) -> None:
+        rate = self.learning_rate(max(self.updates() - 1, 0))
+        for write in self.writers:
+            write(step, {**values, "learning_rate": rate})
 
 
 def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:

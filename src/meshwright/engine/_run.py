@@ -215,7 +215,7 @@ def _log(turn: _Turn, when_saved: When, updates: Callable[[], int]) -> Log:
     """Return the loop's `log`; `updates` returns how many updates were made."""
     write = tee(turn.write, turn.evaluate.hear)
     write = with_learning_rate(write, turn.settings.reporting.learning_rate, updates)
-    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate, turn.opened.console)
+    return reports(turn.settings, write, when_saved, turn.training, turn.evaluate)
 
 
 def _when_saved(turn: _Turn) -> Callable[[int], bool]:

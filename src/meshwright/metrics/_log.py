@@ -5,14 +5,14 @@ number earlier would make the host wait for the step that it has only just launc
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 
 from meshwright.metrics._first import FirstStep
 from meshwright.metrics._pace import Pace, never_counted
 from meshwright.metrics._values import Metrics, merge
-from meshwright.metrics._writers import Screen, Writer, screens_of
+from meshwright.metrics._writers import Writer, screens_of
 from meshwright.when import Due, Tick, When, every
 
 Log = Callable[[Tick, Metrics, Mapping[str, float] | None], None]
@@ -28,7 +28,6 @@ def logger(
     per_second: Mapping[str, float] = {},
     waited: Callable[[], float] = never_counted,
     paused: Callable[[], float] = never_counted,
-    screens: Sequence[Screen] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Log:
     """Return a `log` that reports the means since its last report to `write`.
@@ -50,8 +49,6 @@ def logger(
         share of the time since the last report by which it grew, 0 to 1.
       paused: the seconds that the loop has spent on other things than training, evaluation above
         all, so far. They do not count in the rates.
-      screens: are shown the first step and each evaluation. None stands for the consoles that `write` is, or
-        that `tee` joined to it.
       clock: in seconds, from any origin.
 
     Raises:
@@ -59,7 +56,7 @@ def logger(
     """
     due, pace = Due(when), Pace(per_second, waited, paused, clock)
     gathered: list[Metrics] = []
-    screens = screens_of(write) if screens is None else screens
+    screens = screens_of(write)
     first = FirstStep(screens)
 
     def log(tick: Tick, metrics: Metrics, scores: Mapping[str, float] | None) -> None:

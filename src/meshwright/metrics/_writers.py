@@ -50,7 +50,7 @@ def tee(*writers: Writer) -> Writer:
 
 
 def screens_of(write: Writer) -> list[Screen]:
-    """Return the screens among the writers that `tee` joined, or `write` itself if it is one."""
-    if isinstance(write, Tee):
-        return [screen for each in write.writers for screen in screens_of(each)]
-    return [write] if isinstance(write, Screen) else []
+    """Return `write` if it is a screen, else those among its `writers`, if it hands reports on to some."""
+    if isinstance(write, Screen):
+        return [write]
+    return [screen for each in getattr(write, "writers", ()) for screen in screens_of(each)]

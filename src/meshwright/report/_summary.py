@@ -17,6 +17,8 @@ Document = dict[str, Any]
 _HEADS = ("run", "state", "step", "loss", "score", "best", "ago", "trained")
 _NUMBERS = (2, 3, 5, 6, 7)
 """The columns of `_HEADS` that no width shortens."""
+_NEEDED = 6
+"""So many columns no width leaves out."""
 
 
 def document(run: Run) -> Document:
@@ -93,9 +95,12 @@ def runs_table(runs: list[Document], *, width: int | None = None) -> str:
     """Return the runs as a table, with what is wrong below the row of a damaged one.
 
     Args:
-      width: the most characters of a line, for which long names lose their middle.
+      width: the most characters of a line. Where more were needed, times are left out, then long names lose
+        their middle.
     """
     rows = [_HEADS, *(tuple(printable(cell, keep="") for cell in _row(found)) for found in runs)]
+    while width is not None and len(rows[0]) > _NEEDED and max(map(len, aligned(rows))) > width:
+        rows = [row[:-1] for row in rows]
     lines = aligned(rows, right=_NUMBERS, width=width)
     wrong = [[], *([f"  {line}" for line in "\n".join(found["damage"]).splitlines()] for found in runs)]
     return "\n".join(each for line, below in zip(lines, wrong, strict=True) for each in (line, *below))
