@@ -82,7 +82,7 @@ def _add_plan(commands: Commands) -> None:
     plan = commands.with_settings(
         "plan",
         "_plan",
-        "Estimate memory, communication and time of a training step on hardware that you do not have.",
+        "Estimate memory, communication and time of a step on hardware you do not have.",
     )
     plan.add_argument("target", **_TARGET)
     plan.add_argument(
@@ -233,4 +233,6 @@ def _add_machines(commands: Commands) -> None:
         help="how long processes may take to save and end, after SIGTERM or after one of them failed, before "
         "they are killed (default: 12)",
     )
-    launch.add_argument("command_line", nargs="+", metavar="-- CMD", help="the program, and its arguments")
+    launch.add_argument(
+        "command_line", nargs="+", metavar="CMD", help="after --, the program and its arguments"
+    )

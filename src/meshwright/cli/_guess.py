@@ -76,8 +76,6 @@ def _first_word(words: Sequence[str]) -> str | None:
 
 
 def _meant(word: str, commands: Sequence[str]) -> str:
-    if close := nearest(word, commands):
-        return f" Did you mean {close!r}?"
     place = shlex.quote(word)
     if _is_run(word):
         return (
@@ -89,7 +87,8 @@ def _meant(word: str, commands: Sequence[str]) -> str:
     if ":" in word or word.endswith(".py"):
         target = word if ":" in word else f"{word}:experiment"
         return f" To train what a function describes: `meshwright train {shlex.quote(target)}`."
-    return ""
+    close = nearest(word, commands)
+    return f" Did you mean {close!r}?" if close else ""
 
 
 def _is_run(word: str) -> bool:

@@ -19,9 +19,11 @@ _RUNNING = ("demo", "hlo", "launch", "plan", "resume", "show", "train")
 """The commands that call users' functions, whose errors are shown whole."""
 
 SETTINGS = """settings, key=value or --key value:
-  the function's own parameters first, then fields of the experiment it returns:
-  max_step=2000   input.batch_size=128   checkpoints.when=100   mesh=data=-1,fsdp=4   run=runs/other
-  --settings FILE says the same in YAML, nested or with dotted keys; what stands here wins over it
+  They set the parameters of the function, or else fields of the experiment
+  that it returns:
+    max_step=2000  input.batch_size=128  mesh=data=-1,fsdp=4  run=runs/other
+  --settings FILE reads them from YAML, nested or with dotted keys. Settings on
+  the command line win over those of files.
 """
 
 
