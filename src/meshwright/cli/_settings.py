@@ -44,6 +44,7 @@ def read_settings(path: str | Path) -> dict[str, str]:
     """
     import yaml
 
+    text = ""
     try:
         text = read_text(path)
         root = yaml.compose(text, yaml.SafeLoader)

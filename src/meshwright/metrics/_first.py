@@ -45,4 +45,5 @@ class FirstStep:
 
 
 def _is_there(metrics: Any) -> bool:
-    return all(x.is_ready() for x in jax.tree.leaves(metrics) if isinstance(x, jax.Array))
+    arrays = (x for x in jax.tree.leaves(metrics) if isinstance(x, jax.Array))
+    return all(x.is_ready() for x in arrays)  # type: ignore[missing-attribute]  # JAX declares no types for it
