@@ -26,6 +26,8 @@ GROUND = {
     "patterns",
     "storage",
     "protobufs",
+    "tables",
+    "times",
     "tree",
     "process",
     "when",

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli._overrides import build, with_secrets
-from meshwright.cli._target import load
+from meshwright.cli._target import as_module, load
 from meshwright.cli._vouched import check_is_experiment, check_vouched
 from meshwright.documents import parse_object
 from meshwright.errors import EXIT_DONE, InputError, OverrideError, UsageError, printable
 from meshwright.storage import join, read_text
+from meshwright.tables import screen_width, wrapped
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """An exit code; or text, the same as a JSON-able document, and the exit code where it is not 0."""
@@ -27,7 +28,13 @@ SECRET = "**********"
 
 def train(options: argparse.Namespace) -> Result:
     """Run the experiment that `module:function` returns."""
-    return start(options.target, options.settings, options.fake_devices, strict=options.strict)
+    return start(
+        as_module(options.target),
+        options.settings,
+        options.fake_devices,
+        strict=options.strict,
+        verbose=options.verbose,
+    )
 
 
 def resume(options: argparse.Namespace) -> Result:
@@ -38,14 +45,24 @@ def resume(options: argparse.Namespace) -> Result:
       UsageError: it is not the user's word that this function runs, or a secret is missing.
     """
     origin = _origin(options.path)
-    check_vouched(options.path, origin, options.target)
+    named = options.target and as_module(options.target)
+    check_vouched(options.path, origin, named)
     settings = {**origin["settings"], "run": str(options.path), **options.settings}
     if missing := [name for name, text in settings.items() if text == SECRET]:
-        raise OverrideError(f"{missing[0]} is secret and was not kept: give it again, {missing[0]}=VALUE.")
+        raise OverrideError(
+            f"{missing[0]} is a secret, which no run stores. Give it again: {missing[0]}=VALUE."
+        )
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
     print(f"  resuming {printable(origin['target'], keep='')}", file=sys.stderr)
-    check = None if options.target else functools.partial(check_is_experiment, options.path, origin)
-    return start(origin["target"], settings, fake_devices, check=check, strict=options.strict)
+    check = None if named else functools.partial(check_is_experiment, options.path, origin)
+    return start(
+        origin["target"],
+        settings,
+        fake_devices,
+        check=check,
+        strict=options.strict,
+        verbose=options.verbose,
+    )
 
 
 def _origin(place: str) -> dict[str, Any]:
@@ -60,12 +77,11 @@ def _origin(place: str) -> dict[str, Any]:
         if not _says_how(**origin):
             raise ValueError("its values are of other types than were written")
     except OSError:
-        raise InputError(
-            f"{place} is no run that can be resumed: experiment.json is not there.\n  {_instead(place)}"
-        ) from None
+        raise InputError(f"{place} cannot be resumed: there is no {file}.\n  {_instead(place)}") from None
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{file} is damaged ({error}); start the run again with `meshwright train`."
+            f"{file} is damaged ({error}). It says how the run was started. To continue the run without it:\n"
+            f"    meshwright train module:function workdir={shlex.quote(place)}"
         ) from None
     return origin
 
@@ -79,8 +95,10 @@ def _instead(place: str) -> str:
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         python = ["python"] if command[0].endswith(".py") else []
         said = printable(shlex.join([*python, *command]), keep="")
-        return f"A program of its own made it, as by `{said}`: start that again, and it goes on by itself."
-    return "Give the run directory of a run that was started with `meshwright train` or `demo`."
+        return f"It was started by a program of its own. Run that again, and it continues: `{said}`"
+    if ":" in place or place.endswith(".py"):
+        return f"To train what a function describes: `meshwright train {shlex.quote(place)}`"
+    return "Expected the directory of a run that `meshwright train` or `meshwright demo` has started."
 
 
 def _says_how(target: Any, settings: Any, fake_devices: Any, **_: Any) -> bool:
@@ -99,6 +117,7 @@ def start(
     next_commands: Callable[[str], Sequence[str]] = lambda run: (f"inspect {run}",),
     check: Callable[[Callable[..., Any]], None] | None = None,
     strict: bool = False,
+    verbose: bool = False,
 ) -> Result:
     """Build the experiment and run it on all processes.
 
@@ -108,6 +127,7 @@ def start(
       next_commands: what to suggest at the end, without the program's name, of a run named as for a shell.
       check: raises if the function is not to be called.
       strict: whether to refuse to continue a run with other settings than before.
+      verbose: whether to show every array and every check before the first step.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
@@ -121,7 +141,7 @@ def start(
         made = build(function, settings, experiment.Experiment)
     told = with_secrets(function, settings)
     origin = {"target": target, "settings": told, "fake_devices": fake_devices}
-    outcome = experiment.run(made, origin=origin, strict=strict)
+    outcome = experiment.run(made, origin=origin, strict=strict, verbose=verbose)
     found = {"run": made.run, **outcome.summary()}
     return (_summary(found, next_commands(shlex.quote(made.run))), found) if process.is_lead() else EXIT_DONE
 
@@ -155,5 +175,6 @@ def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
     scores = [f"{name} {value:.4g}" for name, value in found["scores"].items()]
     done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['run']}"]
     page = Path(found["run"]) / PAGE
-    lines = [f"\n {'   '.join(done)}", f" page: {page}\n" if page.exists() else ""]
+    told = wrapped(f" {'   '.join(done)}", width=screen_width(), indent="   ")
+    lines = [f"\n{told}", f" page: {page}\n" if page.exists() else ""]
     return "\n".join([*lines, *(f"   {program()} {command}" for command in commands)])

@@ -32,6 +32,8 @@ class Opened:
     watch: Watchdog
     say: Callable[[str], None]
     """Tells people a line."""
+    detail: Callable[[str], None]
+    """Tells a detail, for those who asked for all."""
     started: float
     """When the run was called for, on the clock `time.monotonic`."""
 
@@ -55,12 +57,13 @@ def open_run(
     """
     console = Console(None)
     say = settings.say or saying(console)
+    detail = settings.detail or saying(console, is_shown=settings.is_verbose)
     checkpoints = _checkpoints(settings, target, optimizer)
     with contextlib.ExitStack() as opened:
         signals = opened.enter_context(process.signals())
         if settings.place is None:
             record = opened.enter_context(Record(None, settings))
-            yield Opened(None, console, checkpoints, signals, record, watch, say, started)
+            yield Opened(None, console, checkpoints, signals, record, watch, say, detail, started)
             return
         with naming("run"):
             warn = settings.say or saying(console, logging.WARNING)
@@ -78,7 +81,7 @@ def open_run(
                 opened.enter_context(checkpoints)
         opened.enter_context(log_file(directory))
         opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
-        yield Opened(directory, console, checkpoints, signals, record, watch, say, started)
+        yield Opened(directory, console, checkpoints, signals, record, watch, say, detail, started)
 
 
 def _checkpoints(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._changes import tell_changes
-from meshwright.engine._checks import checked, tried
+from meshwright.engine._checks import Found, checked, tried
 from meshwright.engine._evaluations import Evaluations, Scores
 from meshwright.engine._opened import Opened, open_run
 from meshwright.engine._outcome import Outcome
@@ -26,6 +26,7 @@ from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
 from meshwright.metrics import Log, StepTime, Writer, tee
 from meshwright.profile import Trace, tracer
+from meshwright.tables import screen_width
 from meshwright.train import (
     RUN_AHEAD,
     TrainState,
@@ -124,21 +125,27 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
         for batch in (*training.other_batches, training.batch):
             training.step.compile(training.target, batch)
         return training.first_state(None)()
-    say(heading(settings, training.layout.mesh))
-    say(training.layout.explain({"params": training.target.params}))
+    for line in heading(settings, training.layout.mesh):
+        say(line)
+    width = screen_width() if settings.is_verbose else None
+    opened.detail(training.layout.explain({"params": training.target.params}, width=width))
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
         tell_changes(settings, opened)
     with watch.phase("restore"):
         fresh = training.first_state(_newest(training, checkpoints))
     with watch.phase("compile"):
         for found in checked(settings, training):
-            say(f"  ✓ {found}")
+            _tell(found, opened)
     with watch.phase("restore"):
         state = _resumed(settings, training, opened, fresh)
     with watch.phase("compile"):
         for found in tried(settings, training, state, checkpoints):
-            say(f"  ✓ {found}")
+            _tell(found, opened)
     return state
+
+
+def _tell(found: Found, opened: Opened) -> None:
+    (opened.detail if found.is_detail else opened.say)(str(found))
 
 
 def _newest(training: Training, checkpoints: Checkpoints | None) -> int | None:

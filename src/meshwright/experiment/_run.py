@@ -38,7 +38,13 @@ from meshwright.train import TrainState, Watchdog, check_given, fill_state, wide
 
 
 @process.shared_work()
-def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, strict: bool = False) -> Outcome:
+def run(
+    experiment: Experiment,
+    *,
+    origin: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    verbose: bool = False,
+) -> Outcome:
     """Train as `experiment` says, continuing what its run directory holds.
 
     Call it on every process, after `process.start`.
@@ -48,6 +54,7 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
       origin: JSON-able: how to start this run again. Kept as `experiment.json`.
       strict: whether to refuse to go on with other settings than the run was trained with so far, which are
         told otherwise.
+      verbose: whether to show details before it starts, as where each array lies; the log has them anyway.
 
     Raises:
       UsageError: before anything compiles, where the parts do not fit together, or not all processes have the
@@ -63,11 +70,13 @@ def run(experiment: Experiment, *, origin: Mapping[str, Any] | None = None, stri
         process.compare("the settings of the experiment", lambda: settings_of(experiment))
         process.compare_devices()
         experiment = on_hardware(experiment)
-        settings = settings_for(experiment, origin, strict)
+        settings = settings_for(experiment, origin, strict, verbose)
         return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
 
 
-def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool) -> Settings:
+def settings_for(
+    experiment: Experiment, origin: Mapping[str, Any] | None, strict: bool, verbose: bool
+) -> Settings:
     """Return how the run of an experiment goes."""
     save, given, timeout = experiment.save, experiment.input, experiment.watchdog_timeout_seconds
     return Settings(
@@ -95,6 +104,7 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None, stric
         compile_cache=experiment.compile_cache,
         origin=origin,
         is_strict=strict,
+        is_verbose=verbose,
         remark=_rule(experiment),
     )
 

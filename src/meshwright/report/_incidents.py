@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.documents import read_file
 
-_ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ([A-Z]+) ", re.MULTILINE)
+_ENTRY = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) ([A-Z]+) ", re.MULTILINE)
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
 
 

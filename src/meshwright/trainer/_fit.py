@@ -149,6 +149,7 @@ def _settings_for(
         watchdog=call.watchdog,
         is_shown=deployer.verbose,
         say=lambda text: deployer.log_info(text.strip()),
+        detail=deployer.log_detail,
     )
 
 
