@@ -15,8 +15,9 @@ import pytest
 import meshwright as mw
 from experiment import runs
 from input.loaders import DataLoader
+from meshwright.cli._commands import grammar
 from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS, parser
+from meshwright.cli._parser import FLAGS
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,7 +44,7 @@ def test_the_commands_in_the_readme_are_commands(tmp_path):
     assert len(commands) == 3
     for command in commands:
         words, settings = split(shlex.split(command)[1:], FLAGS)
-        parser().parse_args(words)
+        grammar().top.parse_args(words)
         assert settings.keys() <= {"mesh", "learning_rate", "run"}
 
 

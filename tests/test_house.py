@@ -29,6 +29,8 @@ GROUND = {
     "storage",
     "protobufs",
     "shown",
+    "tables",
+    "times",
     "tree",
     "process",
     "when",

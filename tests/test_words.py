@@ -11,7 +11,7 @@ import pytest
 
 import meshwright as mw
 from experiment.runs import experiment
-from meshwright.cli._parser import parser
+from meshwright.cli._commands import grammar
 
 DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
 ROW = re.compile(r"^\| `(?P<word>[^`]+)` \| .+ \| (?P<others>.+) \|$", re.MULTILINE)
@@ -82,7 +82,7 @@ def test_public_names_and_arguments_are_the_words_of_the_table():
 
 
 def test_flags_are_the_words_of_the_table():
-    check({f"--{flag}": flag for flag in flags(parser())})
+    check({f"--{flag}": flag for flag in flags(grammar().top)})
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_a_checkpoint_is_not_written_into_the_one_that_is_read(saved, capsys, be
     before = sorted(step.iterdir())
     for to in ("native", "safetensors"):
         code, told = refused(capsys, "convert", step, step / below, "--to", to)
-        assert (code, f"lies in {step}, which is read" in told) == (2, True)
+        assert (code, f"is inside of {step}, which is to be converted" in told) == (2, True)
     assert sorted(step.iterdir()) == before
 
 

@@ -187,15 +187,19 @@ def test_what_a_map_has_no_row_for_is_refused_before_anything_is_written(mine, c
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["huggingface"], "there is no map 'huggingface': write hugging-face, or module:map"),
+        (["huggingface"], "--map 'huggingface' is unknown. Write hugging-face, or module:map"),
         (["my_name:NAMES"], "there is no module 'my_name'"),
         (["my_names:NAMS"], "module my_names has no map 'NAMS'. Did you mean 'NAMES'?"),
-        (["to-my_names:number"], "my_names:number returned int, not a mw.models.Map"),
-        (["my_names:of"], "my_names:of is called without arguments: missing a required argument: 'layers'"),
-        (["my_names.py:NAMES"], "write module:map, here my_names:NAMES"),
-        (["my_names:NAMES", "--config", "x"], "--config is for --map: hugging-face"),
+        (["to-my_names:number"], "--map my_names:number must return a mw.models.Map, and returned"),
+        (["my_names:of"], "--map my_names:of is a function that must take no arguments: missing"),
+        (["my_names:NAMES", "--config", "x"], "--config has no effect without --map hugging-face"),
     ],
 )
 def test_what_is_no_map_is_told(words, message, mine, capsys):
     code, said = refused(capsys, "theirs", "ours", "--map", *words)
     assert (code, message in said) == (2, True), said
+
+
+def test_a_map_may_be_named_by_its_file(mine):
+    assert main(["convert", "theirs", "ours", "--map", "my_names.py:NAMES"]) == 0
+    assert Path("ours").exists()

@@ -182,7 +182,7 @@ def test_sigterm_ends_what_waits_for_ever_after_a_time_of_grace(launcher):
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=15)
     assert out.count("heard") == 2
-    assert "SIGTERM came, and process 0, 1 did not end in time: killed." in err
+    assert "killed process 0, 1, which had not ended in time after SIGTERM" in err
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -235,7 +235,11 @@ with open(sys.argv[1], "w") as alive:
 
 @pytest.mark.parametrize(
     ("command", "number", "complaint"),
-    [(["no-such-command"], 2, "no-such-command"), ([], 2, "no command"), (["true"], 0, "at least 1")],
+    [
+        (["no-such-command"], 2, "no-such-command"),
+        ([], 2, "no program to start"),
+        (["true"], 0, "at least 1"),
+    ],
 )
 def test_what_cannot_be_run_is_refused(command, number, complaint):
     with pytest.raises(UsageError, match=complaint):

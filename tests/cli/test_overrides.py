@@ -50,7 +50,7 @@ def test_what_follows_a_double_dash_is_left_alone():
 
 
 def test_an_option_without_a_value_is_refused():
-    with pytest.raises(OverrideError, match="--rate needs a value"):
+    with pytest.raises(OverrideError, match="--rate is no option, and as a setting it needs a value"):
         split(["train", "--rate", "--json"], {"--json"})
 
 
@@ -95,8 +95,8 @@ def test_a_text_becomes_what_is_wanted(text, wanted, value):
         ({"parts.a.size": "0"}, "^parts.a.size=0: Inner.size is 0"),
         ({"parts.a": "0"}, "parts.a=0: expected Inner, found '0'"),
         ({"inner.when": "x"}, "inner.when=x: expected int or a function, found 'x'"),
-        ({"inner.when": "3", "inner": "x"}, "inner is set, and so is a part of it"),
-        ({"inner": "x", "inner.when": "3"}, "inner.when is set, and so is all of inner"),
+        ({"inner.when": "3", "inner": "x"}, "both inner and a part of it are set"),
+        ({"inner": "x", "inner.when": "3"}, "both inner and inner.when are set"),
         ({"name.first": "x"}, "unknown setting 'name.first'"),
         ({"mesh.first": "x"}, "unknown setting 'mesh.first'"),
     ],

@@ -82,10 +82,10 @@ def test_what_others_may_have_written_is_run_when_it_is_named(here, capsys, path
     started_from(here / "runs/tiny", "mine:experiment", {})
     Path(path).chmod(Path(path).stat().st_mode | stat.S_IWOTH)
     assert main(["resume", "runs/tiny"]) == 2
-    assert f"others than you may write {path}" in capsys.readouterr().err
+    assert f"other users can write to {path}" in capsys.readouterr().err
     assert "mine" not in sys.modules
     assert main(["resume", "runs/tiny", "mine:elsewhere"]) == 2
-    assert "mine:elsewhere is another function" in capsys.readouterr().err
+    assert "runs/tiny was started from mine:experiment, not from mine:elsewhere" in capsys.readouterr().err
     assert main(["resume", "runs/tiny", "mine:experiment"]) == 0
 
 
@@ -118,7 +118,7 @@ def test_a_secret_is_written_nowhere_and_asked_for_again(here, monkeypatch, caps
     assert json.loads((here / "runs/tiny/experiment.json").read_text())["settings"]["token"] == "*" * 10
     assert "token=**********" in json.loads((here / "runs/tiny/environment.json").read_text())["command"]
     assert main(["resume", "runs/tiny", "max_steps=3"]) == 2
-    assert "give it again, token=VALUE" in capsys.readouterr().err
+    assert "token is a secret, which no run stores. Give it again: token=VALUE" in capsys.readouterr().err
     assert main(["resume", "runs/tiny", "max_steps=3", "token=hunter2secret"]) == 0
 
 

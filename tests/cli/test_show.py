@@ -87,7 +87,7 @@ def test_it_is_compared_with_what_a_run_was(call):
 def test_what_cannot_be_compared_with_is_told(call, tmp_path):
     code, _, err = call("show", "tiny:tiny", "--against", str(tmp_path))
     assert code == 3
-    assert "is nothing to compare with" in err
+    assert f"--against {tmp_path} cannot be read: there is no {tmp_path}/experiment.txt" in err
 
 
 def test_settings_come_from_files_and_the_command_line_wins(call, tmp_path):
@@ -126,10 +126,10 @@ def test_values_of_yaml_are_the_texts_of_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: 1\nb: [1, 2\nc: 3", r"(?s)is no YAML.*line 3"),
-        ("- 1\n- 2", "holds no settings"),
-        ("a: {b: 1}\nc: 2\na.b: 3", "line 3: a.b is set twice"),
-        ("\0", "is no YAML"),
+        ("a: 1\nb: [1, 2\nc: 3", r"s\.yaml, line 3: this is not valid YAML: expected .*\n    c: 3$"),
+        ("- 1\n- 2", "line 1: expected settings, one `key: value` a line"),
+        ("a: {b: 1}\nc: 2\na.b: 3", "line 3: a.b is set twice, first in line 1"),
+        ("a: 1\n\0", "line 2: this is not valid YAML: special characters are not allowed"),
     ],
 )
 def test_a_file_that_holds_no_settings_is_refused_with_the_line(tmp_path, text, says):
@@ -151,9 +151,10 @@ def test_a_file_that_holds_no_settings_is_refused_with_the_line(tmp_path, text, 
     ],
 )
 def test_a_wrong_setting_of_a_file_is_told_by_its_path_before_anything_starts(call, tmp_path, text, says):
-    (tmp_path / "s.yaml").write_text(text)
+    (tmp_path / "s.yaml").write_text(f"# all of them\n{text}")
     code, _, err = call("train", "tiny:tiny", "--settings", "s.yaml")
     assert (code, says in err) == (2, True)
+    assert "It stands in s.yaml, line 2." in err
     assert not (tmp_path / "runs").exists()
 
 

@@ -17,7 +17,7 @@ from meshwright.events import read_scalars
 
 def said(workdir):
     """The log without its times."""
-    return re.sub(r"\[[\d/]+ [\d:]+ - meshwright - process 0 of 1\] ", "", (workdir / "log.txt").read_text())
+    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d ", "", (workdir / "log.txt").read_text())
 
 
 def test_a_message_with_a_title_stands_in_a_frame_as_wide_as_its_longest_line(make_deployer, tmp_path):

@@ -23,9 +23,11 @@ def test_it_survives_its_kill_and_learns_the_digits(digits):
     assert float(re.search(r"test/accuracy (\S+)", digits.stdout)[1]) >= 0.96
 
 
-def test_its_screen_shows_what_lies_where(digits):
-    row = next(line for line in digits.stderr.splitlines() if line.startswith("params/hidden/kernel"))
+def test_its_log_shows_what_lies_where_and_its_screen_on_what(digits, shell):
+    log = (shell.folder / "digits/logs/process-00000.log").read_text()
+    row = next(line for line in log.splitlines() if line.startswith("params/hidden/kernel"))
     assert all(part in row for part in ("64 × 128", "float32", "fsdp, tensor", "8 KiB"))
+    assert "params/hidden/kernel" not in digits.stderr
     assert "8 × cpu · mesh data 2 × fsdp 2 × tensor 2" in digits.stderr
 
 

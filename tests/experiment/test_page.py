@@ -48,4 +48,4 @@ def test_its_files_hold_what_the_page_says(run):
     ).keys()
     assert "params/w" in (run / "state.txt").read_text()
     assert all({"step", "time"} <= report.keys() for report in mw.metrics.read_jsonl(run / "metrics.jsonl"))
-    assert "arrays of 32 parameters" in (run / "logs/process-00000.log").read_text()
+    assert "1 array of 32 parameters" in (run / "logs/process-00000.log").read_text()

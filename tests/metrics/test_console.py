@@ -230,3 +230,26 @@ def test_no_color_is_honoured(terminal, monkeypatch):
     with Console(900, file=terminal) as console:
         console.on_step(Tick(450))
     assert not re.search(r"\x1b\[[\d;]*m(?<!\x1b\[0m)", terminal.getvalue())
+
+
+def test_an_evaluation_stays_above_the_panel(terminal, clock):
+    with Console(900, file=terminal, clock=clock) as console:
+        for step in (100, 200):
+            console(step, {"loss": 0.5, "test/accuracy": step / 1000})
+            console.evaluated(step, {"test/accuracy": step / 1000})
+    text = terminal.getvalue()
+    for step in (100, 200):
+        line = f"2026-11-20T18:20:01 step={step}/900 test/accuracy=0.{step // 100}\n"
+        assert text.count(line) == 1
+
+
+def test_without_a_terminal_an_evaluation_is_told_once(file, clock):
+    with Console(900, file=file, clock=clock) as console:
+        console(100, {"test/accuracy": 0.5})
+        console.evaluated(100, {"test/accuracy": 0.5})
+    assert file.getvalue().count("test/accuracy") == 1
+
+
+def test_the_first_step_is_a_line_of_its_own(file, clock):
+    Console(900, file=file, clock=clock).first(1, {"loss": 2.5})
+    assert file.getvalue() == "2026-11-20T18:20:01 step=1/900 loss=2.5\n"

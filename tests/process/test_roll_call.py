@@ -56,7 +56,7 @@ def test_all_hear_that_two_have_one_number(address):
 def test_all_hear_that_they_were_told_different_numbers_of_processes(address):
     heard = answers(address, (0, 2), (1, 3))
     assert heard == [heard[0]] * 2
-    assert heard[0].startswith("process 1 was told that there are 3 processes, process 0 that there are 2.")
+    assert heard[0].startswith("process 1 was started as one of 3 processes, process 0 as one of 2.")
 
 
 def test_a_taken_port_is_named(address):

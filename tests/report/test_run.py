@@ -94,9 +94,9 @@ def test_a_run_in_an_object_store_goes_on_while_it_reports(tmp_path):
 def test_warnings_and_errors_of_all_logs_are_found_with_what_follows_them(tmp_path):
     logs = write_run(tmp_path) / "logs"
     (logs / "process-00000.log").write_text(
-        "2026-11-21 03:57:33,151 INFO begun\n2026-11-21 03:57:35,000 ERROR it broke\nTraceback …\n  line 1\n"
+        "2026-11-21T03:57:33 INFO begun\n2026-11-21T03:57:35 ERROR it broke\nTraceback …\n  line 1\n"
     )
-    (logs / "process-00001.log").write_text("2026-11-21 03:57:34,000 WARNING slow\n")
+    (logs / "process-00001.log").write_text("2026-11-21T03:57:34 WARNING slow\n")
     slow, broke = read_run(tmp_path).incidents
     assert (slow.process, slow.level, slow.message, slow.details) == ("process-00001", "WARNING", "slow", "")
     assert (broke.message, broke.details) == ("it broke", "Traceback …\n  line 1")

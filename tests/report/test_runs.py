@@ -35,7 +35,7 @@ def test_the_table_says_how_each_fares(tmp_path):
     write_run(tmp_path / "a", scores={20: {"test/wrong": 3.0}}, outcome=FINISHED)
     head, row = runs_table(list_runs(tmp_path)).splitlines()
     assert head.split()[:3] == ["run", "state", "step"]
-    words = ["finished", "40", "of", "40", "1.25", "test/wrong", "3", "@20"]
+    words = ["finished", "40/40", "1.25", "test/wrong", "3", "@20"]
     assert row.split()[1 : 1 + len(words)] == words
 
 
@@ -44,7 +44,7 @@ def test_what_is_wrong_with_a_run_stands_below_what_is_known_of_it(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write("nonsense\n")
     row, below = runs_table(list_runs(tmp_path)).splitlines()[1:]
-    assert row.split()[1:6] == ["finished,", "damaged", "40", "of", "40"]
+    assert row.split()[1:4] == ["finished,", "damaged", "40/40"]
     assert "metrics.jsonl, line 6: expected a report" in below
 
 

@@ -10,10 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.cli._commands import grammar
+from meshwright.cli._guess import check_command, check_rest
 from meshwright.cli._launched import launched_at
 from meshwright.cli._output import show
 from meshwright.cli._overrides import split
-from meshwright.cli._parser import FLAGS, TAKING_SETTINGS, parser
+from meshwright.cli._parser import FLAGS, TAKING_SETTINGS
 from meshwright.cli._settings import read_settings
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_USAGE, Interrupted, MeshwrightError
 
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = launched_at() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
-        parser().print_help(sys.stderr)
+        grammar().top.print_help(sys.stderr)
         return EXIT_USAGE
     as_json = "--json" in _before_dashes(words)
     try:
@@ -44,9 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(words: list[str], started: float) -> argparse.Namespace:
     settings: dict[str, str] = {}
+    known = grammar()
+    check_command(_before_dashes(words), known)
     if any(word in TAKING_SETTINGS for word in _before_dashes(words)):
         words, settings = split(words, FLAGS)
-    options = parser().parse_args(words, argparse.Namespace(started=started))
+    options, rest = known.top.parse_known_args(words, argparse.Namespace(started=started))
+    check_rest(rest, options.command, known)
     from_files = [read_settings(path) for path in getattr(options, "settings_files", ())]
     options.settings = {name: text for each in (*from_files, settings) for name, text in each.items()}
     return options

@@ -50,12 +50,14 @@ def _check(options: argparse.Namespace) -> None:
     theirs = is_back(options) and is_hugging_face(options)
     if theirs and not options.config:
         raise UsageError(
-            f"--map {options.map} needs --config: the config.json of the model, or a directory with it."
+            f"--map {options.map} needs the model's config.json: --config FILE, or its directory."
         )
     if theirs and options.to not in (None, "safetensors"):
-        raise UsageError(f"--map {options.map} writes safetensors, not {options.to}.")
+        raise UsageError(f"--map {options.map} always writes safetensors. Leave out --to {options.to}.")
     if options.config and not is_hugging_face(options):
-        raise UsageError(f"--config is for --map: {HUGGING_FACE}, or {TO}{HUGGING_FACE}.")
+        raise UsageError(
+            f"--config has no effect without --map {HUGGING_FACE} or --map {TO}{HUGGING_FACE}. Add one."
+        )
 
 
 def _give_memory_back_at_once() -> None:
@@ -77,7 +79,10 @@ def _refuse_within(source: Opened, destination: str) -> None:
     places = (str(source.path), destination)
     read, written = (place if is_address(place) else os.path.realpath(place) for place in places)
     if f"{written}/".startswith(f"{read}/") and not Path(read).is_file():
-        raise UsageError(f"{destination} lies in {source.path}, which is read: give another destination.")
+        raise UsageError(
+            f"the destination {destination} is inside of {source.path}, which is to be converted. Give a "
+            "destination outside of it."
+        )
 
 
 def _changes(options: argparse.Namespace) -> Callable[[Source], Source]:

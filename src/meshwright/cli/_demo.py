@@ -29,6 +29,7 @@ def demo(options: argparse.Namespace) -> int | _train.Result:
         f"meshwright.demo.{options.name}:experiment",
         settings,
         fake_devices,
+        verbose=options.verbose,
         next_commands=lambda run: suggestions(options.name, run),
         started=options.started,
     )
@@ -58,6 +59,7 @@ def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str
     """Train in a process of its own, kill that without warning on the way, and start it again."""
     command = [sys.executable, "-m", "meshwright", "demo", options.name, "--fake-devices", str(fake_devices)]
     command += [f"{key}={value}" for key, value in settings.items()] + ["--json"] * options.json
+    command += ["--verbose"] * options.verbose
     metrics = Path(settings["run"]) / "metrics.jsonl"
     with subprocess.Popen(command) as first:
         try:

@@ -10,6 +10,7 @@ from meshwright.cli._train import Result
 from meshwright.engine import checkpoints_of
 from meshwright.errors import EXIT_DONE, printable
 from meshwright.formats import open_source
+from meshwright.tables import screen_width, wrapped
 
 EXIT_DIFFERENT = 1
 
@@ -25,7 +26,9 @@ def diff(options: argparse.Namespace) -> Result:
         "equal": num_equal,
         "different": {difference.name: _document(difference) for difference in differences},
     }
-    lines = [f"a  {a}", f"b  {b}", "", *map(_line, differences)]
+    width = screen_width()
+    told = (wrapped(_line(each), width=width, indent="    ") for each in differences)
+    lines = [f"a  {a}", f"b  {b}", "", *told]
     lines.append(f"{num_equal} arrays are equal, {len(differences)} are not")
     return "\n".join(lines), found, EXIT_DIFFERENT if differences else EXIT_DONE
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli._train import Result, use_fake_devices
+from meshwright.errors import EXIT_DONE, EXIT_FAILED
+from meshwright.tables import screen_width, wrapped
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "protobuf")
 VARIABLES = (
@@ -24,19 +26,22 @@ VARIABLES = (
     "RANK",
     "TF_GPU_",
 )
+_PROBLEM = "problem: "
 
 
 def doctor(options: argparse.Namespace) -> Result:
-    """Report versions, devices, the processes found, and try a compilation and a write."""
+    """Report versions, devices and processes; try a compilation and a write. Exit code 1 at a problem."""
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
+    tried = {name: _tried(probe) for name, probe in PROBES.items()}
     found = {
         "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
-        **{name: _tried(probe) for name, probe in PROBES.items()},
+        **tried,
     }
-    return _text(found), found
+    is_well = not any(said.startswith(_PROBLEM) for said in tried.values())
+    return _text(found), found, EXIT_DONE if is_well else EXIT_FAILED
 
 
 def _tried(probe: Callable[[], str]) -> str:
@@ -44,7 +49,7 @@ def _tried(probe: Callable[[], str]) -> str:
     try:
         return probe()
     except Exception as error:  # a report of what is broken must not break
-        return f"problem: {str(error) or type(error).__name__}"
+        return f"{_PROBLEM}{str(error) or type(error).__name__}"
 
 
 def _processes() -> str:
@@ -105,4 +110,5 @@ def _text(found: dict[str, Any]) -> str:
     for name, value in found.items():
         lines = [f"{key} {part}" for key, part in value.items()] if isinstance(value, dict) else [str(value)]
         rows += [(name if i == 0 else "", line) for i, line in enumerate(lines or ["none"])]
-    return "\n".join(f"{name:10}  {line}" for name, line in rows)
+    width = screen_width()
+    return "\n".join(wrapped(f"{name:10}  {line}", width=width, indent=" " * 12) for name, line in rows)

@@ -8,6 +8,7 @@ from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.storage import join, put_at
+from meshwright.tables import screen_width, wrapped
 
 
 def hlo(options: argparse.Namespace) -> Result:
@@ -26,4 +27,5 @@ def hlo(options: argparse.Namespace) -> Result:
         files = [join(options.to, Path(file).name) for file in hlo.save_hlo(ahead.compiled, directory)]
     told = {field.name: getattr(ahead, field.name) for field in dataclasses.fields(ahead)}
     del told["compiled"]
-    return "\n".join([str(ahead), *files]), {"files": files, **told}
+    said = wrapped(str(ahead), width=screen_width(), indent="  ")
+    return "\n".join([said, *files]), {"files": files, **told}

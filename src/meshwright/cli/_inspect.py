@@ -14,6 +14,7 @@ from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
 from meshwright.shown import human_bytes
 from meshwright.storage import local_copy
+from meshwright.tables import aligned, screen_width, wrapped
 
 METRICS = "metrics.jsonl"
 
@@ -32,7 +33,7 @@ def inspect(options: argparse.Namespace) -> Result:
         newest = _checkpoints(place, options.step) if has_some else {"checkpoint": None}
         with local_copy(options.path, lambda name: name == METRICS) as run:
             found = {"run": options.path, "reported": _newest_report(run), **newest}
-    return _text(found), found
+    return _text(found, screen_width()), found
 
 
 def _checkpoints(place: str, step: int | None) -> dict[str, Any]:
@@ -72,26 +73,24 @@ def _newest_report(run: Path) -> dict[str, Any]:
     return {name: value for report in reports for name, value in report.items() if name != "time"}
 
 
-def _text(found: dict[str, Any]) -> str:
+def _text(found: dict[str, Any], width: int | None) -> str:
     tables = ("arrays", "bytes", "checkpoints", "set_aside", "is_ours")
     unknown = {key for key in ("step", "writer", "extra") if found.get(key) in (None, "", {})}
     told = {key: value for key, value in found.items() if key not in {*tables, *unknown}}
-    lines = [f"{key:11} {_flat(value)}" for key, value in told.items()]
+    lines = [wrapped(f"{key:11} {_flat(value)}", width=width, indent=" " * 12) for key, value in told.items()]
     if not found["checkpoint"]:
         return "\n".join(lines)
     lines += [f"{'bytes':11} {human_bytes(found['bytes'])}", ""]
-    names = {printable(name, keep=""): array for name, array in found["arrays"].items()}
-    width = max(map(len, names), default=0)
-    lines += [
-        f"  {name:{width}}  {' × '.join(map(str, array['shape'])) or 'scalar':18} {array['dtype']:9} "
-        f"{human_bytes(array['bytes']):>9}{_key(array)}"
-        for name, array in names.items()
+    rows = [
+        (
+            printable(name, keep=""),
+            " × ".join(map(str, array["shape"])) or "scalar",
+            f"key<{array['prng_key']}>" if "prng_key" in array else array["dtype"],
+            human_bytes(array["bytes"]),
+        )
+        for name, array in found["arrays"].items()
     ]
-    return "\n".join([*lines, *_listed(found)])
-
-
-def _key(array: dict[str, Any]) -> str:
-    return f"  key<{array['prng_key']}>" if "prng_key" in array else ""
+    return "\n".join([*lines, *aligned(rows, right=(3,), width=width, indent="  "), *_listed(found)])
 
 
 def _listed(found: dict[str, Any]) -> list[str]:

@@ -36,7 +36,7 @@ def launch(options: argparse.Namespace) -> int:
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     return launch_local(
-        options.command,
+        options.command_line,
         options.num_processes,
         devices_per_process=options.devices_per_process,
         grace_seconds=options.grace,
@@ -93,15 +93,18 @@ def launch_local(
 
 def _check(command: Sequence[str], num_processes: int, grace_seconds: float) -> None:
     if not grace_seconds >= 0:
-        raise UsageError(f"launch: --grace {grace_seconds:g}; give seconds, at least 0.")
+        raise UsageError(f"launch: --grace is {grace_seconds:g} seconds; it must be at least 0.")
     if num_processes < 1:
-        raise UsageError(f"launch: the number of processes is {num_processes}, but must be at least 1.")
+        raise UsageError(f"launch: -n is {num_processes} processes; it must be at least 1.")
     if not command:
         raise UsageError(
-            "launch: no command given; write it after --, as in: launch local -n 2 -- python train.py"
+            "launch: there is no program to start. Write it after --: launch local -n 2 -- python train.py"
         )
     if shutil.which(command[0]) is None:
-        raise UsageError(f"launch: there is no command {command[0]!r}, or it may not be executed.")
+        raise UsageError(
+            f"launch: {command[0]!r} cannot be started: it is no program in PATH, or not executable. To "
+            "start a Python file, write: -- python FILE"
+        )
 
 
 def _free_port() -> int:
@@ -184,7 +187,7 @@ def _tell(children: Sequence[Child], ended: Sequence[Child], received: Sequence[
         return code if code > 0 else 128 - code
     if killed:
         numbers = ", ".join(str(child.number) for child in killed)
-        _say(f"SIGTERM came, and process {numbers} did not end in time: killed. See launch --grace.")
+        _say(f"killed process {numbers}, which had not ended in time after SIGTERM. --grace gives more time.")
         return 128 + signal.SIGTERM
     return max(child.returncode for child in children)
 

@@ -84,8 +84,8 @@ def _named(target: str) -> Map:
     """Return a map of the user's own, `module:name`, or what a function of that name returns."""
     if ":" not in target:
         raise UsageError(
-            f"there is no map {target!r}: write {HUGGING_FACE}, or module:map for one of your own; "
-            f"{TO} before either goes back."
+            f"--map {target!r} is unknown. Write {HUGGING_FACE}, or module:map for a mw.models.Map of your "
+            f"own; with {TO} in front it converts back: {TO}{HUGGING_FACE}."
         )
     found = find(target, "map", "NAMES", lambda value: isinstance(value, Map) or inspect.isroutine(value))
     if isinstance(found, Map):
@@ -93,8 +93,10 @@ def _named(target: str) -> Map:
     try:
         inspect.signature(found).bind()
     except TypeError as error:
-        raise UsageError(f"{target} is called without arguments: {error}.") from None
+        raise UsageError(f"--map {target} is a function that must take no arguments: {error}.") from None
     made = found()
     if not isinstance(made, Map):
-        raise UsageError(f"{target} returned {type(made).__name__}, not a mw.models.Map.")
+        raise UsageError(
+            f"--map {target} must return a mw.models.Map, and returned a value of type {type(made).__name__}."
+        )
     return made

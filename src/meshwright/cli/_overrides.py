@@ -7,10 +7,12 @@ among the fields of what it returns, by dotted path.
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from meshwright.arguments import spelled
+from meshwright.cli._parser import FLAGS
+from meshwright.cli._settings import place_of
 from meshwright.errors import OverrideError, UsageError, nearest
 
 Overrides = Mapping[str, str]
@@ -34,15 +36,20 @@ def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], di
         name, equals, value = word.partition("=")
         if word.startswith("--") and name not in flags:
             if not equals and (not waiting or waiting[0].startswith("--")):
-                raise OverrideError(
-                    f"{word} needs a value: {word} VALUE. Options are {', '.join(sorted(flags))}."
-                )
+                raise _without_value(word, flags)
             settings[name[2:].replace("-", "_")] = value if equals else waiting.pop(0)
         elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
             settings[name] = value
         else:
             rest.append(word)
     return rest + list(arguments[end:]), settings
+
+
+def _without_value(word: str, flags: Iterable[str]) -> OverrideError:
+    known = sorted(flag for flag in flags if flag.startswith("--"))
+    close = nearest(word, known)
+    hint = f"Did you mean the option {close}?" if close else f"Options of commands: {', '.join(known)}."
+    return OverrideError(f"{word} is no option, and as a setting it needs a value: {word} VALUE.\n  {hint}")
 
 
 def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
@@ -94,7 +101,10 @@ def convert(name: str, text: str, wanted: Any) -> Any:
     try:
         adapter = pydantic.TypeAdapter(wanted)
     except pydantic.errors.PydanticUserError:
-        raise OverrideError(f"{name} cannot be set on the command line: it is a {wanted}.") from None
+        raise OverrideError(
+            f"{name} cannot be set here: its values are of the type {wanted}, which no text can be. Set it "
+            f"in the function.{place_of(text)}"
+        ) from None
     for reading in (
         lambda: _NONE[text.lower()],
         lambda: text,
@@ -106,7 +116,7 @@ def convert(name: str, text: str, wanted: Any) -> Any:
             return adapter.validate_python(reading())
         except (ValueError, yaml.YAMLError, KeyError, RecursionError):
             continue
-    raise OverrideError(f"{name}={text}: expected {spelled(wanted)}, found {text!r}.")
+    raise OverrideError(f"{name}={text}: expected {spelled(wanted)}, found {text!r}.{place_of(text)}")
 
 
 _NONE = {"none": None}
@@ -121,9 +131,9 @@ def _nested(settings: Overrides) -> dict[str, Any]:
         for part in above:
             inner = inner.setdefault(part, {})
             if isinstance(inner, str):
-                raise OverrideError(f"{name} is set, and so is all of {part}. Leave one of them out.")
+                raise OverrideError(f"both {part} and {name} are set. Leave one of them out.")
         if last in inner:
-            raise OverrideError(f"{name} is set, and so is a part of it. Leave one of them out.")
+            raise OverrideError(f"both {name} and a part of it are set. Leave one of them out.")
         inner[last] = text
     return asked
 
@@ -133,7 +143,7 @@ def _check_names(settings: Overrides, parameters: Iterable[str], kind: type) -> 
     for name in settings:
         first = name.split(".")[0]
         if first not in known:
-            raise _unknown(name, first, known)
+            raise _unknown(name, first, known, settings[name])
 
 
 def _check_complete(asked: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
@@ -162,7 +172,7 @@ def _replaced(owner: Any, path: str, asked: Mapping[str, Any]) -> Any:
     known = _types_in(owner)
     for name in asked:
         if name not in known:
-            raise _unknown(f"{path}.{name}".lstrip("."), name, known)
+            raise _unknown(f"{path}.{name}".lstrip("."), name, known, asked[name])
     values = owner if isinstance(owner, Mapping) else {name: getattr(owner, name) for name in asked}
     changes = {
         name: _changed(values[name], f"{path}.{name}".lstrip("."), known[name], new)
@@ -174,7 +184,8 @@ def _replaced(owner: Any, path: str, asked: Mapping[str, Any]) -> Any:
         return dataclasses.replace(owner, **changes)
     except ValueError as error:
         said = ", ".join(f"{path}.{name}={new}" for name, new in asked.items() if isinstance(new, str))
-        raise UsageError(f"{said or path}: {error}" if path else str(error)) from None
+        told = f"{said or path}: {error}" if path else str(error)
+        raise UsageError(f"{told}{place_of(asked)}") from None
 
 
 def _types_in(owner: Any) -> dict[str, Any]:
@@ -187,10 +198,13 @@ def _types_in(owner: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(owner) if field.init}
 
 
-def _unknown(name: str, part: str, known: Iterable[str]) -> OverrideError:
-    close = nearest(part, known)
-    hint = f" Did you mean {close!r}?" if close else ""
-    return OverrideError(f"unknown setting {name!r}.{hint}\n  There are: {', '.join(known) or 'none'}.")
+def _unknown(name: str, part: str, known: Collection[str], asked: Any) -> OverrideError:
+    """Return the error for a setting that there is not, and is perhaps a mistyped option."""
+    options = {flag[2:].replace("-", "_"): flag for flag in FLAGS if flag.startswith("--")}
+    close = nearest(part, [*known, *options])
+    hint = f" Did you mean {(close if close in known else options[close])!r}?" if close else ""
+    there = f"There are: {', '.join(known)}." if known else f"{name.rpartition('.')[0]} has none."
+    return OverrideError(f"unknown setting {name!r}.{hint}\n  {there}{place_of(asked)}")
 
 
 def _type_of_default(parameter: inspect.Parameter) -> Any:

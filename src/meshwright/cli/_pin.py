@@ -23,7 +23,9 @@ def unpin(options: argparse.Namespace) -> Result:
     """
     path = _path(options)
     if not formats.is_pinned(path):
-        raise InputError(f"{path} is not pinned. `meshwright inspect` of its directory shows what is.")
+        raise InputError(
+            f"{path} is not pinned. `meshwright inspect {options.directory}` lists the checkpoints that are."
+        )
     formats.unpin(path)
     return f"{path} is left to the run's retention policy", {"checkpoint": path, "pinned": False}
 

@@ -18,6 +18,7 @@ from meshwright.cli._overrides import build
 from meshwright.cli._target import load
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
+from meshwright.tables import screen_width, wrapped
 
 if TYPE_CHECKING:
     from meshwright.plan import Compiled, Hardware, Plan, Site
@@ -79,7 +80,9 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     found = next((line for line in reversed(lines) if "Error" in line or "error:" in line), None)
     return (
-        found or f"the compiler's process ended with {done.returncode}: {lines[-1] if lines else 'no word'}"
+        found
+        or f"the compiler's process ended with exit code {done.returncode}: "
+        f"{lines[-1] if lines else 'it printed nothing'}"
     )
 
 
@@ -88,10 +91,11 @@ def _told(site: "Site", made: "Plan") -> Result:
 
     document = _document(made)
     if made.memory.fits:
-        return room.described(made), document
+        return _fitted(room.described(made)), document
     changes = room.cheapest_changes(site)
     document["changes"] = [_changed(change) for change in changes]
-    return f"{room.described(made)}\n\n{room.described_changes(changes)}", document, EXIT_FAILED
+    text = f"{room.described(made)}\n\n{room.described_changes(changes)}"
+    return _fitted(text), document, EXIT_FAILED
 
 
 def _searched(site: "Site") -> Result:
@@ -101,7 +105,11 @@ def _searched(site: "Site") -> Result:
     fits = any(change.plan.memory.fits for change in found)
     document = {"tried": [_changed(change) for change in found]}
     text = "\n\n".join([room.described_search(found), *site.ruled])
-    return text, document, EXIT_DONE if fits else EXIT_FAILED
+    return _fitted(text), document, EXIT_DONE if fits else EXIT_FAILED
+
+
+def _fitted(text: str) -> str:
+    return wrapped(text, width=screen_width(), indent="    ")
 
 
 def _changed(change: Any) -> dict[str, Any]:

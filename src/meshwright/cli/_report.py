@@ -6,6 +6,7 @@ import contextlib
 from meshwright import report as room
 from meshwright.cli._train import Result
 from meshwright.storage import join, local_copy
+from meshwright.tables import screen_width
 
 COMPARISON = "comparison.html"
 
@@ -22,10 +23,13 @@ def report(options: argparse.Namespace) -> Result:
         if len(runs) == 1:
             to = options.to or join(options.runs[0], room.PAGE)
             room.write_page(runs[0], to)
-            text, document = room.summary(runs[0]), room.document(runs[0])
+            text, document = room.summary(runs[0], width=screen_width()), room.document(runs[0])
         else:
             to = options.to or COMPARISON
             room.write_comparison(runs, to)
             found = room.compare(runs)
-            text, document = room.comparison_text(found), room.comparison_document(found)
+            text, document = (
+                room.comparison_text(found, width=screen_width()),
+                room.comparison_document(found),
+            )
     return f"{text}\n\n{to}", {"report": to, **document}

@@ -7,6 +7,7 @@ from meshwright.cli._train import Result
 from meshwright.errors import InputError
 from meshwright.report import list_runs, runs_table
 from meshwright.storage import is_address, local_copy
+from meshwright.tables import screen_width
 
 _SMALL = (".json", ".jsonl", ".log", ".txt")
 """How the names end of the files of a run that say how it fares."""
@@ -22,9 +23,12 @@ def runs(options: argparse.Namespace) -> Result:
     place = options.directory
     with local_copy(place, _is_small) as directory:
         if not directory.is_dir():
-            raise InputError(f"there is no directory {place}: give the one that your runs are in.")
+            raise InputError(
+                f"there is no directory {place}. Name the one that holds your runs: `meshwright runs DIR`."
+            )
         found = list_runs(directory, place if is_address(place) else None)
-    return runs_table(found) if found else f"no runs below {place}", {"runs": found}
+    table = runs_table(found, width=screen_width()) if found else f"no runs below {place}"
+    return table, {"runs": found}
 
 
 def _is_small(name: str) -> bool:

@@ -9,12 +9,31 @@ Each value is the text that would stand on the command line, to be read as the t
 is a number wherever one is wanted, which YAML itself does not say.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from meshwright.errors import OverrideError
 from meshwright.storage import read_text
+
+
+class FromFile(str):
+    """The text of a setting that stands in a file."""
+
+    place: str
+    """The file and the line: `settings.yaml, line 3`."""
+
+    def __new__(cls, text: str, place: str) -> Self:
+        made = super().__new__(cls, text)
+        made.place = place
+        return made
+
+
+def place_of(asked: Any) -> str:
+    """Return where a setting, or the first of a mapping of them, stands, for the end of a message."""
+    while isinstance(asked, Mapping) and asked:
+        asked = next(iter(asked.values()))
+    return f"\n  It stands in {asked.place}." if isinstance(asked, FromFile) else ""
 
 
 def read_settings(path: str | Path) -> dict[str, str]:
@@ -25,23 +44,36 @@ def read_settings(path: str | Path) -> dict[str, str]:
     """
     import yaml
 
+    text = ""
     try:
-        root = yaml.compose(read_text(path), yaml.SafeLoader)
+        text = read_text(path)
+        root = yaml.compose(text, yaml.SafeLoader)
         if not isinstance(root, yaml.MappingNode | None):
-            raise OverrideError(f"--settings {path} holds no settings: write `key: value`, a line for each.")
+            raise OverrideError(f"{path}, line 1: expected settings, one `key: value` a line.")
         found = list(_flat("", root)) if root is not None else []
     except RecursionError:
-        raise OverrideError(f"--settings {path} is nested too deeply, or in itself.") from None
+        raise OverrideError(f"{path} is nested too deeply, or contains itself.") from None
     except (OSError, UnicodeError) as error:
-        raise OverrideError(f"--settings {path} cannot be read: {error}.") from None
+        raise OverrideError(f"the settings file {path} cannot be read: {error}.") from None
     except yaml.YAMLError as error:
-        raise OverrideError(f"--settings {path} is no YAML: {error}") from None  # which names the line
+        raise OverrideError(f"{path}, {_problem(error, text)}") from None
     settings: dict[str, str] = {}
-    for name, text, line in found:
+    lines: dict[str, int] = {}
+    for name, said, line in found:
         if name in settings:
-            raise OverrideError(f"--settings {path}, line {line}: {name} is set twice.")
-        settings[name] = text
+            raise OverrideError(f"{path}, line {line}: {name} is set twice, first in line {lines[name]}.")
+        settings[name], lines[name] = FromFile(said, f"{path}, line {line}"), line
     return settings
+
+
+def _problem(error: Any, text: str) -> str:
+    """Return the line of an error in YAML, that line, and what is wrong with it."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    number = mark.line if mark is not None else text.count("\n", 0, getattr(error, "position", 0))
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    lines = text.splitlines()
+    shown = f"\n    {lines[number].strip()}" if number < len(lines) else ""
+    return f"line {number + 1}: this is not valid YAML: {problem}.{shown}"
 
 
 def _flat(prefix: str, mapping: Any) -> Iterator[tuple[str, str, int]]:

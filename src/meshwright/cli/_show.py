@@ -58,6 +58,6 @@ def _description(place: str) -> str:
     if ":" in place and not is_address(place):
         return _described(place, {})
     raise InputError(
-        f"{place} is nothing to compare with: {join(place, 'experiment.txt')} is not there.\n"
-        "  Give a run directory, its experiment.txt, or module:function."
+        f"--against {place} cannot be read: there is no {join(place, 'experiment.txt')}, and no such file.\n"
+        "  Expected a run directory, its experiment.txt, or module:function."
     )

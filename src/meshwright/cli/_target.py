@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshwright.cli._guess import instead_of_target
 from meshwright.errors import UsageError, nearest
 
 
@@ -14,8 +15,23 @@ def load(target: str) -> Callable[..., Any]:
     return find(target, "function", "experiment", callable)
 
 
+def as_module(target: str) -> str:
+    """Return `gpt:experiment` for `gpt.py:experiment`, and `folder.gpt:…` for a file in a folder of this one.
+
+    Anything else is returned as it is.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        return target
+    path = Path(file)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    parts = path.with_suffix("").parts
+    return f"{'.'.join(parts)}:{name}" if all(part.isidentifier() for part in parts) else target
+
+
 def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> Any:
-    """Return what `module:name` is, with the current directory on the path.
+    """Return what `module:name`, or `module.py:name`, is, with the current directory on the path.
 
     Args:
       kind: what it should be, for people, and an `example` of a name.
@@ -24,15 +40,9 @@ def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> A
     Raises:
       UsageError: there is no such module, or nothing of that kind and name in it.
     """
-    module_name, colon, name = target.partition(":")
-    if "/" in module_name or module_name.endswith(".py"):
-        path = Path(module_name)
-        raise UsageError(
-            f"{target!r} names a file: write module:{kind}, here {path.stem}:{name or example}, "
-            f"in the folder {path.parent}."
-        )
-    if not (module_name and colon and name):
-        raise UsageError(f"{target!r} does not name a {kind}: write module:{kind}, as my.module:{example}.")
+    module_name, colon, name = as_module(target).partition(":")
+    if not (module_name and colon and name) or "/" in module_name or module_name.endswith(".py"):
+        raise UsageError(_no_target(target, kind, example))
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -46,7 +56,25 @@ def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> A
         ) from None
     found = getattr(module, name, None)
     if not fits(found):
-        close = nearest(name, [key for key, value in vars(module).items() if fits(value)])
+        known = [key for key, value in vars(module).items() if fits(value) and not key.startswith("_")]
+        close = nearest(name, known)
         hint = f" Did you mean {close!r}?" if close else ""
         raise UsageError(f"module {module_name} has no {kind} {name!r}.{hint}")
     return found
+
+
+def _no_target(target: str, kind: str, example: str) -> str:
+    """Say what to write instead of what names no `module:name`."""
+    if instead := instead_of_target(target):
+        return instead
+    file, _, name = target.partition(":")
+    path, name = Path(file), name or example
+    wanted = f"expected module:{kind}, as gpt:{example}, or file.py:{kind}; found {target!r}."
+    if path.suffix != ".py":
+        return wanted
+    if path.is_file() and as_module(f"{file}:{name}") != f"{file}:{name}":
+        return f"{wanted} Write {file}:{name}."
+    return (
+        f"{wanted}\n  A file must be below the current directory, its folders' names being those of modules. "
+        f"Go to its folder and write the rest:\n    cd {path.parent} && meshwright … {path.name}:{name}"
+    )

@@ -13,11 +13,12 @@ from typing import Any
 
 from meshwright import old_names
 from meshwright.cli._overrides import build, with_secrets
-from meshwright.cli._target import load
+from meshwright.cli._target import as_module, load
 from meshwright.cli._vouched import check_is_experiment, check_vouched
 from meshwright.documents import parse_object
 from meshwright.errors import EXIT_DONE, InputError, OverrideError, UsageError, printable
 from meshwright.storage import join, read_text
+from meshwright.tables import screen_width, wrapped
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """An exit code; or text, the same as a JSON-able document, and the exit code where it is not 0."""
@@ -28,8 +29,8 @@ SECRET = "**********"
 
 def train(options: argparse.Namespace) -> Result:
     """Run the experiment that `module:function` returns."""
-    how = {"strict": options.strict, "started": options.started}
-    return start(options.target, options.settings, options.fake_devices, **how)
+    how = {"strict": options.strict, "verbose": options.verbose, "started": options.started}
+    return start(as_module(options.target), options.settings, options.fake_devices, **how)
 
 
 def resume(options: argparse.Namespace) -> Result:
@@ -40,16 +41,19 @@ def resume(options: argparse.Namespace) -> Result:
       UsageError: it is not the user's word that this function runs, or a secret is missing.
     """
     origin = _origin(options.path)
-    check_vouched(options.path, origin, options.target)
+    named = options.target and as_module(options.target)
+    check_vouched(options.path, origin, named)
     given = {old_names.setting(name): value for name, value in origin["settings"].items()}
     settings = {**given, "workdir": str(options.path), **options.settings}
     if missing := [name for name, text in settings.items() if text == SECRET]:
-        raise OverrideError(f"{missing[0]} is secret and was not kept: give it again, {missing[0]}=VALUE.")
+        raise OverrideError(
+            f"{missing[0]} is a secret, which no run stores. Give it again: {missing[0]}=VALUE."
+        )
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
     print(f"  resuming {printable(origin['target'], keep='')}", file=sys.stderr)
-    check = None if options.target else functools.partial(check_is_experiment, options.path, origin)
-    how = {"strict": options.strict, "from_step": options.from_step, "started": options.started}
-    return start(origin["target"], settings, fake_devices, check=check, **how)
+    check = None if named else functools.partial(check_is_experiment, options.path, origin)
+    how = {"strict": options.strict, "verbose": options.verbose, "started": options.started}
+    return start(origin["target"], settings, fake_devices, check=check, from_step=options.from_step, **how)
 
 
 def _origin(place: str) -> dict[str, Any]:
@@ -64,12 +68,11 @@ def _origin(place: str) -> dict[str, Any]:
         if not _says_how(**origin):
             raise ValueError("its values are of other types than were written")
     except OSError:
-        raise InputError(
-            f"{place} is no run that can be resumed: experiment.json is not there.\n  {_instead(place)}"
-        ) from None
+        raise InputError(f"{place} cannot be resumed: there is no {file}.\n  {_instead(place)}") from None
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{file} is damaged ({error}); start the run again with `meshwright train`."
+            f"{file} is damaged ({error}). It says how the run was started. To continue the run without it:\n"
+            f"    meshwright train module:function workdir={shlex.quote(place)}"
         ) from None
     return origin
 
@@ -83,8 +86,10 @@ def _instead(place: str) -> str:
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         python = ["python"] if command[0].endswith(".py") else []
         said = printable(shlex.join([*python, *command]), keep="")
-        return f"A program of its own made it, as by `{said}`: start that again, and it goes on by itself."
-    return "Give the run directory of a run that was started with `meshwright train` or `demo`."
+        return f"It was started by a program of its own. Run that again, and it continues: `{said}`"
+    if ":" in place or place.endswith(".py"):
+        return f"To train what a function describes: `meshwright train {shlex.quote(place)}`"
+    return "Expected the directory of a run that `meshwright train` or `meshwright demo` has started."
 
 
 def _says_how(target: Any, settings: Any, fake_devices: Any, **_: Any) -> bool:
@@ -105,6 +110,7 @@ def start(
     strict: bool = False,
     from_step: int | None = None,
     started: float | None = None,
+    verbose: bool = False,
 ) -> Result:
     """Build the experiment and run it on all processes.
 
@@ -116,6 +122,7 @@ def start(
       strict: whether to refuse to continue a run with other settings than before.
       from_step: the step whose checkpoint the run goes back to.
       started: when the command was launched, on the clock `time.monotonic`.
+      verbose: whether to show every array and every check before the first step.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
@@ -129,7 +136,8 @@ def start(
         made = build(function, settings, experiment.Experiment)
     told = with_secrets(function, settings)
     origin = {"target": target, "settings": told, "fake_devices": fake_devices}
-    outcome = experiment.run(made, origin=origin, strict=strict, from_step=from_step, started=started)
+    how = {"strict": strict, "from_step": from_step, "started": started, "verbose": verbose}
+    outcome = experiment.run(made, origin=origin, **how)
     found = {"workdir": made.workdir, **outcome.summary()}
     return (
         (_summary(found, next_commands(shlex.quote(made.workdir))), found) if process.is_lead() else EXIT_DONE
@@ -165,5 +173,6 @@ def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
     scores = [f"{name} {value:.4g}" for name, value in found["scores"].items()]
     done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['run']}"]
     page = Path(found["run"]) / PAGE
-    lines = [f"\n {'   '.join(done)}", f" page: {page}\n" if page.exists() else ""]
+    told = wrapped(f" {'   '.join(done)}", width=screen_width(), indent="   ")
+    lines = [f"\n{told}", f" page: {page}\n" if page.exists() else ""]
     return "\n".join([*lines, *(f"   {program()} {command}" for command in commands)])

@@ -10,6 +10,7 @@ from meshwright.engine import checkpoints_of
 from meshwright.errors import EXIT_DONE, EXIT_INPUT, printable
 from meshwright.formats import verify_all
 from meshwright.shown import human_bytes
+from meshwright.tables import screen_width, wrapped
 
 
 def verify(options: argparse.Namespace) -> Result:
@@ -18,7 +19,7 @@ def verify(options: argparse.Namespace) -> Result:
     for report in verify_all(checkpoints_of(options.path)):
         reports.append(report)
         if not options.json:
-            show(_text(report))
+            show(wrapped(_text(report), width=screen_width(), indent="    "))
     num_damaged = sum(bool(report.damage) for report in reports)
     found = {
         "intact": not num_damaged,

@@ -34,8 +34,8 @@ def check_vouched(place: str, origin: Mapping[str, Any], named: str | None) -> N
     target = origin["target"]
     if named not in (None, target):
         raise UsageError(
-            f"{place} was started from {target}, and {named} is another function.\n"
-            f"  Start that with `meshwright train {named}`, in a directory of its own."
+            f"{place} was started from {target}, not from {named}. Leave out {named} to continue it.\n"
+            f"  Or start another run: `meshwright train {named} workdir=PATH`"
         )
     if named is None and (doubt := _doubt_about_file(place) or _doubt_about_module(place, target)):
         raise _not_vouched(place, origin, doubt)
@@ -64,9 +64,9 @@ def check_is_experiment(place: str, origin: Mapping[str, Any], function: Callabl
 def _not_vouched(place: str, origin: Mapping[str, Any], doubt: str) -> UsageError:
     settings = "".join(f"\n    {name}={text}" for name, text in origin["settings"].items())
     return UsageError(
-        f"{place} was not resumed: its experiment.json says what to run, and {doubt}.\n"
-        f"  It says {origin['target']}, with{settings or ' no settings'}\n"
-        "  If you trust that, name the function: "
+        f"{place} was not resumed: its experiment.json names the code to run, and {doubt}.\n"
+        f"  It names {origin['target']}, with{settings or ' no settings'}\n"
+        "  If you trust this, name the function yourself: "
         f"meshwright resume {shlex.quote(place)} {shlex.quote(origin['target'])}"
     )
 
@@ -74,23 +74,23 @@ def _not_vouched(place: str, origin: Mapping[str, Any], doubt: str) -> UsageErro
 def _doubt_about_file(place: str) -> str | None:
     """Return why others may have written what the file says; None if they cannot."""
     if is_address(place):
-        return "whoever may write at the address may have written that"
+        return "anyone who can write to this URL may have changed it"
     for path in (local_path(place), local_path(place) / "experiment.json"):
         found = path.stat()
         if found.st_uid not in (os.geteuid(), 0):
-            return f"{path} is not yours"
+            return f"{path} belongs to another user"
         if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)):
-            return f"others than you may write {path}"
+            return f"other users can write to {path}"
     return None
 
 
 def _doubt_about_module(place: str, target: str) -> str | None:
     module = target.partition(":")[0]
     if module.partition(".")[0] in sys.stdlib_module_names:
-        return f"{module} is Python's own"
+        return f"{module} is a module of Python itself"
     source = _source_of(target)
     if source is not None and source.is_relative_to(local_path(place).resolve()):
-        return f"{source} came with the run"
+        return f"the code is in the run directory itself, {source}"
     return None
 
 

@@ -121,6 +121,7 @@ class Deployer:
     gen_model_step_rng = Forwarded("_randomness", Randomness.draw)
 
     log_info = Forwarded("_log", Log.log_info)
+    log_detail = Forwarded("_log", Log.log_detail)
     log_metrics = Forwarded("_log", Log.log_metrics)
     save_outputs = Forwarded("_log", Log.save_outputs)
     progress = Forwarded("_log", Log.progress)

@@ -23,10 +23,11 @@ from meshwright.metrics import (
     tee,
     tensorboard,
 )
+from meshwright.times import FORMAT
 
 T = TypeVar("T")
 
-_FORMAT = "[%(asctime)s - meshwright - process %(process_index)d of %(processes)d] %(message)s"
+_FORMAT = "%(asctime)s %(message)s"
 _NUM_SHOWN = 10
 
 
@@ -63,6 +64,10 @@ class Log:
         self._logger.info(framed(info, title, step))
         if title is not None and self._board is not None:
             self._board(step or 0, {title: markdown(str(info))})
+
+    def log_detail(self, text: str) -> None:
+        """Write a text of several lines into each process's log, and not on the screen."""
+        self._logger.debug("\n%s", text)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write metrics to `workdir/metrics.jsonl` and all trackers, from process 0; see `mw.metrics.Values`.
@@ -102,22 +107,29 @@ def markdown(text: str) -> str:
     return text.replace("\n", "\n\n")
 
 
+class _Screen(logging.Handler):
+    """Writes to stderr as it is at the moment: that of a live panel writes above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message."""
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
 def _logger(opened: contextlib.ExitStack, workdir: Path | None, *, on_screen: bool) -> logging.Logger:
     """Return a logger of its own, which no other has handlers of and which hands nothing on.
 
     It writes to stderr, if `on_screen`, and to `workdir/log.txt`, or for process 1 `log-1.txt`, which
-    `opened` closes.
+    `opened` closes. Details are for the file alone.
     """
     index = jax.process_index()
-    made = logging.Logger(f"meshwright.deployer.{index}", logging.INFO)
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)] if on_screen else []
+    made = logging.Logger(f"meshwright.deployer.{index}", logging.DEBUG)
+    handlers: list[logging.Handler] = [_Screen(logging.INFO)] if on_screen else []
     if workdir is not None:
         file = logging.FileHandler(workdir / (f"log-{index}.txt" if index else "log.txt"), delay=True)
         opened.callback(file.close)
         handlers.append(file)
-    about = {"process_index": index, "processes": jax.process_count()}
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(_FORMAT, "%m/%d/%Y %H:%M:%S", defaults=about))
+        handler.setFormatter(logging.Formatter(_FORMAT, FORMAT))
         made.addHandler(handler)
     return made
 

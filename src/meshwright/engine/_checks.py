@@ -5,6 +5,7 @@ compiles before all that can be seen without compiling has been.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from meshwright.checkpoint import Checkpoints, metrics_of
 from meshwright.engine._evaluations import Evaluation, seconds_of
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.errors import UsageError, nearest
+from meshwright.errors import UsageError, listed, nearest
 from meshwright.evaluation import Scores
 from meshwright.sharding import device_bytes
 from meshwright.shown import human_bytes
@@ -22,8 +23,23 @@ from meshwright.train import TrainState, num_params
 from meshwright.tree import PyTree
 from meshwright.when import Tick
 
+_MOST_EVALUATIONS = 2
 
-def checked(settings: Settings, training: Training) -> Iterator[str]:
+
+@dataclass(frozen=True)
+class Found:
+    """What a check found, for people."""
+
+    text: str
+    is_warning: bool = False
+    is_detail: bool = False
+    """Whether it is shown only to those who ask for everything."""
+
+    def __str__(self) -> str:
+        return f"  {'!' if self.is_warning else '✓'} {self.text}"
+
+
+def checked(settings: Settings, training: Training) -> Iterator[Found]:
     """Yield what is found without a state; last, the step is compiled.
 
     Raises:
@@ -31,26 +47,40 @@ def checked(settings: Settings, training: Training) -> Iterator[str]:
     """
     layout, target, step = training.layout, training.target, training.step
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
-    yield f"{num_arrays} arrays of {num_all:,} parameters fit the mesh"
-    yield from layout.left_whole({"params": target.params})
-    yield f"one batch read: {_shapes(training.batch)}"
-    yield from training.remarks
-    for one in training.evaluations:
-        if one.scoring.check(target):
-            number = one.scoring.num_examples
-            yield f"evaluation {one.name!r} fits: {'any number of' if number is None else number} examples"
+    arrays = "1 array" if num_arrays == 1 else f"{num_arrays} arrays"
+    yield Found(f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh")
+    for whole in layout.left_whole({"params": target.params}):
+        yield Found(whole, is_warning=True)
+    yield Found(f"one batch read: {_shapes(training.batch)}")
+    for remark in training.remarks:
+        yield Found(remark, is_warning=True)
+    yield from _evaluations_fit(training)
     if all(one.names() is not None for one in training.evaluations):
         _check_names(settings, training.evaluations)
     before = step.compile_seconds
     programs = [step.compile(target, batch) for batch in (*training.other_batches, training.batch)]
     shapes = f" for {len(programs)} shapes" if training.other_batches else ""
     seconds, memory = step.compile_seconds - before, _memory(programs, target)
-    yield f"step compiled{shapes} in {seconds:.1f} s; {memory} per device"
+    yield Found(f"step compiled{shapes} in {seconds:.1f} s; {memory} per device")
+
+
+def _evaluations_fit(training: Training) -> Iterator[Found]:
+    """Yield a line for each evaluation; of more than a few one for all, and the others as details."""
+    found = []
+    for one in training.evaluations:
+        if one.scoring.check(training.target):
+            number = one.scoring.num_examples
+            found.append(
+                f"evaluation {one.name!r} fits: {'any number of' if number is None else number} examples"
+            )
+    if len(found) > _MOST_EVALUATIONS:
+        yield Found(f"{len(found)} evaluations fit: {listed(one.name for one in training.evaluations)}")
+    yield from (Found(text, is_detail=len(found) > _MOST_EVALUATIONS) for text in found)
 
 
 def tried(
     settings: Settings, training: Training, state: TrainState, checkpoints: Checkpoints | None
-) -> Iterator[str]:
+) -> Iterator[Found]:
     """Yield what is found with the first state: of a few examples, and of a checkpoint.
 
     A run that goes on from a checkpoint has shown that it can save. Collective.
@@ -66,13 +96,13 @@ def tried(
         _check_names(settings, training.evaluations)
     if scores:
         found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        yield f"evaluation of the first examples: {found}"
+        yield Found(f"evaluation of the first examples: {found}")
     saving = settings.saving
     if checkpoints is not None and saving is not None and saving.is_tried and checkpoints.resumed is None:
         always: Callable[[int], bool] = lambda step: True  # noqa: E731
         checkpoints.saver(always)(Tick(int(state.step)), state, training.data, {})
         checkpoints.wait()
-        yield f"state saved in {checkpoints.directory}"
+        yield Found(f"state saved in {checkpoints.directory}")
 
 
 def _check_names(settings: Settings, evaluations: Sequence[Evaluation]) -> None:

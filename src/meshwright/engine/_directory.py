@@ -34,6 +34,7 @@ from meshwright.engine._full_disks import telling_of_full_disks
 from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.report import WENT_BACK
 from meshwright.storage import is_address, join, local_path, mirrored, read_text
+from meshwright.times import FORMAT
 from meshwright.train import compile_cache, nothing
 
 _FILES = (
@@ -187,7 +188,7 @@ def log_file(directory: Path) -> Iterator[None]:
     path = directory / _log_name()
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", FORMAT))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:

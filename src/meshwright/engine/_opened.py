@@ -36,6 +36,8 @@ class Opened:
     watch: RunningWatchdog
     say: Callable[[str], None]
     """Tells people a line."""
+    detail: Callable[[str], None]
+    """Tells a detail, for those who asked for all."""
     started: float
     """When the run was called for, on the clock `time.monotonic`."""
     held: Held | None = None
@@ -67,17 +69,18 @@ def open_run(
     """
     console = Console(None)
     say = settings.say or saying(console)
+    detail = settings.detail or saying(console, is_shown=settings.is_verbose)
     checkpoints = checkpoints_for(settings, target, optimizer)
     with contextlib.ExitStack() as opened:
         signals = opened.enter_context(process.signals())
         if settings.place is None:
             record = opened.enter_context(Record(None, settings))
-            yield Opened(None, console, checkpoints, signals, record, watch, say, started)
+            yield Opened(None, console, checkpoints, signals, record, watch, say, detail, started)
             return
         if held is not None:
             directory, record = opened.enter_context(_held_open(held, settings))
             opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
-            yield Opened(directory, console, None, signals, record, watch, say, started, held)
+            yield Opened(directory, console, None, signals, record, watch, say, detail, started, held)
             return
         with naming("run"):
             warn = settings.say or saying(console, logging.WARNING)
@@ -95,7 +98,7 @@ def open_run(
                 opened.enter_context(checkpoints)
         opened.enter_context(log_file(directory))
         opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
-        yield Opened(directory, console, checkpoints, signals, record, watch, say, started)
+        yield Opened(directory, console, checkpoints, signals, record, watch, say, detail, started)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from meshwright.engine._say import saying
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.metrics import (
+    Console,
     Log,
     StepTime,
     Values,
@@ -35,14 +37,14 @@ from meshwright.when import When, any_of, every
 log = logging.getLogger("meshwright")
 
 
-def heading(settings: Settings, mesh: jax.sharding.Mesh) -> str:
-    """Return what runs where, as one line."""
+def heading(settings: Settings, mesh: jax.sharding.Mesh) -> tuple[str, str]:
+    """Return what runs, and on what, a line each."""
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
     axes = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     versions = f"meshwright {meshwright.__version__} · jax {jax.__version__}"
     place = "" if settings.place is None else f" · run {settings.place}"
-    return f"{versions} · {processes}, {devices} · mesh {axes}{settings.remark}{place}\n"
+    return f"{versions}{place}", f"{processes}, {devices} · mesh {axes}{settings.remark}"
 
 
 def writers(
@@ -77,9 +79,7 @@ def writers(
         flops = {} if training.other_batches else {"model_flops": float(counted.model)}
         sizes = {**flops, **state_sizes(training.target)}
         files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
-    written, shown = _timed(files, step_time), tee()
-    if settings.is_shown:
-        shown = _without(frozenset(seconds_of(one.name) for one in training.evaluations), opened.console)
+    written, shown = _timed(files, step_time), _screen(settings, training, opened.console)
     if training.other_batches:  # of what so many steps compute nobody knows
         return tee(written, shown, halt)
     return tee(
@@ -102,13 +102,27 @@ def _files_and_trackers(
     )
 
 
-def _without(names: Set[str], write: Writer) -> Writer:
-    """Return a writer that leaves out what is for files, and would push the scores off the screen."""
+@dataclass(frozen=True)
+class _Shown:
+    """The screen, without what is for files, and would push the scores off it."""
 
-    def wrote(step: int, values: Values, /) -> None:
-        write(step, {name: value for name, value in values.items() if name not in names})
+    console: Console
+    left_out: Set[str]
+    is_first: bool
+    """Whether this process trains for the first time: the loss of calls of `fit` that follow is known."""
 
-    return wrote
+    def __call__(self, step: int, values: Values, /) -> None:
+        self.console(step, self._rest(values))
+
+    def first(self, step: int, values: Values, /) -> None:
+        if self.is_first:
+            self.console.first(step, values)
+
+    def evaluated(self, step: int, scores: Values, /) -> None:
+        self.console.evaluated(step, self._rest(scores))
+
+    def _rest(self, values: Values) -> Values:
+        return {name: value for name, value in values.items() if name not in self.left_out}
 
 
 def _tell_what_is_not_counted(counted: Flops) -> None:
@@ -128,6 +142,12 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
         write(step, values if seconds is None else {**values, "step_seconds": seconds})
 
     return timed
+
+
+def _screen(settings: Settings, training: Training, console: Console) -> Writer:
+    """Return what shows people the numbers, if anything does."""
+    left_out = frozenset(seconds_of(one.name) for one in training.evaluations)
+    return _Shown(console, left_out, is_first=not training.is_continued) if settings.is_shown else tee()
 
 
 def gathering(

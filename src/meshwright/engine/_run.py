@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from meshwright import process
 from meshwright.engine._back import go_back, going_back
 from meshwright.engine._changes import tell_changes
-from meshwright.engine._checks import checked, tried
+from meshwright.engine._checks import Found, checked, tried
 from meshwright.engine._deadline import deadline
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._held import Held
@@ -19,6 +19,7 @@ from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
 from meshwright.metrics import StepTime
+from meshwright.tables import screen_width
 from meshwright.train import RUN_AHEAD, RunningWatchdog, TrainState, Tx, fit, unwatched, watchdog
 
 
@@ -111,8 +112,10 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
         for batch in (*training.other_batches, training.batch):
             training.step.compile(training.target, batch)
         return training.first_state(None)()
-    say(heading(settings, training.layout.mesh))
-    say(training.layout.explain({"params": training.target.params}))
+    for line in heading(settings, training.layout.mesh):
+        say(line)
+    width = screen_width() if settings.is_verbose else None
+    opened.detail(training.layout.explain({"params": training.target.params}, width=width))
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
         tell_changes(settings, opened)
     back = going_back(settings, opened)
@@ -120,15 +123,19 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
         fresh = training.first_state(newest_step(checkpoints, training.target) if back is None else back)
     with watch.phase("compile"):
         for found in checked(settings, training):
-            say(f"  ✓ {found}")
+            _tell(found, opened)
     with watch.phase("restore"):
         if back is not None:
             go_back(back, opened)
         state = _resumed(settings, training, opened, fresh)
     with watch.phase("compile"):
         for found in tried(settings, training, state, checkpoints):
-            say(f"  ✓ {found}")
+            _tell(found, opened)
     return state
+
+
+def _tell(found: Found, opened: Opened) -> None:
+    (opened.detail if found.is_detail else opened.say)(str(found))
 
 
 def _resumed(

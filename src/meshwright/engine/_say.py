@@ -10,14 +10,14 @@ from meshwright.metrics import Console
 log = logging.getLogger("meshwright")
 
 
-def saying(console: Console, level: int = logging.INFO) -> Callable[[str], None]:
-    """Return a function that tells people: all processes' logs, and the screen of one."""
+def saying(console: Console, level: int = logging.INFO, *, is_shown: bool = True) -> Callable[[str], None]:
+    """Return a function that tells people: all processes' logs and, if `is_shown`, the screen of one."""
 
     def say(text: str) -> None:
-        is_shown = process.is_lead()
-        if log.hasHandlers() or not is_shown:  # without any, Python would show it a second time
+        is_here = is_shown and process.is_lead()
+        if log.hasHandlers() or not is_here:  # without any, Python would show it a second time
             log.log(level, text.strip())
-        if is_shown:
+        if is_here:
             console.say(printable(text))
 
     return say

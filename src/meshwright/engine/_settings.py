@@ -158,5 +158,9 @@ class Settings:
     """What the first line on the screen says besides versions, devices and mesh."""
     is_shown: bool = True
     """Whether process 0 shows progress on its screen."""
+    is_verbose: bool = False
+    """Whether the screen shows the details, too: each array, each evaluation that was checked."""
     say: Callable[[str], None] | None = None
     """Tells people a line; None for the screen and the log of the run."""
+    detail: Callable[[str], None] | None = None
+    """Tells a detail; None for the log of the run and, if verbose, the screen."""

@@ -42,6 +42,7 @@ def run(
     *,
     origin: Mapping[str, Any] | None = None,
     strict: bool = False,
+    verbose: bool = False,
     from_step: int | None = None,
     started: float | None = None,
 ) -> Outcome:
@@ -57,6 +58,7 @@ def run(
       from_step: go back to the checkpoint of this step. Later checkpoints are set aside, and later reports
         cut off. The same call, made again after the run was cut off, goes on from the newest.
       started: from when on `max_seconds` counts, on the clock `time.monotonic`; without it, from the call.
+      verbose: whether to show details before it starts, as where each array lies; the log has them anyway.
 
     Raises:
       UsageError: before anything compiles, where the parts do not fit together, not all processes have the
@@ -70,7 +72,7 @@ def run(
     with process.telling():
         experiment = _on_devices(experiment)
         settings = settings_for(experiment, origin)
-        how = {"is_strict": strict, "from_step": from_step, "started": started}
+        how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
         settings = dataclasses.replace(settings, **how)
         return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
 

@@ -23,7 +23,7 @@ from meshwright.metrics._trackers import Tracker, is_writer, open_trackers
 from meshwright.metrics._trackio import trackio
 from meshwright.metrics._values import Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
-from meshwright.metrics._writers import Writer, behind, tee
+from meshwright.metrics._writers import Screen, Writer, behind, tee
 
 __all__ = [
     "Bar",
@@ -34,6 +34,7 @@ __all__ = [
     "Mean",
     "Metrics",
     "Packed",
+    "Screen",
     "StepTime",
     "TensorBoard",
     "Tracker",

@@ -1,7 +1,8 @@
 """What a person sees while a run goes on.
 
 On a terminal that is a panel (`_panel.py`), redrawn in place. In a pipe, a file or a CI log,
-where nothing can be redrawn, each report is one line that makes sense alone:
+where nothing can be redrawn, each report is one line that makes sense alone. So is the first step, as soon as
+its metrics are known:
 
     2026-11-20T18:20:01 step=50/900 loss=1.235 examples_per_second=41300 input_wait=0.03 left=0:00:12
 """
@@ -10,13 +11,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Self, TextIO
 
 from meshwright.errors import printable
 from meshwright.metrics._kinds import Values, numbers
 from meshwright.metrics._numbers import duration, number
 from meshwright.metrics._progress import Progress, loss_first
+from meshwright.times import local_time
 from meshwright.when import Tick
 
 if TYPE_CHECKING:
@@ -60,14 +61,23 @@ class Console:
     def __call__(self, step: int, values: Values, /) -> None:
         """Show the numbers of a report."""
         now = self._clock()
-        values = {printable(name, keep=""): value for name, value in numbers(values).items()}
+        shown = _shown(values)
         self._progress.reach(step, now)
-        self._progress.report(step, values)
+        self._progress.report(step, shown)
         if self._live is None:
-            self._write_line(self._fields(step, values, now))
+            self.say(self._line(step, shown, self._progress.seconds_left(now)))
         elif _is_time(self._report_drawn_at, now):
             self._report_drawn_at = now
             self._redraw(now)
+
+    def first(self, step: int, values: Values, /) -> None:
+        """Show the numbers of the first step alone, which are no report."""
+        self(step, values)
+
+    def evaluated(self, step: int, scores: Values, /) -> None:
+        """Leave the scores of an evaluation on the screen, above the panel. Lines have them already."""
+        if self._live is not None:
+            self.say(self._line(step, _shown(scores)))
 
     def expect(self, max_steps: int | None) -> None:
         """Say how many steps there will be in all; None where only the data knows."""
@@ -82,15 +92,13 @@ class Console:
 
     def say(self, message: "RenderableType") -> None:
         """Print a text, or anything that rich can render, above the panel or as lines of its own."""
-        from meshwright.metrics import _panel
-
-        if self._live is not None:
-            _panel.say(self._live.console, message)
-        elif isinstance(message, str):
+        if self._live is None and isinstance(message, str):
             self._file.write(f"{message}\n")
             self._file.flush()
-        else:
-            _panel.say(_panel.rich_console(self._file), message)
+            return
+        from meshwright.metrics import _panel
+
+        _panel.say(_panel.rich_console(self._file) if self._live is None else self._live.console, message)
 
     def __enter__(self) -> Self:
         from meshwright.metrics import _panel  # rich is loaded for those who look, and only then
@@ -114,17 +122,15 @@ class Console:
         if self._live is not None:
             self._live.refresh()
 
-    def _fields(self, step: int, values: Mapping[str, float], now: float) -> str:
-        left = self._progress.seconds_left(now)
+    def _line(self, step: int, values: Mapping[str, float], left: float | None = None) -> str:
         fields = {"step": self._progress.reached(step)}
         fields |= {name: number(value) for name, value in loss_first(values).items()}
         fields |= {} if left is None else {"left": duration(left)}
-        return " ".join(f"{name}={text}" for name, text in fields.items())
+        return f"{local_time(self._clock())} {' '.join(f'{name}={text}' for name, text in fields.items())}"
 
-    def _write_line(self, text: str) -> None:
-        now = datetime.fromtimestamp(self._clock()).isoformat(timespec="seconds")
-        self._file.write(f"{now} {text}\n")
-        self._file.flush()
+
+def _shown(values: Values) -> dict[str, float]:
+    return {printable(name, keep=""): value for name, value in numbers(values).items()}
 
 
 def _is_time(drawn_at: float, now: float) -> bool:

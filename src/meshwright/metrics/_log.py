@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 
 import jax
 
+from meshwright.metrics._first import FirstStep
 from meshwright.metrics._speed import Pace, never_counted
 from meshwright.metrics._values import Metrics, merge
-from meshwright.metrics._writers import Writer
+from meshwright.metrics._writers import Writer, screens_of
 from meshwright.when import Due, Tick, When, every
 
 Log = Callable[[Tick, Metrics, Mapping[str, float] | None], None]
@@ -36,6 +37,9 @@ def logger(
     for each of `per_second`; `input_wait`; the scores. Scores that come while no report is due are written
     at once and alone. The last tick reports what is left.
 
+    A `Console` among the writers is also shown the metrics of the first step alone, by the fifth: they are no
+    report, and no other writer is given them.
+
     Until a report is due all metrics since the last one are kept on the device.
 
     Args:
@@ -55,6 +59,8 @@ def logger(
     """
     due, pace = Due(when), Pace(per_second, waited, paused, clock)
     gathered: list[Metrics] = []
+    screens = screens_of(write)
+    first = FirstStep(screens)
 
     def log(tick: Tick, metrics: Metrics, scores: Mapping[str, float] | None) -> None:
         if not tick.last:  # the last tick repeats a step: it measured nothing
@@ -65,7 +71,13 @@ def logger(
             measured = merge(jax.device_get(gathered))
             report = {**measured, **also(), **measured, **pace.report()}
             gathered.clear()
+            first.end()
+        elif not tick.last:
+            first.turn(tick, metrics)
         if report or scores:
             write(tick.step, {**report, **(scores or {})})
+        if scores:
+            for screen in screens:
+                screen.evaluated(tick.step, scores)
 
     return log

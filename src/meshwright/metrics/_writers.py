@@ -5,7 +5,8 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from meshwright.metrics._kinds import Values
 
@@ -24,17 +25,44 @@ class Writer(Protocol):
     def __call__(self, step: int, values: Values, /) -> None: ...
 
 
+@runtime_checkable
+class Screen(Protocol):
+    """A writer for people may be told more than what is reported. `Console` is one."""
+
+    def first(self, step: int, values: Values, /) -> None:
+        """Take the values of the first step alone, long before they are part of a report."""
+        ...
+
+    def evaluated(self, step: int, scores: Values, /) -> None:
+        """Take the scores of an evaluation, which were reported just now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tee:
+    """What `tee` returns."""
+
+    writers: tuple[Writer, ...]
+
+    def __call__(self, step: int, values: Values, /) -> None:
+        """Hand the report on."""
+        for writer in self.writers:
+            writer(step, dict(values))
+
+
 def tee(*writers: Writer) -> Writer:
     """Return a writer that hands each report to all of `writers`, in order; `tee()` writes nothing.
 
     Each gets a dictionary of its own.
     """
+    return Tee(writers)
 
-    def write(step: int, values: Values, /) -> None:
-        for writer in writers:
-            writer(step, dict(values))
 
-    return write
+def screens_of(write: Writer) -> list[Screen]:
+    """Return `write` if it is a screen, else those among its `writers`, if it hands reports on to some."""
+    if isinstance(write, Screen):
+        return [write]
+    return [screen for each in getattr(write, "writers", ()) for screen in screens_of(each)]
 
 
 @contextmanager

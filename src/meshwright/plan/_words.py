@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from meshwright.plan._changes import Change
 from meshwright.plan._values import Exchange, Memory, Plan
 from meshwright.shown import human_bytes
+from meshwright.tables import aligned
 
 COLUMN = 24
 NUM_SHOWN = 10
@@ -119,11 +120,7 @@ def _table(changes: Iterable[Change]) -> list[str]:
         )
         for change in changes
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, right=(1, 2, 3), indent="  ")
 
 
 def _mfu(plan: Plan) -> str:

@@ -91,11 +91,12 @@ class LeadBoard:
         remark = _Remark(_LEAD_REMARKS_AFTER_SECONDS)
         while missing := self.post.others - heard.keys():
             number, message = self._rounds.next(
-                missing, lambda: remark(f"process 0 waits for process {ranges(missing)} to come to {about}")
+                missing, lambda: remark(f"process 0 waits for process {ranges(missing)}, to compare {about}")
             )
             if message is None:
                 self.heard = PeersError(
-                    f"process {number} has left before it came to {about}; see its own messages."
+                    f"process {number} has left before the processes compared {about}. Its own "
+                    "messages say why."
                 )
                 raise self.heard
             if "failure" in message:
@@ -117,10 +118,12 @@ class PeerBoard:
         self._rounds.send({"said": said})
         remark = _Remark(_OTHERS_REMARK_AFTER_SECONDS)
         _, message = self._rounds.next(
-            {0}, lambda: remark(f"process {self.number} waits for process 0 to come to {about}")
+            {0}, lambda: remark(f"process {self.number} waits for process 0, to compare {about}")
         )
         if message is None:
-            self.heard = PeersError(f"process 0 has left before {about}; see its own messages.")
+            self.heard = PeersError(
+                f"process 0 has left before the processes compared {about}. Its own messages say why."
+            )
             raise self.heard
         if "failure" in message:
             self.heard = error_of(message["failure"])

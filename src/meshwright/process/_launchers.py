@@ -22,7 +22,8 @@ def torchrun(environ: Mapping[str, str]) -> Cluster | None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK") if not environ.get(name)]
     if missing:
         raise UsageError(
-            f"RANK or WORLD_SIZE is set, as torchrun does, but {' and '.join(missing)} not. "
+            f"RANK or WORLD_SIZE is set, as by torchrun, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing. "
             f"Set all of MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK, or none. {ALONE_HINT}"
         )
     address = f"{environ['MASTER_ADDR']}:{_torchrun_port(environ)}"

@@ -53,7 +53,10 @@ def wait_until_served(coordinator: str) -> None:
         with contextlib.suppress(OSError), connect(coordinator):
             return
         time.sleep(0.01)
-    raise PeersError(f"process 0 was there, but JAX's coordinator at {coordinator} is not; see its messages.")
+    raise PeersError(
+        f"process 0 has started, but JAX's coordinator at {coordinator} does not answer. The messages of "
+        "process 0 say why."
+    )
 
 
 class _Patience:
@@ -120,8 +123,8 @@ class _Roll:
     def _too_few(self, seconds: float) -> str:
         return (
             f"{len(self._present) + 1} of {self._num_processes} processes arrived at {self._coordinator} "
-            f"within {seconds:g} s; missing: {self._missing()}. Look at the missing processes' own messages, "
-            f"and check that all were started, can reach this address and were told the same one."
+            f"within {seconds:g} s; missing: {self._missing()}. Check that these were started, and that "
+            "they were given this address and can reach it; their own messages may say why not."
         )
 
     def _admit(self, peer: socket.socket) -> None:
@@ -140,8 +143,8 @@ class _Roll:
     def _problem(self, peer: socket.socket, process_id: int, num_processes: int) -> str | None:
         if num_processes != self._num_processes:
             return (
-                f"process {process_id} was told that there are {num_processes} processes, process 0 that "
-                f"there are {self._num_processes}. Start all with the same number."
+                f"process {process_id} was started as one of {num_processes} processes, process 0 as one of "
+                f"{self._num_processes}. Start all with the same number of processes."
             )
         if process_id in self._present:
             self._forget_leavers()  # it may have left and been started again
@@ -167,8 +170,8 @@ def _listen(coordinator: str) -> socket.socket:
             if error.errno == errno.EADDRINUSE:
                 break
     raise PeersError(
-        f"process 0 cannot listen at {coordinator}: {reason}. Is port {port} used by another run, or by "
-        f"another process that was started as process 0 too? Choose another port for the coordinator."
+        f"process 0 cannot listen at {coordinator}: {reason}. Another run may use port {port}, or two "
+        "processes were started as process 0. Choose another port for the coordinator."
     )
 
 

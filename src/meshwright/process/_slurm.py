@@ -80,8 +80,8 @@ def _refuse_without_srun(environ: Mapping[str, str], num_tasks: int) -> None:
     if missing:
         raise UsageError(
             f"this SLURM job has {num_tasks} tasks, but this process was not started as one of them: "
-            f"{' and '.join(missing)} not set. Start it with `srun` (in the batch script too), so that every "
-            f"task gets its own number. {ALONE_HINT}"
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. Start it with `srun`, "
+            f"also inside a batch script: srun gives every task its number. {ALONE_HINT}"
         )
 
 
@@ -97,8 +97,8 @@ def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
     ]
     if node >= len(counts):
         raise UsageError(
-            f"SLURM_STEP_TASKS_PER_NODE={text!r} tells of {len(counts)} nodes, counted from 0, but this is "
-            f"node {node} by SLURM_NODEID."
+            f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={text!r} lists {len(counts)} node(s), "
+            "whose numbers begin with 0. Start the program with `srun`, which sets both."
         )
     return counts[node]
 
@@ -117,8 +117,8 @@ def _own_devices(environ: Mapping[str, str], tasks_per_node: int) -> tuple[int, 
         return None
     if on_node < tasks_per_node:
         raise UsageError(
-            f"SLURM has placed {tasks_per_node} tasks on this node, which has {on_node} GPUs for them. Start "
-            f"at most {on_node} a node: --ntasks-per-node={on_node}."
+            f"SLURM has placed {tasks_per_node} tasks on this node, but only {on_node} GPUs. Each task needs "
+            f"at least one: --ntasks-per-node={on_node}."
         )
     share = on_node // tasks_per_node
     first = share * (integer(environ, "SLURM_LOCALID") or 0)

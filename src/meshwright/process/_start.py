@@ -151,8 +151,9 @@ def _let_jax_join(cluster: Cluster, timeout_seconds: float, heartbeat_timeout_se
     for source, package in _PACKAGES.items():
         if cluster.source.startswith(source) and importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"{cluster.reason}, but for that the package {package!r} must be installed. Or set "
-                f"JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. {ALONE_HINT}"
+                f"this is {cluster.reason}. For JAX to find the other processes, the package {package!r} "
+                f"must be installed: pip install {package}.\n  Or set JAX_COORDINATOR_ADDRESS, "
+                f"JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. {ALONE_HINT}"
             )
     try:
         jax.distributed.initialize(
@@ -166,6 +167,7 @@ def _let_jax_join(cluster: Cluster, timeout_seconds: float, heartbeat_timeout_se
         )
     except (RuntimeError, ValueError) as error:
         raise PeersError(
-            f"{cluster.reason}, but it could not join them: {error}\nSet JAX_COORDINATOR_ADDRESS, "
-            f"JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. {ALONE_HINT}"
+            f"this is {cluster.reason}, and JAX could not connect it to the others: {error}\n"
+            "  Set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. "
+            f"{ALONE_HINT}"
         ) from error

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 
@@ -48,12 +49,23 @@ def with_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]
     write = mw.program.with_utilisation(write, mw.program.count_flops(step.jaxpr), jax.devices())
     mw.fit(step, ..., log=mw.metrics.logger(write))
     """
+    return _WithUtilisation((write,), counted, devices)
 
-    def wrote(step: int, values: Mapping[str, float], /) -> None:
+
+@dataclass(frozen=True)
+class _WithUtilisation:
+    """What `with_utilisation` returns."""
+
+    writers: tuple[Write, ...]
+    """The one that is handed the reports; loggers look among such for screens."""
+    counted: Flops
+    devices: Sequence[jax.Device]
+
+    def __call__(self, step: int, values: Mapping[str, float], /) -> None:
         rate = values.get("steps_per_second")
-        write(step, values if rate is None else {**values, **utilisation(counted, rate, devices)})
-
-    return wrote
+        more = {} if rate is None else utilisation(self.counted, rate, self.devices)
+        for write in self.writers:
+            write(step, {**values, **more})
 
 
 def with_known_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]) -> Write:

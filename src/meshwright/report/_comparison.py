@@ -10,6 +10,7 @@ from meshwright.metrics import json_number
 from meshwright.report._run import Run
 from meshwright.report._summary import document
 from meshwright.report._words import facts_of, flat, number_or_dash, said
+from meshwright.tables import wrapped
 
 _ALWAYS_DIFFERENT = ("run",)
 BEST = ", best"
@@ -52,15 +53,15 @@ def compare(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def comparison_text(found: Comparison) -> str:
-    """Return a comparison for people: the runs, what differs, the scores."""
+def comparison_text(found: Comparison, *, width: int | None = None) -> str:
+    """Return a comparison for people: the runs, what differs, the scores; in lines of at most `width`."""
     lines = [f"{name}: {run.ending.state}, {facts_of(run)[0]}" for name, run in found.named()]
     for title, rows in (("configuration", found.settings), ("environment", found.environment)):
         lines += ["", f"{title}: {'' if rows else 'the same'}".rstrip()]
         lines += [f"  {path}: {' | '.join(map(said, values))}" for path, values in rows.items()]
     lines += ["", "scores:"]
     lines += [f"  {name}: {' | '.join(map(number_or_dash, values))}" for name, values in found.scores.items()]
-    return "\n".join(lines)
+    return "\n".join(wrapped(line, width=width, indent="    ") for line in lines)
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from meshwright.documents import read_file
 
 _STILL_NEW = 600.0
 """Seconds after which a run that nothing else tells of is taken for dead when it reports no more."""
-_ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ([A-Z]+) ", re.MULTILINE)
+_ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:,\d+)? ([A-Z]+) ", re.MULTILINE)
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
 
 

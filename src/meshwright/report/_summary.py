@@ -11,9 +11,14 @@ from meshwright.metrics import duration, json_number, number
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._words import best_in_words, facts_of
 from meshwright.storage import join, local_path
+from meshwright.tables import aligned, wrapped
 
 Document = dict[str, Any]
-_HEADS = ("run", "state", "step", "loss", "best", "last report", "trained")
+_HEADS = ("run", "state", "step", "loss", "score", "best", "ago", "trained")
+_NUMBERS = (2, 3, 5, 6, 7)
+"""The columns of `_HEADS` that no width shortens."""
+_NEEDED = 6
+"""So many columns no width leaves out."""
 
 
 def document(run: Run) -> Document:
@@ -38,8 +43,8 @@ def document(run: Run) -> Document:
     }
 
 
-def summary(run: Run) -> str:
-    """Return how a run fares, for people."""
+def summary(run: Run, *, width: int | None = None) -> str:
+    """Return how a run fares, for people, in lines of at most `width` where they can be."""
     lines = [f"{run.place}: {run.ending.state}", f"  {' · '.join(facts_of(run))}"]
     lines += [f"  {line}" for line in run.ending.message.splitlines()]
     if "loss" in run.series:
@@ -49,7 +54,8 @@ def summary(run: Run) -> str:
         for name, points in run.scores.items()
     ]
     lines += [f"  not there: {', '.join(run.missing)}"] if run.missing else []
-    return "\n".join([*lines, *(f"  {damage}" for damage in run.damage)])
+    lines += [f"  {damage}" for damage in run.damage]
+    return "\n".join(wrapped(line, width=width, indent="    ") for line in lines)
 
 
 def find_runs(directory: str | Path) -> Iterator[Path]:
@@ -85,15 +91,19 @@ def list_runs(directory: str | Path, place: str | None = None) -> list[Document]
     return sorted(found, key=lambda each: (-_last_report(each), each["run"]))
 
 
-def runs_table(runs: list[Document]) -> str:
-    """Return the runs as a table, with what is wrong below the row of a damaged one."""
+def runs_table(runs: list[Document], *, width: int | None = None) -> str:
+    """Return the runs as a table, with what is wrong below the row of a damaged one.
+
+    Args:
+      width: the most characters of a line. Where more were needed, times are left out, then long names lose
+        their middle.
+    """
     rows = [_HEADS, *(tuple(printable(cell, keep="") for cell in _row(found)) for found in runs)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    while width is not None and len(rows[0]) > _NEEDED and max(map(len, aligned(rows))) > width:
+        rows = [row[:-1] for row in rows]
+    lines = aligned(rows, right=_NUMBERS, width=width)
     wrong = [[], *([f"  {line}" for line in "\n".join(found["damage"]).splitlines()] for found in runs)]
-    return "\n".join(
-        each.rstrip() for line, below in zip(lines, wrong, strict=True) for each in (line, *below)
-    )
+    return "\n".join(each for line, below in zip(lines, wrong, strict=True) for each in (line, *below))
 
 
 def _place_of(path: Path, directory: str | Path, place: str | None) -> str:
@@ -118,9 +128,9 @@ def _last_report(found: Mapping[str, Any]) -> float:
 def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
     name, state = found["run"], found["state"]
     if "step" not in found:
-        return (name, state, "", "", "", "", "")
+        return (name, state, *[""] * (len(_HEADS) - 2))
     state += ", damaged" if found["damage"] else ""
-    of = "" if found["max_steps"] is None else f" of {found['max_steps']}"
+    of = "" if found["max_steps"] is None else f"/{found['max_steps']}"
     score, loss = found["main_score"], found["newest"].get("loss")
     best = found["best"].get(score)
     return (
@@ -128,7 +138,8 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
         state,
         f"{found['step']}{of}",
         "" if loss is None else number(float(loss)),
-        "" if best is None else f"{score} {number(float(best['value']))} @{best['step']}",
+        "" if best is None else score,
+        "" if best is None else f"{number(float(best['value']))} @{best['step']}",
         _ago(time.time() - _last_report(found)) if found["last_report"] else "",
         duration(float(found["seconds"])),
     )
@@ -139,8 +150,8 @@ def _best(run: Run, name: str) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """Return `5 min ago`."""
+    """Return `5 min`, the time since a report."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(0, seconds):.0f} s ago"
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"

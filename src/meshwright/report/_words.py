@@ -1,11 +1,11 @@
 """What is said of a run in a few words, the same on its page and in a shell."""
 
-import time
 from typing import Any
 
 from meshwright.metrics import duration, number
 from meshwright.report._history import Best
 from meshwright.report._run import Run
+from meshwright.times import utc_time
 
 
 def steps_of(run: Run) -> str:
@@ -28,9 +28,9 @@ def facts_of(run: Run) -> list[str]:
 
 
 def date(seconds: float) -> str:
-    """Return a time, in seconds since 1970, as `2026-11-21 03:57 UTC`."""
+    """Return a time, in seconds since 1970, as `2026-11-21T03:57:12Z`."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+        return utc_time(seconds)
     except (ValueError, OverflowError, OSError):  # a damaged file says anything
         return "at an unknown time"
 

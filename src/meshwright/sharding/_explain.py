@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from meshwright import tree
 from meshwright.errors import printable
 from meshwright.shown import human_bytes
+from meshwright.tables import aligned
 from meshwright.tree import PyTree
 
 WHOLE = "replicated"
@@ -48,13 +49,20 @@ def rows(arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str]) -> list[
     return [_fold(pattern[0], [row for _, row in group]) for pattern, group in folded.items()]
 
 
-def explain(arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str] = MappingProxyType({})) -> str:
+def explain(
+    arrays: PyTree,
+    shardings: PyTree,
+    reasons: Mapping[str, str] = MappingProxyType({}),
+    *,
+    width: int | None = None,
+) -> str:
     """Return the table as text, with a line of totals, and a warning for each large array left whole.
 
     Args:
       arrays: arrays, or `ShapeDtypeStruct`s.
       shardings: a tree of `NamedSharding`s of the same structure.
       reasons: why an array is placed as it is, by its name.
+      width: the most characters of a line of the table, whose longest texts then lose their middle.
     """
     found = rows(arrays, shardings, reasons)
     total = Row(
@@ -62,13 +70,8 @@ def explain(arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str] = Mapp
     )
     header = ("name", "shape", "dtype", "spec", "parameters", "per device", "why")
     cells = [header[: None if reasons else -1], *(_cells(row, reasons) for row in (*found, total))]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(_aligned(cell, width, i) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
-        for line in cells
-    ]
     warnings = (f"  {line}" for line in left_whole(arrays, shardings, reasons))
-    return "\n".join([*(line.rstrip() for line in lines), *warnings])
+    return "\n".join([*aligned(cells, right=(4, 5), width=width), *warnings])
 
 
 def _splits_parameters(shardings: PyTree) -> bool:
@@ -146,7 +149,3 @@ def _cells(row: Row, reasons: Mapping[str, str]) -> tuple[str, ...]:
 
 def _shape(row: Row) -> str:
     return " × ".join(map(str, row.shape)) or "scalar"
-
-
-def _aligned(cell: str, width: int, column: int) -> str:
-    return cell.rjust(width) if column in (4, 5) else cell.ljust(width)

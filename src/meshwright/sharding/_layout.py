@@ -160,9 +160,12 @@ class Layout:
         """Return `arrays` as `ShapeDtypeStruct`s with shardings: a target to compile for or restore into."""
         return place(arrays, self.shardings(arrays))
 
-    def explain(self, arrays: PyTree) -> str:
-        """Return the table of what lies where, as text: shape, dtype, spec, bytes per device, and why."""
-        return explain(arrays, self._shardings(arrays), self._reasons(arrays))
+    def explain(self, arrays: PyTree, *, width: int | None = None) -> str:
+        """Return the table of what lies where, as text: shape, dtype, spec, bytes per device, and why.
+
+        With a `width` its lines are no longer than that, where they can be.
+        """
+        return explain(arrays, self._shardings(arrays), self._reasons(arrays), width=width)
 
     def left_whole(self, arrays: PyTree) -> list[str]:
         """Return a line for each large array that every device has whole, if the mesh can split any."""

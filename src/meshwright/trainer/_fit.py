@@ -156,6 +156,7 @@ def _settings_for(
         from_step=call.from_step,
         is_shown=deployer.verbose,
         say=lambda text: deployer.log_info(text.strip()),
+        detail=deployer.log_detail,
     )
 
 

@@ -1,0 +1,95 @@
+"""What a command line that fits nothing was probably meant to be."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.cli._commands import Grammar
+from meshwright.cli._parser import TAKING_SETTINGS
+from meshwright.errors import UsageError, nearest
+
+_OF_A_RUN = ("experiment.txt", "experiment.json", "metrics.jsonl")
+
+
+def check_command(words: Sequence[str], grammar: Grammar) -> None:
+    """Raise if the first word that is no option is no command, with what to write instead.
+
+    Raises:
+      UsageError: it is none.
+    """
+    word = _first_word(words)
+    if word is None or word in grammar.commands:
+        return
+    raise UsageError(
+        f"there is no command {word!r}.{_meant(word, [*grammar.commands])}\n"
+        f"  Commands: {', '.join(grammar.commands)}. `meshwright --help` says what each does."
+    )
+
+
+def check_rest(rest: Sequence[str], command: str, grammar: Grammar) -> None:
+    """Raise if words are left over that the command does not take, with what was probably meant.
+
+    Raises:
+      UsageError: there are some.
+    """
+    if not rest:
+        return
+    word = rest[0]
+    name, equals, _ = word.partition("=")
+    if word.startswith("-"):
+        known = options_of(command, grammar)
+        close = nearest(name, known)
+        hint = f" Did you mean {close}?" if close else ""
+        raise UsageError(
+            f"meshwright {command} has no option {name}.{hint}\n  Its options: {', '.join(known)}."
+        )
+    if equals:
+        raise UsageError(
+            f"meshwright {command} takes no settings, and {word!r} is one. "
+            f"These commands do: {', '.join(TAKING_SETTINGS)}."
+        )
+    usage = grammar.commands[command].format_usage().strip().removeprefix("usage: ")
+    raise UsageError(f"meshwright {command}: {word!r} is one word too many.\n  usage: {usage}")
+
+
+def options_of(command: str, grammar: Grammar) -> list[str]:
+    """Return the options of a command."""
+    return re.findall(r"--[a-z][a-z-]*", grammar.commands[command].format_usage())
+
+
+def instead_of_target(word: str) -> str | None:
+    """Return what to write instead of a word that stands for a function and is a run; None if it is none."""
+    if not _is_run(word):
+        return None
+    return f"{word} is a run directory: `meshwright resume {shlex.quote(word)}` continues it."
+
+
+def _first_word(words: Sequence[str]) -> str | None:
+    waiting = iter(words)
+    for word in waiting:
+        if word == "--fake-devices":
+            next(waiting, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _meant(word: str, commands: Sequence[str]) -> str:
+    place = shlex.quote(word)
+    if _is_run(word):
+        return (
+            f" It is a run directory. `meshwright inspect {place}` shows what it holds, `meshwright report "
+            f"{place}` how it went, `meshwright resume {place}` continues it."
+        )
+    if Path(word).is_dir():
+        return f" It is a directory: `meshwright runs {place}` lists the runs in it."
+    if ":" in word or word.endswith(".py"):
+        target = word if ":" in word else f"{word}:experiment"
+        return f" To train what a function describes: `meshwright train {shlex.quote(target)}`."
+    close = nearest(word, commands)
+    return f" Did you mean {close!r}?" if close else ""
+
+
+def _is_run(word: str) -> bool:
+    return any((Path(word) / name).is_file() for name in _OF_A_RUN)

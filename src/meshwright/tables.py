@@ -1,0 +1,86 @@
+"""Tables of text that fit the screen, and how wide that is."""
+
+import shutil
+import textwrap
+from collections.abc import Collection, Sequence
+
+_GAP = "  "
+_NARROWEST = 8
+"""No column is made narrower than this: what is shorter says nothing."""
+
+
+def screen_width() -> int | None:
+    """Return the columns of the terminal, or as many as the variable COLUMNS says; else None.
+
+    What goes into a pipe or a file is for other programs too, and is cut nowhere.
+    """
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
+def aligned(
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[int] = (),
+    width: int | None = None,
+    indent: str = "",
+) -> list[str]:
+    """Return a line for each row of cells, the columns aligned.
+
+    Args:
+      rows: all of the same length.
+      right: the numbers of columns that are aligned at the right, and never shortened: those of numbers.
+      width: where lines would be longer, the widest of the other columns lose the middle of their texts.
+      indent: stands before each line.
+    """
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        widths = _narrowed(widths, right, width - len(indent) - len(_GAP) * (len(widths) - 1))
+    return [indent + _line(row, widths, right).rstrip() for row in rows]
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text, or its beginning and its end: `params/…/kernel`."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def wrapped(text: str, *, width: int | None, indent: str = "") -> str:
+    """Return a text whose lines have at most `width` characters; what is left of one stands behind `indent`.
+
+    A word is never cut, as it may be a path.
+    """
+    if width is None:
+        return text
+    return "\n".join(_wrapped(line, width, indent) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int, indent: str) -> str:
+    if len(line) <= width:
+        return line
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _narrowed(widths: Sequence[int], fixed: Collection[int], most: int) -> list[int]:
+    """Take from the widest column, one after the other, until all fit or none can lose more."""
+    found = list(widths)
+    free = [i for i in range(len(found)) if i not in fixed]
+    while sum(found) > most and free:
+        widest = max(free, key=found.__getitem__)
+        if found[widest] <= _NARROWEST:
+            break
+        found[widest] -= 1
+    return found
+
+
+def _line(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> str:
+    cells = (shortened(cell, width) for cell, width in zip(row, widths, strict=True))
+    return _GAP.join(
+        cell.rjust(width) if i in right else cell.ljust(width)
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
