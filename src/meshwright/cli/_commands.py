@@ -74,6 +74,10 @@ def _add_runs(commands: Commands) -> None:
         made.add_argument(
             "--verbose", action="store_true", help="show every array and every check before the first step"
         )
+    _add_show(commands)
+
+
+def _add_show(commands: Commands) -> None:
     show = commands.with_settings("show", "_show", "Print all settings of an experiment, without running it.")
     show.add_argument("target", **_TARGET)
     show.add_argument(

@@ -22,7 +22,7 @@ def demo(options: argparse.Namespace) -> int | _train.Result:
     """Train `digits` or `text`; a run that was stopped is continued, a finished one left alone."""
     fake_devices = FAKE_DEVICES if options.fake_devices is None else options.fake_devices
     mesh = {"mesh": MESH} if fake_devices == FAKE_DEVICES else {}
-    settings = {"run": unfinished(options.name)} | mesh | options.settings
+    settings = {"workdir": unfinished(options.name)} | mesh | options.settings
     if options.kill:
         return killed_and_continued(options, settings, fake_devices)
     return _train.start(
@@ -60,7 +60,7 @@ def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str
     command = [sys.executable, "-m", "meshwright", "demo", options.name, "--fake-devices", str(fake_devices)]
     command += [f"{key}={value}" for key, value in settings.items()] + ["--json"] * options.json
     command += ["--verbose"] * options.verbose
-    metrics = Path(settings["run"]) / "metrics.jsonl"
+    metrics = Path(settings["workdir"]) / "metrics.jsonl"
     with subprocess.Popen(command) as first:
         try:
             reached = _reaches(max(KILLED_AFTER[options.name], _last_step(metrics) + 1), first, metrics)

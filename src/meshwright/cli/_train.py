@@ -171,8 +171,8 @@ def _summary(found: Mapping[str, Any], commands: Sequence[str]) -> str:
     from meshwright.report import PAGE
 
     scores = [f"{name} {value:.4g}" for name, value in found["scores"].items()]
-    done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['run']}"]
-    page = Path(found["run"]) / PAGE
+    done = [f"done: step {found['step']} in {found['seconds']:.1f} s", *scores, f"run {found['workdir']}"]
+    page = Path(found["workdir"]) / PAGE
     told = wrapped(f" {'   '.join(done)}", width=screen_width(), indent="   ")
     lines = [f"\n{told}", f" page: {page}\n" if page.exists() else ""]
     return "\n".join([*lines, *(f"   {program()} {command}" for command in commands)])

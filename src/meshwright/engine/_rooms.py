@@ -13,7 +13,7 @@ from meshwright.engine._settings import Saving, Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
 from meshwright.evaluation import Scores
-from meshwright.metrics import StepTime, Values, Writer
+from meshwright.metrics import StepTime, Values, Writer, screens_of
 from meshwright.profile import Trace, tracer
 from meshwright.train import TrainState, num_updates
 from meshwright.tree import PyTree
@@ -35,6 +35,17 @@ class Turn:
     stop: Stopping
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Takes reports for who writes them; screens among `writers` are shown the first step by itself."""
+
+    reports: list[Values]
+    writers: tuple[Writer, ...]
+
+    def __call__(self, step: int, values: Values, /) -> None:
+        self.reports.append(values)
+
+
 class Rooms:
     """The loop's rooms, which share the newest state.
 
@@ -49,7 +60,7 @@ class Rooms:
         self._when_saved = _when_saved(turn)
         self._is_by_scores = saving is not None and is_informed(saving.when)
         before = never if self._is_by_scores else self._when_saved
-        keep: Writer = lambda step, values: made.append(values)  # noqa: E731 - not of self: no cycle
+        keep = _Kept(made, (turn.write,))  # not of self: no cycle
         self._gather = gathering(turn.settings, keep, before, turn.training, turn.evaluate)
         self._save = _saver(turn, self._when_saved)
 
@@ -62,7 +73,7 @@ class Rooms:
         if not turn.stop.is_told(tick.step):
             scores = self._scores(tick, turn.stop.is_told) or {}
             if scores:
-                turn.write(tick.step, {**scores, **self._rate()})
+                self._write(tick.step, {**scores, **self._rate()}, scores)
             if is_new:
                 self.save(tick, self._state)
         return not turn.stop.is_told(tick.step)
@@ -90,9 +101,8 @@ class Rooms:
             self._gather(Tick(tick.step, last=True), {}, None)  # what is left, before it is saved
         report = self._made.pop() if self._made else {}
         if report or found:
-            turn.write(
-                tick.step, {**report, **found, **self._rate(), **report}
-            )  # a metric of that name stands
+            # A metric of the name of a learning rate stands.
+            self._write(tick.step, {**report, **found, **self._rate(), **report}, found)
 
     def save(self, tick: Tick, state: TrainState, *_: object) -> None:
         """Save the state if that is due.
@@ -113,6 +123,12 @@ class Rooms:
         if found:
             turn.evaluate.hear(found)
         return found
+
+    def _write(self, step: int, values: Values, scores: Scores) -> None:
+        self._turn.write(step, values)
+        if scores:
+            for screen in screens_of(self._turn.write):
+                screen.evaluated(step, scores)
 
     def _rate(self) -> dict[str, float]:
         """Return by which learning rates the last update was made, as far as that is known."""

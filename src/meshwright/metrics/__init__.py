@@ -23,7 +23,7 @@ from meshwright.metrics._trackers import Tracker, is_writer, open_trackers
 from meshwright.metrics._trackio import trackio
 from meshwright.metrics._values import Metrics, Packed, merge
 from meshwright.metrics._wandb import wandb
-from meshwright.metrics._writers import Screen, Writer, behind, tee
+from meshwright.metrics._writers import Screen, Writer, behind, screens_of, tee
 
 __all__ = [
     "Bar",
@@ -55,6 +55,7 @@ __all__ = [
     "open_trackers",
     "read_jsonl",
     "salvage_jsonl",
+    "screens_of",
     "sync_jsonl",
     "tee",
     "tensorboard",
