@@ -103,10 +103,10 @@ def test_a_file_may_be_named_by_its_whole_path(here):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("max_steps: 3\nlog_every: [1, 2\n", 3),
-        ("max_steps: 3\n\tlog_every: 4\n", 2),
-        ("max_steps: 3\nlog_every: many\n", 2),
-        ("max_steps: 3\nlogevery: 4\n", 2),
+        ("max_steps: 3\nlogging.every: [1, 2\n", 3),
+        ("max_steps: 3\n\tlogging.every: 4\n", 2),
+        ("max_steps: 3\nlogging.every: many\n", 2),
+        ("max_steps: 3\nlogging.evry: 4\n", 2),
         ("input:\n  batch_size: 8\n  batch_sise: 8\n", 3),
         ("max_steps: 3\nmesh_rules: [[cpu.*, {changes: {mesh: fsdp=8}}, more]]\n", 2),
     ],

@@ -30,10 +30,10 @@ def experiment(workdir="runs/tiny", max_steps=2):
                          input=mw.Input(EXAMPLES, batch_size=8), max_steps=max_steps, compile_cache=False)
 
 def elsewhere(workdir: str = "runs/tiny", max_steps: int = 2) -> mw.Experiment:
-    return experiment(run, max_steps)
+    return experiment(workdir, max_steps)
 
 def secretive(token: pydantic.SecretStr, workdir: str = "runs/tiny", max_steps: int = 2) -> mw.Experiment:
-    made = experiment(run, max_steps)
+    made = experiment(workdir, max_steps)
     import dataclasses
     return dataclasses.replace(made, loss=closing_over(token.get_secret_value()))
 """

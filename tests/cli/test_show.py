@@ -91,7 +91,7 @@ def test_what_cannot_be_compared_with_is_told(call, tmp_path):
 
 
 def test_settings_come_from_files_and_the_command_line_wins(call, tmp_path):
-    (tmp_path / "one.yaml").write_text("learning_rate: 1e-3\nmax_step: 5\nevalers:\n  test: {when: 9}\n")
+    (tmp_path / "one.yaml").write_text("learning_rate: 1e-3\nmax_steps: 5\nevaluations:\n  test: {when: 9}\n")
     (tmp_path / "two.yaml").write_text("max_steps: 6\ninput.epochs: null\n")
     words = ["--settings", "one.yaml", "--settings=two.yaml", "max_steps=7"]
     _, out, _ = call("show", "tiny:tiny", *words)

@@ -14,9 +14,9 @@ def first(num_examples):
     return {name: x[:num_examples] for name, x in EXAMPLES.items()}
 
 
-def noisy(model, batch, rng):
+def noisy(model, batch, key):
     """A loss with dropout and sampling, and a weighted metric of what it drew."""
-    of_loss, of_metric = jax.random.split(rng)
+    of_loss, of_metric = jax.random.split(key)
     kept = jax.random.bernoulli(of_loss, 0.5, batch["x"].shape)
     drawn = jax.random.uniform(of_metric, batch["y"].shape)
     return ((model(batch["x"] * kept) - batch["y"]) ** 2).mean(), {"drawn": mw.Mean.of(drawn, batch["y"] > 0)}
@@ -58,9 +58,9 @@ def test_nor_on_how_many_devices_there_are(num_devices):
 def test_only_a_loss_that_draws_computes_the_rest_in_pieces_as_large_as_a_batch(draws, sizes):
     seen = set()
 
-    def loss(model, batch, rng):
+    def loss(model, batch, key):
         seen.add(len(batch["y"]))
-        noise = jax.random.normal(rng, batch["y"].shape)  # without `draws` nothing needs it
+        noise = jax.random.normal(key, batch["y"].shape)  # without `draws` nothing needs it
         return ((model(batch["x"]) - batch["y"] + (noise if draws else 0)) ** 2).mean()
 
     trainer(loss=loss).evaluate(EXAMPLES, batch_size=16)
@@ -68,8 +68,8 @@ def test_only_a_loss_that_draws_computes_the_rest_in_pieces_as_large_as_a_batch(
 
 
 def test_each_example_of_the_rest_draws_numbers_of_its_own():
-    def loss(model, batch, rng):
-        return jax.random.uniform(rng, batch["y"].shape).mean()
+    def loss(model, batch, key):
+        return jax.random.uniform(key, batch["y"].shape).mean()
 
     made = trainer(loss=loss)
     found = [made.evaluate(first(16 + rest), batch_size=16)["loss"] for rest in range(1, 16)]

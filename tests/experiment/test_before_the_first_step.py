@@ -56,14 +56,14 @@ def test_scores_of_step_0_count_for_the_end(tmp_path):
     def better_than_at_first(scores):
         return bool(scores) and min(scores) == 0 and max(scores) > 0
 
-    outcome = mw.run(described(tmp_path, stop_early=better_than_at_first))
+    outcome = mw.run(described(tmp_path, stop=mw.Stop(early=better_than_at_first)))
     assert outcome.step == 4
 
 
 def test_scores_may_end_a_run_before_its_first_step(tmp_path):
-    outcome = mw.run(described(tmp_path, stop_early=bool))
+    outcome = mw.run(described(tmp_path, stop=mw.Stop(early=bool)))
     assert (outcome.step, saved(tmp_path)) == (0, [0])
-    assert mw.run(described(tmp_path, stop_early=bool)).step == 0
+    assert mw.run(described(tmp_path, stop=mw.Stop(early=bool))).step == 0
 
 
 def test_a_trainer_s_policies_are_asked_before_the_first_step_of_the_first_call(tmp_path):

@@ -112,18 +112,18 @@ import dataclasses
 import meshwright as mw
 from experiment.runs import experiment as tiny
 
-def experiment(run: str = "runs/tiny", max_steps: int = 6) -> mw.Experiment:
-    return tiny(run, max_steps=max_steps, save=mw.Save(when=2, keep=9))
+def experiment(workdir: str = "runs/tiny", max_steps: int = 6) -> mw.Experiment:
+    return tiny(workdir, max_steps=max_steps, save=mw.Save(when=2, keep=9))
 """
 
 
 def test_scores_of_what_was_later_count_no_more(tmp_path):
     evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=2)}
     seen = []
-    mw.run(described(tmp_path, evaluations=evaluations, stop_early=lambda scores: False))
+    mw.run(described(tmp_path, evaluations=evaluations, stop=mw.Stop(early=lambda scores: False)))
     mw.run(
         described(
-            tmp_path, evaluations=evaluations, stop_early=lambda scores: seen.append(sorted(scores)) or False
+            tmp_path, evaluations=evaluations, stop=mw.Stop(early=lambda scores: seen.append(sorted(scores)) or False)
         ),
         from_step=4,
     )

@@ -96,7 +96,7 @@ def test_a_run_saves_before_the_scheduler_ends_its_job_and_says_so_at_the_start(
 ):
     in_a_job_that_ends(monkeypatch, 62)
     with pytest.raises(Interrupted, match="after step 1: SLURM ends the job in 70 s") as ended:
-        mw.run(described(tmp_path, job_margin_seconds=70.0))
+        mw.run(described(tmp_path, stop=mw.Stop(job_margin_seconds=70.0)))
     assert ended.value.exit_code == 75
     said = capsys.readouterr().err
     assert "SLURM ends this job in 0:01:0" in said
@@ -109,7 +109,7 @@ def test_without_a_margin_or_long_before_or_after_that_time_it_goes_on(
     tmp_path, monkeypatch, capsys, margin, seconds
 ):
     in_a_job_that_ends(monkeypatch, seconds)
-    assert mw.run(described(tmp_path, job_margin_seconds=margin)).step == 20
+    assert mw.run(described(tmp_path, stop=mw.Stop(job_margin_seconds=margin))).step == 20
     assert ("SLURM" in capsys.readouterr().err) == (margin is not None)
 
 
@@ -164,7 +164,7 @@ def test_a_save_at_the_step_where_scores_end_a_run_has_the_scores_of_the_end(tmp
     at_end = mw.Evaler(measure, EXAMPLES, when=100)
     evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2), "last": at_end}
     early = mw.early_stopping("all/e", "min", 2)
-    outcome = mw.run(experiment(tmp_path, evaluations=evaluations, stop_early=early, save=mw.Save(when=2)))
+    outcome = mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=early), save=mw.Save(when=2)))
     assert outcome.step == 6
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores
     assert outcome.scores.keys() == {"all/e", "last/loss"}

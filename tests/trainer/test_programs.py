@@ -109,8 +109,8 @@ def test_two_networks_against_each_other_have_an_optimizer_each(tmp_path):
     real = {"x": RNG.normal(loc=(3.0, -2.0), scale=0.1, size=(128, 2)).astype(np.float32)}
     tx = mw.train.by_path([("made/.*", optax.adam(1e-2, b1=0.5)), ("judged/.*", optax.adam(1e-2, b1=0.5))])
 
-    def train_step(state, batch, rng):
-        noise = jax.random.normal(rng, batch["x"].shape)
+    def train_step(state, batch, key):
+        noise = jax.random.normal(key, batch["x"].shape)
 
         def losses(params):
             fake = mlp(params["made"], noise.at[:, 1].set(1))
@@ -160,18 +160,18 @@ def test_images_are_made_from_text_by_removing_noise_and_come_as_pictures():
     def mixed(image, noise, level):
         return (1 - level[:, None, None]) * image + level[:, None, None] * noise
 
-    def loss(model, batch, rng):
-        for_noise, for_level = jax.random.split(rng)
+    def loss(model, batch, key):
+        for_noise, for_level = jax.random.split(key)
         level = jax.random.uniform(for_level, batch["text"].shape)
         noisy = mixed(batch["image"], jax.random.normal(for_noise, batch["image"].shape), level)
         return ((model(noisy, level, batch["text"]) - batch["image"]) ** 2).mean()
 
-    def predict(model, batch, rng):
+    def predict(model, batch, key):
         def less(image, level):
             levels = jnp.full(batch["text"].shape, level)
             return image + 0.25 / level * (model(image, levels, batch["text"]) - image), None
 
-        noise = jax.random.normal(rng, (*batch["text"].shape, 4, 4))
+        noise = jax.random.normal(key, (*batch["text"].shape, 4, 4))
         return jax.lax.scan(less, noise, jnp.array([1.0, 0.75, 0.5, 0.25]))[0]
 
     def pictures(preds):

@@ -151,7 +151,7 @@ def _resumed(
     if checkpoints.resumed is not None:
         opened.say(f"  ↻ continuing after step {checkpoints.resumed}")
         if not keeps:
-            opened.say("    with the data from their beginning: save_input_iterator is False")
+            opened.say("    with the data from their beginning: save.data_position is False")
     return state
 
 
