@@ -66,9 +66,9 @@ def entries(place):
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_what_a_killed_export_left_is_no_checkpoint_and_the_next_one_takes_its_place(name, tmp_path):
+def test_what_a_killed_export_left_is_no_checkpoint_and_the_next_one_takes_its_place(name, python, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-c", HANG, name, str(killed)]
+    command = [*python, "-c", HANG, name, str(killed)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout.readline() == b"half\n"

@@ -23,8 +23,8 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    return Shell(tmp_path_factory.mktemp("source_code"), EXAMPLES / "source_code.py")
+def program(python, tmp_path_factory):
+    return Shell(python, tmp_path_factory.mktemp("source_code"), EXAMPLES / "source_code.py")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -65,7 +64,7 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
+def ended(python, tmp_path_factory):
     """How each process ended."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -73,7 +72,7 @@ def ended(tmp_path_factory):
     rest = str(OTHER), str(tmp_path_factory.mktemp("runs"))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(NUM_PROCESSES), str(number), *rest],
+            [*python, "-c", PROGRAM, address, str(NUM_PROCESSES), str(number), *rest],
             env={**environ, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
