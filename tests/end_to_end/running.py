@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.metrics import read_jsonl
 
 STEPS = 120
-SHORT = (f"steps={STEPS}", "log_every=1", "checkpoints.when=20", "width=8192")
+SHORT = (f"steps={STEPS}", "log_every=1", "checkpoints.when=20", "width=2048")
 """The digits demo, shorter, of steps slow enough to be killed at, and telling of each."""
 
 
