@@ -68,12 +68,12 @@ def ended(python, tmp_path_factory):
     """How each process ended."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environ = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu"}
     rest = str(OTHER), str(tmp_path_factory.mktemp("runs"))
     started = [
         subprocess.Popen(
             [*python, "-c", PROGRAM, address, str(NUM_PROCESSES), str(number), *rest],
-            env={**environ, "JAX_PLATFORMS": "cpu"},
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
