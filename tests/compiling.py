@@ -1,6 +1,6 @@
 """Compiling little: many tests train the same small model, and compiling is most of their time.
 
-`conftest.py` has JAX keep what a session compiles in a folder, of which the programs that tests start know too.
+`conftest.py` has JAX keep what a session compiles in a folder, where programs that tests start find it too.
 """
 
 from contextlib import contextmanager

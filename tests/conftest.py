@@ -1,8 +1,8 @@
 """Tests in a process share it and its eight virtual CPU devices.
 
 They run each program once or a few times, so that compiling is most of what they take: XLA is asked not to
-spend its time, a third of theirs, on faster code; and what it has compiled is kept until the session ends, for
-the programs that tests start as well.
+spend its time, a third of theirs, on faster code; and what it has compiled is kept for all tests of a session
+and for the programs that they start.
 """
 
 import os
@@ -12,8 +12,7 @@ import tempfile
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-COMPILED = tempfile.mkdtemp(prefix="meshwright-compiled-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-compiled-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
@@ -46,13 +45,13 @@ settings.load_profile("suite")
 def pytest_collection_finish(session):
     if not FIXTURES.is_dir() and any(test.get_closest_marker("others") for test in session.items):
         raise pytest.UsageError(
-            f"the checkpoints of other systems are not there: {FIXTURES}\n  They are not in the repository. Say "
-            "where they are: OTHERS=FOLDER make test-others"
+            f"the checkpoints of other systems are not there: {FIXTURES}\n  They are not in the repository. "
+            "Say where they are: OTHERS=FOLDER make test-others"
         )
 
 
 def pytest_unconfigure():
-    shutil.rmtree(COMPILED, ignore_errors=True)
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter):

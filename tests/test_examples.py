@@ -74,7 +74,8 @@ def killed(python, name, workdir, rounds):
     """Run a program until so many rounds are finished, and kill it."""
     program = subprocess.Popen(
         [*python, str(ROOT / "examples" / name), str(workdir)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     with program:
         finished = workdir / f"rounds/step_{rounds:08d}"

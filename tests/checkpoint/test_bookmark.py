@@ -1,7 +1,6 @@
 """Where the data stood: kept with each checkpoint, and given back to as many processes as it holds for."""
 
 import json
-import sys
 
 import numpy as np
 import pytest

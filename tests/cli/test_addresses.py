@@ -76,7 +76,12 @@ def shell(python):
     """Return a function that calls a command, with the store in its environment."""
     command = [*python, "-m", "meshwright"]
     return lambda *words, **environ: subprocess.run(
-        [*command, *words], env={**os.environ, **environ}, capture_output=True, text=True, check=False, timeout=60
+        [*command, *words],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 

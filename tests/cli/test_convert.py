@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""A run with all rooms open and randomness in each step, that ends itself without warning when told to, or takes its time."""
+"""A run with all rooms open and randomness in each step, that ends itself or takes long when told to."""
 
 import contextlib
 import os

@@ -21,7 +21,7 @@ QUICK = SHORT[:-1]
 
 
 class Shell:
-    """Runs `meshwright`, or another program that is called as it is, in a folder, by a Python that is given."""
+    """Runs `meshwright`, or another program that is called as it is, in a folder, by the Python given."""
 
     def __init__(self, python: list[str], folder: Path, *program: str | Path):
         self.python, self.folder = python, folder

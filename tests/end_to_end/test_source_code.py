@@ -17,7 +17,15 @@ from meshwright.metrics import read_jsonl
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 40
 SMALL = (
-    *(f"steps={STEPS}", "layers=1", "length=64", "batch_size=8", "evaluated=8192", "log_every=1", "checkpoints.when=10"),
+    *(
+        f"steps={STEPS}",
+        "layers=1",
+        "length=64",
+        "batch_size=8",
+        "evaluated=8192",
+        "log_every=1",
+        "checkpoints.when=10",
+    ),
     *("evalers.held_out.when=10", "evalers.train.when=25"),
 )
 

@@ -119,7 +119,9 @@ def test_the_thread_is_gone_after_an_error():
 @pytest.mark.parametrize(
     ("library", "exit_code"), [("ctypes.CDLL", EXIT_HUNG), ("ctypes.PyDLL", 1)], ids=["gives up", "keeps"]
 )
-def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_lock(python, library, exit_code):
+def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_lock(
+    python, library, exit_code
+):
     script = HANGING.format(library=library, seconds=0.3)
     ended = subprocess.run([*python, "-c", script], capture_output=True, text=True, timeout=30)
     assert ended.returncode == exit_code

@@ -2,10 +2,10 @@
 
     python server.py ADDRESS
 
-For each stand-in that connects (`stand_in.py`, which is called as Python is), this program forks a process that
-runs what the stand-in was told, with its streams, environment and folder, and tells it how that ended. All of
-them have imported JAX and Meshwright, and have one seed of hashes: where that matters, Python itself is to be
-started. It ends, and all with it, when its standard input is closed.
+For each stand-in that connects (`stand_in.py`, which is called as Python is), this program forks a process
+that runs what the stand-in was told, with its streams, environment and folder, and tells it how that ended.
+They have all imported JAX and Meshwright, and have one seed of hashes: where that matters, `sys.executable` is
+to be started. When the standard input of this program is closed, it ends, and all that it forked.
 """
 
 import contextlib
@@ -33,7 +33,9 @@ def serve(address):
     door.bind(address)
     door.listen(64)
     print("open", flush=True)
-    while select.select([0, door], [], [])[0] == [door]:
+    while True:
+        if select.select([0, door], [], [])[0] != [door]:
+            os.killpg(0, signal.SIGKILL)
         stand_in, _ = door.accept()
         if os.fork() == 0:
             door.close()
@@ -42,11 +44,10 @@ def serve(address):
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-    os.killpg(0, signal.SIGKILL)
 
 
 def in_a_fork(stand_in):
-    """Return in a fork what it is to run, and tell the stand-in how that ends; if it is killed, kill the fork."""
+    """Return in a fork what it is to run; tell the stand-in how that ends, or end it with the stand-in."""
     _, streams, *_ = socket.recv_fds(stand_in, 1, 3)
     request = json.loads(stand_in.makefile().readline())
     pid = os.fork()

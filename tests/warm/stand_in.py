@@ -2,7 +2,7 @@
 
     python -I -S stand_in.py ADDRESS -c … | -m … | PROGRAM …
 
-It hands over its streams, passes signals on, and ends as the process ends. When it is killed, so is the process.
+It hands over its streams, passes signals on, and ends as the process ends, which is killed if this one is.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ def main(address, *words):
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         socket.send_fds(server, [b"!"], [0, 1, 2])
-        request = {"environ": dict(os.environ), "folder": os.getcwd(), "words": words}
+        request = {"environ": dict(os.environ), "folder": os.getcwd(), "words": words}  # noqa: PTH109 - slow to import
         server.sendall(json.dumps(request).encode() + b"\n")
         answers = server.makefile()
         pid = int(answers.readline())
