@@ -4,8 +4,8 @@
 
 For each stand-in that connects (`stand_in.py`, which is called as Python is), this program forks a process
 that runs what the stand-in was told, with its streams, environment and folder, and tells it how that ended.
-They have all imported JAX and Meshwright, and have one seed of hashes: where that matters, `sys.executable` is
-to be started. When the standard input of this program is closed, it ends, and all that it forked.
+They have all imported JAX and Meshwright, and share a seed of hashes: where that matters, `sys.executable` is
+to be started. When its standard input is closed, it ends, and so does all that it forked.
 """
 
 import contextlib
