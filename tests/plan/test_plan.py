@@ -41,9 +41,9 @@ def experiment(**more):
 
 
 def planned(on="cpu:8", **more):
-    return (
-        plan.plan(experiment(**more), on, compiled=on.startswith("cpu"), rates=ROUND) if more else usual(on)
-    )
+    if not more:
+        return usual(on)
+    return plan.plan(experiment(**more), on, compiled=on.startswith("cpu"), rates=ROUND)
 
 
 @functools.cache
