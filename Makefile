@@ -1,6 +1,8 @@
 # Each target sets up what it needs and is instant when nothing changed.
 #   make demo    train a real model on a mesh, kill it, and watch it continue
-#   make test    lint, then the whole suite; where a newer Python is found, there too
+#   make test    lint, types and the suite, on as many processes as there are cores
+#   make test-newest   the suite on the newest Python found, where that is another
+#   make test-others   tests that read checkpoints of other systems, which are not in the repository (OTHERS=FOLDER)
 #   make lint    ruff and the type checker
 #   make soak    kill saving runs thousands of times (KILLS=5000), and try random faults by the thousand (SEED=1)
 #   make types   a user's program under mypy and pyright
@@ -13,7 +15,7 @@ KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-newest lint types soak bench lock clean
+.PHONY: setup demo test test-here test-newest test-others lint types soak bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -26,13 +28,13 @@ demo: setup
 lint: setup
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/pyrefly check --summary=none
 
-# Both suites mostly wait for processes to start, so they run side by side.
 test: lint
 	@sh scripts/programs
-	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),-Otarget) test-here test-newest
+	@$(MAKE) --no-print-directory test-here
 
+# Each process has a share of the files, and takes over from another when it is done with them.
 test-here: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Python 3.11 ends at jax 0.10; most users have a newer Python, and with it a newer jax.
 test-newest:
@@ -44,8 +46,11 @@ types: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/types.txt
 	$(BIN)/python -m pytest tests/test_types.py
 
+test-others: setup
+	OTHERS="$(OTHERS)" $(BIN)/python -m pytest -m others
+
 soak: setup
-	SOAK=1 $(BIN)/python -m pytest -m soak -o timeout=0
+	SOAK=1 $(BIN)/python -m pytest -m "soak or long" -o timeout=0
 	KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash -o timeout=0
 
 # The library that we are measured against stays out of the environment that tests run in.

@@ -1,4 +1,7 @@
-"""Compiling little: most tests of a room train the same small model, and compiling is most of their time."""
+"""Compiling little: many tests train the same small model, and compiling is most of their time.
+
+`conftest.py` has JAX keep what a session compiles in a folder, where programs that tests start find it too.
+"""
 
 from contextlib import contextmanager
 
@@ -8,15 +11,13 @@ from jax.experimental.compilation_cache import compilation_cache
 
 @contextmanager
 def kept_in(folder):
-    """Keep what is compiled meanwhile, and use it again."""
-    kept = {"jax_compilation_cache_dir": str(folder), "jax_persistent_cache_min_compile_time_secs": 0.0}
-    before = {name: getattr(jax.config, name) for name in kept}
-    _configure(kept)
+    """Keep what is compiled meanwhile in another folder; None: nowhere, as for users who said nothing."""
+    before = jax.config.jax_compilation_cache_dir
+    _keep_in(folder)
     yield
-    _configure(before)
+    _keep_in(before)
 
 
-def _configure(values):
+def _keep_in(folder):
     compilation_cache.reset_cache()
-    for name, value in values.items():
-        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", folder)

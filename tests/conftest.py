@@ -1,19 +1,27 @@
-"""All in-process tests share one process with eight virtual CPU devices.
+"""Tests in a process share it and its eight virtual CPU devices.
 
 They run each program once or a few times, so that compiling is most of what they take: XLA is asked not to
-spend its time, a third of theirs, on faster code.
+spend its time, a third of theirs, on faster code; and what it has compiled is kept for all tests of a session
+and for the programs that they start.
 """
 
 import os
+import shutil
+import tempfile
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-compiled-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
 import pytest
 from hypothesis import settings
 
+import compiling
 import meshwright as mw
+from formats.readers.real import FIXTURES
 from soak import SEED
 from states import make_state, over_processes, same_bytes, save, state  # noqa: F401 - fixtures
 from storage.stores import (  # noqa: F401 - fixtures
@@ -28,9 +36,22 @@ from storage.stores import (  # noqa: F401 - fixtures
     s3_faults,
     s3_run,
 )
+from warm.python import python  # noqa: F401 - a fixture
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")
+
+
+def pytest_collection_finish(session):
+    if not FIXTURES.is_dir() and any(test.get_closest_marker("others") for test in session.items):
+        raise pytest.UsageError(
+            f"the checkpoints of other systems are not there: {FIXTURES}\n  They are not in the repository. "
+            "Say where they are: OTHERS=FOLDER make test-others"
+        )
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -41,3 +62,10 @@ def pytest_terminal_summary(terminalreporter):
 def mesh() -> jax.sharding.Mesh:
     """Eight devices: data 2 × fsdp 2 × tensor 2."""
     return mw.make_mesh("data=2,fsdp=2,tensor=2")
+
+
+@pytest.fixture
+def compiled_for_users():
+    """Compile as a process does whose JAX was told of no folder for what it compiles."""
+    with compiling.kept_in(None):
+        yield

@@ -4,7 +4,6 @@ import functools
 import json
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,13 +20,13 @@ GOLDEN = json.loads((ROOT / "tests/golden/5ef2e64/losses.json").read_text())["ex
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
+def printed(python, tmp_path_factory):
     """What a program prints; each is run once."""
     folder = tmp_path_factory.mktemp("examples")
 
     @functools.cache
     def run(name, *words):
-        command = [sys.executable, ROOT / "examples" / name, *words]
+        command = [*python, str(ROOT / "examples" / name), *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -71,10 +70,12 @@ def test_the_program_of_three_functions_in_the_readme_is_an_example():
     assert (ROOT / "examples/digits_nnx.py").read_text() in blocks
 
 
-def killed(name, workdir, rounds):
+def killed(python, name, workdir, rounds):
     """Run a program until so many rounds are finished, and kill it."""
     program = subprocess.Popen(
-        [sys.executable, ROOT / "examples" / name, workdir], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*python, str(ROOT / "examples" / name), str(workdir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     with program:
         finished = workdir / f"rounds/step_{rounds:08d}"
@@ -88,8 +89,8 @@ def killed(name, workdir, rounds):
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("policy_gradient.py", 9), ("federated.py", 2)])
-def test_rounds_that_were_killed_end_as_if_they_had_not_been(name, rounds, tmp_path, printed):
-    killed(name, tmp_path, rounds)
+def test_rounds_that_were_killed_end_as_if_they_had_not_been(name, rounds, tmp_path, python, printed):
+    killed(python, name, tmp_path, rounds)
     assert printed(name, str(tmp_path)) == printed(name)
 
 

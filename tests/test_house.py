@@ -1,6 +1,7 @@
 """The shape of the house, held: what may import what, by which door, and how long a file may be."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -80,8 +81,8 @@ def room_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path):
-    """All modules that a file imports, wherever in it, as dotted names."""
+def names_imported(path):
+    """Yield all modules that a file imports, wherever in it, as dotted names."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -91,6 +92,11 @@ def imports(path):
             yield from (
                 (f"{module}.{alias.name}" for alias in node.names) if module == "meshwright" else (module,)
             )
+
+
+@functools.cache
+def imports(path):
+    return tuple(names_imported(path))
 
 
 def ours(path):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import jax
@@ -21,7 +20,7 @@ SLACK = 1 << 17  # what is read beside the data: the manifest, say
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def said(python, tmp_path_factory):
     """Return what each of two processes read and heard."""
     where = tmp_path_factory.mktemp("turned")
     by_rows = jax.NamedSharding(mw.make_mesh("data=8"), jax.P("data"))
@@ -33,7 +32,7 @@ def said(tmp_path_factory):
     shutil.copytree(first, where / "whole")
     flip_a_bit(second / DATA_FILE, chunks_of(second, "turned")[-1][1])  # which one process reads
     shutil.copytree(second, where / "damaged")
-    assert launch_local([sys.executable, str(PROGRAM), str(where), "2"], 2, grace_seconds=20) == 0
+    assert launch_local([*python, str(PROGRAM), str(where), "2"], 2, grace_seconds=20) == 0
     return [json.loads((where / f"{number}.json").read_text()) for number in (0, 1)]
 
 

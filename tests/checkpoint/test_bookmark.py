@@ -1,7 +1,6 @@
 """Where the data stood: kept with each checkpoint, and given back to as many processes as it holds for."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -143,10 +142,10 @@ with Checkpoints(where / "checkpoints") as checkpoints:
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
+def two_processes(python, tmp_path_factory):
     """Two processes that save each its own state and resume; the folder where it happened."""
     where = tmp_path_factory.mktemp("two")
-    assert launch_local([sys.executable, "-c", PROGRAM, str(where)], 2, grace_seconds=20) == 0
+    assert launch_local([*python, "-c", PROGRAM, str(where)], 2, grace_seconds=20) == 0
     return where
 
 

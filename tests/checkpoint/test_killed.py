@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -25,11 +24,11 @@ with Checkpoints(directory) as checkpoints:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(python, tmp_path_factory):
     """Return the directory of a run killed in its first save, and of the next run, killed in its second."""
     directory = tmp_path_factory.mktemp("killed")
     for last_step in (1, 2):
-        run = subprocess.run([sys.executable, "-c", RUN, directory, str(last_step)], check=False)
+        run = subprocess.run([*python, "-c", RUN, str(directory), str(last_step)], check=False)
         assert run.returncode == -signal.SIGKILL
     return directory
 

@@ -207,13 +207,13 @@ with mw.Checkpoints(sys.argv[1], keep=mw.checkpoint.last(1)) as checkpoints:
 """
 
 
-def test_two_processes_save_and_restore_over_http(s3_run):
+def test_two_processes_save_and_restore_over_http(python, s3_run):
     environ = {
         name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
     }
-    python = [sys.executable, "-c", TWO_PROCESSES, s3_run]
-    launch = [sys.executable, "-m", "meshwright", "--fake-devices", "2", "launch", "local", "-n", "2", "--"]
-    done = subprocess.run([*launch, *python], env=environ, capture_output=True, text=True, check=False)
+    program = [*python, "-c", TWO_PROCESSES, s3_run]
+    launch = [*python, "-m", "meshwright", "--fake-devices", "2", "launch", "local", "-n", "2", "--"]
+    done = subprocess.run([*launch, *program], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(key.rpartition("/")[2] for key in objects(s3_run)) == [
         "data-00000-of-00002.zarr.zip",

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -72,14 +71,21 @@ def test_what_is_not_there_exits_with_3(s3_run, capsys):
     assert f"{s3_run} does not exist" in capsys.readouterr().err
 
 
-def shell(*words, **environ):
-    command = [sys.executable, "-m", "meshwright", *words]
-    return subprocess.run(
-        command, env={**os.environ, **environ}, capture_output=True, text=True, check=False, timeout=60
+@pytest.fixture
+def shell(python):
+    """Return a function that calls a command, with the store in its environment."""
+    command = [*python, "-m", "meshwright"]
+    return lambda *words, **environ: subprocess.run(
+        [*command, *words],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
-def test_a_shell_finds_the_store_by_its_environment(saved, s3):
+def test_a_shell_finds_the_store_by_its_environment(shell, saved, s3):
     done = shell("verify", saved, AWS_ENDPOINT_URL=s3)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 intact, 0 damaged"), done.stderr
 
@@ -99,7 +105,7 @@ def test_a_command_outlasts_a_connection_that_hangs(saved, s3_faults, monkeypatc
     assert hung
 
 
-def test_a_shell_is_told_what_is_wrong_and_no_secret(saved, s3):
+def test_a_shell_is_told_what_is_wrong_and_no_secret(shell, saved, s3):
     done = shell("verify", saved.replace("bucket", "bukcet"), AWS_ENDPOINT_URL=s3)
     assert (done.returncode, done.stdout) == (1, "")
     assert "cannot list s3://bukcet/" in done.stderr

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -150,13 +149,13 @@ def test_inspect_shows_of_which_kind_keys_are(saved, capsys):
     assert json.loads(capsys.readouterr().out)["arrays"]["rng"]["prng_key"] == "threefry2x32"
 
 
-def test_a_reader_that_has_seen_enough_changes_no_exit_code(saved):
+def test_a_reader_that_has_seen_enough_changes_no_exit_code(python, saved):
     for command in ("verify", "inspect"):
         read, write = os.pipe()
         os.close(read)
         with os.fdopen(write, "w") as closed:
             found = subprocess.run(
-                [sys.executable, "-m", "meshwright", command, saved],
+                [*python, "-m", "meshwright", command, str(saved)],
                 stdout=closed,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -13,9 +13,11 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX
 DIGITS = "meshwright.demo.digits:experiment"
 
 
-def shell(*words, **environ):
-    return subprocess.run(
-        [sys.executable, "-m", "meshwright", "plan", *words],
+@pytest.fixture(scope="module")
+def shell(python):
+    """Return a function that plans."""
+    return lambda *words, **environ: subprocess.run(
+        [*python, "-m", "meshwright", "plan", *words],
         capture_output=True,
         text=True,
         env=ENVIRONMENT | environ,
@@ -23,7 +25,7 @@ def shell(*words, **environ):
 
 
 @pytest.fixture(scope="module")
-def on_four():
+def on_four(shell):
     done = shell(DIGITS, "--on", "cpu:4", "--mesh", "data=2,fsdp=2", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -44,7 +46,7 @@ def test_the_document_holds_what_the_text_tells(on_four):
     assert on_four["planning_bytes"] > 0
 
 
-def test_a_step_that_does_not_fit_ends_with_1_and_the_cheapest_changes():
+def test_a_step_that_does_not_fit_ends_with_1_and_the_cheapest_changes(shell):
     # Activations of 2**20 examples at a time; a GPU of 85 GB holds a few of their hundred layers.
     settings = ("batch_size=1048576", "--on", "h100:1x8", "--traced", "--json")
     done = shell("tests.cli.deep:experiment", *settings, PYTHONPATH=os.pathsep.join([".", *sys.path]))
@@ -58,7 +60,7 @@ def test_a_step_that_does_not_fit_ends_with_1_and_the_cheapest_changes():
     assert times == sorted(times)
 
 
-def test_a_search_ranks_meshes_that_divide():
+def test_a_search_ranks_meshes_that_divide(shell):
     done = shell(DIGITS, "--on", "h100:1x4", "--search", "--json")
     assert done.returncode == 0, done.stderr
     tried = json.loads(done.stdout)["tried"]
@@ -67,7 +69,7 @@ def test_a_search_ranks_meshes_that_divide():
     assert times == sorted(times)
 
 
-def test_unknown_hardware_is_a_usage_error():
+def test_unknown_hardware_is_a_usage_error(shell):
     done = shell(DIGITS, "--on", "h10:8")
     assert done.returncode == 2
     assert "Did you mean 'h100'" in done.stderr

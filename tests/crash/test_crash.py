@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-KILLS = int(os.environ.get("KILLS", "100"))
+KILLS = int(os.environ.get("KILLS", "50"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from meshwright.formats import open_source
 from meshwright.storage import _settings
 from storage.gcs import FakeGcs
 
-STEPS = int(os.environ.get("KILLS", "100")) // 5
+STEPS = int(os.environ.get("KILLS", "50")) // 5
 RUN = "gs://bucket/run"
 
 

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import optax
@@ -26,8 +25,10 @@ for step in (1, 2):
 """
 
 
-def test_a_kill_while_saving_leaves_what_the_name_held_and_the_next_save_clears_up(make_deployer, tmp_path):
-    run = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=False)
+def test_a_kill_while_saving_leaves_what_the_name_held_and_the_next_save_clears_up(
+    python, make_deployer, tmp_path
+):
+    run = subprocess.run([*python, "-c", PROGRAM, str(tmp_path)], check=False)
     assert run.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "ckpts/last").glob("step_*"))) == 2
     deployer = make_deployer(workdir=tmp_path)

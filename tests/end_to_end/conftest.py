@@ -6,13 +6,15 @@ from end_to_end.running import SHORT, Shell
 
 
 @pytest.fixture(scope="session")
-def shell(tmp_path_factory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("shell"))
+def shell(python, tmp_path_factory) -> Shell:
+    return Shell(python, tmp_path_factory.mktemp("shell"))
 
 
 @pytest.fixture(scope="session")
 def uninterrupted(shell) -> Path:
-    """The run directory of a short digits run that nobody disturbed."""
+    """The run directory of a short digits run that nobody disturbed, and that compiled what it needed."""
+    shell = Shell(shell.python, shell.folder)
+    del shell.environ["JAX_COMPILATION_CACHE_DIR"]
     done = shell("demo", "digits", "workdir=uninterrupted", *SHORT)
     assert done.returncode == 0, done.stderr
     return shell.folder / "uninterrupted"

@@ -1,8 +1,10 @@
-"""A run with all rooms open and randomness in each step, that ends itself without warning when told to."""
+"""A run with all rooms open and randomness in each step, that ends itself or takes long when told to."""
 
 import contextlib
 import os
 import signal
+import sys
+import time
 
 import jax
 import numpy as np
@@ -31,7 +33,17 @@ def ends_at(last_step):
     yield write
 
 
-def experiment(workdir: str, dies_at: int = 0, steps: int = 5) -> mw.Experiment:
+@contextlib.contextmanager
+def sleeps_at(slow_step):
+    def write(step, values):
+        if step == slow_step and "loss" in values:
+            print("sleeping", file=sys.stderr, flush=True)
+            time.sleep(60)
+
+    yield write
+
+
+def experiment(workdir: str, dies_at: int = 0, slow_at: int = 0, steps: int = 5) -> mw.Experiment:
     optimizer = optax.chain(mw.train.skip_exploding(optax.adam(0.01)), mw.train.keep_ema(0.9))
     return mw.Experiment(
         workdir=workdir,
@@ -44,5 +56,5 @@ def experiment(workdir: str, dies_at: int = 0, steps: int = 5) -> mw.Experiment:
         parameter_noise=((".*", 0.01),),
         evaluations={"all": mw.Evaler(measure, EXAMPLES, when=2, batch_size=64)},
         save=mw.Save(when=2),
-        logging=mw.Logging(every=1, trackers=(lambda: ends_at(dies_at),)),
+        logging=mw.Logging(every=1, trackers=(lambda: ends_at(dies_at), lambda: sleeps_at(slow_at))),
     )

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import meshwright as mw
 from meshwright.metrics import read_jsonl
 
 STEPS = 120
-SHORT = (f"steps={STEPS}", "logging.every=1", "save.when=20", "width=8192")
+SHORT = (f"steps={STEPS}", "logging.every=1", "save.when=20", "width=2048")
 """The digits demo, shorter, of steps slow enough to be killed at, and telling of each."""
 
 
@@ -22,10 +21,10 @@ QUICK = SHORT[:-1]
 
 
 class Shell:
-    """Runs `meshwright`, or another program that is called as it is, in a folder."""
+    """Runs `meshwright`, or another program that is called as it is, in a folder, by the Python given."""
 
-    def __init__(self, folder: Path, *program: str | Path):
-        self.folder = folder
+    def __init__(self, python: list[str], folder: Path, *program: str | Path):
+        self.python, self.folder = python, folder
         self.program = program or ("-m", "meshwright")
         self.environ = {
             name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
@@ -34,7 +33,7 @@ class Shell:
         self.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
     def start(self, *words: str, **more) -> subprocess.Popen:
-        command = [sys.executable, *self.program, *words]
+        command = [*self.python, *map(str, self.program), *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, cwd=self.folder, env=self.environ, **pipes, **more)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -30,8 +29,10 @@ def undisturbed(tmp_path_factory):
     return losses(run)
 
 
-def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(s3_run, tmp_path, undisturbed):
-    shell, run = Shell(tmp_path), f"{s3_run}[1]"
+def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(
+    s3_run, python, tmp_path, undisturbed
+):
+    shell, run = Shell(python, tmp_path), f"{s3_run}[1]"
     shell.environ["TMPDIR"] = str(tmp_path)  # in which what is killed leaves its files
     shell.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"]  # as the undisturbed run was compiled
     killed = shell("train", "mortal:experiment", f"workdir={run}", "dies_at=5", *DEVICES)
@@ -46,7 +47,9 @@ def test_a_run_in_a_store_that_was_killed_goes_on_and_has_every_report_once(s3_r
         assert {"outcome.json", "experiment.json", "logs"} <= {path.name for path in there.iterdir()}
 
 
-def test_each_of_two_processes_has_a_log_there_and_one_of_them_the_reports(s3_run, tmp_path, undisturbed):
+def test_each_of_two_processes_has_a_log_there_and_one_of_them_the_reports(
+    s3_run, python, tmp_path, undisturbed
+):
     train = (
         "-m",
         "meshwright",
@@ -57,7 +60,7 @@ def test_each_of_two_processes_has_a_log_there_and_one_of_them_the_reports(s3_ru
         "--fake-devices",
         "4",
     )
-    done = Shell(tmp_path)("launch", "local", "-n", "2", "--", sys.executable, *train)
+    done = Shell(python, tmp_path)("launch", "local", "-n", "2", "--", *python, *train)
     assert done.returncode == 0, done.stderr
     with local_copy(s3_run) as there:
         found = losses(there)

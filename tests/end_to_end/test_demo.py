@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from end_to_end.running import Shell
 from meshwright.metrics import read_jsonl
 
 
@@ -57,14 +58,22 @@ def test_the_commands_that_it_suggests_work_when_pasted(digits, shell):
     assert shlex.split(other)[-2:] == ["demo", "text"]
 
 
-def test_the_text_demo_learns_prose(shell):
-    done = shell(
-        "demo", "text", "workdir=text", "--fake-devices", "2"
-    )  # the losses are those of eight devices
+def prose(shell, *settings):
+    """Return what the text demo reports; the losses on two devices are those of eight."""
+    done = shell("demo", "text", "workdir=text", "--fake-devices", "2", *settings)
     assert done.returncode == 0, done.stderr
     reports = read_jsonl(shell.folder / "text" / "metrics.jsonl")
-    first = next(report["loss"] for report in reports if "loss" in report)
-    assert 5 < first < 6
+    assert 5 < next(report["loss"] for report in reports if "loss" in report) < 6
+    return reports
+
+
+def test_the_text_demo_learns_which_letters_there_are(shell):
+    assert prose(shell, "steps=40", "layers=1", "length=64")[-1]["held_out/loss"] <= 3.2
+
+
+@pytest.mark.long
+def test_the_text_demo_learns_prose(shell, tmp_path):
+    reports = prose(Shell(shell.python, tmp_path))
     assert reports[-1]["step"] == 150
     assert reports[-1]["held_out/loss"] <= 2.3
 

@@ -72,14 +72,16 @@ def test_a_run_that_was_interrupted_continues_from_its_very_step(interrupted, un
     assert final_arrays(run) == final_arrays(uninterrupted)
 
 
-def test_ctrl_c_twice_stops_at_once(shell):
-    child = shell.start(
-        "demo", "text", "workdir=twice", "logging.every=1", "batch_size=64"
-    )  # steps of a second
-    wait_for(reached(shell.folder / "twice", 1), child)
-    child.send_signal(signal.SIGINT)
-    while "press Ctrl-C again" not in child.stderr.readline():
+def wait_for_words(child, words):
+    while words not in child.stderr.readline():
         assert child.poll() is None
+
+
+def test_ctrl_c_twice_stops_at_once(shell):
+    child = shell.start("train", "mortal:experiment", "workdir=twice", "slow_at=2")
+    wait_for_words(child, "sleeping")
+    child.send_signal(signal.SIGINT)
+    wait_for_words(child, "press Ctrl-C again")
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=10)
     assert child.returncode in (-signal.SIGINT, 130)  # shells make 130 of the first

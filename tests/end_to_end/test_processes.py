@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from end_to_end.running import QUICK, STEPS, final_arrays, kill, losses, reached, wait_for
+from end_to_end.running import QUICK, STEPS, Shell, final_arrays, kill, losses, reached, wait_for
 
 
-def launch(run, *more):
-    demo = (sys.executable, "-m", "meshwright", "demo", "digits", "--fake-devices", "4")
+def launch(python, run, *more):
+    demo = (*python, "-m", "meshwright", "demo", "digits", "--fake-devices", "4")
     return (
         "launch",
         "local",
@@ -39,7 +39,7 @@ def one_process(shell):
 @pytest.fixture(scope="module")
 def two_processes(shell):
     """A run on two processes of four devices each, up to step 60, continued by one process of eight."""
-    first = shell(*launch("not/there/two", "max_steps=60"))
+    first = shell(*launch(shell.python, "not/there/two", "max_steps=60"))
     assert first.returncode == 0, first.stderr
     run = shell.folder / "not/there/two"
     (run / "screen.txt").write_text(first.stderr)
@@ -73,11 +73,17 @@ def test_a_checkpoint_of_two_processes_continues_on_one(two_processes, one_proce
 
 def test_a_checkpoint_of_one_process_continues_on_two(shell, one_process):
     assert shell("demo", "digits", "workdir=one", *QUICK, "max_steps=60").returncode == 0
-    done = shell(*launch("one"))
+    done = shell(*launch(shell.python, "one"))
     assert done.returncode == 0, done.stderr
     found, expected = losses(shell.folder / "one"), losses(one_process)
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
     assert final_arrays(shell.folder / "one").keys() == final_arrays(one_process).keys()
+
+
+@pytest.fixture
+def cold_shell(shell):
+    """A shell whose Python is none but itself, so that the processes are those that are started."""
+    return Shell([sys.executable], shell.folder)
 
 
 def children(pid):
@@ -95,8 +101,9 @@ def is_alive(pid):
     return True
 
 
-def test_one_killed_process_ends_the_launch_with_its_error_and_no_orphan(shell):
-    launcher = shell.start(*launch("orphans", "steps=100000"))
+def test_one_killed_process_ends_the_launch_with_its_error_and_no_orphan(cold_shell):
+    shell = cold_shell
+    launcher = shell.start(*launch(shell.python, "orphans", "steps=100000"))
     try:
         wait_for(reached(shell.folder / "orphans", 5), launcher)
         processes = children(launcher.pid)
@@ -111,8 +118,8 @@ def test_one_killed_process_ends_the_launch_with_its_error_and_no_orphan(shell):
     assert not [process for process in processes if is_alive(process)]
 
 
-def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell):
-    launcher = shell.start(*launch("preempted", "steps=100000"))
+def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell, cold_shell):
+    launcher = cold_shell.start(*launch(shell.python, "preempted", "steps=100000"))
     try:
         wait_for(reached(shell.folder / "preempted", 5), launcher)
         os.kill(children(launcher.pid)[1], signal.SIGTERM)
@@ -129,7 +136,7 @@ def test_sigterm_to_one_process_stops_both_at_one_step_with_a_checkpoint(shell):
 
 
 def test_a_shard_that_is_not_finite_on_one_process_ends_both_unsaved(shell):
-    train = (sys.executable, "-m", "meshwright", "train", "spoilt:experiment", "--fake-devices", "2")
+    train = (*shell.python, "-m", "meshwright", "train", "spoilt:experiment", "--fake-devices", "2")
     done = shell("launch", "local", "-n", "2", "--", *train, "workdir=spoilt")
     assert done.returncode == 4, done.stderr
     for process in (0, 1):

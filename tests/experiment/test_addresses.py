@@ -58,7 +58,7 @@ def test_all_that_a_run_directory_holds_is_at_the_address(memory, at, local, tmp
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_checkpoints_are_below_it_and_compiled_programs_stay_here(at, tmp_path):
+def test_checkpoints_are_below_it_and_compiled_programs_stay_here(at, tmp_path, compiled_for_users):
     mw.run(experiment(at))
     assert checkpoints_of(at) == f"{at}/checkpoints"
     assert checkpoints_of("nowhere://x") == "nowhere://x"

@@ -9,19 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-import compiling
 import meshwright as mw
 from meshwright.errors import UsageError
 from meshwright.evaluation import OutputFiles, RowsOver
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
 FEW = {"x": EXAMPLES["x"][:7]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with compiling.kept_in(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 def init(key):
@@ -50,7 +43,6 @@ def run(folder, **more):
         "max_steps": 8,
         "save": mw.Save(when=4, keep=9),
         "logging": mw.Logging(every=1),
-        "compile_cache": False,  # the tests have one for all runs
     }
     return mw.run(mw.Experiment(workdir=str(folder), **described | more))
 

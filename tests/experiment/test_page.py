@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import compiling
 import meshwright as mw
 
 PAGE = (Path(__file__).parents[2] / "docs/experiments.md").read_text()
@@ -22,7 +23,8 @@ def experiment():
 @pytest.fixture(scope="module")
 def run(experiment, tmp_path_factory):
     run = tmp_path_factory.mktemp("page")
-    mw.run(experiment(workdir=str(run)), origin={"target": "page:experiment"})
+    with compiling.kept_in(None):
+        mw.run(experiment(workdir=str(run)), origin={"target": "page:experiment"})
     return run
 
 

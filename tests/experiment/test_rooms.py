@@ -331,7 +331,7 @@ def test_a_run_goes_on_with_or_without_the_place_of_its_data(tmp_path, saved, re
     assert stood == ({"samples": read_since, "seed": 0, "num_examples": 64} if restored else "not saved")
 
 
-def test_compiled_programs_are_kept_with_the_run_and_only_for_it(tmp_path):
+def test_compiled_programs_are_kept_with_the_run_and_only_for_it(tmp_path, compiled_for_users):
     mw.run(experiment(tmp_path))
     kept = sorted((tmp_path / "compile_cache").iterdir())
     assert kept
@@ -340,7 +340,7 @@ def test_compiled_programs_are_kept_with_the_run_and_only_for_it(tmp_path):
     assert sorted((tmp_path / "compile_cache").iterdir()) == kept
 
 
-def test_no_program_is_kept_where_that_is_not_wanted(tmp_path):
+def test_no_program_is_kept_where_that_is_not_wanted(tmp_path, compiled_for_users):
     mw.run(experiment(tmp_path, max_steps=1, compile_cache=False))
     assert not (tmp_path / "compile_cache").exists()
 

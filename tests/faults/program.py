@@ -124,3 +124,7 @@ def main(said: str) -> None:
     if where == "before the first collective":
         commit()
     mw.run(experiment(run, what, where))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -14,11 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import meshwright
 from meshwright.errors import EXIT_HUNG, EXIT_PEERS
 from soak import cases, rng
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 LAUNCH = "import sys; from meshwright.cli import main; sys.exit(main(sys.argv[1:]))"
 NUM_PROCESSES, NUM_AT_ONCE = 4, 2
 ENDS_WITHIN_SECONDS = 30
@@ -59,40 +58,26 @@ def drawn():
 CASES = drawn()
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory):
-    """Where processes that have imported JAX are forked; the path of its socket."""
-    address = tmp_path_factory.mktemp("nursery") / "door"
-    package = Path(meshwright.__file__).parent.parent
-    environ = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{package}", "JAX_PLATFORMS": "cpu"}
-    environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-    command = [sys.executable, "-m", "faults.nursery", str(address)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environ, **pipes) as process:
-        assert process.stdout.readline() == "open\n"
-        yield address
-        process.stdin.close()
-
-
-def launched(nursery, run, case):
+def launched(python, run, case):
     """Launch a run with its fault; return its exit code, what it printed and how long it took to end."""
     run.mkdir()
     said = json.dumps([str(run), *case])
-    stand_in = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), str(nursery), said]
-    command = [sys.executable, "-c", LAUNCH, "launch", "local", "-n", str(NUM_PROCESSES), "--", *stand_in]
-    environ = {**os.environ, "PYTHONPATH": str(Path(meshwright.__file__).parent.parent)}
+    program = [*python, "-m", "faults.program", said]
+    command = [sys.executable, "-c", LAUNCH, "launch", "local", "-n", str(NUM_PROCESSES), "--", *program]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     ended = subprocess.run(command, capture_output=True, text=True, env=environ)
     seconds = time.time() - float((run / "acted").read_text()) if (run / "acted").exists() else None
     return SimpleNamespace(exit_code=ended.returncode, printed=ended.stderr, seconds=seconds)
 
 
 @pytest.fixture(scope="module")
-def all_launched(nursery, tmp_path_factory):
+def all_launched(python, tmp_path_factory):
     """All cases, some at a time: much of each is waiting."""
     folder = tmp_path_factory.mktemp("runs")
     with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
         yield [
-            threads.submit(launched, nursery, folder / str(number), case) for number, case in enumerate(CASES)
+            threads.submit(launched, python, folder / str(number), case) for number, case in enumerate(CASES)
         ]
 
 

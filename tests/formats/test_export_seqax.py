@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from formats.readers import written
-from formats.readers.real import FIXTURES, needs_fixtures
+from formats.readers.real import FIXTURES
 from meshwright.arrays import diff, restore
 from meshwright.checkpoint import convert
 from meshwright.errors import DamagedError, UsageError
@@ -52,7 +52,7 @@ def test_leaves_of_a_checkpoint_are_called_as_if_all_keys_were_of_dictionaries(t
     assert sorted(zarr.open_group(made, mode="r").array_keys()) == ["['layers']['0']", "step"]
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_what_seqax_wrote_is_written_again_byte_for_byte(tmp_path):
     shutil.unpack_archive(FIXTURES / "seqax/train_tiny.tar.gz", tmp_path, filter="data")
     source = open_source(tmp_path / "train_tiny")

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from formats.readers.real import FIXTURES, arrays_of, needs_fixtures
+from formats.readers.real import FIXTURES, arrays_of
 from meshwright import tree
 from meshwright.arrays import cast, diff, restore, subtree
 from meshwright.checkpoint import called_as_ours, rewritten
@@ -123,7 +123,7 @@ def test_a_run_starts_from_it(place, mesh):
     assert np.array_equal(given["params/layers/0/w"], W[:2] + 1)
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_a_run_starts_from_a_real_run_of_seqax(tmp_path, mesh):
     with tarfile.open(FIXTURES / "seqax/train_tiny.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -1,7 +1,6 @@
 """Two real processes of two devices each read their shares, and agree on every shape."""
 
 import json
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,10 +15,10 @@ PROGRAM = Path(__file__).parent / "two.py"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(python, tmp_path_factory):
     """Where both ran, and what each said."""
     where = tmp_path_factory.mktemp("two")
-    assert launch_local([sys.executable, str(PROGRAM), str(where)], 2) == 0
+    assert launch_local([*python, str(PROGRAM), str(where)], 2) == 0
     return where, [json.loads((where / f"{number}.json").read_text()) for number in range(2)]
 
 

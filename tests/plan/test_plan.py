@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import jax
@@ -40,7 +41,14 @@ def experiment(**more):
 
 
 def planned(on="cpu:8", **more):
+    if not more:
+        return usual(on)
     return plan.plan(experiment(**more), on, compiled=on.startswith("cpu"), rates=ROUND)
+
+
+@functools.cache
+def usual(on):
+    return plan.plan(experiment(), on, compiled=on.startswith("cpu"), rates=ROUND)
 
 
 def test_a_device_holds_its_share_of_parameters_and_optimizer():

@@ -2,7 +2,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -72,9 +71,9 @@ predictor(collate=collate).predict(range(NUMBER), 4, params(), to=sys.argv[2])
 """
 
 
-def test_a_killed_call_goes_on_and_comes_to_the_same_bytes(tmp_path, uninterrupted):
+def test_a_killed_call_goes_on_and_comes_to_the_same_bytes(python, tmp_path, uninterrupted):
     path, tests, read = tmp_path / "preds.jsonl", Path(__file__).parent.parent, []
-    died = subprocess.run([sys.executable, "-c", KILLED, str(tests), str(path)], env=os.environ)
+    died = subprocess.run([*python, "-c", KILLED, str(tests), str(path)], env=os.environ)
     assert died.returncode == -signal.SIGKILL
     assert not path.exists()
     collate = lambda examples: read.extend(examples) or np.asarray(examples)

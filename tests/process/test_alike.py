@@ -106,31 +106,31 @@ process.start()
 """
 
 
-def launched(program, *, out=False):
+def launched(python, program, *, out=False):
     """Run a program on two processes, as a person would from a shell; return its code, seconds and words."""
-    command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", sys.executable, "-c"]
+    command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", *python, "-c"]
     environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     started = time.monotonic()
     done = subprocess.run([*command, program], env=environ, capture_output=True, text=True, timeout=120)
     return done.returncode, time.monotonic() - started, done.stdout if out else done.stderr
 
 
-def test_a_script_that_would_wait_for_ever_ends_with_the_code_of_a_mistake():
-    exit_code, seconds, said = launched(TRAINED)
+def test_a_script_that_would_wait_for_ever_ends_with_the_code_of_a_mistake(python):
+    exit_code, seconds, said = launched(python, TRAINED)
     assert exit_code == 2
     assert seconds < 30
     assert all(f"[{i}]   max_steps: 4 on process 0, 8 on 1\n" in said for i in range(2))
 
 
-def test_processes_that_jax_brought_together_compare_as_well():
-    exit_code, seconds, said = launched(INITIALISED_BEFORE)
+def test_processes_that_jax_brought_together_compare_as_well(python):
+    exit_code, seconds, said = launched(python, INITIALISED_BEFORE)
     assert exit_code == 3
     assert seconds < 30
     assert "[0] meshwright.errors.InputError: process 1: this one has no data" in said
 
 
-def test_flags_are_compared_before_jax_joins_but_for_paths():
-    exit_code, _, said = launched(FLAGGED)
+def test_flags_are_compared_before_jax_joins_but_for_paths(python):
+    exit_code, _, said = launched(python, FLAGGED)
     assert exit_code == 2
     assert "XLA_FLAGS --xla_cpu_enable_fast_math: f on process 0, t on 1" in said
     assert "dump" not in said
@@ -150,8 +150,8 @@ for act in (lambda: {}["x"] if me == "1" else 0, lambda: open("/not/there") if m
 """
 
 
-def test_a_user_s_error_keeps_its_type_where_it_was_raised_and_is_told_elsewhere():
-    _, _, said = launched(FAILING, out=True)
+def test_a_user_s_error_keeps_its_type_where_it_was_raised_and_is_told_elsewhere(python):
+    _, _, said = launched(python, FAILING, out=True)
     assert "[1] KeyError 'x'" in said
     assert "[0] MeshwrightError process 1: KeyError: 'x'" in said
     assert all(f"[{i}] MeshwrightError process 1: FileNotFoundError" in said for i in range(2))

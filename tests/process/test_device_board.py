@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -65,16 +64,16 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
+def ended(python, tmp_path_factory):
     """How each process ended."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environ = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu"}
     rest = str(OTHER), str(tmp_path_factory.mktemp("runs"))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(NUM_PROCESSES), str(number), *rest],
-            env={**environ, "JAX_PLATFORMS": "cpu"},
+            [*python, "-c", PROGRAM, address, str(NUM_PROCESSES), str(number), *rest],
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ PROGRAM = """
 import json, os, pathlib, sys, time
 from meshwright import process
 
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
 where, number, then = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 cluster = process.start(timeout_seconds=60)
 me = cluster.process_id
@@ -50,23 +50,23 @@ sys.exit(signals.interruption.exit_code if signals.interruption else 0)
 TESTS = str(Path(__file__).parent.parent)
 
 
-def run(where, number, then):
-    command = [sys.executable, "-c", PROGRAM, str(where), str(int(number)), then, TESTS]
+def run(python, where, number, then):
+    command = [*python, "-c", PROGRAM, str(where), str(int(number)), then, TESTS]
     exit_code = launch_local(command, 2, grace_seconds=20)
     said = [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))]
     return SimpleNamespace(exit_code=exit_code, said=said)
 
 
 @pytest.fixture(scope="module")
-def terminated(tmp_path_factory):
+def terminated(python, tmp_path_factory):
     """Two processes that train a little and resume at step 1000; the second gets SIGTERM before that."""
-    return run(tmp_path_factory.mktemp("terminated"), signal.SIGTERM, "before")
+    return run(python, tmp_path_factory.mktemp("terminated"), signal.SIGTERM, "before")
 
 
 @pytest.fixture(scope="module")
-def ctrl_c(tmp_path_factory):
+def ctrl_c(python, tmp_path_factory):
     """Two processes, of which the second gets Ctrl-C in its third step."""
-    return run(tmp_path_factory.mktemp("ctrl_c"), signal.SIGINT, "during")
+    return run(python, tmp_path_factory.mktemp("ctrl_c"), signal.SIGINT, "during")
 
 
 def test_all_agree_with_process_0(terminated):
@@ -123,7 +123,7 @@ def test_ctrl_c_to_one_stops_both_after_one_step(ctrl_c):
     assert ctrl_c.exit_code == 130
 
 
-def test_an_uncaught_error_in_one_ends_all_with_its_own_message(tmp_path, capfd):
-    assert run(tmp_path, 0, "fail").exit_code == 1
+def test_an_uncaught_error_in_one_ends_all_with_its_own_message(python, tmp_path, capfd):
+    assert run(python, tmp_path, 0, "fail").exit_code == 1
     report = capfd.readouterr().err.partition("process 1 of 2 failed first, with exit code 1.")[2]
     assert "ValueError: this one process fails" in report

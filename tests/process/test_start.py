@@ -1,6 +1,5 @@
 import os
 import subprocess
-import sys
 
 import jax
 import pytest
@@ -39,20 +38,20 @@ def test_starting_too_late_is_refused_before_others_wait():
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpi4py"),
     ],
 )
-def test_a_launcher_that_needs_a_package_says_which(environ, package):
+def test_a_launcher_that_needs_a_package_says_which(python, environ, package):
     program = "from meshwright import process; process.start()"
     ended = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True
+        [*python, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True
     )
     assert ended.returncode == 2
     assert f"the package {package!r} must be installed" in ended.stderr
 
 
-def test_a_missing_process_is_an_error_and_not_an_abort():
+def test_a_missing_process_is_an_error_and_not_an_abort(python):
     program = """
 from meshwright import process
 process.start(coordinator="127.0.0.1:0", num_processes=2, process_id=0, timeout_seconds=0.1)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = subprocess.run([*python, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 6
     assert "error: 1 of 2 processes arrived at 127.0.0.1:0 within 0.1 s; missing: 1." in ended.stderr

@@ -20,7 +20,7 @@ import meshwright as mw
 from meshwright.errors import LayoutError
 from meshwright.predict import OverBatches
 from meshwright.sharding import adding_right
-from soak import SOAKING, cases, rng
+from soak import cases, rng
 
 B, C = 16, 8  # examples and channels; images are 6 × 6, their rows are taken for sequences
 CONV = ("NHWC", "HWIO", "NHWC")
@@ -201,8 +201,7 @@ def test_a_gradient_that_cannot_be_told_apart_by_devices_is_refused():
         mw.make_step(loss, optax.sgd(1), layout)(state, {"x": jnp.ones((B, 6, 6, C))})
 
 
-@pytest.mark.soak
-@pytest.mark.skipif(not SOAKING, reason="a minute's compiling")
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", ["data=8", "data=2,tensor=4", "fsdp=2,tensor=4", "tensor=4,data=2"])
 def test_no_gradient_of_any_weight_depends_on_the_mesh(mesh):
     names = tuple(WEIGHTS)

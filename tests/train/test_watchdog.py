@@ -117,11 +117,15 @@ def test_the_thread_is_gone_after_an_error():
 
 
 @pytest.mark.parametrize(
-    ("library", "exit_code"), [("ctypes.CDLL", EXIT_HUNG), ("ctypes.PyDLL", 1)], ids=["gives up", "keeps"]
+    ("library", "seconds", "exit_code"),
+    [("ctypes.CDLL", 0.3, EXIT_HUNG), ("ctypes.PyDLL", {"step": 0.3, "start": 0.3}, 1)],
+    ids=["gives up", "keeps"],
 )
-def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_lock(library, exit_code):
-    script = HANGING.format(library=library, seconds=0.3)
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+def test_a_process_that_hangs_in_c_is_ended_whether_or_not_it_gives_up_pythons_lock(
+    python, library, seconds, exit_code
+):
+    script = HANGING.format(library=library, seconds=seconds)
+    ended = subprocess.run([*python, "-c", script], capture_output=True, text=True, timeout=30)
     assert ended.returncode == exit_code
     assert "in stuck" in ended.stderr
     assert exit_code != EXIT_HUNG or "the last step was 41. In 0.3 s more it is ended" in ended.stderr

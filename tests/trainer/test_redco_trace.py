@@ -14,13 +14,13 @@ import optax
 import pytest
 
 import meshwright as mw
-from formats.readers.real import FIXTURES, needs_fixtures
+from formats.readers.real import FIXTURES
 from meshwright import tree
 
 WORKDIR = "redco/ckpt_dp_adamw_orbax0.12"
 SIZES, SEED = (64, 32, 16, 10), 42
 PER_DEVICE, BATCH, STEPS, EPOCHS = 8, 64, 3, 2
-pytestmark = needs_fixtures
+pytestmark = pytest.mark.others
 
 
 def make(num_examples, seed):

@@ -98,7 +98,7 @@ def test_crashed_before_anything_was_saved_but_the_first_state(tmp_path, undistu
     assert everything(second, tmp_path) == undisturbed
 
 
-def test_killed_without_warning(tmp_path, undisturbed):
+def test_killed_without_warning(python, tmp_path, undisturbed):
     program = (
         "import os, signal\n"
         "from trainer.runs import deployer, fit, trainer\n"
@@ -108,7 +108,7 @@ def test_killed_without_warning(tmp_path, undisturbed):
     )
     tests = str(Path(__file__).parent.parent)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])}
-    killed = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, timeout=100)
+    killed = subprocess.run([*python, "-c", program], env=environ, capture_output=True, timeout=100)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     made = trainer(tmp_path)
     fit(made, **SAVED)

@@ -1,8 +1,13 @@
-"""Real checkpoints of other systems, where they lie beside the project, and what is expected of them."""
+"""Real checkpoints of other systems, which lie beside the project, and what is expected of them.
+
+They are others' files, so they are not in the repository: tests that need them are marked `others`, and are
+run by `make test-others`.
+"""
 
 import functools
 import hashlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,17 +16,12 @@ from typing import NamedTuple
 import jax
 import ml_dtypes
 import numpy as np
-import pytest
 
 from meshwright import tree
 from meshwright.arrays import restore
 from meshwright.formats import open_source, open_t5x
 
-FIXTURES = Path(__file__).parents[4] / "shared/fixtures"
-
-needs_fixtures = pytest.mark.skipif(
-    not FIXTURES.is_dir(), reason=f"the real checkpoints are not there: {FIXTURES}"
-)
+FIXTURES = Path(os.environ.get("OTHERS") or Path(__file__).parents[4] / "shared/fixtures")
 
 _TINY = "t5x/upstream_testdata/"
 _SEQAX, _REDCO = "seqax/train_tiny", "redco/ckpt_dp_adamw_orbax0.12"
@@ -57,11 +57,10 @@ class Expected(NamedTuple):
 
 def unpacked(directory):
     """Fill a directory with the real checkpoints, so that each of `REAL` is there."""
-    for folder in FIXTURES.iterdir() if FIXTURES.is_dir() else ():
+    for folder in FIXTURES.iterdir():
         if folder.name != "seqax" and folder.is_dir():
             (directory / folder.name).symlink_to(folder)
-    if FIXTURES.is_dir():
-        shutil.unpack_archive(FIXTURES / f"{_SEQAX}.tar.gz", directory / "seqax", filter="data")
+    shutil.unpack_archive(FIXTURES / f"{_SEQAX}.tar.gz", directory / "seqax", filter="data")
     return directory
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from formats.readers import redco
 from formats.readers import t5x as writer
 from formats.readers import tensorflow as bundle
-from formats.readers.real import REAL, needs_fixtures, opened, restored, wanted_of
+from formats.readers.real import REAL, opened, restored, wanted_of
 from formats.readers.written import put_zarr
 from meshwright.arrays import cast
 from meshwright.formats import open_source
@@ -199,7 +199,7 @@ def needed(place, name, array, part):
     )
 
 
-@needs_fixtures
+@pytest.mark.others
 @pytest.mark.parametrize("path", REAL)
 def test_of_an_eighth_of_each_real_array_only_its_chunks_are_read(path, real_checkpoints, bytes_read):
     source = opened(real_checkpoints / path, wanted_of(path))

@@ -1,7 +1,6 @@
 """Two real processes restore checkpoints of others, each what its own devices need."""
 
 import json
-import sys
 from pathlib import Path
 
 import flax.serialization
@@ -13,7 +12,7 @@ from safetensors.numpy import save_file
 
 import meshwright as mw
 from formats.readers import redco, t5x, tensorflow
-from formats.readers.real import FIXTURES, REAL, Expected, needs_fixtures, wanted_of
+from formats.readers.real import REAL, Expected, wanted_of
 from formats.readers.written import put_zarr
 from meshwright.cli._launch import launch_local
 
@@ -47,19 +46,30 @@ def write_large(directory, mesh):
     tensorflow.write(directory / "t5/model.ckpt-1", {"shared/embedding": LARGE}, checksums=False)
 
 
+def asked(python, where, wanted):
+    """Ask two processes to restore what lies at `where`; return what each of them said of each checkpoint."""
+    (where / "large").mkdir(exist_ok=True)
+    (where / "asked.json").write_text(json.dumps(wanted))
+    assert launch_local([*python, str(PROGRAM), str(where)], 2) == 0
+    return [json.loads((where / f"{number}.json").read_text()) for number in (0, 1)]
+
+
 @pytest.fixture(scope="module")
-def said(real_checkpoints):
-    """Return what each of two processes said of each checkpoint."""
-    where = real_checkpoints / "made"
-    t5x.write(where / "t5x/checkpoint_1", {"target/x": X}, chunks={"target/x": (2, 4)})
-    tensorflow.write(where / "t5/model.ckpt-1", {"shared/embedding": X})
-    redco.write(where / "redco", "last", {"x": X}, None, step=1)
-    write_large(real_checkpoints / "large", mw.make_mesh("data=2,fsdp=2,tensor=2"))
-    asked = {path: {name: Expected.of(x) for name, x in arrays.items()} for path, arrays in MADE.items()}
-    asked |= {path: wanted_of(path) for path in REAL if FIXTURES.is_dir()}
-    (real_checkpoints / "asked.json").write_text(json.dumps(asked))
-    assert launch_local([sys.executable, str(PROGRAM), str(real_checkpoints)], 2) == 0
-    return [json.loads((real_checkpoints / f"{number}.json").read_text()) for number in (0, 1)]
+def said(python, tmp_path_factory):
+    """What they said of checkpoints of our making."""
+    where = tmp_path_factory.mktemp("two")
+    t5x.write(where / "made/t5x/checkpoint_1", {"target/x": X}, chunks={"target/x": (2, 4)})
+    tensorflow.write(where / "made/t5/model.ckpt-1", {"shared/embedding": X})
+    redco.write(where / "made/redco", "last", {"x": X}, None, step=1)
+    write_large(where / "large", mw.make_mesh("data=2,fsdp=2,tensor=2"))
+    wanted = {path: {name: Expected.of(x) for name, x in arrays.items()} for path, arrays in MADE.items()}
+    return asked(python, where, wanted)
+
+
+@pytest.fixture(scope="module")
+def said_of_real(python, real_checkpoints):
+    """What they said of real ones."""
+    return asked(python, real_checkpoints, {path: wanted_of(path) for path in REAL})
 
 
 @pytest.mark.parametrize("path", MADE)
@@ -74,7 +84,7 @@ def test_each_of_two_processes_reads_half_of_the_bytes(name, said):
     assert all(LARGE.nbytes * 0.4 < each[name] <= largest + SLACK for each in said)
 
 
-@needs_fixtures
+@pytest.mark.others
 @pytest.mark.parametrize("path", REAL)
-def test_a_real_checkpoint_is_restored_by_two_processes(path, said):
-    assert [each[path] for each in said] == ["as expected"] * 2
+def test_a_real_checkpoint_is_restored_by_two_processes(path, said_of_real):
+    assert [each[path] for each in said_of_real] == ["as expected"] * 2

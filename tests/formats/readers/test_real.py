@@ -4,10 +4,10 @@ import jax
 import pytest
 
 import meshwright as mw
-from formats.readers.real import REAL, assert_restored, needs_fixtures, wanted_of
+from formats.readers.real import REAL, assert_restored, wanted_of
 
 
-@needs_fixtures
+@pytest.mark.others
 @pytest.mark.parametrize(("num_devices", "shape"), [(1, "data=1"), (8, "data=2,fsdp=2,tensor=2")])
 @pytest.mark.parametrize("path", REAL)
 def test_a_real_checkpoint_is_restored_leaf_for_leaf(path, num_devices, shape, real_checkpoints):

@@ -12,7 +12,7 @@ import pytest
 
 import meshwright as mw
 from formats.readers import redco, written
-from formats.readers.real import FIXTURES, Expected, assert_same, needs_fixtures, restored, wanted_of
+from formats.readers.real import FIXTURES, Expected, assert_same, restored, wanted_of
 from meshwright import tree
 from meshwright.errors import CheckpointError, DamagedError
 
@@ -40,7 +40,7 @@ def copied(made, tmp_path):
     return shutil.copytree(made[0], tmp_path / "run") / "ckpts/last"
 
 
-@needs_fixtures
+@pytest.mark.others
 @pytest.mark.parametrize("where", ["", "ckpts", "ckpts/last"])
 def test_a_real_work_directory_is_opened_at_each_of_its_levels(where):
     source = mw.open_source(REAL / where)
@@ -48,7 +48,7 @@ def test_a_real_work_directory_is_opened_at_each_of_its_levels(where):
     assert (source.step, source.format) == (6, "redco")
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_a_deployer_draws_the_orders_that_redco_drew_and_comes_to_its_randomness():
     trace = json.loads((REAL / "trace.json").read_text())
     deployer = mw.Deployer(trace["config"]["seed"], verbose=False)
@@ -59,7 +59,7 @@ def test_a_deployer_draws_the_orders_that_redco_drew_and_comes_to_its_randomness
     assert jax.random.key_data(deployer.key).tolist() == trace["info"]["rng"]
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_a_deployer_loads_a_real_checkpoint_and_goes_on_with_its_randomness():
     deployer = mw.Deployer(0, verbose=False)
     optimizer = optax.adamw(optax.linear_schedule(1e-2, 0, 6))

@@ -8,7 +8,6 @@ import pytest
 import zarr
 
 from formats.readers import written
-from formats.readers.real import needs_fixtures
 from meshwright import tree
 from meshwright.arrays import LazyArray, as_source, restore
 from meshwright.errors import CheckpointError, DamagedError
@@ -186,7 +185,7 @@ def test_a_directory_of_tokens_is_no_checkpoint(tmp_path):
         open_source(tmp_path)
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_the_newest_step_of_a_real_run_is_opened(real_checkpoints):
     assert open_source(real_checkpoints / "seqax/train_tiny").step == 8
 

@@ -12,7 +12,7 @@ import pytest
 
 import meshwright as mw
 from formats.readers import tensorflow
-from formats.readers.real import FIXTURES, arrays_of, assert_same, needs_fixtures, restored, wanted_of
+from formats.readers.real import FIXTURES, arrays_of, assert_same, restored, wanted_of
 from meshwright.arrays import subtree
 from meshwright.errors import CheckpointError, DamagedError
 from meshwright.storage import location
@@ -59,14 +59,14 @@ def written(tmp_path):
     return write
 
 
-@needs_fixtures
+@pytest.mark.others
 @pytest.mark.parametrize("where", ["", "checkpoint", "model.ckpt-1000002", "model.ckpt-1000002.index"])
 def test_a_real_checkpoint_is_opened_by_each_of_its_names(where):
     source = mw.open_source(FIXTURES / "t5_tensorflow/t5_1_0" / where)
     assert (source.step, len(source.arrays())) == (1_000_002, len(wanted_of("t5_tensorflow/t5_1_0")))
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_a_real_index_tells_all_names_and_a_missing_shard_is_told():
     source = mw.open_source(FIXTURES / "t5_tensorflow/mtf_tiny_t5")
     path = FIXTURES / "t5_tensorflow/mtf_tiny_t5.index.expected.json"
@@ -178,7 +178,7 @@ def test_of_other_models_variables_are_called_as_tensorflow_calls_them(written):
     assert found["params"]["layer"]["kernel"].tolist() == Q.tolist()
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_variables_of_a_real_checkpoint_are_those_that_tensorflow_has():
     source = mw.formats.open_tensorflow(FIXTURES / "t5_tensorflow/t5_1_0")
     assert_same(restored(source), arrays_of("t5_tensorflow/t5_1_0.source.npz"))

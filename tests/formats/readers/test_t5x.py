@@ -14,7 +14,7 @@ from flax import serialization
 
 import meshwright as mw
 from formats.readers import redco, t5x, tensorflow
-from formats.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, needs_fixtures, restored
+from formats.readers.real import FIXTURES, WITHOUT_METADATA, assert_same, restored
 from meshwright import tree
 from meshwright.arrays import cast, load, load_lazily
 from meshwright.errors import CheckpointError, DamagedError, UsageError
@@ -43,14 +43,14 @@ def written(tmp_path):
     return write
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_a_real_chunk_that_is_missing_is_told_by_name():
     source = mw.open_source(FIXTURES / "t5x/variants/missing_chunk")
     with pytest.raises(DamagedError, match=r"target/w: the chunk .*target\.w/0\.0 is missing"):
         restored(source)
 
 
-@needs_fixtures
+@pytest.mark.others
 def test_a_real_checkpoint_without_metadata_is_refused_with_what_to_do():
     with pytest.raises(
         CheckpointError, match=r"state/step: its \.zarray is missing, .* open_t5x\(path, like=tree\)"
@@ -363,6 +363,18 @@ def test_what_t5x_writes_by_orbax_has_the_same_names(tmp_path):
     source = mw.open_source(tmp_path / "model")
     assert_same(restored(source), ARRAYS)
     assert source.step == 9
+
+
+def test_arrays_whose_shapes_nothing_tells_are_refused_and_read_with_those_of_a_model(written):
+    """As the first that Orbax wrote, where hidden files were not copied."""
+    placeholder = lambda path, *_: f"PLACEHOLDER://{path.rstrip('/')}"
+    step = written(spec=placeholder, compressor={"id": "zstd"})
+    for hidden in step.rglob(".zarray"):
+        hidden.unlink()
+    with pytest.raises(CheckpointError, match=r"its \.zarray is missing, .* open_t5x\(path, like=tree\)"):
+        mw.open_source(step)
+    like = tree.nested({name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in ARRAYS.items()})
+    assert_same(restored(mw.formats.open_t5x(str(step), like=like)), ARRAYS)
 
 
 @pytest.mark.parametrize(("by_t5x", "by_orbax"), [(7, 9), (9, 7)])
