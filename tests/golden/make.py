@@ -4,8 +4,8 @@
     python tests/golden/make.py examples --src SRC OUT             # losses.json and leaves.json
     python tests/golden/make.py runs --src SRC OUT                 # two small run directories
 
-SRC is the folder that holds `meshwright`; beside it lies the `examples` folder that belongs to it. The
-programs in `programs/` speak the words of the library beside them. To run a commit that has other words,
+SRC is the folder that holds `meshwright`; beside it lie the `examples` and `tests` that belong to it, and an
+example is run by the words of that commit. The programs in `programs/` speak the words of the library too. To run a commit that has other words,
 give `runs` the programs of that commit by `--programs`.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -71,17 +72,24 @@ def run(src: Path, cwd: Path, *words: str | Path, also: Path | None = None) -> s
 
 def example(src: Path, folder: Path, name: str) -> dict[str, Any]:
     """Run an example of `src` below `folder`, and return its losses and leaves."""
-    program, *words = CASES[name]
+    of_src = _beside(src)
+    program, *words = runpy.run_path(str(of_src / "make.py"))["CASES"][name]
     here = folder / name
     here.mkdir()
     if program == "demo":
         run(src, here, "-m", "meshwright", "demo", *words)
     else:
-        run(src, here, HERE / "recording.py", src.resolve().parent / "examples" / program, *words)
+        run(src, here, of_src / "recording.py", src.resolve().parent / "examples" / program, *words)
     found = _read(src, here)
     if not found["leaves"]:
         raise SystemExit(f"{name} with {src} left nothing to compare in {here}")
     return found
+
+
+def _beside(src: Path) -> Path:
+    """Return the folder of this file in the commit of `src`, whose examples are run by words of its own."""
+    found = src.resolve().parent / "tests" / "golden"
+    return found if found.is_dir() else HERE
 
 
 def examples(src: Path, out: Path, names: list[str]) -> None:
@@ -160,7 +168,7 @@ def _both(src: Path, cwd: Path, programs: Path, steps: int) -> None:
 
 
 def _read(src: Path, folder: Path) -> dict[str, Any]:
-    found = json.loads(run(src, folder, HERE / "reading.py", "."))
+    found = json.loads(run(src, folder, _beside(src) / "reading.py", "."))
     if not Path(found["library"]).is_relative_to(src.resolve()):
         raise SystemExit(f"{found['library']} was run, and not the library in {src}")
     return found
