@@ -5,8 +5,8 @@
     python tests/golden/make.py runs --src SRC OUT                 # two small run directories
 
 SRC is the folder that holds `meshwright`; beside it lie the `examples` and `tests` that belong to it, and
-examples are run by the words of that commit. The programs in `programs/` speak the words of the library, too. To run a commit that has other words,
-give `runs` the programs of that commit by `--programs`.
+examples are run by the words of that commit. The programs in `programs/` speak the words of the library
+beside them. To run a commit that has other words, give `runs` the programs of that commit by `--programs`.
 """
 
 import argparse
