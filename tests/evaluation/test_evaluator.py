@@ -16,7 +16,7 @@ def scores(measure, mesh="data=4,tensor=2", when=mw.when.never, tick=mw.when.Tic
     layout = mw.Layout(mw.make_mesh(mesh))
     state = mw.train.init_state(lambda key: {"w": jnp.ones((4, 3))}, optax.sgd(1.0), 0, layout)
     data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
-    return mw.train.Evaluator(measure, data, layout, when)(tick, state)
+    return mw.evaluation.Evaluator(measure, data, layout, when)(tick, state)
 
 
 def test_every_example_counts_once_and_padding_never():
@@ -47,7 +47,7 @@ def test_many_batches_do_not_run_away_from_the_device():
     layout = mw.Layout(mw.make_mesh("data=2,fsdp=2,tensor=2"), (mw.match("w", None, "tensor"),))
     state = mw.train.init_state(lambda key: {"w": jnp.ones((4, 4))}, optax.sgd(1.0), 0, layout)
     many = {"x": np.ones((8 * 300, 4), np.float32)}
-    evaluate = mw.train.Evaluator(
+    evaluate = mw.evaluation.Evaluator(
         lambda params, batch: {"x": (batch["x"] @ params["w"]).sum(-1)},
         lambda: mw.input.padded_batches(many, 8, layout.batch_sharding),
         layout,
@@ -66,7 +66,7 @@ def test_each_device_computes_its_own_examples_only():
 
     state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, optax.sgd(1.0), 0, layout)
     data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
-    mw.train.Evaluator(measure, data, layout, mw.when.never)(mw.when.Tick(1, last=True), state)
+    mw.evaluation.Evaluator(measure, data, layout, mw.when.never)(mw.when.Tick(1, last=True), state)
     assert seen[0].shard_shape((8, 4)) == (1, 4)
 
 
@@ -76,7 +76,7 @@ def test_what_was_checked_is_not_traced_again():
     target = mw.train.abstract_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), layout)
     state = mw.train.init_state(lambda key: {"w": jnp.ones(4)}, optax.adam(1.0), 0, layout)
     data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
-    evaluate = mw.train.Evaluator(measure, data, layout, mw.when.every(1))
+    evaluate = mw.evaluation.Evaluator(measure, data, layout, mw.when.every(1))
     evaluate.check(target, {"x": jax.ShapeDtypeStruct((8, 4), np.float32)})
     for step in (1, 2):
         evaluate(mw.when.Tick(step), state)
@@ -88,7 +88,7 @@ def test_a_state_of_the_user_needs_parameters_only():
     Mine = collections.namedtuple("Mine", "params")
     data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
     measure = lambda params, batch: {"sum": (batch["x"] * params["w"]).sum(-1)}
-    found = mw.train.Evaluator(measure, data, layout, mw.when.never)(
+    found = mw.evaluation.Evaluator(measure, data, layout, mw.when.never)(
         mw.when.Tick(1, last=True), Mine({"w": jnp.ones(4)})
     )
     np.testing.assert_allclose(found["sum"], X.astype(np.float64).sum(1).mean(), rtol=1e-5)
@@ -105,6 +105,6 @@ def test_a_model_with_state_is_measured_with_it_and_does_not_change():
     state = mw.train.init_state(init, optax.sgd(1.0), 0, layout)
     data = lambda: mw.input.padded_batches({"x": X}, 8, layout.batch_sharding)
     measure = lambda params, batch, model_state: {"centred": (batch["x"] - model_state["mean"]).sum(-1)}
-    found = mw.train.Evaluator(measure, data, layout, mw.when.never)(mw.when.Tick(1, last=True), state)
+    found = mw.evaluation.Evaluator(measure, data, layout, mw.when.never)(mw.when.Tick(1, last=True), state)
     np.testing.assert_allclose(found["centred"], (X.astype(np.float64) - 2).sum(1).mean(), rtol=1e-5)
     np.testing.assert_array_equal(state.model_state["mean"], np.full(4, 2.0))

@@ -28,7 +28,7 @@ def loss(params, batch, key):
 
 def experiment(**more):
     described = {
-        "run": "never/made",
+        "workdir": "never/made",
         "model": made,
         "loss": loss,
         "optimizer": optax.adam(1e-3),

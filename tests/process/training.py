@@ -159,7 +159,7 @@ def trained():
         "losses": losses,
         "head": np.asarray(state.params["head"]).tolist(),
         "mean": np.asarray(state.model_state["mean"]).tolist(),
-        "scores": mw.train.Evaluator(measure, held_out, layout, mw.when.never)(
+        "scores": mw.evaluation.Evaluator(measure, held_out, layout, mw.when.never)(
             mw.when.Tick(4, last=True), state
         ),
         "fitted": fitted(),

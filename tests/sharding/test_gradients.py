@@ -171,7 +171,7 @@ def test_gradients_taken_in_evaluation_and_prediction_are_right_too():
         layout = mw.Layout(mw.make_mesh(mesh, jax.devices()[:num_devices]))
         data = [({"x": images}, np.ones(B, np.float32))]
         measure = lambda w, batch: {"score": adapted(batch["x"], w)}
-        scores = mw.train.Evaluator(
+        scores = mw.evaluation.Evaluator(
             measure, lambda: data, layout, mw.when.every(1), params=lambda state: state
         )
         predict = OverBatches(lambda w, _, batch, key: adapted(batch["x"], w), layout, 0)

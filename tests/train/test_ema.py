@@ -95,11 +95,11 @@ def test_an_evaluation_measures_the_average_and_the_raw_parameters_if_told():
     state, seen = trained(optax.chain(optax.sgd(0.1), mw.train.keep_ema(0.5)), steps=2)
     data = lambda: mw.input.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
     measure = lambda params, batch: {"b": jnp.broadcast_to(params["b"][0], 8)}
-    evaluate = mw.train.Evaluator(measure, data, LAYOUT, mw.when.never)
+    evaluate = mw.evaluation.Evaluator(measure, data, LAYOUT, mw.when.never)
     evaluate.check(mw.tree.abstract(state), jax.tree.map(lambda x: x[:8], BATCH))
     found = evaluate(mw.when.Tick(2, last=True), state)["b"]
     np.testing.assert_allclose(found, (seen[0]["b"][0] + 2 * seen[1]["b"][0]) / 3, rtol=1e-5)
-    raw = mw.train.Evaluator(measure, data, LAYOUT, mw.when.never, params=lambda state: state.params)
+    raw = mw.evaluation.Evaluator(measure, data, LAYOUT, mw.when.never, params=lambda state: state.params)
     assert raw(mw.when.Tick(2, last=True), state)["b"] == seen[1]["b"][0]
 
 

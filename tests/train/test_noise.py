@@ -72,7 +72,7 @@ def test_training_sees_noise_after_the_cast_and_an_evaluation_none():
     measure = lambda params, batch: {"w": jnp.broadcast_to(jnp.ptp(params["w"]), 16)}
     # The gradient is the same for every element: what is evaluated shows no trace of noise.
     assert (
-        mw.train.Evaluator(measure, data, LAYOUT, mw.when.never)(
+        mw.evaluation.Evaluator(measure, data, LAYOUT, mw.when.never)(
             mw.when.Tick(1, last=True), states["with_parameter_noise"]
         )["w"]
         == 0

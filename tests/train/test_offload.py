@@ -39,7 +39,7 @@ def test_an_average_in_the_hosts_memory_is_evaluated_on_the_devices():
     state = trained(mw.train.offload_opt_state(TX))
     data = lambda: mw.input.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
     measure = lambda params, batch: {"y": (batch["x"] @ params["w"])[:, 0]}
-    found = mw.train.Evaluator(measure, data, LAYOUT, mw.when.never, params=mw.train.ema_params)(
+    found = mw.evaluation.Evaluator(measure, data, LAYOUT, mw.when.never, params=mw.train.ema_params)(
         mw.when.Tick(2, last=True), state
     )
     expected = (BATCH["x"] @ np.asarray(mw.train.ema_params(state)["w"]))[:, 0].mean()

@@ -55,7 +55,7 @@ def test_an_evaluation_computes_in_it_too():
 
     state = mw.train.state_from({"w": np.ones(4, np.float32)}, optax.sgd(1.0), 0, LAYOUT)
     data = lambda: mw.input.padded_batches(BATCH, 8, LAYOUT.batch_sharding)
-    evaluate = mw.train.Evaluator(measure, data, LAYOUT, mw.when.never, compute_dtype=jnp.float16)
+    evaluate = mw.evaluation.Evaluator(measure, data, LAYOUT, mw.when.never, compute_dtype=jnp.float16)
     assert evaluate(mw.when.Tick(1, last=True), state) == {"bytes": 2}
 
 
