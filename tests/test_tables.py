@@ -56,7 +56,7 @@ FIELDS = {
     "logical": {"rules": (mw.sharding.logical({"encodr/w": ("embed", "mlp")}),)},
     "compute_dtype": {"compute_dtype": (("encodr/.*", None), (".*", "bfloat16"))},
     "parameter_noise": {"parameter_noise": (("encodr/.*", 0.1),)},
-    "norms": {"norms": "encodr/.*"},
+    "norms": {"logging": mw.Logging(norms="encodr/.*")},
     "cast": {"save": mw.Save(cast=[("encodr/.*", "bfloat16")])},
 }
 

@@ -23,8 +23,8 @@ def evaluated(run, **more):
     return experiment(run, evaluations={"all": mw.Evaler(measure, EXAMPLES, outputs=outputs)}, **more)
 
 
-def described(run: str, steps: int = 10) -> mw.Experiment:
-    return evaluated(run, max_steps=steps)
+def described(workdir: str, steps: int = 10) -> mw.Experiment:
+    return evaluated(workdir, max_steps=steps)
 
 
 TARGET = "experiment.test_addresses:described"
@@ -72,7 +72,7 @@ def test_a_run_that_is_told_to_stop_goes_on_from_its_address_as_from_a_directory
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        mw.run(evaluated(at, logging=mw.Logging(trackers=(stop,))))
+        mw.run(evaluated(at, logging=mw.Logging(every=5, trackers=(stop,))))
     assert b'"ended": "stopped"' in files(at)["outcome.json"]
     mw.run(evaluated(at))
     assert losses_at(at) == losses(local)
@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_has_no_outcome_until_it_has_another(memory, at):
     seen = []
     mw.run(experiment(at, max_steps=4))
     look = lambda step, values: seen.append((step, "outcome.json" in files(at)))
-    mw.run(experiment(at, save=mw.Save(when=2), logging=mw.Logging(trackers=(look,))))
+    mw.run(experiment(at, save=mw.Save(when=2), logging=mw.Logging(every=5, trackers=(look,))))
     assert dict(seen)[10] is False  # the save of step 8 has waited for that of step 6
     assert "outcome.json" in files(at)
 
@@ -106,7 +106,7 @@ def test_a_store_that_fails_in_the_middle_is_told_of_and_training_goes_on(memory
     def fail(step, values):
         failing[:] = ["out of order"] if 4 <= step < 10 else []
 
-    outcome = mw.run(experiment(at, logging=mw.Logging(trackers=(fail,))))
+    outcome = mw.run(experiment(at, logging=mw.Logging(every=5, trackers=(fail,))))
     assert outcome.step == 10
     assert f"cannot write {at}/" in capsys.readouterr().err
     assert [step for step, _ in losses_at(at)] == [4, 5, 8, 10]
@@ -118,7 +118,8 @@ def test_a_store_that_fails_to_the_end_is_an_error_and_nothing_is_lost(at, faili
     with pytest.raises(MeshwrightError, match="out of order\n  What is not there is in "):
         mw.run(
             experiment(
-                at, logging=mw.Logging(trackers=(lambda step, values: failing.append("out of order"),))
+                at,
+                logging=mw.Logging(every=5, trackers=(lambda step, values: failing.append("out of order"),)),
             )
         )
     (kept,) = (tmp_path / "temporary").iterdir()
@@ -214,7 +215,7 @@ class Elsewhere(MemoryFileSystem):
 def test_at_an_address_where_no_checkpoints_can_be_all_else_is(tmp_path):
     fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
     with pytest.raises(
-        UsageError, match=r"elsewhere://a/run/checkpoints .*Expected s3://.*\n.*checkpoints.directory"
+        UsageError, match=r"elsewhere://a/run/checkpoints .*Expected s3://.*\n.*save.directory"
     ):
         mw.run(experiment("elsewhere://a/run"))
     mw.run(experiment("elsewhere://a/run", save=mw.Save(directory=str(tmp_path / "checkpoints"))))

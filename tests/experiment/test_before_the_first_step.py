@@ -10,7 +10,7 @@ from meshwright.errors import Interrupted
 
 
 def described(tmp_path, **more):
-    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=mw.when.either(mw.when.at(0), mw.when.every(4)))}
+    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=mw.when.any_of(mw.when.at(0), mw.when.every(4)))}
     return experiment(tmp_path, **{"evaluations": evaluations, "max_steps": 6} | more)
 
 
@@ -31,8 +31,8 @@ def test_an_evaluation_that_is_due_at_0_is_of_the_state_before_training(tmp_path
 
 
 def test_a_save_that_is_due_at_0_holds_the_first_state_and_its_scores(tmp_path):
-    checkpoints = mw.Save(when=mw.engine.when_evaluated("all"), keep=9)
-    mw.run(described(tmp_path, checkpoints=checkpoints))
+    saved_then_too = mw.Save(when=mw.engine.when_evaluated("all"), keep=9)
+    mw.run(described(tmp_path, save=saved_then_too))
     assert saved(tmp_path) == [0, 4, 6]
     assert mw.Checkpoints(tmp_path / "checkpoints").scores_by_step()[0].keys() == {"all/loss"}
 
@@ -40,9 +40,9 @@ def test_a_save_that_is_due_at_0_holds_the_first_state_and_its_scores(tmp_path):
 def test_what_was_done_at_0_before_a_restart_is_not_done_again(tmp_path):
     saved_at_0 = mw.Save(when=mw.when.at(0), keep=9)
     with contextlib.suppress(Interrupted):
-        mw.run(described(tmp_path, checkpoints=saved_at_0, stop=mw.Stop(max_seconds=1e-9)))
+        mw.run(described(tmp_path, save=saved_at_0, stop=mw.Stop(max_seconds=1e-9)))
     (tmp_path / "checkpoints/step_00000001").rename(tmp_path / "as if killed before it was saved")
-    mw.run(described(tmp_path, checkpoints=saved_at_0))
+    mw.run(described(tmp_path, save=saved_at_0))
     assert evaluated(tmp_path) == [0, 4, 6]
 
 
@@ -71,7 +71,7 @@ def test_a_trainer_s_policies_are_asked_before_the_first_step_of_the_first_call(
     from trainer.runs import reports, trainer
 
     made = trainer(tmp_path)
-    when = mw.when.either(mw.when.at(0), mw.when.every(4))
+    when = mw.when.any_of(mw.when.at(0), mw.when.every(4))
     for _ in range(2):
         made.fit(TRAINED, batch_size=16, epochs=2, eval_examples=TRAINED, eval_when=when)
     assert [step for step, _ in reports(tmp_path, "eval_loss")] == [0, 4, 6, 8, 12]

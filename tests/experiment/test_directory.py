@@ -53,7 +53,7 @@ def test_a_run_on_a_file_system_without_locks_holds_its_directory_and_gives_it_b
         held.append([process.is_held(tmp_path / name) for name in (".run.lock", "checkpoints/.lock")])
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    mw.run(experiment(tmp_path, logging=mw.Logging(trackers=(look,))))
+    mw.run(experiment(tmp_path, logging=mw.Logging(every=5, trackers=(look,))))
     assert held[-1] == [True, True]
     assert not list(tmp_path.rglob("*.holder"))
 

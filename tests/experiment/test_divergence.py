@@ -80,7 +80,7 @@ def test_the_newest_checkpoint_is_named_when_its_save_has_ended(tmp_path, monkey
     monkeypatch.setattr(_directory, "open_directory", slow)
     nan_at_three = lambda params, batch, key: loss(params, batch, key) / (batch["x"] ** 2).sum()
     with pytest.raises(DivergedError, match=r"loss reported at step 3 is nan(.|\n)*checkpoint: step 2"):
-        mw.run(described(tmp_path, bad(3), loss=nan_at_three, logging=mw.Logging(trackers=(third,))))
+        mw.run(described(tmp_path, bad(3), loss=nan_at_three, logging=mw.Logging(every=1, trackers=(third,))))
 
 
 @pytest.mark.parametrize("ends", [{"max_steps": 3}, {"epochs": 1}])
@@ -98,7 +98,7 @@ def terminating(step, values):
         signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("stopped", [{"trackers": (terminating,)}])
+@pytest.mark.parametrize("stopped", [{"logging": mw.Logging(every=1, trackers=(terminating,))}])
 def test_a_run_that_is_told_to_stop_saves_no_state_that_is_not_finite(tmp_path, stopped):
     with pytest.raises(DivergedError, match=r"after step 3 is not finite(.|\n)*checkpoint: step 2"):
         mw.run(described(tmp_path, bad(3), **stopped))

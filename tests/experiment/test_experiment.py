@@ -160,7 +160,7 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
 )
 def test_a_value_that_cannot_be_is_refused_by_name(wrong, says):
     with pytest.raises(UsageError, match=says):
-        experiment(**{"workdir": "runs/x", **wrong})
+        experiment("runs/x", **wrong)
 
 
 def test_the_best_checkpoint_by_an_evaluation_is_kept_besides_the_newest(tmp_path):
@@ -221,11 +221,11 @@ def test_parameters_are_saved_in_another_dtype_and_cast_back(tmp_path, cast):
 @pytest.mark.parametrize(
     ("save", "says"),
     [
-        ({"cast": "bfloat61"}, r"^checkpoints\.cast: there is no dtype 'bfloat61'"),
-        ({"cast": [("parms/.*", "bfloat16")]}, r"^checkpoints\.cast: 'parms/\.\*' matches no name"),
-        ({"directory": "az://bucket/run"}, r"^checkpoints\.directory: az://bucket cannot be opened"),
-        ({"directory": "file/x"}, r"^checkpoints\.directory: .*/file/x cannot be used: Not a directory"),
-        ({"directory": "s3://bukcet/run"}, r"^checkpoints\.directory: s3://bukcet/run cannot be used: "),
+        ({"cast": "bfloat61"}, r"^save\.cast: there is no dtype 'bfloat61'"),
+        ({"cast": [("parms/.*", "bfloat16")]}, r"^save\.cast: 'parms/\.\*' matches no name"),
+        ({"directory": "az://bucket/run"}, r"^save\.directory: az://bucket cannot be opened"),
+        ({"directory": "file/x"}, r"^save\.directory: .*/file/x cannot be used: Not a directory"),
+        ({"directory": "s3://bukcet/run"}, r"^save\.directory: s3://bukcet/run cannot be used: "),
     ],
 )
 def test_checkpoints_that_cannot_be_are_refused_by_name_before_anything_starts(
@@ -324,7 +324,7 @@ def test_scores_from_before_a_restart_are_not_judged_again(tmp_path):
         "logging": mw.Logging(every=5),
     }
     with pytest.raises(Interrupted):
-        mw.run(experiment(tmp_path, **described, stop=mw.Stop(max_seconds=0.0)))
+        mw.run(experiment(tmp_path, **described | {"stop": mw.Stop(0.0, never_enough)}))
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 1
     asked.clear()
     mw.run(experiment(tmp_path, **described))

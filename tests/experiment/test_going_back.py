@@ -83,16 +83,16 @@ def stop(now, values):
 def test_the_same_command_given_again_after_it_was_cut_off_goes_on(tmp_path, monkeypatch):
     mw.run(described(tmp_path))
     with pytest.raises(Interrupted):
-        mw.run(described(tmp_path, logging=mw.Logging(trackers=(stop,))), from_step=2)
+        mw.run(described(tmp_path, logging=mw.Logging(every=5, trackers=(stop,))), from_step=2)
     monkeypatch.setitem(STOPS, "at", 99)
-    assert mw.run(described(tmp_path, logging=mw.Logging(trackers=(stop,))), from_step=2).step == 8
+    assert mw.run(described(tmp_path, logging=mw.Logging(every=5, trackers=(stop,))), from_step=2).step == 8
     assert [back.to for back in times_back(tmp_path)] == [2]
 
 
 def test_with_other_settings_it_goes_back_once_more(tmp_path):
     mw.run(described(tmp_path))
     with pytest.raises(Interrupted):
-        mw.run(described(tmp_path, logging=mw.Logging(trackers=(stop,))), from_step=2)
+        mw.run(described(tmp_path, logging=mw.Logging(every=5, trackers=(stop,))), from_step=2)
     mw.run(described(tmp_path, seed=0, logging=mw.Logging(every=2)), from_step=2)
     assert [(back.to, back.newest) for back in times_back(tmp_path)] == [(2, 8), (2, 6)]
 
@@ -123,7 +123,9 @@ def test_scores_of_what_was_later_count_no_more(tmp_path):
     mw.run(described(tmp_path, evaluations=evaluations, stop=mw.Stop(early=lambda scores: False)))
     mw.run(
         described(
-            tmp_path, evaluations=evaluations, stop=mw.Stop(early=lambda scores: seen.append(sorted(scores)) or False)
+            tmp_path,
+            evaluations=evaluations,
+            stop=mw.Stop(early=lambda scores: seen.append(sorted(scores)) or False),
         ),
         from_step=4,
     )

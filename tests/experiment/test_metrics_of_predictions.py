@@ -64,7 +64,7 @@ def test_predictions_are_of_the_parameters_that_are_evaluated(tmp_path):
 
 def test_the_best_checkpoint_may_be_that_of_a_metric(tmp_path):
     kept = mw.Save(when=2, keep=mw.checkpoint.best("held_out/f1", "max"))
-    run(tmp_path, checkpoints=kept)
+    run(tmp_path, save=kept)
     found = mw.Checkpoints(tmp_path / "checkpoints").scores_by_step()
     assert all("held_out/f1" in scores for scores in found.values())
 

@@ -61,7 +61,7 @@ def test_a_tracker_that_fails_is_told_of_on_the_screen_and_in_the_log_and_the_ru
 
     seen = []
     trackers = (down, emptying, lambda step, values: seen.append(values.get("loss")))
-    assert mw.run(experiment(tmp_path / "run", trackers=trackers)).step == 10
+    assert mw.run(experiment(tmp_path / "run", logging=mw.Logging(every=5, trackers=trackers))).step == 10
     assert None not in seen[1:]
     mw.run(experiment(tmp_path / "plain"))
     assert losses(tmp_path / "run") == losses(tmp_path / "plain")
@@ -77,7 +77,7 @@ def test_a_tracker_that_is_not_installed_ends_the_run_before_its_first_step(tmp_
         raise UsageError("absent is not installed")
 
     with pytest.raises(UsageError, match="absent is not installed"):
-        mw.run(experiment(tmp_path, logging=mw.Logging(trackers=(absent,))))
+        mw.run(experiment(tmp_path, logging=mw.Logging(every=5, trackers=(absent,))))
 
 
 def test_a_start_that_is_refused_leaves_what_was_written_of_the_run_before(tmp_path):

@@ -120,7 +120,8 @@ def test_the_batch_is_split_over_its_axes(tmp_path, names):
 
 def test_trackers_hear_all_reports_and_are_closed(tmp_path):
     seen, plain = {}, []
-    mw.run(experiment(tmp_path, trackers=(recorded(seen), lambda step, values: plain.append((step, values)))))
+    trackers = (recorded(seen), lambda step, values: plain.append((step, values)))
+    mw.run(experiment(tmp_path, logging=mw.Logging(every=5, trackers=trackers)))
     assert [step for step, values in seen["reports"] if "loss" in values] == [4, 5, 8, 10]
     assert seen["open"] is False
     assert plain == seen["reports"]
@@ -137,7 +138,7 @@ def test_histograms_that_the_loss_returns_are_reported_and_a_run_with_them_goes_
                 tmp_path,
                 loss=counting,
                 max_steps=max_steps,
-                logging=mw.Logging(trackers=(heard.__setitem__,)),
+                logging=mw.Logging(every=5, trackers=(heard.__setitem__,)),
             )
         )
     assert heard[4]["x"].bins()[0].sum() == 2 * 16 * 4
@@ -212,7 +213,9 @@ def test_the_watchdog_tells_of_a_step_that_does_not_end_and_the_run_goes_on(tmp_
 
     with caplog.at_level(logging.ERROR, "meshwright"):
         outcome = mw.run(
-            experiment(tmp_path, logging=mw.Logging(trackers=(slow_once(),)), watchdog=mw.Watchdog(0.2))
+            experiment(
+                tmp_path, logging=mw.Logging(every=5, trackers=(slow_once(),)), watchdog=mw.Watchdog(0.2)
+            )
         )
     assert outcome.step == 10
     assert "in write" in caplog.text

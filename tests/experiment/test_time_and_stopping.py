@@ -164,7 +164,9 @@ def test_a_save_at_the_step_where_scores_end_a_run_has_the_scores_of_the_end(tmp
     at_end = mw.Evaler(measure, EXAMPLES, when=100)
     evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2), "last": at_end}
     early = mw.early_stopping("all/e", "min", 2)
-    outcome = mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=early), save=mw.Save(when=2)))
+    outcome = mw.run(
+        experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=early), save=mw.Save(when=2))
+    )
     assert outcome.step == 6
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores
     assert outcome.scores.keys() == {"all/e", "last/loss"}

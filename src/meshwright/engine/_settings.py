@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
@@ -35,7 +35,7 @@ class Saving:
     """Returns numbers that are saved among the scores of a checkpoint."""
     field: str = "save"
     """The setting that errors name."""
-    keep_field: str = "checkpoints.keep"
+    keep_field: str = "save.keep"
     """The setting that errors about `keep` name."""
 
 
@@ -49,6 +49,8 @@ class Logging:
     Raises:
       UsageError: a value is of another type, `every` is below 1, or a tracker is nothing to write to.
     """
+
+    is_known_by_place: ClassVar[bool] = True
 
     every: int = 50
     """Steps between reports."""
@@ -91,6 +93,8 @@ class Profile:
       UsageError: a value is of another type, or a number is below 1.
     """
 
+    is_known_by_place: ClassVar[bool] = True
+
     steps: tuple[int, ...] = ()
     """The first step of each profile; steps count from 1."""
     num_steps: int = 3
@@ -114,6 +118,8 @@ class Watchdog:
     Raises:
       UsageError: a time is not positive, there is none for a step, or a phase is unknown.
     """
+
+    is_known_by_place: ClassVar[bool] = True
 
     timeout_seconds: float | Mapping[str, float] = 3600.0
     """When no step ends for so many seconds, every process prints the stacks of its threads. Other phases may

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 
@@ -73,6 +73,8 @@ class Stop:
     Raises:
       UsageError: a value is of another type.
     """
+
+    is_known_by_place: ClassVar[bool] = True
 
     max_seconds: float | None = None
     """How long one process may take, in seconds: from the launch of the command, or in Python from the call.
