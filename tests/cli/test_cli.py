@@ -62,7 +62,7 @@ def tiny(
         mesh=mesh,
         rules=(mw.match("w", rule),),
         evaluations={"test": mw.Evaler(measure, EXAMPLES, batch_size=8)} if evaluated else {},
-        stop=mw.Stop(early=mw.early_stopping(early, "min", patience=3)) if early else None,
+        stop=mw.Stop(early=mw.early_stopping(early, "min", patience=3) if early else None),
     )
 
 
@@ -172,7 +172,7 @@ def test_checkpoints_in_a_store_are_found_by_the_run(train, tmp_path, s3_run, ca
 
 def test_json_is_one_document_on_stdout(train, capsys):
     assert train("--json") == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"run", "step", "scores", "seconds"}
+    assert json.loads(capsys.readouterr().out).keys() == {"workdir", "step", "scores", "seconds"}
     assert train("stps=1", "--json") == 2
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
 

@@ -19,7 +19,7 @@ EXAMPLES = {"x": np.ones((16, 4), np.float32)}
 
 def experiment(workdir="runs/gpt"):
     return mw.Experiment(
-        workdir=run, model=lambda key: {"w": np.ones((4, 2), np.float32)},
+        workdir=workdir, model=lambda key: {"w": np.ones((4, 2), np.float32)},
         loss=lambda params, batch, key: (batch["x"] @ params["w"]).mean(),
         optimizer=optax.sgd(0.1), input=mw.Input(EXAMPLES, batch_size=8), max_steps=2,
     )

@@ -34,7 +34,7 @@ def make(rate: float = 1.0, layers: int = 2, mesh=None) -> Outer:
     "words",
     [
         ["train", "m:f", "rate=2", "max_steps=3", "--json"],
-        ["train", "m:f", "--json", "--rate", "2", "--max-step=3"],
+        ["train", "m:f", "--json", "--rate", "2", "--max-steps=3"],
         ["train", "--rate=2", "m:f", "max_steps=3", "--json"],
     ],
 )

@@ -167,4 +167,4 @@ def test_from_a_shell_a_wrong_file_is_refused_and_a_reader_may_leave_early(tmp_p
     done = subprocess.run(script, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert "unknown setting 'layers'" in done.stderr
     assert done.stderr.endswith("\n2\n")
-    assert done.stdout == "run = 'runs/digits'\n"
+    assert done.stdout == "workdir = 'runs/digits'\n"
