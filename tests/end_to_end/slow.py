@@ -14,26 +14,26 @@ BATCHES = 120
 """Of an evaluation, each of a tenth of a second."""
 
 
-def evaluating(run: str = "runs/slow") -> mw.Experiment:
+def evaluating(workdir: str = "runs/slow") -> mw.Experiment:
     """Evaluate after step 2 for twelve seconds."""
     few = {"x": np.ones((8 * BATCHES, 4), np.float32)}
     evaluations = {"all": mw.Evaler(_slowly, few, when=mw.when.at(2), batch_size=8, at_end=False)}
-    return _described(run, lambda params, batch, key: _error(params, batch).mean(), evaluations=evaluations)
+    return _described(workdir, lambda params, batch, key: _error(params, batch).mean(), evaluations=evaluations)
 
 
-def compiling(run: str = "runs/slow", reductions: int = 500) -> mw.Experiment:
+def compiling(workdir: str = "runs/slow", reductions: int = 500) -> mw.Experiment:
     """Train a step that takes XLA a minute to compile: a sum of many reductions, which it fuses into one."""
 
     def loss(params, batch, key):
         parts = (jnp.sum(params["w"][i % 4, : 1 + i % 2] * batch["x"][0, i % 4]) for i in range(reductions))
         return sum(parts) ** 2
 
-    return _described(run, loss)
+    return _described(workdir, loss)
 
 
-def _described(run, loss, **more):
+def _described(workdir, loss, **more):
     return mw.Experiment(
-        workdir=run,
+        workdir=workdir,
         model=lambda key: {"w": jax.random.normal(key, (4, 2))},
         loss=loss,
         optimizer=optax.sgd(0.01),

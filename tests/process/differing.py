@@ -96,7 +96,7 @@ def shifted(examples):
 
 def experiment(**changes):
     given: dict[str, Any] = {
-        "run": str(SHARED / "run"),
+        "workdir": str(SHARED / "run"),
         "model": init,
         "loss": loss,
         "optimizer": optax.sgd(0.01),

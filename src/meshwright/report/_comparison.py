@@ -12,7 +12,7 @@ from meshwright.report._summary import document
 from meshwright.report._words import facts_of, flat, number_or_dash, said
 from meshwright.tables import wrapped
 
-_ALWAYS_DIFFERENT = ("run",)
+_ALWAYS_DIFFERENT = ("workdir",)
 BEST = ", best"
 """What the names of rows end with that are of the best values, not the last."""
 
