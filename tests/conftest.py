@@ -42,6 +42,18 @@ settings.register_profile("suite", deadline=None, max_examples=40, derandomize=T
 settings.load_profile("suite")
 
 
+@pytest.fixture(autouse=True)
+def devices_of_the_tests():
+    """What a command in this process says of devices, as by `--fake-devices`, ends with its test."""
+    said = {name: os.environ.get(name) for name in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    yield
+    for name, value in said.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def pytest_collection_finish(session):
     if not FIXTURES.is_dir() and any(test.get_closest_marker("others") for test in session.items):
         raise pytest.UsageError(
