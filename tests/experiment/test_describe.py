@@ -129,7 +129,7 @@ def test_a_choice_between_functions_is_shown():
         (list(range(1000)), "<list of 1000>"),
         ([{"x": 1}], "<list of 1>"),
         (object(), "<builtins.object>"),
-        (f"of {object()}", "'of <object object>'"),
+        pytest.param(f"of {object()}", "'of <object object>'", id="a text with an address"),
         (Path("a/b"), "'a/b'"),
     ],
 )

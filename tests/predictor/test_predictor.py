@@ -53,7 +53,10 @@ def test_examples_may_be_anything_that_can_be_read_once(doubling, kind):
     assert doubling.predict(EXAMPLES[kind], 1, 2) == [2 * i for i in range(10)]
 
 
-@pytest.mark.parametrize("none", [[], {"x": np.zeros((0, 3))}, iter(()), lambda: iter(())], ids=str)
+NONE = {"list": [], "arrays": {"x": np.zeros((0, 3))}, "iterator": iter(()), "function": lambda: iter(())}
+
+
+@pytest.mark.parametrize("none", NONE.values(), ids=NONE)
 def test_of_no_examples_there_are_no_predictions(doubling, none):
     assert doubling.predict(none, 1, 2) == []
 
