@@ -11,6 +11,8 @@ import tempfile
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# The width of the terminal from which tests are started, which pytest's workers are told, is none of theirs.
+os.environ.pop("COLUMNS", None)
 
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-compiled-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -338,7 +338,7 @@ def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
         ("az://bucket/run", "az://bucket cannot be opened: .*AZURE_STORAGE_ACCOUNT_NAME"),
         ("s3:///run", "names no bucket: expected s3://bucket/path"),
         ("s3://bucket/../run", "leaves the place"),
-        ("https://host/run", r"cannot hold checkpoints.*\n.*checkpoints\.directory"),
+        ("https://host/run", r"cannot hold checkpoints.*\n.*save\.directory"),
         ("s3://key:secret@bucket/run", "credentials belong in the environment"),
         (Path("s3://bucket/run"), "was an address before it was a Path: give it as text"),
     ],

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,12 @@ from end_to_end.running import SHORT, Shell
 @pytest.fixture(scope="session")
 def shell(python, tmp_path_factory) -> Shell:
     return Shell(python, tmp_path_factory.mktemp("shell"))
+
+
+@pytest.fixture
+def cold_shell(shell):
+    """A shell whose Python is none but itself, so that the processes are those that are started."""
+    return Shell([sys.executable], shell.folder)
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def interrupted(shell):
         child = shell.start(*command)
         wait_for(reached(run, step), child)
         child.send_signal(number)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=30)
         answers.append((child.returncode, err))
     done = shell(*command)
     assert done.returncode == 0, done.stderr
@@ -83,7 +83,7 @@ def test_ctrl_c_twice_stops_at_once(shell):
     child.send_signal(signal.SIGINT)
     wait_for_words(child, "press Ctrl-C again")
     child.send_signal(signal.SIGINT)
-    child.communicate(timeout=10)
+    child.communicate(timeout=30)
     assert child.returncode in (-signal.SIGINT, 130)  # shells make 130 of the first
 
 

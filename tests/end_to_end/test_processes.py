@@ -2,14 +2,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
 import meshwright as mw
-from end_to_end.running import QUICK, STEPS, Shell, final_arrays, kill, losses, reached, wait_for
+from end_to_end.running import QUICK, STEPS, final_arrays, kill, losses, reached, wait_for
 
 
 def launch(python, run, *more):
@@ -78,12 +77,6 @@ def test_a_checkpoint_of_one_process_continues_on_two(shell, one_process):
     found, expected = losses(shell.folder / "one"), losses(one_process)
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
     assert final_arrays(shell.folder / "one").keys() == final_arrays(one_process).keys()
-
-
-@pytest.fixture
-def cold_shell(shell):
-    """A shell whose Python is none but itself, so that the processes are those that are started."""
-    return Shell([sys.executable], shell.folder)
 
 
 def children(pid):

@@ -89,8 +89,8 @@ def launched(shell, *words):
     return shell.start("launch", "local", "-n", "2", "--", *command)
 
 
-def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell):
-    launcher, run = launched(shell, "slow:evaluating", "workdir=both"), shell.folder / "both"
+def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell, cold_shell):
+    launcher, run = launched(cold_shell, "slow:evaluating", "workdir=both"), shell.folder / "both"
     try:
         wait_for(reached(run, 1), launcher)
         time.sleep(2)

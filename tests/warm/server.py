@@ -112,4 +112,6 @@ if __name__ == "__main__":
         getattr(mw, name)  # which imports the room that it is from
     gc.freeze()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # programs are killed in every way
+    # Workers of pytest ignore Ctrl-C, and so would all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(**serve(sys.argv[1]))
