@@ -51,7 +51,7 @@ def test_a_real_work_directory_is_opened_at_each_of_its_levels(where):
 @pytest.mark.others
 def test_a_deployer_draws_the_orders_that_redco_drew_and_comes_to_its_randomness():
     trace = json.loads((REAL / "trace.json").read_text())
-    deployer = mw.Deployer(trace["config"]["seed"], verbose=False)
+    deployer = mw.Deployer(trace["config"]["jax_seed"], verbose=False)
     for order in trace["shuffle_orders_per_epoch"]:
         assert jax.random.permutation(deployer.gen_rng(), 200)[: len(order)].tolist() == order
         for _ in range(6):  # three steps, a batch of evaluation and two of predictions
