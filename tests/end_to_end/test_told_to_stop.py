@@ -69,7 +69,8 @@ def evaluated(run):
     return [report["step"] for report in read_jsonl(run / "metrics.jsonl") if "all/loss" in report]
 
 
-def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(shell, monkeypatch):
+def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(cold_shell, monkeypatch):
+    shell = cold_shell
     monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
     child = train(shell, "slow:compiling", "workdir=compiling")
     try:
