@@ -14,6 +14,8 @@ from experiment.runs import experiment
 from meshwright.cli._commands import grammar
 
 DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
+PAGES = sorted(path for path in (*DESIGN.parent.glob("*.md"), *DESIGN.parents[1].glob("*.md")))
+NAMED = re.compile(r"(?<![\w./])mw((?:\.[A-Za-z_]\w*)+)(?!\.py)")
 ROW = re.compile(r"^\| `(?P<word>[^`]+)` \| .+ \| (?P<others>.+) \|$", re.MULTILINE)
 ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 
@@ -99,3 +101,22 @@ def test_metrics_are_the_words_of_the_table(run):
 
 def test_files_of_a_run_are_the_words_of_the_table(run):
     check({f"file {path.name}": path.stem for path in run.rglob("*")})
+
+
+def is_there(path):
+    """Return whether `mw` has what a dotted path names, as far as it names rooms, classes and functions."""
+    found = mw
+    for name in path.split(".")[1:]:
+        if not (inspect.ismodule(found) or inspect.isclass(found)):
+            return True
+        declared = inspect.isclass(found) and name in inspect.signature(found).parameters
+        if not (hasattr(found, name) or declared):
+            return False
+        found = getattr(found, name, None)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_only_what_there_is(page):
+    named = set(NAMED.findall(page.read_text()))
+    assert not [f"mw{path}" for path in sorted(named) if not is_there(path)]

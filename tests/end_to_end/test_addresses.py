@@ -71,5 +71,5 @@ def test_each_of_two_processes_has_a_log_there_and_one_of_them_the_reports(
 
 def test_a_bucket_that_is_not_there_is_not_made_but_refused(s3_run):
     run = s3_run.replace("bucket", "bukcet")
-    with pytest.raises(UsageError, match=f"^run: cannot write {run}/.*bucket does not exist"):
+    with pytest.raises(UsageError, match=f"^workdir: cannot write {run}/.*bucket does not exist"):
         mw.run(on_eight_devices(run))

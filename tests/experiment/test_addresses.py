@@ -134,7 +134,7 @@ def test_an_error_is_in_the_log_at_the_address(memory, at):
 
 def test_an_address_that_cannot_be_written_to_is_refused_before_anything_compiles(at, failing):
     failing.append("forbidden")
-    with pytest.raises(UsageError, match=f"^run: cannot write {at}/.*: forbidden"):
+    with pytest.raises(UsageError, match=f"^workdir: cannot write {at}/.*: forbidden"):
         mw.run(experiment(at))
 
 

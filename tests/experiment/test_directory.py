@@ -18,7 +18,7 @@ def test_two_runs_cannot_share_a_directory_wherever_their_checkpoints_are(tmp_pa
     def start_another(step, values):
         if step == 5 and not refused:
             with pytest.raises(
-                UsageError, match=f"run: {run} is already in use by process {os.getpid()} on "
+                UsageError, match=f"workdir: {run} is already in use by process {os.getpid()} on "
             ):
                 mw.run(experiment(run, save=mw.Save(when=4, directory=str(tmp_path / "two"))))
             refused.append(step)

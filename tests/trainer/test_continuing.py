@@ -35,6 +35,16 @@ def test_without_a_workdir_there_is_no_way_back():
         fit(trainer(), epochs=1, from_step=3)
 
 
+def test_without_a_workdir_there_is_nothing_to_compare_with():
+    with pytest.raises(UsageError, match=r"strict=True.* give Deployer\(workdir="):
+        fit(trainer(), epochs=1, strict=True)
+
+
+def test_a_step_that_is_no_number_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="from_step='2': expected the number of a step, found str"):
+        fit(trainer(tmp_path), **RUN, from_step="2")
+
+
 def test_a_strict_fit_refuses_changed_settings_and_leaves_the_run_as_it_was(tmp_path):
     fit(trainer(tmp_path), **RUN)
     before = (tmp_path / "experiment.txt").read_text()

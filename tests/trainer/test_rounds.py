@@ -192,13 +192,21 @@ def test_two_trainers_without_names_are_refused(tmp_path):
     assert len(both) == 2
 
 
-def test_a_fit_that_is_told_to_save_is_refused_in_a_round(tmp_path):
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"save_when": 1}, "leave out best, save_when, .*: the end of each round saves"),
+        ({"from_step": 2, "strict": True}, "leave out strict, from_step: .* makes the same rounds"),
+        ({"logging": mw.Logging(trackers=(print,))}, r"leave out logging.trackers: .*Deployer\(trackers="),
+    ],
+)
+def test_a_fit_that_asks_for_what_the_loop_over_rounds_does_is_refused(tmp_path, asked, says):
     shared = deployer(tmp_path)
     made = trainer(given=shared)
     rounds = iter(shared.rounds(1))
     next(rounds)
-    with pytest.raises(UsageError, match="the end of each round saves"):
-        made.fit(EXAMPLES, batch_size=16, epochs=1, save_when=1)
+    with pytest.raises(UsageError, match=says):
+        made.fit(EXAMPLES, batch_size=16, epochs=1, **asked)
 
 
 @pytest.mark.soak

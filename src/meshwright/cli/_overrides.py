@@ -7,8 +7,9 @@ among the fields of what it returns, by dotted path.
 import dataclasses
 import inspect
 import re
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from meshwright.arguments import spelled
 from meshwright.cli._parser import FLAGS
@@ -98,6 +99,9 @@ def convert(name: str, text: str, wanted: Any) -> Any:
     import pydantic
     import yaml
 
+    if (owner := _dataclass_in(wanted)) and text.lower() not in _NONE:
+        parts = ", ".join(f"{name}.{field.name}" for field in dataclasses.fields(owner))
+        raise OverrideError(f"{name} is made of settings: set one of {parts}.{place_of(text)}")
     try:
         adapter = pydantic.TypeAdapter(wanted)
     except pydantic.errors.PydanticUserError:
@@ -143,7 +147,7 @@ def _check_names(settings: Overrides, parameters: Iterable[str], kind: type) -> 
     for name in settings:
         first = name.split(".")[0]
         if first not in known:
-            raise _unknown(name, first, known, settings[name])
+            raise _unknown(name, first, known, settings[name], _paths_in(kind))
 
 
 def _check_complete(asked: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
@@ -198,11 +202,26 @@ def _types_in(owner: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(owner) if field.init}
 
 
-def _unknown(name: str, part: str, known: Collection[str], asked: Any) -> OverrideError:
-    """Return the error for a setting that there is not, and is perhaps a mistyped option."""
+def _paths_in(kind: Any) -> list[str]:
+    """Return the dotted paths of settings that belong to settings: `logging.every`."""
+    inner = {name: _dataclass_in(wanted) for name, wanted in get_type_hints(kind).items()}
+    return [f"{name}.{f.name}" for name, owner in inner.items() if owner for f in dataclasses.fields(owner)]
+
+
+def _dataclass_in(wanted: Any) -> Any:
+    """Return the dataclass of settings that values of a type are, None besides; or None."""
+    kinds = get_args(wanted) if get_origin(wanted) in (types.UnionType, Union) else (wanted,)
+    return next((kind for kind in kinds if getattr(kind, "is_known_by_place", False)), None)
+
+
+def _unknown(
+    name: str, part: str, known: Collection[str], asked: Any, paths: Sequence[str] = ()
+) -> OverrideError:
+    """Return the error for a setting that there is not, and is perhaps a mistyped option or part of one."""
     options = {flag[2:].replace("-", "_"): flag for flag in FLAGS if flag.startswith("--")}
-    close = nearest(part, [*known, *options])
-    hint = f" Did you mean {(close if close in known else options[close])!r}?" if close else ""
+    meant = {each: each for each in (*known, *paths)} | ({} if "." in name else options)
+    close = nearest(part, meant)
+    hint = f" Did you mean {meant[close]!r}?" if close else ""
     there = f"There are: {', '.join(known)}." if known else f"{name.rpartition('.')[0]} has none."
     return OverrideError(f"unknown setting {name!r}.{hint}\n  {there}{place_of(asked)}")
 

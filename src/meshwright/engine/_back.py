@@ -9,6 +9,7 @@ each later checkpoint is renamed, the latest first.
 """
 
 import json
+import numbers
 import secrets
 import time
 from pathlib import Path
@@ -38,6 +39,8 @@ def going_back(settings: Settings, opened: Opened) -> int | None:
     step, checkpoints, directory = settings.from_step, opened.checkpoints, opened.directory
     if step is None:
         return None
+    if not isinstance(step, numbers.Integral):
+        raise UsageError(f"from_step={step!r}: expected the number of a step, found {type(step).__name__}.")
     if checkpoints is None or directory is None:
         raise UsageError(f"from_step={step}: nothing of this training is saved, so there is no way back.")
     steps = process.on_lead(lambda: complete_steps(checkpoints.directory))

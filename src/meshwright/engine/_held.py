@@ -38,7 +38,7 @@ class Held:
           UsageError: another run has it, or it cannot be used.
         """
         if self._place is None:
-            with contextlib.ExitStack() as opened, naming("run"):
+            with contextlib.ExitStack() as opened, naming("workdir"):
                 warn = settings.say or log.warning
                 directory, _ = opened.enter_context(open_directory(settings.place or "", warn, shared=False))
                 record = opened.enter_context(Record(directory, settings))

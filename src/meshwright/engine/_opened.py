@@ -82,7 +82,7 @@ def open_run(
             opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
             yield Opened(directory, console, None, signals, record, watch, say, detail, started, held)
             return
-        with naming("run"):
+        with naming("workdir"):
             warn = settings.say or saying(console, logging.WARNING)
             is_alone = settings.saving is not None and settings.saving.directory is None
             directory, put = opened.enter_context(open_directory(settings.place, warn, shared=is_alone))

@@ -95,14 +95,14 @@ class Rooms:
         turn = self._turn
         self._gather(tick, metrics, None)
         if self._made:
-            turn.evaluate.hear({**self._rate(), **self._made[0]})
+            self._made[0] = {**self._made[0], **self._rate(), **self._made[0]}  # a metric of that name stands
+            turn.evaluate.hear(self._made[0])
         found = self._scores(tick, turn.stop.leaves_off) or {}
         if self._is_by_scores and not (self._made or tick.last) and self._when_saved(tick.step):
             self._gather(Tick(tick.step, last=True), {}, None)  # what is left, before it is saved
-        report = self._made.pop() if self._made else {}
+        report = self._made.pop() if self._made else self._rate() if found else {}
         if report or found:
-            # A metric of the name of a learning rate stands.
-            self._write(tick.step, {**report, **found, **self._rate(), **report}, found)
+            self._write(tick.step, {**report, **found}, found)
 
     def save(self, tick: Tick, state: TrainState, *_: object) -> None:
         """Save the state if that is due.

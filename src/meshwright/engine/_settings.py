@@ -105,7 +105,10 @@ class Profile:
     def __post_init__(self) -> None:
         check_types(self)
         if any(step < 1 for step in (*self.steps, self.num_steps)):
-            raise UsageError(f"{self}: steps count from 1, and a profile covers at least one.")
+            raise UsageError(
+                f"Profile.steps is {self.steps}, num_steps {self.num_steps}: steps count from 1, and a "
+                "profile covers at least one."
+            )
 
 
 @documented

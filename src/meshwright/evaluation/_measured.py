@@ -55,7 +55,7 @@ def evaluating(
 class Measured:
     """The mean of each of `measure`'s values: `(state, weighted batches) -> scores`. Collective.
 
-        Args: as of `Evaluator`.
+    Args: as of `Evaluator`.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that

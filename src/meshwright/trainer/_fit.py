@@ -24,7 +24,7 @@ from meshwright.engine import (
     global_batch,
 )
 from meshwright.engine import run as run_parts
-from meshwright.errors import UsageError
+from meshwright.errors import UsageError, listed
 from meshwright.evaluation import Scores
 from meshwright.input import facts_of, is_indexed
 from meshwright.train import TrainState, check_dtypes, wider_than
@@ -102,8 +102,10 @@ def fit(
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
 
 
-def check_values(logging: Any, stop: Any, profile: Any, watchdog: Any, *, has_directory: bool) -> None:
-    """Raise a `UsageError` if one of these is of another type, or profiles have no place to go to."""
+def check_values(
+    logging: Any, stop: Any, profile: Any, watchdog: Any, *, strict: bool, has_directory: bool
+) -> None:
+    """Raise a `UsageError` if one of these is of another type, or needs a run directory and there is none."""
     given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog}
     kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog}
     for name, value in given.items():
@@ -114,6 +116,26 @@ def check_values(logging: Any, stop: Any, profile: Any, watchdog: Any, *, has_di
             )
     if profile.steps and not has_directory:
         raise UsageError("fit(profile=...) writes into the run directory: give Deployer(workdir=...).")
+    if strict and not has_directory:
+        raise UsageError(
+            "fit(strict=True) compares with the settings in the run directory: give Deployer(workdir=...)."
+        )
+
+
+def check_in_round(call: Call) -> None:
+    """Raise a `UsageError` if a call in a round asks for what is the business of the loop over rounds."""
+    asked = {
+        "best, save_when, keep_every_epochs and keep": call.schedule.needs_workdir,
+        "strict": call.strict,
+        "from_step": call.from_step is not None,
+        "logging.trackers": bool(call.logging.trackers),
+    }
+    found = [names for names, is_asked in asked.items() if is_asked]
+    if found:
+        raise UsageError(
+            f"in deployer.rounds(...) leave out {listed(found)}: the end of each round saves, a program that "
+            "begins anew makes the same rounds, and the trackers are those of Deployer(trackers=...)."
+        )
 
 
 def _epochs(recipe: Recipe, call: Call) -> Epochs:

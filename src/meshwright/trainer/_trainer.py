@@ -11,14 +11,13 @@ from meshwright.adapters import functional
 from meshwright.checkpoint import Keep
 from meshwright.deployer import Deployer
 from meshwright.engine import Logging, Profile, Stop, Watchdog, describe, settings_of
-from meshwright.errors import UsageError
 from meshwright.functions import step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
 from meshwright.train import Chosen, ComputeDtype, Params, Trainable, TrainState, Variables, narrowing
 from meshwright.trainer._evaluation import PREFIX, Evaluated, best_of
-from meshwright.trainer._fit import Call, Progress, check_values, fit
+from meshwright.trainer._fit import Call, Progress, check_in_round, check_values, fit
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe, both_losses
 from meshwright.trainer._schedule import Schedule, batch_sizes
@@ -233,12 +232,8 @@ class Trainer(Generic[Params]):
         """
         given = {key: value for key, value in locals().items() if key not in _NO_SETTINGS}
         schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, best, keep)
-        check_values(logging, stop, profile, watchdog, has_directory=self._place.directory is not None)
-        if self.deployer.loops.is_in_round and schedule.needs_workdir:
-            raise UsageError(
-                "in deployer.rounds(...) the end of each round saves, and fit does not: leave out best, "
-                "save_when, keep_every_epochs and keep."
-            )
+        has_directory = self._place.directory is not None
+        check_values(logging, stop, profile, watchdog, strict=strict, has_directory=has_directory)
         ways = self.deployer.layout().batch_ways
         per_device, size = batch_sizes(per_device_batch_size, batch_size, ways * self._recipe.accumulate)
         _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
@@ -257,6 +252,8 @@ class Trainer(Generic[Params]):
             strict=strict,
             from_step=from_step,
         )
+        if self.deployer.loops.is_in_round:
+            check_in_round(call)
         with process.telling():
             if jax.process_count() > 1:
                 settings = self._settings | settings_of(given)
