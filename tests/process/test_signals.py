@@ -1,3 +1,4 @@
+import os
 import signal
 import threading
 
@@ -35,6 +36,14 @@ def test_the_second_ctrl_c_ends_the_process_without_waiting_for_python():
     with process.signals():
         signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
+def test_a_second_ctrl_c_is_heard_as_soon_as_the_note_asks_for_it(monkeypatch):
+    handlers = []
+    monkeypatch.setattr(os, "write", lambda *_: handlers.append(signal.getsignal(signal.SIGINT)))
+    with process.signals():
+        signal.raise_signal(signal.SIGINT)
+    assert handlers == [signal.SIG_DFL]
 
 
 def test_the_second_ctrl_c_leaves_an_interactive_session_alive(monkeypatch):

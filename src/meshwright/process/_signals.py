@@ -106,11 +106,11 @@ def signals() -> Iterator[Signals]:
 def _handlers(heard: Signals) -> dict[int, Callable[[int, FrameType | None], None]]:
     def on_ctrl_c(number: int, frame: FrameType | None) -> None:
         heard.ctrl_c = True
+        # Before the note that asks for it. The next one must not wait for Python's turn, which may be behind
+        # minutes of waiting in C++. An interactive session, though, is not ours to end.
+        signal.signal(number, signal.default_int_handler if hasattr(sys, "ps1") else signal.SIG_DFL)
         # Not print: the signal may have come in the middle of one. A live panel hides the cursor.
         os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _NOTE)
-        # The next one must not wait for Python's turn, which may be behind minutes of waiting in C++. An
-        # interactive session, though, is not ours to end.
-        signal.signal(number, signal.default_int_handler if hasattr(sys, "ps1") else signal.SIG_DFL)
         if jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 
