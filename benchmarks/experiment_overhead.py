@@ -99,13 +99,13 @@ class Program:
 
     def everything(self, stopwatch: mw.when.When, times: int = 1) -> mw.Experiment:
         """Describe a run with everything on; of what there may be many of, `times` as many."""
-        evaler = mw.Evaler(self.measure, self.examples, when=NOT_DUE)
+        evaluation = mw.Evaluation(self.measure, self.examples, when=NOT_DUE)
         return replace(
             self.experiment(stopwatch),
             mesh_rules=(("no such hardware", mw.override(microbatches=2)),) * 10 * times,
             rules=(mw.match(mw.optional("no such name")),) * 10 * times,
-            evaluations={f"evaler{i}": evaler for i in range(2 * times)},
-            stop=mw.Stop(1e6, mw.early_stopping("evaler0/loss", "min", patience=5)),
+            evaluations={f"evaluation{i}": evaluation for i in range(2 * times)},
+            stop=mw.Stop(1e6, mw.early_stopping("evaluation0/loss", "min", patience=5)),
             logging=mw.Logging(trackers=(_tracker,) * times),
             profile=mw.Profile(tuple(range(NOT_DUE, NOT_DUE + 5 * times))),
             watchdog=mw.Watchdog(kill=True),

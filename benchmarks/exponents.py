@@ -144,7 +144,9 @@ def of_evaluations(size: int, folder: Path) -> dict[str, Act]:
         loss=lambda params, batch, key: measure(params, batch)["loss"].mean(),
         optimizer=optax.sgd(0.01),
         input=mw.Input(examples, 16),
-        evaluations={f"test{i}": mw.Evaler(measure, examples, when=1, batch_size=16) for i in range(size)},
+        evaluations={
+            f"test{i}": mw.Evaluation(measure, examples, when=1, batch_size=16) for i in range(size)
+        },
         max_steps=2,
         logging=mw.Logging(every=1),
         compile_cache=False,

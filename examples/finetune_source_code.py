@@ -77,7 +77,7 @@ def experiment(
         input=mw.Input(train, batch_size=batch_size),
         max_steps=steps,
         init_state_builder=below_the_head,
-        evaluations={"held_out": mw.Evaler(measured, held_out, when=50, batch_size=64)},
+        evaluations={"held_out": mw.Evaluation(measured, held_out, when=50, batch_size=64)},
         save=mw.Save(when=50),
         logging=mw.Logging(every=10),
     )

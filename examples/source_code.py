@@ -83,8 +83,8 @@ def experiment(
             ("(NVIDIA|TPU).*", mw.override(compute_dtype="bfloat16")),
         ),
         evaluations={
-            "held_out": mw.Evaler(scored, Windows(held_out[:evaluated], length), when=100, batch_size=64),
-            "train": mw.Evaler(scored, Windows(train[:evaluated], length), when=250, batch_size=64),
+            "held_out": mw.Evaluation(scored, Windows(held_out[:evaluated], length), when=100, batch_size=64),
+            "train": mw.Evaluation(scored, Windows(train[:evaluated], length), when=250, batch_size=64),
         },
         save=mw.Save(
             when=50,

@@ -41,7 +41,7 @@ def test_a_text_over_several_lines_stays_together():
         "  when: After these steps (a number: every so many), and after the last. A function may be of the "
         "step, or\n"
         "    of the step and what the run last reported by each name"
-    ) in mw.Evaler.__doc__
+    ) in mw.Evaluation.__doc__
 
 
 def test_a_class_without_a_source_keeps_its_docstring():

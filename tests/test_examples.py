@@ -70,6 +70,11 @@ def test_the_program_of_three_functions_in_the_readme_is_an_example():
     assert (ROOT / "examples/digits_nnx.py").read_text() in blocks
 
 
+def num_finished(workdir):
+    """Return how many rounds are finished; the directory of a round is there until the next one's is."""
+    return max((int(path.name[5:]) for path in (workdir / "rounds").glob("step_????????")), default=0)
+
+
 def killed(python, name, workdir, rounds):
     """Run a program until so many rounds are finished, and kill it."""
     program = subprocess.Popen(
@@ -78,11 +83,8 @@ def killed(python, name, workdir, rounds):
         stderr=subprocess.STDOUT,
     )
     with program:
-        finished = workdir / f"rounds/step_{rounds:08d}"
-        for _ in range(2000):
-            if finished.exists() or program.poll() is not None:
-                break
-            time.sleep(0.05)
+        while num_finished(workdir) < rounds and program.poll() is None:
+            time.sleep(0.005)
         assert program.poll() is None, "it ended before it was killed"
         program.kill()
         program.communicate()

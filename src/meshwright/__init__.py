@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshwright.deployer import Deployer
     from meshwright.engine import Logging, Profile, Stop, Watchdog, early_stopping
     from meshwright.errors import MeshwrightError
-    from meshwright.experiment import Evaler, Experiment, Input, Save, evaluate, from_checkpoint, run
+    from meshwright.experiment import Evaluation, Experiment, Input, Save, evaluate, from_checkpoint, run
     from meshwright.formats import open_source
     from meshwright.input import Batched, Bucketed, batches, mapped
     from meshwright.metrics import Mean
@@ -77,7 +77,7 @@ __all__ = [
     "Bucketed",
     "Checkpoints",
     "Deployer",
-    "Evaler",
+    "Evaluation",
     "Experiment",
     "Input",
     "Layout",
@@ -130,7 +130,7 @@ _NAMES = {
     "deployer": ("Deployer",),
     "engine": ("Logging", "Profile", "Stop", "Watchdog", "early_stopping"),
     "errors": ("MeshwrightError",),
-    "experiment": ("Evaler", "Experiment", "Input", "Save", "evaluate", "from_checkpoint", "run"),
+    "experiment": ("Evaluation", "Experiment", "Input", "Save", "evaluate", "from_checkpoint", "run"),
     "formats": ("open_source",),
     "input": ("Batched", "Bucketed", "batches", "mapped"),
     "metrics": ("Mean",),

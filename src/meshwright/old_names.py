@@ -1,7 +1,12 @@
-"""Names of settings in descriptions that older versions wrote, and what they are called now.
+"""Names of settings and scores that older versions wrote, and what they are called now.
 
 Only readers of run directories ask here: nothing that is written or given by a user has an old name.
 """
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _SETTINGS = {
     "run": "workdir",
@@ -35,3 +40,24 @@ def setting(path: str) -> str:
         if path == old or path.startswith(f"{old}."):
             return new + path.removeprefix(old)
     return path
+
+
+_EVALUATED, _EVALUATED_BEFORE = "eval/", "eval_"
+"""How the scores of a `Trainer` begin."""
+
+
+def score(name: str) -> str:
+    """Return the name of a score as it is called now: `eval/loss` of `eval_loss`."""
+    is_old = name.startswith(_EVALUATED_BEFORE)
+    return _EVALUATED + name.removeprefix(_EVALUATED_BEFORE) if is_old else name
+
+
+def score_before(name: str) -> str:
+    """Return what an older version called a score: `eval_loss` of `eval/loss`."""
+    is_new = name.startswith(_EVALUATED)
+    return _EVALUATED_BEFORE + name.removeprefix(_EVALUATED) if is_new else name
+
+
+def both(scores: Mapping[str, T]) -> dict[str, T]:
+    """Return scores by their names, and those that an older version wrote by their new names too."""
+    return {score(name): value for name, value in scores.items()} | dict(scores)

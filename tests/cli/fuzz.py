@@ -52,7 +52,7 @@ def experiment(workdir: str = "runs/a", max_steps: int = 4) -> mw.Experiment:
         optimizer=optax.adam(0.1),
         input=mw.Input(examples, batch_size=8),
         max_steps=max_steps,
-        evaluations={"test": mw.Evaler(measure, examples, when=2, batch_size=8, outputs=outputs)},
+        evaluations={"test": mw.Evaluation(measure, examples, when=2, batch_size=8, outputs=outputs)},
         save=mw.Save(when=2),
         logging=mw.Logging(every=1),
         compile_cache=False,

@@ -61,7 +61,7 @@ def tiny(
         max_steps=steps,
         mesh=mesh,
         rules=(mw.match("w", rule),),
-        evaluations={"test": mw.Evaler(measure, EXAMPLES, batch_size=8)} if evaluated else {},
+        evaluations={"test": mw.Evaluation(measure, EXAMPLES, batch_size=8)} if evaluated else {},
         stop=mw.Stop(early=mw.early_stopping(early, "min", patience=3) if early else None),
     )
 
@@ -100,7 +100,7 @@ def train(tmp_path, monkeypatch):
         (
             ["evaluated=true", "evaluations.test.when=0"],
             2,
-            "error: evaluations.test.when=0: Evaler.when is 0; it",
+            "error: evaluations.test.when=0: Evaluation.when is 0; it",
         ),
         (["evaluated=true", "early=test/lossy"], 2, "error: stop.early goes by 'test/lossy', which no"),
         (["mesh=fsdp=8"], 2, "dimension 0 has size 4, which mesh axis 'fsdp' of size 8 does not divide"),

@@ -38,7 +38,7 @@ def tiny(workdir: str = "runs/tiny", width: int = 2, learning_rate: float = 0.1)
         optimizer=optax.sgd(learning_rate),
         input=mw.Input(EXAMPLES, batch_size=8),
         max_steps=2,
-        evaluations={"test": mw.Evaler(measure, EXAMPLES, when=2, batch_size=8)},
+        evaluations={"test": mw.Evaluation(measure, EXAMPLES, when=2, batch_size=8)},
     )
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_holds_no_settings_is_refused_with_the_line(tmp_path, text, 
         ("input: {batch_size: many}", "input.batch_size=many: expected int, found 'many'"),
         (
             "evaluations: {test: {when: 0}}",
-            "evaluations.test.when=0: Evaler.when is 0; it must be at least 1",
+            "evaluations.test.when=0: Evaluation.when is 0; it must be at least 1",
         ),
     ],
 )

@@ -31,7 +31,7 @@ def measure(params, batch):
 
 
 def experiment(workdir="runs/a", steps: int = 60, log_every: int = 1000, evaluations: int = 1):
-    each = {f"test{i}": mw.Evaler(measure, EXAMPLES, batch_size=8, when=20) for i in range(evaluations)}
+    each = {f"test{i}": mw.Evaluation(measure, EXAMPLES, batch_size=8, when=20) for i in range(evaluations)}
     return mw.Experiment(
         workdir=workdir, model=model, loss=loss, optimizer=optax.sgd(1e-3),
         input=mw.Input(EXAMPLES, batch_size=8), max_steps=steps, logging=mw.Logging(every=log_every),

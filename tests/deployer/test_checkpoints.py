@@ -190,7 +190,7 @@ def test_a_name_that_nothing_has_is_told_what_there_is_and_how_to_load_the_best(
     [best] = re.findall(r"load_ckpt\((mw\..*)\.path\) the best", str(raised.value))
     ckpt, info = deployer.load_ckpt(eval(best).path)
     assert (info["step"], np.asarray(ckpt["params"]["w"]).tolist()) == (2, trainer.params["w"].tolist())
-    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint 'max_acc'.*'eval_acc', 'max'"):
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint 'max_acc'.*'eval/acc', 'max'"):
         deployer.load_params_shape("max_acc")
 
 

@@ -54,7 +54,7 @@ def experiment(workdir: str, dies_at: int = 0, slow_at: int = 0, steps: int = 5)
         max_steps=steps,
         mesh_rules=(("cpu.*", mw.override(microbatches=3)),),
         parameter_noise=((".*", 0.01),),
-        evaluations={"all": mw.Evaler(measure, EXAMPLES, when=2, batch_size=64)},
+        evaluations={"all": mw.Evaluation(measure, EXAMPLES, when=2, batch_size=64)},
         save=mw.Save(when=2),
         logging=mw.Logging(every=1, trackers=(lambda: ends_at(dies_at), lambda: sleeps_at(slow_at))),
     )

@@ -106,8 +106,8 @@ def test_fine_tuning_starts_from_the_averages_below_the_head(whole, finetuning):
 def test_fine_tuning_learns(whole, finetuning, tmp_path):
     made = finetuning.experiment(str(tmp_path), str(whole), steps=30, layers=1, length=64)
     few = {name: x[::20] for name, x in made.evaluations["held_out"].examples.items()}
-    evaler = dataclasses.replace(made.evaluations["held_out"], examples=few)
-    outcome = mw.run(dataclasses.replace(made, evaluations={"held_out": evaler}))
+    evaluation = dataclasses.replace(made.evaluations["held_out"], examples=few)
+    outcome = mw.run(dataclasses.replace(made, evaluations={"held_out": evaluation}))
     first, *_, last = scores(tmp_path, "loss").values()
     assert last < 0.8 * first
     assert outcome.scores["held_out/accuracy"] > 1 / 8

@@ -20,7 +20,7 @@ from storage.stores import files
 
 def evaluated(run, **more):
     outputs = lambda params, batch: {"y": batch["x"] @ params["w"]}
-    return experiment(run, evaluations={"all": mw.Evaler(measure, EXAMPLES, outputs=outputs)}, **more)
+    return experiment(run, evaluations={"all": mw.Evaluation(measure, EXAMPLES, outputs=outputs)}, **more)
 
 
 def described(workdir: str, steps: int = 10) -> mw.Experiment:

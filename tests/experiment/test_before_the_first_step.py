@@ -10,7 +10,9 @@ from meshwright.errors import Interrupted
 
 
 def described(tmp_path, **more):
-    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=mw.when.any_of(mw.when.at(0), mw.when.every(4)))}
+    evaluations = {
+        "all": mw.Evaluation(measure, EXAMPLES, when=mw.when.any_of(mw.when.at(0), mw.when.every(4)))
+    }
     return experiment(tmp_path, **{"evaluations": evaluations, "max_steps": 6} | more)
 
 
@@ -47,7 +49,7 @@ def test_what_was_done_at_0_before_a_restart_is_not_done_again(tmp_path):
 
 
 def test_every_so_many_steps_is_not_before_the_first(tmp_path):
-    mw.run(described(tmp_path, evaluations={"all": mw.Evaler(measure, EXAMPLES, when=2)}))
+    mw.run(described(tmp_path, evaluations={"all": mw.Evaluation(measure, EXAMPLES, when=2)}))
     assert evaluated(tmp_path) == [2, 4, 6]
     assert saved(tmp_path) == [4, 6]
 
@@ -74,7 +76,7 @@ def test_a_trainer_s_policies_are_asked_before_the_first_step_of_the_first_call(
     when = mw.when.any_of(mw.when.at(0), mw.when.every(4))
     for _ in range(2):
         made.fit(TRAINED, batch_size=16, epochs=2, eval_examples=TRAINED, eval_when=when)
-    assert [step for step, _ in reports(tmp_path, "eval_loss")] == [0, 4, 6, 8, 12]
+    assert [step for step, _ in reports(tmp_path, "eval/loss")] == [0, 4, 6, 8, 12]
 
 
 def test_a_policy_sees_the_report_of_its_own_step(tmp_path):
@@ -87,7 +89,7 @@ def test_a_policy_sees_the_report_of_its_own_step(tmp_path):
     mw.run(
         described(
             tmp_path,
-            evaluations={"all": mw.Evaler(measure, EXAMPLES, when=when)},
+            evaluations={"all": mw.Evaluation(measure, EXAMPLES, when=when)},
             logging=mw.Logging(every=1),
         )
     )
@@ -96,7 +98,7 @@ def test_a_policy_sees_the_report_of_its_own_step(tmp_path):
 
 
 def test_the_report_and_the_scores_of_a_step_are_one_line(tmp_path):
-    above = mw.Evaler(measure, EXAMPLES, when=lambda step, metrics: step == 2 and metrics["loss"] > 0)
+    above = mw.Evaluation(measure, EXAMPLES, when=lambda step, metrics: step == 2 and metrics["loss"] > 0)
     mw.run(described(tmp_path, evaluations={"all": above}, logging=mw.Logging(every=1)))
     (line,) = (r for r in mw.metrics.read_jsonl(tmp_path / "metrics.jsonl") if r["step"] == 2)
     assert {"loss", "all/loss"} <= line.keys()

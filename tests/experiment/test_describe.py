@@ -59,7 +59,7 @@ def test_nothing_of_ours_in_a_demo_is_a_nameless_function(demo):
 
 
 def test_settings_are_on_lines_of_their_own_under_their_paths():
-    said = describe(experiment(evaluations={"all": mw.Evaler(loss, EXAMPLES, when=4)})).splitlines()
+    said = describe(experiment(evaluations={"all": mw.Evaluation(loss, EXAMPLES, when=4)})).splitlines()
     assert said[0] == "workdir = 'runs/x'"
     assert {"input.batch_size = 16", "evaluations.all.when = 4", "save.keep = 2"} <= set(said)
     assert "input.examples.x = float32[64, 4]" in said
@@ -301,7 +301,7 @@ def test_differences_name_what_changed_with_both_values():
 
 
 def test_what_only_one_has_differs_from_nothing():
-    found = differences(experiment(), experiment(evaluations={"all": mw.Evaler(loss, EXAMPLES)}))
+    found = differences(experiment(), experiment(evaluations={"all": mw.Evaluation(loss, EXAMPLES)}))
     assert str(found[0]) == "evaluations: {} → nothing"
     assert "evaluations.all.batch_size: nothing → 256" in map(str, found)
 

@@ -61,21 +61,21 @@ def test_a_run_on_a_file_system_without_locks_holds_its_directory_and_gives_it_b
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "\x1b[2J", "\0", "\ud800", "x" * 300])
 def test_an_evaluation_is_called_what_a_folder_can_be_called(name, tmp_path):
     with pytest.raises(UsageError, match=r"Experiment\.evaluations: .* cannot be a folder's name"):
-        experiment(tmp_path, evaluations={name: mw.Evaler(measure, EXAMPLES)})
+        experiment(tmp_path, evaluations={name: mw.Evaluation(measure, EXAMPLES)})
 
 
 @pytest.mark.parametrize("names", [("test", "Test"), ("é", "e\u0301")])
 def test_two_evaluations_are_not_called_what_some_disks_take_for_one(names, tmp_path):
     with pytest.raises(UsageError, match=r"Experiment\.evaluations: .* are one name"):
-        experiment(tmp_path, evaluations={name: mw.Evaler(measure, EXAMPLES) for name in names})
+        experiment(tmp_path, evaluations={name: mw.Evaluation(measure, EXAMPLES) for name in names})
 
 
 def test_evaluations_may_have_names_of_any_language(tmp_path):
     names = ["held_out", "held-out 2", "données", "検証", "..x", "~"]
-    mw.run(experiment(tmp_path, evaluations={name: mw.Evaler(measure, EXAMPLES) for name in names}))
+    mw.run(experiment(tmp_path, evaluations={name: mw.Evaluation(measure, EXAMPLES) for name in names}))
 
 
 def test_a_score_is_not_called_as_the_time_that_an_evaluation_takes(tmp_path):
-    evaler = mw.Evaler(lambda params, batch: {"seconds": batch["x"].sum(-1)}, EXAMPLES)
+    evaluation = mw.Evaluation(lambda params, batch: {"seconds": batch["x"].sum(-1)}, EXAMPLES)
     with pytest.raises(UsageError, match=r"evaluations.test.measure gives a score called 'seconds'"):
-        mw.run(experiment(tmp_path, evaluations={"test": evaler}))
+        mw.run(experiment(tmp_path, evaluations={"test": evaluation}))

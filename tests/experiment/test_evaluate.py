@@ -15,8 +15,8 @@ FEW = {"x": EXAMPLES["x"][:11]}
 
 def described(folder, **more):
     evaluations = {
-        "all": mw.Evaler(measure, EXAMPLES, when=2, batch_size=16),
-        "few": mw.Evaler(measure, FEW, batch_size=8, outputs=lambda params, batch: {"x": batch["x"]}),
+        "all": mw.Evaluation(measure, EXAMPLES, when=2, batch_size=16),
+        "few": mw.Evaluation(measure, FEW, batch_size=8, outputs=lambda params, batch: {"x": batch["x"]}),
     }
     return experiment(folder, **{"evaluations": evaluations, "max_steps": 4} | more)
 

@@ -76,10 +76,10 @@ def crash_at(step, monkeypatch):
     monkeypatch.setattr(mw.metrics.Console, "on_step", lambda *a: 1 / 0 if a[1].step == step else on_step(*a))
 
 
-WRITING = mw.Evaler(
+WRITING = mw.Evaluation(
     measure, FEW, when=3, batch_size=16, outputs=lambda p, b: {"x": b["x"], "e": errors(p, b)}
 )
-WHOLE = mw.Evaler(measure, EXAMPLES, when=2, batch_size=24)
+WHOLE = mw.Evaluation(measure, EXAMPLES, when=2, batch_size=24)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def evaluated(tmp_path_factory):
 
         return counted
 
-    whole = mw.Evaler(counting("measure", measure), EXAMPLES, when=2, batch_size=24)
+    whole = mw.Evaluation(counting("measure", measure), EXAMPLES, when=2, batch_size=24)
     outcome = run(folder, loss=counting("loss", noisy_loss), evaluations={"all": whole, "few": WRITING})
     return folder, outcome, traced
 
@@ -140,7 +140,7 @@ def test_how_long_one_took_is_not_on_the_screen(tmp_path, capsys):
 
 
 def test_the_last_checkpoint_has_all_scores_of_its_step(tmp_path):
-    evaluations = {"twos": WHOLE, "threes": mw.Evaler(measure, FEW, when=3)}
+    evaluations = {"twos": WHOLE, "threes": mw.Evaluation(measure, FEW, when=3)}
     outcome = run(tmp_path, evaluations=evaluations, save=mw.Save(when=3))
     assert mw.open_source(tmp_path / "checkpoints").extra["scores"] == outcome.scores
 
@@ -175,7 +175,7 @@ def test_outputs_are_strict_json_of_any_real_dtype(tmp_path):
             "even": row % 2 == 0,
         }
 
-    run(tmp_path, max_steps=1, evaluations={"few": mw.Evaler(measure, FEW, batch_size=16, outputs=odd)})
+    run(tmp_path, max_steps=1, evaluations={"few": mw.Evaluation(measure, FEW, batch_size=16, outputs=odd)})
     assert outputs(tmp_path, 1)[:2] == [
         {"float": ["nan", "-inf", 0.5], "half": 0.0, "even": True},
         {"float": ["inf", -1.0, 1.5], "half": 1.0, "even": False},
@@ -196,12 +196,12 @@ def test_outputs_are_strict_json_of_any_real_dtype(tmp_path):
 def test_outputs_that_cannot_be_are_refused_before_the_first_step(tmp_path, monkeypatch, returned, says):
     monkeypatch.setattr(mw.train.Step, "compile", pytest.fail)
     with pytest.raises(UsageError, match=says):
-        run(tmp_path, evaluations={"few": mw.Evaler(measure, FEW, batch_size=16, outputs=returned)})
+        run(tmp_path, evaluations={"few": mw.Evaluation(measure, FEW, batch_size=16, outputs=returned)})
 
 
 def test_the_average_is_evaluated_where_there_is_one_and_the_raw_parameters_if_told(tmp_path):
-    raw = mw.Evaler(measure, FEW, batch_size=16, params=lambda state: state.params)
-    averaged = mw.Evaler(
+    raw = mw.Evaluation(measure, FEW, batch_size=16, params=lambda state: state.params)
+    averaged = mw.Evaluation(
         measure, FEW, batch_size=16, outputs=lambda p, b: {"w": jnp.tile(p["w"].ravel(), (16, 1))}
     )
     tx = optax.chain(optax.adam(0.05), mw.train.keep_ema(0.9))
@@ -220,7 +220,7 @@ def test_an_evaluation_computes_in_a_dtype_of_its_own(tmp_path, train, evaluatio
         seen.append((len(key), str(params["w"].dtype)))
         return noisy_loss(params, batch, *key) if key else measure(params, batch)
 
-    evaluations = {"all": mw.Evaler(seeing, EXAMPLES, batch_size=24, dtype=evaluation)}
+    evaluations = {"all": mw.Evaluation(seeing, EXAMPLES, batch_size=24, dtype=evaluation)}
     run(tmp_path, max_steps=2, loss=seeing, compute_dtype=train, evaluations=evaluations)
     assert sorted(seen) == [(0, evaluation or "float32"), (1, train or "float32")]
 
@@ -228,7 +228,7 @@ def test_an_evaluation_computes_in_a_dtype_of_its_own(tmp_path, train, evaluatio
 def test_another_method_and_another_field_are_a_measure_of_their_own(tmp_path):
     texts = {"x": EXAMPLES["x"], "target": np.arange(60) % 2}
     predict = lambda params, batch: {"correct": (batch["x"] @ params["w"]).argmax(-1) == batch["target"]}
-    outcome = run(tmp_path, evaluations={"texts": mw.Evaler(predict, texts, batch_size=24)})
+    outcome = run(tmp_path, evaluations={"texts": mw.Evaluation(predict, texts, batch_size=24)})
     choice = (texts["x"] @ np.asarray(outcome.state.params["w"])).argmax(-1)
     assert outcome.scores == {"texts/correct": pytest.approx((choice == texts["target"]).mean())}
 
@@ -236,8 +236,8 @@ def test_another_method_and_another_field_are_a_measure_of_their_own(tmp_path):
 def test_a_policy_of_the_step_can_wait_and_the_last_step_can_be_left_out(tmp_path):
     late = lambda step, least=5: step >= least and step % 2 == 0
     evaluations = {
-        "late": mw.Evaler(measure, FEW, when=late),
-        "never": mw.Evaler(measure, FEW, 9, at_end=False),
+        "late": mw.Evaluation(measure, FEW, when=late),
+        "never": mw.Evaluation(measure, FEW, 9, at_end=False),
     }
     outcome = run(tmp_path, max_steps=7, evaluations=evaluations)
     assert steps(tmp_path, "late/loss") == [6, 7]
@@ -252,7 +252,7 @@ def below(folder):
         given.append((step, metrics.get("loss")))
         return metrics.get("loss", math.inf) < 2.7
 
-    return {"low": mw.Evaler(measure, FEW, when=when, at_end=False)}, given
+    return {"low": mw.Evaluation(measure, FEW, when=when, at_end=False)}, given
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ def test_a_run_that_is_killed_evaluates_at_the_same_steps(informed, tmp_path, mo
 
 
 def test_a_save_can_wait_for_several_evaluations_at_one_step(tmp_path, monkeypatch):
-    evaluations = {"twos": mw.Evaler(measure, FEW, when=2), "threes": mw.Evaler(measure, FEW, when=3)}
+    evaluations = {"twos": mw.Evaluation(measure, FEW, when=2), "threes": mw.Evaluation(measure, FEW, when=3)}
     both = mw.Save(when=mw.engine.when_evaluated("twos", "threes"), keep=9)
     with monkeypatch.context() as crashing:
         crash_at(8, crashing)
@@ -311,7 +311,7 @@ def test_a_save_can_go_by_the_scores_of_its_very_step(tmp_path):
 
 
 def test_the_last_checkpoint_has_the_scores_of_the_last_evaluation(tmp_path):
-    rare = mw.Evaler(measure, FEW, when=3)
+    rare = mw.Evaluation(measure, FEW, when=3)
     outcome = run(tmp_path, evaluations={"all": rare}, save=mw.Save(when=4), max_steps=8)
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores
 
@@ -322,7 +322,7 @@ def test_a_save_that_waits_for_what_there_is_not_is_refused(tmp_path):
         run(tmp_path, evaluations={"all": WHOLE}, save=waiting)
 
 
-@pytest.mark.parametrize("part", [lambda when: mw.Evaler(measure, FEW, when), mw.Save])
+@pytest.mark.parametrize("part", [lambda when: mw.Evaluation(measure, FEW, when), mw.Save])
 def test_a_policy_of_three_arguments_is_refused(part):
     with pytest.raises(UsageError, match="of the step, or of two arguments; this takes 3"):
         part(lambda step, metrics, more: True)
@@ -342,7 +342,7 @@ def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, nu
 
 def test_the_last_checkpoint_has_the_scores_of_the_end_where_the_data_end_at_a_step_that_is_saved(tmp_path):
     given = mw.Input(EXAMPLES, batch_size=16, epochs=1)
-    evaluations = {"few": mw.Evaler(measure, FEW, when=99)}
+    evaluations = {"few": mw.Evaluation(measure, FEW, when=99)}
     outcome = run(tmp_path, input=given, evaluations=evaluations, save=mw.Save(when=1))
     assert outcome.step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").scores() == outcome.scores != {}

@@ -13,8 +13,8 @@ from meshwright.errors import InputError, Interrupted, UsageError
 
 
 def experiment(run, **more):
-    evaler = mw.Evaler(measure, EXAMPLES, when=4, batch_size=24)
-    return described(run, **{"evaluations": {"all": evaler}} | more)
+    evaluation = mw.Evaluation(measure, EXAMPLES, when=4, batch_size=24)
+    return described(run, **{"evaluations": {"all": evaluation}} | more)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
         ({"input": EXAMPLES}, r"Experiment\.input is of type dict; it must be Input\."),
         (
             {"evaluations": {"all": measure}},
-            r"Experiment\.evaluations is of type dict; it must be .*Mapping.*Evaler",
+            r"Experiment\.evaluations is of type dict; it must be .*Mapping.*Evaluation",
         ),
         ({"loss": "loss"}, r"Experiment\.loss is 'loss'; it must be a function"),
         ({"profile": (2,)}, r"Experiment\.profile is of type tuple"),
@@ -183,8 +183,8 @@ def test_parts_refuse_their_own_values_by_name():
         mw.Watchdog({"step": 60, "evaluations": 5})
     with pytest.raises(UsageError, match=r"Save\.keep is 0"):
         mw.Save(keep=0)
-    with pytest.raises(UsageError, match=r"Evaler\.when is 'often'; it must be int or a function"):
-        mw.Evaler(measure, EXAMPLES, when="often")
+    with pytest.raises(UsageError, match=r"Evaluation\.when is 'often'; it must be int or a function"):
+        mw.Evaluation(measure, EXAMPLES, when="often")
 
 
 def test_numbers_of_numpy_and_lists_will_do():
@@ -257,8 +257,8 @@ def test_a_run_whose_time_is_over_is_saved_and_can_be_continued(tmp_path, finish
 
 def test_a_run_that_gets_no_better_is_done(tmp_path):
     early = mw.early_stopping("all/loss", "max", patience=2)  # the loss falls, so by "max" it gets worse
-    evaler = mw.Evaler(measure, EXAMPLES, when=1)
-    described = {"evaluations": {"all": evaler}, "max_steps": 20, "stop": mw.Stop(early=early)}
+    evaluation = mw.Evaluation(measure, EXAMPLES, when=1)
+    described = {"evaluations": {"all": evaluation}, "max_steps": 20, "stop": mw.Stop(early=early)}
     assert mw.run(experiment(tmp_path, **described)).step == 3
     assert mw.Checkpoints(tmp_path / "checkpoints").latest() == 3
 
@@ -305,7 +305,10 @@ def test_a_score_that_is_no_number_is_the_worst(scores, ends):
 
 def test_patience_outlives_a_restart(tmp_path):
     early = mw.early_stopping("all/loss", "max", patience=4)
-    described = {"evaluations": {"all": mw.Evaler(measure, EXAMPLES, when=1)}, "stop": mw.Stop(early=early)}
+    described = {
+        "evaluations": {"all": mw.Evaluation(measure, EXAMPLES, when=1)},
+        "stop": mw.Stop(early=early),
+    }
     mw.run(experiment(tmp_path, **described, max_steps=3))
     assert mw.run(experiment(tmp_path, **described, max_steps=20)).step == 5
 
@@ -317,9 +320,9 @@ def test_scores_from_before_a_restart_are_not_judged_again(tmp_path):
         asked.append(max(step for step, scores in history.items() if "all/loss" in scores))
         return False
 
-    evaler = mw.Evaler(measure, EXAMPLES, when=4)
+    evaluation = mw.Evaluation(measure, EXAMPLES, when=4)
     described = {
-        "evaluations": {"all": evaler},
+        "evaluations": {"all": evaluation},
         "stop": mw.Stop(early=never_enough),
         "logging": mw.Logging(every=5),
     }

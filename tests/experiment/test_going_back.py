@@ -66,7 +66,7 @@ def test_what_is_wrong_with_the_settings_is_found_before_anything_is_set_aside(t
     mw.run(described(tmp_path))
     with pytest.raises(UsageError):
         mw.run(
-            described(tmp_path, evaluations={"e": mw.Evaler(lambda params, batch: {"e": 1.0}, EXAMPLES)}),
+            described(tmp_path, evaluations={"e": mw.Evaluation(lambda params, batch: {"e": 1.0}, EXAMPLES)}),
             from_step=4,
         )
     assert steps(tmp_path) == [2, 4, 6, 8]
@@ -118,7 +118,7 @@ def experiment(workdir: str = "runs/tiny", max_steps: int = 6) -> mw.Experiment:
 
 
 def test_scores_of_what_was_later_count_no_more(tmp_path):
-    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=2)}
+    evaluations = {"all": mw.Evaluation(measure, EXAMPLES, when=2)}
     seen = []
     mw.run(described(tmp_path, evaluations=evaluations, stop=mw.Stop(early=lambda scores: False)))
     mw.run(

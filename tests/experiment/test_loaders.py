@@ -57,8 +57,8 @@ def test_a_stream_ends_the_run(tmp_path):
 
 @pytest.mark.parametrize("examples", [mw.Batched(DataLoader(LISTED, 16)), lambda: iter(LISTED), LISTED])
 def test_any_examples_can_be_evaluated_on(examples, tmp_path):
-    evaler = mw.Evaler(measure, examples, when=10, batch_size=16)
-    outcome = mw.run(experiment(tmp_path, evaluations={"all": evaler}))
+    evaluation = mw.Evaluation(measure, examples, when=10, batch_size=16)
+    outcome = mw.run(experiment(tmp_path, evaluations={"all": evaluation}))
     expected = ((EXAMPLES["x"] @ np.asarray(outcome.state.params["w"])) ** 2).sum(-1).mean()
     assert outcome.scores["all/loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -106,7 +106,7 @@ def reading(run, **more):
         "loss": text_loss,
         "optimizer": optax.sgd(0.01),
         "input": mw.Input(examples, 8),
-        "evaluations": {"all": mw.Evaler(text_measure, examples, when=100, batch_size=8)},
+        "evaluations": {"all": mw.Evaluation(text_measure, examples, when=100, batch_size=8)},
     }
     return experiment(run, **described | more)
 

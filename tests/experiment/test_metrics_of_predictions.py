@@ -28,13 +28,13 @@ def measure(params, batch):
     return {"error": (((batch["x"] @ params["w"]).sum(-1) > 0) != batch["label"])}
 
 
-def evaler(**more):
+def evaluation(**more):
     described = {"measure": None, "when": 2, "batch_size": 8, "predict": guess, "metric_fn": f1} | more
-    return mw.Evaler(examples=described.pop("examples", EXAMPLES), **described)
+    return mw.Evaluation(examples=described.pop("examples", EXAMPLES), **described)
 
 
 def run(tmp_path, given=None, **more):
-    return mw.run(experiment(tmp_path, evaluations={"held_out": given or evaler()}, max_steps=4, **more))
+    return mw.run(experiment(tmp_path, evaluations={"held_out": given or evaluation()}, max_steps=4, **more))
 
 
 def exact_f1(params):
@@ -51,7 +51,7 @@ def test_a_metric_stands_beside_averages_and_is_given_them(tmp_path):
     def metric(examples, preds, scores):
         return f1(examples, preds) | {"accuracy": 1 - scores["error"]}
 
-    scores = run(tmp_path, evaler(measure=measure, metric_fn=metric)).scores
+    scores = run(tmp_path, evaluation(measure=measure, metric_fn=metric)).scores
     assert list(scores) == ["held_out/error", "held_out/f1", "held_out/accuracy"]
     assert scores["held_out/accuracy"] == 1 - scores["held_out/error"]
 
@@ -78,12 +78,14 @@ def test_a_policy_by_a_metric_that_there_is_not_is_refused_before_the_first_step
 def test_a_metric_of_examples_that_are_read_one_by_one_is_given_a_list_of_them(tmp_path):
     rows = [{"x": x, "label": x[0] > 0.3, "id": i} for i, x in enumerate(X)]
     metric = lambda examples, preds: {"same": float([each["id"] for each in examples] == list(preds))}
-    given = evaler(examples=lambda: iter(rows), predict=lambda params, batch: batch["id"], metric_fn=metric)
+    given = evaluation(
+        examples=lambda: iter(rows), predict=lambda params, batch: batch["id"], metric_fn=metric
+    )
     assert run(tmp_path, given).scores == {"held_out/same": 1.0}
 
 
 def test_a_trainer_and_an_experiment_score_alike(tmp_path):
-    outcome = run(tmp_path, evaler(measure=measure))
+    outcome = run(tmp_path, evaluation(measure=measure))
     deployer = mw.Deployer(0, verbose=False)
     trainer = mw.Trainer(
         deployer,
@@ -98,11 +100,11 @@ def test_a_trainer_and_an_experiment_score_alike(tmp_path):
 
 def test_predictions_without_a_row_for_each_example_are_refused_before_the_first_step(tmp_path):
     with pytest.raises(UsageError, match=r"^evaluations.held_out.predict: .*row for each of the 8 examples"):
-        run(tmp_path, evaler(predict=lambda params, batch: jnp.mean(batch["x"])))
+        run(tmp_path, evaluation(predict=lambda params, batch: jnp.mean(batch["x"])))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_an_error_of_the_metric_function_s_keeps_its_type_and_says_where_it_was(tmp_path):
     with pytest.raises(KeyError) as raised:
-        run(tmp_path, evaler(measure=measure, metric_fn=lambda preds, scores: {"f1": scores["loss"]}))
+        run(tmp_path, evaluation(measure=measure, metric_fn=lambda preds, scores: {"f1": scores["loss"]}))
     assert raised.value.__notes__ == ["in evaluations.held_out.metric_fn, given scores called error"]

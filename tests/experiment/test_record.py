@@ -18,8 +18,8 @@ def outcome(run):
 
 
 def test_a_run_that_is_done_says_so_and_has_a_page(tmp_path):
-    evaler = mw.Evaler(measure, EXAMPLES)
-    found = mw.run(experiment(tmp_path, evaluations={"all": evaler}))
+    evaluation = mw.Evaluation(measure, EXAMPLES)
+    found = mw.run(experiment(tmp_path, evaluations={"all": evaluation}))
     told = {"ended": "finished", "step": 10, "scores": {"all/loss": found.scores["all/loss"]}}
     assert outcome(tmp_path) == told | {"seconds": found.seconds}
     assert "finished" in (tmp_path / "report.html").read_text()

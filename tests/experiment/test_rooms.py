@@ -265,8 +265,8 @@ def hanging_in(phase, hang):
         "start": lambda: {"model": lambda key: hang() or init(key)},
         "first_batch": lambda: {"input": mw.Input(first, batch_size=16, shuffle=False)},
         "restore": lambda: {"init_state_builder": lambda target: hang() or {}},
-        "compile": lambda: {"evaluations": {"all": mw.Evaler(traced, EXAMPLES, batch_size=64)}},
-        "evaluation": lambda: {"evaluations": {"all": mw.Evaler(measure, Rows(), when, batch_size=64)}},
+        "compile": lambda: {"evaluations": {"all": mw.Evaluation(traced, EXAMPLES, batch_size=64)}},
+        "evaluation": lambda: {"evaluations": {"all": mw.Evaluation(measure, Rows(), when, batch_size=64)}},
         "save": lambda: {"save": mw.Save(keep=lambda scores: hang() or set(scores))},
     }[phase]()
 
@@ -304,7 +304,7 @@ def test_no_thread_is_left_when_the_data_fail(tmp_path):
 
 def test_parameter_noise_is_in_training_alone(tmp_path):
     described = {
-        "evaluations": {"all": mw.Evaler(lambda p, b: {"w": b["x"][:, 0] * 0 + p["w"][0, 0]}, EXAMPLES)}
+        "evaluations": {"all": mw.Evaluation(lambda p, b: {"w": b["x"][:, 0] * 0 + p["w"][0, 0]}, EXAMPLES)}
     }
     plain = mw.run(experiment(tmp_path / "plain", max_steps=1, **described))
     noisy = mw.run(experiment(tmp_path / "noisy", max_steps=1, parameter_noise=((".*", 0.1),), **described))

@@ -19,7 +19,7 @@ def worse(params, batch):
 
 
 def described(tmp_path, **more):
-    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=5)}
+    evaluations = {"all": mw.Evaluation(measure, EXAMPLES, when=5)}
     return experiment(tmp_path, **{"max_steps": 20, "evaluations": evaluations} | more)
 
 
@@ -51,7 +51,7 @@ def test_time_is_looked_at_after_each_step(tmp_path):
 
 
 def stopping(tmp_path, patience=2, **more):
-    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
+    evaluations = {"all": mw.Evaluation(worse, EXAMPLES, when=2)}
     return experiment(
         tmp_path,
         evaluations=evaluations,
@@ -80,7 +80,7 @@ def test_the_history_after_a_restart_holds_scores_and_nothing_else(tmp_path):
         seen.append({step: dict(scores) for step, scores in history.items()})
         return False
 
-    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2)}
+    evaluations = {"all": mw.Evaluation(worse, EXAMPLES, when=2)}
     mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=look), max_steps=4))
     mw.run(experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=look), max_steps=8))
     assert seen[-1] == {step: {"all/e": 1.0} for step in (2, 4, 6, 8)}
@@ -133,7 +133,7 @@ def test_an_evaluation_that_time_cuts_off_is_made_when_the_run_goes_on(tmp_path)
         return step == 5
 
     given = {"save": mw.Save(when=100), "max_steps": 6}
-    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=at_5, batch_size=8, at_end=False)}
+    evaluations = {"all": mw.Evaluation(measure, EXAMPLES, when=at_5, batch_size=8, at_end=False)}
     with pytest.raises(Interrupted, match="after step 5"):
         mw.run(
             described(tmp_path, evaluations=evaluations, stop=mw.Stop(max_seconds=100.0), **given),
@@ -150,7 +150,7 @@ def test_the_last_evaluation_that_is_cut_off_is_made_when_the_run_is_called_agai
         return measure(params, batch)
 
     told = [True]
-    evaluations = {"all": mw.Evaler(measured, EXAMPLES, when=100, batch_size=8)}
+    evaluations = {"all": mw.Evaluation(measured, EXAMPLES, when=100, batch_size=8)}
     with pytest.raises(Interrupted, match="after step 20"):
         mw.run(described(tmp_path, evaluations=evaluations))
     assert evaluated(tmp_path) == []
@@ -161,8 +161,8 @@ def test_the_last_evaluation_that_is_cut_off_is_made_when_the_run_is_called_agai
 
 
 def test_a_save_at_the_step_where_scores_end_a_run_has_the_scores_of_the_end(tmp_path):
-    at_end = mw.Evaler(measure, EXAMPLES, when=100)
-    evaluations = {"all": mw.Evaler(worse, EXAMPLES, when=2), "last": at_end}
+    at_end = mw.Evaluation(measure, EXAMPLES, when=100)
+    evaluations = {"all": mw.Evaluation(worse, EXAMPLES, when=2), "last": at_end}
     early = mw.early_stopping("all/e", "min", 2)
     outcome = mw.run(
         experiment(tmp_path, evaluations=evaluations, stop=mw.Stop(early=early), save=mw.Save(when=2))
@@ -174,7 +174,7 @@ def test_a_save_at_the_step_where_scores_end_a_run_has_the_scores_of_the_end(tmp
 
 def test_a_save_where_the_data_end_has_the_scores_of_the_end(tmp_path):
     given = mw.Input(EXAMPLES, batch_size=16, epochs=2)
-    evaluations = {"all": mw.Evaler(measure, EXAMPLES, when=100)}
+    evaluations = {"all": mw.Evaluation(measure, EXAMPLES, when=100)}
     outcome = mw.run(
         experiment(tmp_path, input=given, evaluations=evaluations, save=mw.Save(when=4), max_steps=99)
     )

@@ -23,9 +23,9 @@ def of_tokens(params, batch):
     return {"nll": mw.Mean((nll_BL * batch["mask"]).sum(-1), batch["mask"].sum(-1))}
 
 
-def run(tmp_path, **evaler):
-    described = {"measure": of_tokens, "examples": TEXTS, "batch_size": 8, "when": 99} | evaler
-    return mw.run(experiment(tmp_path, evaluations={"texts": mw.Evaler(**described)})).scores
+def run(tmp_path, **evaluation):
+    described = {"measure": of_tokens, "examples": TEXTS, "batch_size": 8, "when": 99} | evaluation
+    return mw.run(experiment(tmp_path, evaluations={"texts": mw.Evaluation(**described)})).scores
 
 
 def test_each_token_counts_once_whatever_the_length_of_its_text(tmp_path):
@@ -41,7 +41,7 @@ def test_a_score_may_be_computed_from_those_over_all_examples(tmp_path):
 def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
     squared = lambda scores: {"perplexity": scores["nll"] ** 2}
     best = mw.checkpoint.best("texts/perplexity", "min")
-    texts = mw.Evaler(of_tokens, TEXTS, when=2, batch_size=8, metric_fn=squared)
+    texts = mw.Evaluation(of_tokens, TEXTS, when=2, batch_size=8, metric_fn=squared)
     outcome = mw.run(experiment(tmp_path, evaluations={"texts": texts}, save=mw.Save(when=2, keep=best)))
     assert "texts/perplexity" in outcome.scores
 
@@ -54,10 +54,13 @@ def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
             r"^evaluations.texts.metric_fn returned a float; .*numbers by name",
         ),
         ({"metric_fn": lambda scores: {"nll": 1.0}}, r"^evaluations.texts.metric_fn returned 'nll', which"),
-        ({"metric_fn": lambda preds: {}}, r"^Evaler.metric_fn names `preds`: give Evaler.predict"),
+        ({"metric_fn": lambda preds: {}}, r"^Evaluation.metric_fn names `preds`: give Evaluation.predict"),
         ({"metric_fn": lambda score: {}}, r"asks for 'score', which there is not. Did you mean 'scores'"),
-        ({"predict": lambda params, batch: batch}, "^Evaler.predict makes predictions for Evaler.metric_fn"),
-        ({"measure": None}, "^Evaler scores nothing"),
+        (
+            {"predict": lambda params, batch: batch},
+            "^Evaluation.predict makes predictions for Evaluation.metric_fn",
+        ),
+        ({"measure": None}, "^Evaluation scores nothing"),
         (
             {"measure": lambda params, batch: {"nll": mw.Mean.of(batch["x"])}},
             r"(?s)^evaluations.texts.measure: .*nll.total has shape \(\).*mw.Mean\(sums, weights\)",

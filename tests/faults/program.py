@@ -101,7 +101,7 @@ def experiment(workdir: str, what: str, where: str) -> mw.Experiment:
         optimizer=optax.sgd(0.01),
         input=mw.Input(rows, batch_size=16),
         max_steps=6,
-        evaluations={"all": mw.Evaler(values, Rows(here("evaluation")), when, batch_size=16)},
+        evaluations={"all": mw.Evaluation(values, Rows(here("evaluation")), when, batch_size=16)},
         save=mw.Save(when=2),
         logging=mw.Logging(every=1),
         watchdog=mw.Watchdog(TIMEOUTS, kill=True) if what == "sleep" else None,

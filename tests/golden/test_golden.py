@@ -10,6 +10,7 @@ import pytest
 
 import meshwright as mw
 from golden.reading import digest, leaves, reports
+from meshwright import old_names
 from meshwright.cli import main
 from meshwright.events import read_scalars
 
@@ -87,7 +88,7 @@ def test_old_runs_are_listed_with_their_best_scores(here, capsys):
     assert {"state": "finished", "step": 12, "max_steps": 12}.items() <= found["small"].items()
     assert found["small"]["best"]["test/accuracy"] == {"step": 8, "value": 0.725, "mode": "max"}
     assert found["trained"]["step"] == 12
-    assert found["trained"]["best"]["eval_accuracy"]["value"] == 0.8
+    assert found["trained"]["best"]["eval/accuracy"]["value"] == 0.8
 
 
 def test_the_event_files_of_an_old_run_hold_its_losses(here):
@@ -100,7 +101,7 @@ def test_the_page_of_an_old_run_is_drawn_anew_with_its_scores(name, here, capsys
     (here / name / "report.html").unlink(missing_ok=True)
     told = shown(capsys, "report", name)
     last = reports(here / name)["12"]
-    assert {score: told["newest"][score] for score in last} == last
+    assert {score: told["newest"][old_names.score(score)] for score in last} == last
     page = (here / name / "report.html").read_text()
     assert all(f"{last[score]:.4g}" in page for score in last if score.endswith("loss"))
     assert not told["damage"]
@@ -117,8 +118,8 @@ def test_an_old_run_goes_on_as_the_old_code_would_have_gone_on(name, here):
     assert all(report.items() <= after[step].items() for step, report in before.items())
     assert after.keys() == expected.keys()
     for step in expected:
-        # In evaluation a `Trainer` drew by the mesh: the noise in `eval_loss` is another now.
-        losses = [score for score in expected[step] if score in ("loss", "test/loss", "eval_guessed")]
+        # In evaluation a `Trainer` drew by the mesh: the noise in `eval/loss` is another now.
+        losses = [score for score in expected[step] if score in ("loss", "test/loss", "eval/guessed")]
         assert [after[step][score] for score in losses] == pytest.approx(
             [expected[step][score] for score in losses], rel=1e-5
         )

@@ -102,7 +102,7 @@ def experiment(**changes):
         "optimizer": optax.sgd(0.01),
         "input": mw.Input({"x": ROWS}, batch_size=16),
         "max_steps": 4,
-        "evaluations": {"e": mw.Evaler(measure, {"x": ROWS[:20]}, when=2, batch_size=16)},
+        "evaluations": {"e": mw.Evaluation(measure, {"x": ROWS[:20]}, when=2, batch_size=16)},
         "save": mw.Save(when=2),
         "compile_cache": False,
     }
@@ -117,7 +117,7 @@ def with_input(**changes):
     return run(input=replace(experiment().input, **changes))
 
 
-def with_evaler(**changes):
+def with_evaluation(**changes):
     return run(evaluations={"e": replace(experiment().evaluations["e"], **changes)})
 
 
@@ -225,16 +225,16 @@ CASES = {
     "reading fails": one_of(
         with_input, "examples", Rows(ROWS), Rows(ROWS, broken=True), f"OTHER: OSError: {BAD}"
     ),
-    "when evaluated": one_of(with_evaler, "when", 2, 3, r"evaluations\.e\.when: .*3 on OTHER"),
+    "when evaluated": one_of(with_evaluation, "when", 2, 3, r"evaluations\.e\.when: .*3 on OTHER"),
     "evaluated examples": one_of(
-        with_evaler,
+        with_evaluation,
         "examples",
         {"x": ROWS[:20]},
         {"x": ROWS[1:21]},
         r"evaluations\.e: example 0: .* on OTHER",
     ),
     "a constant of the evaluation": one_of(
-        with_evaler,
+        with_evaluation,
         "measure",
         lambda params, batch, table=np.full(8, 1.0): {"loss": batch["x"].sum(-1) * table[0]},
         lambda params, batch, table=np.full(8, 2.0): {"loss": batch["x"].sum(-1) * table[0]},

@@ -123,7 +123,7 @@ def described():
             every=2, trackers=(lambda: 1 / 0, lambda step, values: values["of no report"])
         ),  # they fail on process 0 alone
         evaluations={
-            "few": mw.Evaler(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs, **predicting)
+            "few": mw.Evaluation(values, stack(ROWS[:21]), when, batch_size=16, outputs=outputs, **predicting)
         },
     )
     scores = mw.run(experiment).scores

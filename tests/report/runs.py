@@ -22,11 +22,11 @@ STARTED = {"compile_seconds": 0.5, "num_params": 8.0, "device_bytes": 96.0}
 
 
 def experiment(run, **more):
-    evaler = mw.Evaler(
+    evaluation = mw.Evaluation(
         measure, EXAMPLES, when=4, batch_size=24, outputs=lambda params, batch: {"y": batch["x"]}
     )
     return described(
-        run, **{"evaluations": {"all": evaler}, "loss": loss, "logging": mw.Logging(every=1)} | more
+        run, **{"evaluations": {"all": evaluation}, "loss": loss, "logging": mw.Logging(every=1)} | more
     )
 
 

@@ -1,5 +1,6 @@
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,21 @@ class Fake:
 
 
 @dataclass(frozen=True)
+class Inner:
+    size: int = 8
+    parts: int = 2
+
+    def __post_init__(self):
+        if self.size % self.parts:
+            raise UsageError("parts does not divide size")
+
+
+@dataclass(frozen=True)
 class Described:
     mesh: str = "data=-1"
     microbatches: int = 1
+    inner: Inner = Inner()
+    named: Mapping[str, Inner] = field(default_factory=lambda: {"a": Inner(), "b": Inner()})
 
     def __post_init__(self):
         if self.microbatches < 1:
@@ -80,7 +93,7 @@ def test_unknown_fields_of_any_rule_are_all_named_with_the_nearest():
     rules = [("TPU.*", mw.override(microbatch=2)), ("cpu.*", mw.override(mehs="fsdp=8", q=1))]
     with pytest.raises(UsageError) as refused:
         apply_mesh_rules(Described(), rules, H100)
-    near = ("'microbatch' (did you mean 'microbatches'?)", "'mehs' (did you mean 'mesh'?), 'q'.")
+    near = ("'microbatch' (did you mean 'microbatches'?)", "'mehs' (did you mean 'mesh'?)", "no field 'q'.")
     for words in ("'TPU.*'", "'cpu.*'", *near):
         assert words in str(refused.value)
 
@@ -93,6 +106,30 @@ def test_a_value_that_cannot_be_is_refused_by_the_description_itself():
 def test_a_pattern_that_cannot_be_read_is_refused_whether_or_not_it_is_reached():
     with pytest.raises(UsageError, match=r"'\(TPU' is not a regular expression"):
         mesh_rule([(".*", mw.override()), ("(TPU", mw.override())], H100)
+
+
+def test_settings_of_settings_are_changed_by_dotted_paths_all_at_once():
+    change = mw.override({"inner.size": 9, "inner.parts": 3, "named.b.size": 4}, microbatches=2)
+    expected = Described(microbatches=2, inner=Inner(9, 3), named={"a": Inner(), "b": Inner(4)})
+    assert change(Described()) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("inner.siz", r"Inner has no field 'siz' \(in 'inner.siz'\) \(did you mean 'size'\?\)"),
+        ("named.c.size", r"dict has no field 'c' \(in 'named.c.size'\).\n  It has: a, b\."),
+        ("mesh.size", r"str has no field 'size' \(in 'mesh.size'\).\n  mesh has no settings\."),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused(path, message):
+    with pytest.raises(UsageError, match=message):
+        mw.override({path: 1})(Described())
+
+
+def test_a_setting_and_a_part_of_it_are_not_both_changed():
+    with pytest.raises(UsageError, match="both 'inner' and a setting of it"):
+        mw.override({"inner.size": 4}, inner=Inner())(Described())
 
 
 def test_an_edit_cannot_be_changed():

@@ -193,7 +193,7 @@ def test_a_run_directory_of_a_trainer_has_what_every_run_has(tmp_path):
 
 def test_scores_that_get_no_better_end_a_fit():
     made = trainer(optimizer=optax.sgd(0.0))
-    early = mw.Stop(early=mw.early_stopping("eval_loss", "min", patience=2))
+    early = mw.Stop(early=mw.early_stopping("eval/loss", "min", patience=2))
     fit(made, eval_examples=EXAMPLES, epochs=20, stop=early)
     assert made.step == 9
 

@@ -39,19 +39,19 @@ def test_the_best_by_each_score_the_periodic_and_the_newest_are_kept(waves):
 def test_the_best_parameters_are_those_of_their_step(waves):
     made, folder = waves
     for (score, mode), epoch in {("low", "min"): 4, ("high", "max"): 2}.items():
-        loss = dict(reports(folder, "eval_loss"))[3 * epoch]
+        loss = dict(reports(folder, "eval/loss"))[3 * epoch]
         assert exact_loss(made.best(score, mode).params) == pytest.approx(loss, rel=1e-5)
 
 
 def test_the_deployer_loads_the_best_by_its_path(waves):
     made, folder = waves
-    path = open_best(folder / "checkpoints", "eval_low", "min").path
+    path = open_best(folder / "checkpoints", "eval/low", "min").path
     params = made.deployer.load_ckpt(path)[0]["params"]
     jax.tree.map(np.testing.assert_array_equal, params, made.best("low", "min").params)
 
 
 def test_a_score_that_no_checkpoint_has_is_told(waves):
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* has a score 'eval_lo'; of 5 .*eval_low"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* has a score 'eval/lo'; of 5 .*eval/low"):
         waves[0].best("lo", "min")
 
 
@@ -65,7 +65,7 @@ def test_policies_say_when_to_evaluate_and_to_save_and_what_to_keep(tmp_path):
     options = {"eval_when": mw.when.at(1, 5), "save_when": 2, "keep": keep, "logging": mw.Logging(every=100)}
     fit(trainer(tmp_path), epochs=3, eval_examples=EXAMPLES, **options)
     assert saved(tmp_path) == [0, 4, 8, 9]
-    assert [step for step, _ in reports(tmp_path, "eval_loss")] == [1, 5, 9]
+    assert [step for step, _ in reports(tmp_path, "eval/loss")] == [1, 5, 9]
     assert [step for step, _ in reports(tmp_path)] == [2, 4, 6, 8, 9]
 
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_has_the_scores_of_its_step(tmp_path):
     made = trainer(tmp_path)
     scores = fit(made, eval_examples={"x": X, "y": np.zeros(50, np.float32)}, epochs=1)
     extra = mw.open_source(tmp_path / "checkpoints").extra
-    assert extra["scores"] == {"eval_loss": scores["loss"], "epoch": 1.0}
+    assert extra["scores"] == {"eval/loss": scores["loss"], "epoch": 1.0}
 
 
 @pytest.mark.parametrize("end", [{"epochs": 2}, {"max_steps": 6, "epochs": 9}])
@@ -92,4 +92,4 @@ def test_the_last_checkpoint_has_the_scores_of_the_end(tmp_path, end):
     made = trainer(tmp_path)
     scores = fit(made, eval_examples=EXAMPLES, eval_when=4, save_when=3, **end)
     found = mw.Checkpoints(tmp_path / "checkpoints").scores()
-    assert (made.step, found["eval_loss"]) == (6, scores["loss"])
+    assert (made.step, found["eval/loss"]) == (6, scores["loss"])

@@ -124,7 +124,7 @@ def test_what_was_found_is_said(monkeypatch, tmp_path):
     assert found[0] == "✓ 2 arrays of 5 parameters fit the mesh"
     assert found[1] == "✓ one batch read: x float32[16, 4], y float32[16]"
     assert found[2].startswith("✓ step compiled in ")
-    assert found[3].startswith("✓ evaluation of the first examples: eval_loss ")
+    assert found[3].startswith("✓ evaluation of the first examples: eval/loss ")
     assert found[4].startswith("✓ state saved in ")
 
 

@@ -65,4 +65,4 @@ def test_the_last_checkpoint_of_a_fit_that_scores_end_has_the_last_scores(tmp_pa
     stop = mw.Stop(early=lambda scores: max(scores, default=0) >= 4)
     scores = fit(trainer(tmp_path), eval_examples=EXAMPLES, eval_when=2, save_when=2, epochs=4, stop=stop)
     found = mw.Checkpoints(tmp_path / "checkpoints").scores()
-    assert found["eval_loss"] == scores["loss"]
+    assert found["eval/loss"] == scores["loss"]

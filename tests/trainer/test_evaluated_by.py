@@ -50,7 +50,7 @@ def test_a_score_may_follow_from_the_loss_without_predictions(tmp_path):
     made = trainer(tmp_path)
     scores = fit(made, eval_examples=EXAMPLES, eval_metric_fn=perplexity, best={"perplexity": "min"})
     assert scores["perplexity"] == math.exp(scores["loss"])
-    assert reports(tmp_path, "eval_perplexity")[-1] == (made.step, scores["perplexity"])
+    assert reports(tmp_path, "eval/perplexity")[-1] == (made.step, scores["perplexity"])
 
 
 def test_a_metric_function_may_name_all_that_there_is():

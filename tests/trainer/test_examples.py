@@ -78,7 +78,7 @@ def test_max_steps_ends_a_run_of_unknown_length():
 
 def test_evaluation_after_each_epoch_needs_no_length(tmp_path):
     fit(trainer(tmp_path), lambda epoch: iter(LISTED[17 * epoch :]), epochs=3, eval_examples=LISTED)
-    assert [step for step, _ in reports(tmp_path, "eval_loss")] == [3, 5, 6]
+    assert [step for step, _ in reports(tmp_path, "eval/loss")] == [3, 5, 6]
 
 
 def test_a_collate_function_makes_batches_for_training_and_evaluation():

@@ -25,11 +25,11 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     made = trainer(folder)
     fit(made, **SAVED)
-    return arrays(made), reports(folder), reports(folder, "eval_loss")
+    return arrays(made), reports(folder), reports(folder, "eval/loss")
 
 
 def everything(made, folder):
-    return arrays(made), reports(folder), reports(folder, "eval_loss")
+    return arrays(made), reports(folder), reports(folder, "eval/loss")
 
 
 def at(step, act):

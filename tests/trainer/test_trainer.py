@@ -81,7 +81,7 @@ def test_metrics_of_the_loss_are_reported_and_evaluated(tmp_path):
     positive = {name: x[EXAMPLES["y"] > 0] for name, x in EXAMPLES.items()}
     assert scores["positive"] == pytest.approx(exact_loss(made.params, positive), rel=1e-5)
     assert [step for step, _ in reports(tmp_path, "positive")] == [1, 2, 3, 4, 5, 6]
-    assert reports(tmp_path, "eval_positive")[-1] == (6, scores["positive"])
+    assert reports(tmp_path, "eval/positive")[-1] == (6, scores["positive"])
 
 
 def test_a_weighted_loss_is_the_weighted_mean_over_all():

@@ -32,7 +32,7 @@ def described(run: str, examples: dict[str, np.ndarray]) -> float:
         optimizer=TX,
         input=mw.Input(examples, batch_size=16),
         max_steps=4,
-        evaluations={"test": mw.Evaler(measure, examples, when=2)},
+        evaluations={"test": mw.Evaluation(measure, examples, when=2)},
         save=mw.Save(when=2, keep=mw.checkpoint.best("test/loss", "min")),
     )
     outcome = mw.run(experiment)
@@ -74,4 +74,4 @@ def trained(examples: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 def continued(deployer: mw.Deployer, params: Arrays) -> jax.Array:
     trainer = mw.Trainer(deployer, params=params, loss=loss, optimizer=TX, compute_dtype="bfloat16")
-    return trainer.params["w"] + trainer.best("eval_loss", "min").params["w"]
+    return trainer.params["w"] + trainer.best("loss", "min").params["w"]

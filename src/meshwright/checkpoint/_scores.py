@@ -6,6 +6,7 @@ from contextlib import suppress
 from numbers import Real
 from typing import Literal
 
+from meshwright import old_names
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import NativeSource, read_manifest
 from meshwright.errors import CheckpointError
@@ -20,7 +21,7 @@ def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None
     for step in _directory.complete_steps(directory):
         with suppress(CheckpointError):
             path = _directory.step_path(directory, step)
-            found[step] = known[step] if step in known else read_manifest(path).scores
+            found[step] = known[step] if step in known else old_names.both(read_manifest(path).scores)
     return found
 
 

@@ -72,6 +72,6 @@ def experiment(
         input=mw.Input(train, batch_size=64),
         max_steps=steps,
         rules=WEIGHTS,
-        evaluations={"test": mw.Evaler(measure, test, when=300, batch_size=120)},
+        evaluations={"test": mw.Evaluation(measure, test, when=300, batch_size=120)},
         save=mw.Save(when=100),
     )

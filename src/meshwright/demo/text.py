@@ -77,7 +77,7 @@ def experiment(
         max_steps=steps,
         rules=decoder.RULES,
         evaluations={
-            "held_out": mw.Evaler(
+            "held_out": mw.Evaluation(
                 functools.partial(measure, cfg), Windows(held_out, length), when=50, batch_size=64
             )
         },

@@ -92,7 +92,7 @@ def _no_such(path: Path, workdir: Path) -> CheckpointError:
     if trained.exists():
         is_redcos = path.name.startswith(("min_", "max_"))
         mode, _, score = path.name.partition("_") if is_redcos else ("min", "", "loss")
-        best = f"mw.checkpoint.open_best({str(trained)!r}, {'eval_' + score!r}, {mode!r})"
+        best = f"mw.checkpoint.open_best({str(trained)!r}, {'eval/' + score!r}, {mode!r})"
         said += (
             f"\n  Of what Trainer.fit saved, load_ckpt({str(trained)!r}) loads the newest, and "
             f"load_ckpt({best}.path) the best."

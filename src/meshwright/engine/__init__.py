@@ -4,7 +4,7 @@ from meshwright.engine._alike import OWN, settings_of
 from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
 from meshwright.engine._evaluate import evaluate
-from meshwright.engine._evaluations import Evaluation, Evaluations, seconds_of
+from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
 from meshwright.engine._held import Held
 from meshwright.engine._naming import naming
 from meshwright.engine._opened import open_run
@@ -20,7 +20,7 @@ __all__ = [
     "OWN",
     "Data",
     "Difference",
-    "Evaluation",
+    "EvaluationPart",
     "Evaluations",
     "Held",
     "InformedWhen",

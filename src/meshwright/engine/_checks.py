@@ -12,7 +12,7 @@ import jax
 
 from meshwright import tree
 from meshwright.checkpoint import Checkpoints, metrics_of
-from meshwright.engine._evaluations import Evaluation, seconds_of
+from meshwright.engine._evaluations import EvaluationPart, seconds_of
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.errors import UsageError, listed, nearest
@@ -105,7 +105,7 @@ def tried(
         yield Found(f"state saved in {checkpoints.directory}")
 
 
-def _check_names(settings: Settings, evaluations: Sequence[Evaluation]) -> None:
+def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> None:
     """Check that no score has the name of a time, and that policies go by scores that there are."""
     scores = [name for one in evaluations for name in one.names() or ()]
     for one in evaluations:

@@ -22,7 +22,7 @@ def seconds_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationPart:
     """One evaluation of a run: what it finds, when, and what reports call it."""
 
     name: str
@@ -63,7 +63,7 @@ class Evaluation:
 class Evaluations:
     """`scores = evaluations(tick, state)`: those that are due, as `held_out/loss` and so on."""
 
-    def __init__(self, each: Sequence[Evaluation], directory: Path | None):
+    def __init__(self, each: Sequence[EvaluationPart], directory: Path | None):
         self.each, self._directory = each, directory
         self.newest: Scores = {}
         """The last scores by each name."""
@@ -135,7 +135,7 @@ class Evaluations:
         """Return whether a run that ended at this step was cut off in its last evaluations."""
         return any(one.at_end() and not self._is_made(one, step) for one in self.each)
 
-    def _is_made(self, one: Evaluation, step: int) -> bool:
+    def _is_made(self, one: EvaluationPart, step: int) -> bool:
         return any(name.startswith(one.prefix) for name in self.history.get(step, ()))
 
     def _scores_among(self, reported: Scores) -> Scores:

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 import meshwright
-from meshwright import process
+from meshwright import old_names, process
 from meshwright.engine._evaluations import Evaluations, seconds_of
 from meshwright.engine._opened import Opened
 from meshwright.engine._say import saying
@@ -191,5 +191,5 @@ def reported(directory: Path | None, *, before: int) -> dict[int, dict[str, floa
     path = directory / "metrics.jsonl"
     found: dict[int, dict[str, float]] = {}
     for report in process.on_lead(lambda: read_jsonl(path) if path.exists() else []):
-        found.setdefault(int(report["step"]), {}).update(report)
+        found.setdefault(int(report["step"]), {}).update(old_names.both(report))
     return {step: values for step, values in found.items() if step <= before}

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 import jax
 
 from meshwright import tree
-from meshwright.engine._evaluations import Evaluation
+from meshwright.engine._evaluations import EvaluationPart
 from meshwright.sharding import Layout
 from meshwright.train import Step, TrainState, nothing
 from meshwright.tree import PyTree
@@ -55,7 +55,7 @@ class Training:
     first_state: Callable[[int | None], Callable[[], TrainState]]
     """Told the step of the newest checkpoint, or None where a first state is needed, it reads what that is
     made from, and returns its maker."""
-    evaluations: Sequence[Evaluation] = ()
+    evaluations: Sequence[EvaluationPart] = ()
     facts: Callable[[], Mapping[str, str]] = dict
     """Returns by name what must be the same on all processes of the state and the examples."""
     remarks: Sequence[str] = ()

@@ -4,14 +4,14 @@ from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, trunca
 from meshwright.experiment._ahead import AheadOfTime, compile_ahead, compile_parts, some_rows
 from meshwright.experiment._averages import open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
-from meshwright.experiment._experiment import Evaler, Experiment, Input, Save, as_casts
+from meshwright.experiment._experiment import Evaluation, Experiment, Input, Save, as_casts
 from meshwright.experiment._parts import Parts, parts_of
 from meshwright.experiment._run import evaluate, run
 
 __all__ = [
     "Adapt",
     "AheadOfTime",
-    "Evaler",
+    "Evaluation",
     "Experiment",
     "Input",
     "Parts",

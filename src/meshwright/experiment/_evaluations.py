@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from meshwright.engine import Evaluation, global_batch, naming
+from meshwright.engine import EvaluationPart, global_batch, naming
 from meshwright.evaluation import Measured, Metric, OutputFiles, RowsOver, Scoring
-from meshwright.experiment._experiment import Evaler, Experiment
+from meshwright.experiment._experiment import Evaluation, Experiment
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree
 
 
-def evaluations_of(experiment: Experiment, layout: Layout) -> list[Evaluation]:
+def evaluations_of(experiment: Experiment, layout: Layout) -> list[EvaluationPart]:
     """Return the evaluations of an experiment.
 
     Raises:
@@ -21,14 +21,14 @@ def evaluations_of(experiment: Experiment, layout: Layout) -> list[Evaluation]:
     return [_evaluation(experiment, name, layout) for name in experiment.evaluations]
 
 
-def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation:
-    evaler, field = experiment.evaluations[name], f"evaluations.{name}"
-    examples, size, parts = evaler.examples, evaler.batch_size, _Parts(experiment, evaler, layout, field)
+def _evaluation(experiment: Experiment, name: str, layout: Layout) -> EvaluationPart:
+    one, field = experiment.evaluations[name], f"evaluations.{name}"
+    examples, size, parts = one.examples, one.batch_size, _Parts(experiment, one, layout, field)
     metric = None
-    if evaler.metric_fn is not None:
+    if one.metric_fn is not None:
         predict = None if parts.predict is None else parts.predict.of_each
-        given = {"has_scores": evaler.measure is not None, "name": f"{field}.metric_fn"}
-        metric = Metric(evaler.metric_fn, examples, size, predict, **given)
+        given = {"has_scores": one.measure is not None, "name": f"{field}.metric_fn"}
+        metric = Metric(one.metric_fn, examples, size, predict, **given)
     with naming(field):
         number = num_examples(examples)
     scoring = Scoring(
@@ -39,26 +39,26 @@ def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation
         num_examples=number,
         check=parts.check,
     )
-    return Evaluation(name, f"{name}/", f"{field}.measure", evaler.when, scoring, lambda: evaler.at_end)
+    return EvaluationPart(name, f"{name}/", f"{field}.measure", one.when, scoring, lambda: one.at_end)
 
 
 class _Parts:
-    """The functions of an `Evaler`, each over all examples; None for those that it lacks."""
+    """The functions of an `Evaluation`, each over all examples; None for those that it lacks."""
 
-    def __init__(self, experiment: Experiment, evaler: Evaler, layout: Layout, field: str):
-        self._evaler, self._layout, self._field = evaler, layout, field
-        dtype = experiment.compute_dtype if evaler.dtype == "train" else evaler.dtype
-        chosen: dict[str, Any] = {"compute_dtype": dtype, "params": evaler.params}
+    def __init__(self, experiment: Experiment, one: Evaluation, layout: Layout, field: str):
+        self._one, self._layout, self._field = one, layout, field
+        dtype = experiment.compute_dtype if one.dtype == "train" else one.dtype
+        chosen: dict[str, Any] = {"compute_dtype": dtype, "params": one.params}
 
         def rows(function: Callable[..., PyTree] | None) -> RowsOver | None:
             if function is None:
                 return None
-            return RowsOver(function, evaler.batch_size, layout, experiment.seed, **chosen)
+            return RowsOver(function, one.batch_size, layout, experiment.seed, **chosen)
 
         with naming(f"{field}.dtype"):
-            self.measure = None if evaler.measure is None else Measured(evaler.measure, layout, **chosen)
-            self.predict, outputs = rows(evaler.predict), rows(evaler.outputs)
-        self.outputs = None if outputs is None else OutputFiles(outputs, evaler.examples)
+            self.measure = None if one.measure is None else Measured(one.measure, layout, **chosen)
+            self.predict, outputs = rows(one.predict), rows(one.outputs)
+        self.outputs = None if outputs is None else OutputFiles(outputs, one.examples)
 
     def check(self, target: Any) -> Sequence[str]:
         """Try the functions on structs of state and batch, and return the names of what is measured.
@@ -67,7 +67,7 @@ class _Parts:
           UsageError: one returns something that has no value for each example.
         """
         with naming(self._field):
-            batch = _first_batch(self._evaler, self._layout)
+            batch = _first_batch(self._one, self._layout)
         names: Sequence[str] = ()
         if self.measure is not None:
             with naming(f"{self._field}.measure"):
@@ -79,6 +79,6 @@ class _Parts:
         return names
 
 
-def _first_batch(evaler: Evaler, layout: Layout) -> PyTree:
-    local_rows(evaler.batch_size, layout.batch_sharding)  # raises if it does not divide
-    return global_batch(some_rows(evaler.examples, evaler.batch_size), evaler.batch_size)
+def _first_batch(one: Evaluation, layout: Layout) -> PyTree:
+    local_rows(one.batch_size, layout.batch_sharding)  # raises if it does not divide
+    return global_batch(some_rows(one.examples, one.batch_size), one.batch_size)

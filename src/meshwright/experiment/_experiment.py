@@ -99,7 +99,7 @@ class Input:
 
 @documented
 @dataclass(frozen=True)
-class Evaler:
+class Evaluation:
     """An evaluation: every example once, the last batch padded and the padding not counted."""
 
     is_known_by_place: ClassVar[bool] = True
@@ -140,10 +140,10 @@ class Evaler:
         check_types(self)
         _at_least(1, self, "when", "batch_size")
         is_informed(self.when)  # raises if it is no policy
-        names = "Evaler.metric_fn", "Evaler.predict"
+        names = "Evaluation.metric_fn", "Evaluation.predict"
         check_metric(self.metric_fn, self.predict, has_scores=self.measure is not None, names=names)
         if self.measure is None and self.metric_fn is None:
-            raise UsageError("Evaler scores nothing: give measure, or predict and metric_fn.")
+            raise UsageError("Evaluation scores nothing: give measure, or predict and metric_fn.")
 
 
 @documented
@@ -235,7 +235,7 @@ class Experiment:
     """Where a new run's first state comes from, in whole or in part: `mw.from_checkpoint(path)`. What it does
     not give is initialised as if it gave nothing. A run that is continued does not call it."""
 
-    evaluations: Mapping[str, Evaler] = field(default_factory=dict)
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     """Evaluations by name; `test` gives scores `test/loss` and so on. A folder could be called so."""
     save: Save = Save()
     """When to save, and what to keep."""

@@ -187,9 +187,9 @@ def _facts(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str
     """Return what must be the same on all processes of an experiment's state and examples, by path."""
     state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
     read = {"input": data.facts()}
-    for name, evaler in experiment.evaluations.items():
+    for name, evaluation in experiment.evaluations.items():
         with naming(f"evaluations.{name}"):
-            read[f"evaluations.{name}"] = facts_of(evaler.examples)
+            read[f"evaluations.{name}"] = facts_of(evaluation.examples)
     return state | {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}
 
 

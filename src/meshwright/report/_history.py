@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from meshwright import old_names
+
 Report = Mapping[str, float]
 Mode = Literal["min", "max"]
 
@@ -19,7 +21,7 @@ _HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge
 
 
 _TRAINERS = "eval"
-"""What `Trainer` calls its evaluation: it reports `eval_loss`."""
+"""What a `Trainer` calls its evaluation, which its settings do not describe by name."""
 _LARGEST = 1e100
 
 
@@ -86,7 +88,7 @@ def history_of(reports: Iterable[Report]) -> History:
             sizes = {name: value for name, value in report.items() if name not in ("step", "time")}
         else:
             for name in report.keys() - {"step", "time"}:
-                points = series.setdefault(name, Series(array("q"), array("d")))
+                points = series.setdefault(old_names.score(name), Series(array("q"), array("d")))
                 points.steps.append(int(report["step"]))
                 points.values.append(report[name])
         if _AT_START in report or not ends:
@@ -110,16 +112,14 @@ def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> 
     """Return the names of a run's evaluations: those described, and those that told how long they took."""
     described = [match[1] for path in settings if (match := re.match(r"evaluations\.([^.]+)\.", path))]
     timed = [name.removesuffix("/seconds") for name in series if name.endswith("/seconds")]
-    unnamed = [_TRAINERS for name in series if name.startswith(f"{_TRAINERS}_")]
-    return sorted({*described, *timed, *unnamed})
+    trainers = [_TRAINERS for name in series if name.startswith(f"{_TRAINERS}/")]
+    return sorted({*described, *timed, *trainers})
 
 
 def evaluated(name: str, evaluations: Sequence[str]) -> tuple[str, str] | None:
     """Return of which evaluation a number is and what it is, `("test", "loss")`; None of one of training."""
     first, slash, rest = name.partition("/")
-    if slash and first in evaluations:
-        return first, rest
-    return (_TRAINERS, name.removeprefix(f"{_TRAINERS}_")) if name.startswith(f"{_TRAINERS}_") else None
+    return (first, rest) if slash and first in evaluations else None
 
 
 def scores_of(series: Mapping[str, Series], evaluations: Sequence[str]) -> dict[str, Series]:
@@ -131,7 +131,7 @@ def scores_of(series: Mapping[str, Series], evaluations: Sequence[str]) -> dict[
 def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
     """Return whether a score is best when lowest or highest: as the run was told, else by its name."""
     for path, value in settings.items():
-        if path.endswith(".metric") and value == repr(name):
+        if path.endswith(".metric") and value in (repr(name), repr(old_names.score_before(name))):
             told = settings.get(f"{path.removesuffix('.metric')}.mode")
             if told in ("'min'", "'max'"):
                 return "min" if told == "'min'" else "max"

@@ -1,7 +1,7 @@
 """One description, many machines: what to change where a run is started.
 
     mesh_rules = (
-        ("NVIDIA H100.*:.*x8", mw.override(mesh="data=-1; fsdp=8", microbatches=1)),
+        ("NVIDIA H100.*:.*x8", mw.override({"input.batch_size": 512}, mesh="data=-1; fsdp=8")),
         ("cpu.*", mw.override(microbatches=2, compute_dtype=None)),
         (".*", mw.override()),  # known, and nothing to change
     )
@@ -28,34 +28,77 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """New values for some fields of a dataclass; made by `override`. Of no fields: leave all as it is."""
+    """New values for some settings, by dotted path; made by `override`. None of them: leave all as it is."""
 
     changes: Mapping[str, Any]
 
     def __call__(self, value: T) -> T:
-        """Return a copy of the dataclass `value` with these fields changed; its own checks run again.
+        """Return a copy of the dataclass `value` with these settings changed; its own checks run again.
 
         Raises:
-          UsageError: naming all fields that it does not have.
+          UsageError: naming all settings that it does not have.
         """
         problem = self.problem(value)
         if problem:
             raise UsageError(problem)
-        return dataclasses.replace(value, **self.changes)  # type: ignore[type-var]
+        return _changed(value, self.changes)
 
     def problem(self, value: Any) -> str | None:
-        """Return which fields `value` does not have, in words for people, or None."""
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        unknown = [name for name in self.changes if name not in fields]
-        if not unknown:
-            return None
-        named = ", ".join(f"{name!r}{_perhaps(nearest(name, fields))}" for name in unknown)
-        return f"{type(value).__name__} has no field {named}.\n  It has: {', '.join(fields)}."
+        """Return which settings `value` does not have, in words for people, or None."""
+        unknown = list(filter(None, (_unknown(value, path) for path in self.changes)))
+        twice = [
+            f"both {path!r} and a setting of it are given: leave one of them out."
+            for path in self.changes
+            if any(other.startswith(f"{path}.") for other in self.changes)
+        ]
+        return "\n".join([*unknown, *twice]) or None
 
 
-def override(**changes: Any) -> Override:
-    """Return new values for some fields: `override(mesh="fsdp=8")`. `override()` changes nothing."""
-    return Override(MappingProxyType(changes))
+def override(changes: Mapping[str, Any] = MappingProxyType({}), /, **more: Any) -> Override:
+    """Return new values for some settings: `override({"input.batch_size": 64}, mesh="fsdp=8")`.
+
+    Args:
+      changes: values by dotted path, for settings of settings: `{"evaluations.test.batch_size": 64}`.
+      **more: values by name. `override()` changes nothing.
+    """
+    return Override(MappingProxyType({**changes, **more}))
+
+
+def _changed(owner: Any, changes: Mapping[str, Any]) -> Any:
+    """Return a copy of a dataclass or mapping with what is at these paths changed, all at once."""
+    inner: dict[str, dict[str, Any]] = {}
+    new = {}
+    for path, value in changes.items():
+        name, dot, rest = path.partition(".")
+        if dot:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            new[name] = value
+    held = _settings_of(owner)
+    new |= {name: _changed(held[name], below) for name, below in inner.items()}
+    return {**owner, **new} if isinstance(owner, Mapping) else dataclasses.replace(owner, **new)
+
+
+def _unknown(owner: Any, path: str) -> str | None:
+    """Return why a path leads to no setting of `owner`, in words for people, or None."""
+    found, above = owner, ""
+    for name in path.split("."):
+        settings = _settings_of(found)
+        if name not in settings:
+            close, kind = nearest(name, settings), type(found).__name__
+            whole = f" (in {path!r})" if "." in path else ""
+            there = f"It has: {', '.join(settings)}." if settings else f"{above or kind} has no settings."
+            return f"{kind} has no field {name!r}{whole}{_perhaps(close)}.\n  {there}"
+        found, above = settings[name], f"{above}.{name}".lstrip(".")
+    return None
+
+
+def _settings_of(owner: Any) -> Mapping[str, Any]:
+    if isinstance(owner, Mapping):
+        return owner
+    if not dataclasses.is_dataclass(owner) or isinstance(owner, type):
+        return {}
+    return {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner) if field.init}
 
 
 MeshRule = tuple[str, Override]

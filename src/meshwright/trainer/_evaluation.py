@@ -15,8 +15,8 @@ from meshwright.predictor import Predictor
 from meshwright.train import TrainState, Variables, eval_params, only_averages
 from meshwright.trainer._recipe import Recipe
 
-PREFIX = "eval_"
-"""The names of scores begin so in reports and checkpoints, and the arguments of `fit`."""
+PREFIX = "eval/"
+"""The names of scores begin so in reports and checkpoints."""
 Best = Mapping[str, Literal["min", "max"]]
 """By which scores to keep the best checkpoint, and which values of them are best."""
 

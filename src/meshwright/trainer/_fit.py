@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.deployer import Deployer
 from meshwright.engine import (
-    Evaluation,
+    EvaluationPart,
     Logging,
     Profile,
     Reporting,
@@ -259,7 +259,7 @@ def _is_continued(progress: Progress, calls: CallData) -> bool:
     return progress.state is not None and progress.num_calls > 0 and not is_cut_off
 
 
-def _evaluations(call: Call, calls: CallData) -> Sequence[Evaluation]:
+def _evaluations(call: Call, calls: CallData) -> Sequence[EvaluationPart]:
     if call.evaluated.examples is None:
         return []
     best, due = call.schedule.best, call.schedule.evaluates(calls.epochs)
@@ -269,7 +269,7 @@ def _evaluations(call: Call, calls: CallData) -> Sequence[Evaluation]:
 
     when: When = lambda step: is_new() and due(step)  # noqa: E731
     scoring = call.evaluated.scoring(best)
-    return [Evaluation("eval", PREFIX, "eval_examples", when, scoring, is_new)]
+    return [EvaluationPart("eval", PREFIX, "eval_examples", when, scoring, is_new)]
 
 
 def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:

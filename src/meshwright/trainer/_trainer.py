@@ -16,7 +16,7 @@ from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
 from meshwright.train import Chosen, ComputeDtype, Params, Trainable, TrainState, Variables, narrowing
-from meshwright.trainer._evaluation import PREFIX, Evaluated, best_of
+from meshwright.trainer._evaluation import Evaluated, best_of
 from meshwright.trainer._fit import Call, Progress, check_in_round, check_values, fit
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe, both_losses
@@ -39,7 +39,7 @@ class Trainer(Generic[Params]):
       loss: returns a scalar or a `Mean` to be minimised, or that and `{name: scalar or Mean}`. It may name
         `params`, `model` (if there is one; called as `model(inputs)` with a batch, over which Equinox's
         modules, which take one example, are mapped), `batch`, `key`, `train` (False in evaluation), and
-        `model_state` (then it returns the new one as a third value). Without it there is no `eval_loss`.
+        `model_state` (then it returns the new one as a third value). Without it there is no `eval/loss`.
       optimizer: any optax transformation.
       collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
       model: a Flax or Equinox model, a pair `(init, apply)`, or `mw.functional(...)` of one, which is also
@@ -218,7 +218,7 @@ class Trainer(Generic[Params]):
           shuffle: read each epoch in an order of its own.
           logging: how often to report, and where to besides the deployer's log: `mw.Logging(every=10)`.
           stop: what ends training before its last step: a time, or scores that get no better, as
-            `mw.Stop(max_seconds=3600, early=mw.early_stopping("eval_loss", "min", patience=3))`.
+            `mw.Stop(max_seconds=3600, early=mw.early_stopping("eval/loss", "min", patience=3))`.
           profile: the steps of which profiles are taken, into the run directory: `mw.Profile((100,))`.
           watchdog: after how long a hang is told, `mw.Watchdog(600)`; None for never.
           strict: refuse to go on with other settings than the run was trained with so far.
@@ -238,7 +238,7 @@ class Trainer(Generic[Params]):
         per_device, size = batch_sizes(per_device_batch_size, batch_size, ways * self._recipe.accumulate)
         _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
         by = eval_loss, eval_predictor, eval_metric_fn
-        evaluated = Evaluated(self._recipe, eval_examples, eval_size, *by, prefix=PREFIX)
+        evaluated = Evaluated(self._recipe, eval_examples, eval_size, *by, prefix="eval_")
         call = Call(
             examples=train_examples,
             batch_size=size,

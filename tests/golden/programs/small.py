@@ -71,7 +71,7 @@ def experiment(workdir: str = "runs/small", steps: int = 12) -> mw.Experiment:
         optimizer=optimizer(),
         input=mw.Input(TRAIN, batch_size=16),
         max_steps=steps,
-        evaluations={"test": mw.Evaler(measure, TEST, when=4, batch_size=16)},
+        evaluations={"test": mw.Evaluation(measure, TEST, when=4, batch_size=16)},
         save=mw.Save(when=4, keep=mw.checkpoint.any_of(mw.checkpoint.last(1), best)),
         logging=mw.Logging(every=1),
         compile_cache=False,
