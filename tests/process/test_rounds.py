@@ -33,7 +33,7 @@ def undisturbed(play, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(play, tmp_path_factory):
-    """Return the directory of rounds of which the third was cut off: one of two processes was killed in it."""
+    """Return the directory of rounds whose third was cut off: one of two processes was killed in it."""
     workdir = tmp_path_factory.mktemp("killed")
     assert play(2, workdir, dies_in=3) == (128 + 9, None)
     return workdir
