@@ -59,7 +59,7 @@ def _taken_apart(path: str, text: str) -> list[tuple[str, str]]:
     called = re.fullmatch(r"([\w.<>]+)(\(.*\))", text)
     try:
         call = ast.parse(f"_{called[2]}", mode="eval").body if called else None
-    except SyntaxError:  # an argument such as <type>
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # <type>, say; or nested too deeply
         call = None
     if called is None or not isinstance(call, ast.Call) or call.args:
         return [(path, text)]

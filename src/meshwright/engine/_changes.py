@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from meshwright import description, process
+from meshwright.documents import read_file
 from meshwright.engine._opened import Opened
 from meshwright.engine._settings import Settings
 from meshwright.engine._written import hidden, secrets_in
@@ -17,7 +18,9 @@ def changes(settings: Settings, directory: Path) -> list[str]:
     if not file.is_file():
         return []
     described = hidden(settings.described(), secrets_in(settings.origin))
-    return [str(each) for each in description.differences(file.read_text(), described)]
+    return [
+        str(each) for each in description.differences(read_file(file).decode(errors="replace"), described)
+    ]
 
 
 def tell_changes(settings: Settings, opened: Opened) -> None:

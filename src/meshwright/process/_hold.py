@@ -21,8 +21,9 @@ import os
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
+from meshwright.durable import open_ordinary
 from meshwright.errors import UsageError
 from meshwright.process._holder import Holder, is_alive, read_holder, this_machine, this_process
 from meshwright.process._member import forget_in_forks
@@ -36,7 +37,7 @@ log = logging.getLogger("meshwright")
 class Hold:
     """A directory that is held. `hold` takes it; in a forked process it is held no more."""
 
-    def __init__(self, file: Path, lock: TextIO, written: str):
+    def __init__(self, file: Path, lock: BinaryIO, written: str):
         self._file, self._lock, self._written = file, lock, written
         forget_in_forks(self)
 
@@ -71,7 +72,7 @@ def hold(file: Path) -> Hold:
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as on_failure:
-            lock = on_failure.enter_context(file.open("a"))
+            lock = on_failure.enter_context(_opened(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
             is_locked = _lock(file, lock)
             if not os.fstat(lock.fileno()).st_nlink:  # its holder removed it after it was opened here
                 continue
@@ -102,7 +103,7 @@ def is_held(file: Path) -> bool:
     It is asked by sharing the lock for a moment: a name may be that of a process that is dead.
     """
     try:
-        with file.open() as lock:
+        with _opened(file, os.O_RDONLY) as lock:
             is_locked = _shared(lock)
         left = _read(_name_of(file))
     except BlockingIOError:
@@ -112,7 +113,11 @@ def is_held(file: Path) -> bool:
     return left is not None and not _is_gone(left, is_locked)
 
 
-def _shared(lock: TextIO) -> bool:
+def _opened(file: Path, flags: int) -> BinaryIO:
+    return os.fdopen(open_ordinary(file, flags), "wb" if flags & os.O_WRONLY else "rb")
+
+
+def _shared(lock: BinaryIO) -> bool:
     """Share the lock, and return whether the file system has any."""
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -123,7 +128,7 @@ def _shared(lock: TextIO) -> bool:
     return True
 
 
-def _lock(file: Path, lock: TextIO) -> bool:
+def _lock(file: Path, lock: BinaryIO) -> bool:
     """Lock an open file, and return whether the file system can do that.
 
     Raises:

@@ -186,7 +186,7 @@ def _settings_from(folder: Path) -> dict[int, str]:
     for file in sorted(folder.glob("step_*.txt")) if folder.is_dir() else ():
         number = file.stem.removeprefix("step_")
         if number.isdecimal() and len(number) < 20 and file.is_file():
-            with contextlib.suppress(OSError, InputError):
+            with contextlib.suppress(OSError, ValueError):
                 found[int(number)] = _text(file)
     return found
 
