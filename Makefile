@@ -6,6 +6,9 @@
 #   make lint    ruff and the type checker
 #   make soak    kill saving runs thousands of times (KILLS=5000), and try random faults by the thousand (SEED=1)
 #   make types   a user's program under mypy and pyright
+#   make docs    the site, into site/; fails at a broken link and at a public name without a docstring
+#   make dist    the wheel and the sdist, into dist/, the same bytes for the same commit
+#   make test-dist   build them twice, install the wheel into fresh environments, and train with it
 #   make bench   the measurements behind the README's claims
 #   make setup   only the environment
 
@@ -15,7 +18,7 @@ KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-newest test-others lint types soak bench lock clean
+.PHONY: setup demo test test-here test-newest test-others lint types soak docs dist test-dist bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -53,6 +56,21 @@ soak: setup
 	SOAK=1 $(BIN)/python -m pytest -m "soak or long" -o timeout=0
 	KILLS=$(KILLS) $(BIN)/python -m pytest tests/crash -o timeout=0
 
+# Reads the sources, so it needs neither JAX nor the package.
+docs: .venv-docs/.ready
+	@NO_MKDOCS_2_WARNING=1 nice .venv-docs/bin/mkdocs build --quiet
+	@echo "site/index.html"
+
+.venv-docs/.ready: requirements/docs.txt
+	@python="$(PYTHON)"; [ -n "$$python" ] || python=$$(sh scripts/find_python) && "$$python" -m venv --clear .venv-docs
+	@.venv-docs/bin/python -m pip install -qq --disable-pip-version-check -r requirements/docs.txt && touch $@
+
+dist: setup
+	@sh scripts/dist $(BIN)/python dist
+
+test-dist: setup
+	@sh scripts/test_dist $(BIN)/python
+
 # The library that we are measured against stays out of the environment that tests run in.
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench LOCKS="$(LOCKS) requirements/bench.txt" setup
@@ -66,6 +84,8 @@ lock: setup
 	  requirements/bench.in -o requirements/bench.txt
 	@$(BIN)/uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header --no-annotate --quiet \
 	  requirements/types.in -o requirements/types.txt
+	@$(BIN)/uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header --no-annotate --quiet \
+	  requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-bench build dist
+	rm -rf .venv .venv-newest .venv-bench .venv-docs build dist site

@@ -21,10 +21,15 @@ from collections.abc import Iterable
 from unicodedata import category
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED = 0, 1, 2, 3, 4
-EXIT_HUNG = 5  # no step finished any more: the watchdog ended the process from inside
-EXIT_PEERS = 6  # another process of the run is gone; nothing is wrong with this one
-EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: schedulers take it as "run me again"
-EXIT_CTRL_C = 130  # 128 + SIGINT
+"""Done, failed, nothing was started, an input is missing or damaged, the loss diverged."""
+EXIT_HUNG = 5
+"""No step finished any more: the watchdog ended the process from inside."""
+EXIT_PEERS = 6
+"""Another process of the run is gone; nothing is wrong with this one."""
+EXIT_AGAIN = 75
+"""Stopped, with the state saved: EX_TEMPFAIL of sysexits.h, which schedulers take as "run me again"."""
+EXIT_CTRL_C = 130
+"""Ctrl-C: 128 + SIGINT."""
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """The Unicode categories of what controls a terminal or the order of the text, or cannot be encoded."""

@@ -20,7 +20,9 @@ import jax
 from meshwright.errors import UsageError, listed, nearest
 
 V = TypeVar("V")
+"""The type of a table's values."""
 Found = re.Match[str]
+"""Where a pattern matched a name."""
 Names = tuple[str, ...]
 """The names of one leaf; there is more than one where a format of checkpoints spells it otherwise."""
 

@@ -16,6 +16,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from meshwright.errors import InputError, UsageError
 
 PyTree = Any
+"""Nested dictionaries, tuples, lists and dataclasses of arrays, as JAX takes them."""
 Path = tuple[Any, ...]
 """The keys of a leaf, as JAX has them."""
 

@@ -34,9 +34,11 @@ class TreeSource:
             )
 
     def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """Return the shape and dtype of every array by name."""
         return {name: tree.abstract(leaf) for name, leaf in self._leaves.items()}
 
     def read(self, name: str, index: tuple[slice, ...], /) -> np.ndarray:
+        """Return a part of one array."""
         if self._whole is None or self._whole[0] != name:
             self._whole = name, _on_host(self._leaves[name])
         return self._whole[1][index]

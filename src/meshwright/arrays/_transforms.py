@@ -88,7 +88,9 @@ class Arrays:
         return self.name
 
     def arrays(self) -> Mapping[str, LazyArray]:
+        """Return every array by name; nothing is read."""
         return self.held
 
     def read(self, name: str, index: Index, /) -> np.ndarray:
+        """Return a part of one array."""
         return self.held[name].read(index)

@@ -27,7 +27,9 @@ from meshwright.durable import fsync_directory
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.storage import Directory, ObjectPath
 
-LOCK, PINNED = ".lock", "PINNED"
+LOCK = ".lock"
+PINNED = "PINNED"
+"""The file that keeps a checkpoint from being removed."""
 Aside = Literal["damaged", "later"]
 ASIDE = get_args(Aside)
 """Why a checkpoint may be set aside, which its name says."""

@@ -15,6 +15,7 @@ from meshwright.checkpoint import _directory
 from meshwright.errors import MeshwrightError
 
 UNFINISHED = ".unfinished"
+"""The suffix of a directory that a save has not finished."""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from meshwright.metrics import Mean, merge
 from meshwright.train import RUN_AHEAD, at_most_ahead
 
 Scores = dict[str, float]
+"""Numbers by name, as an evaluation reports them."""
 
 
 def mean_over(

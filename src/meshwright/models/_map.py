@@ -16,9 +16,11 @@ class Transpose:
     """Ours has its dimensions in the opposite order: weights of PyTorch's `Linear` are [out, in]."""
 
     def to_ours(self, array: LazyArray) -> LazyArray:
+        """Return an array of theirs as ours."""
         return array.transpose()
 
     def to_theirs(self, array: LazyArray) -> LazyArray:
+        """Return an array of ours as theirs."""
         return array.transpose()
 
 
@@ -30,9 +32,11 @@ class Reshape:
     ours: tuple[int, ...]
 
     def to_ours(self, array: LazyArray) -> LazyArray:
+        """Return an array of theirs as ours."""
         return _reshaped(array, self.theirs, self.ours)
 
     def to_theirs(self, array: LazyArray) -> LazyArray:
+        """Return an array of ours as theirs."""
         return _reshaped(array, self.ours, self.theirs)
 
 

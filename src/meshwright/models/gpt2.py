@@ -48,6 +48,7 @@ RULES = (
     match("embedding", None, "fsdp"),  # its 50,257 rows divide by nothing
     *decoder.RULES,
 )
+"""The decoder's rules, and those for the arrays that it does not have."""
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:

@@ -64,6 +64,7 @@ RULES = (
     match("cross_o", None, "tensor", "fsdp"),
     *decoder.RULES,
 )
+"""The decoder's rules, and those for the arrays that it does not have."""
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:

@@ -12,6 +12,7 @@ from meshwright.report._run import Run
 from meshwright.storage import put_file_at
 
 PAGE = "report.html"
+"""The name of a run's page, in its directory."""
 
 
 def write_page(run: Run, to: str | Path | None = None) -> str:

@@ -17,6 +17,7 @@ _ANY = optional("(?!)")
 """Stands for a rule without a pattern: it matches nothing, and need not."""
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
+"""Given the name, shape and mesh of an array, its spec, or None where the rule says nothing about it."""
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ class Norms(NamedTuple):
         return jnp.sqrt(jnp.maximum(self.square - self.mean**2, 0))
 
     def with_norm(self, norm: jax.Array, decay: float) -> "Norms":
+        """Return these statistics with one more norm."""
         mass = decay * self.mass + (1 - decay)
         share = (1 - decay) / mass
         mean, square = (1 - share) * self.mean + share * norm, (1 - share) * self.square + share * norm**2

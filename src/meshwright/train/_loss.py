@@ -15,6 +15,7 @@ from meshwright.metrics import Histogram, Mean, widened
 from meshwright.tree import PyTree
 
 Metrics = Mapping[str, Mean | Histogram]
+"""Metrics of one step by name, on the devices."""
 REPORTED = ("step", "time")
 """What a report holds besides metrics."""
 RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)

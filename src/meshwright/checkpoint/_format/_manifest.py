@@ -45,6 +45,7 @@ from meshwright.errors import CheckpointError, DamagedError
 from meshwright.storage import Directory
 
 MANIFEST = "manifest.json"
+"""The file that makes a directory a checkpoint; it is written last."""
 _FORMAT = "meshwright.checkpoint"
 _VERSION = 1
 

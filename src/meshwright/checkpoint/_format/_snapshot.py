@@ -24,6 +24,7 @@ Buffer = Any
 """A contiguous object that can be joined, copied and checksummed as bytes."""
 
 HOST_NBYTES = 16 << 30
+"""How many bytes of copies a save may hold on the host, unless told otherwise."""
 
 
 class OwnedChunk(NamedTuple):

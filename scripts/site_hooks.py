@@ -1,0 +1,150 @@
+"""Hooks of `make docs`: sources as pages, the table of public names, and names without a docstring.
+
+Pages link to files of the repository beside `docs/`, as `../examples/digits.py`. On the site these files are
+pages of their own, so that no link leaves it.
+"""
+
+import logging
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+import griffe
+from mkdocs.structure.files import File, InclusionLevel
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?!\w+:|#|<)([^)#\s]+)(#[^)\s]*)?", re.MULTILINE)
+TABLE = "<!-- names -->"
+LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "sh"}
+log = logging.getLogger("mkdocs.hooks.site")
+
+
+def on_config(config):
+    """Leave out of the nav the pages that are not written yet."""
+    config.nav = there(config.nav, Path(config.docs_dir))
+    return config
+
+
+def there(nav, docs):
+    """Return a nav without the pages that are not in `docs`."""
+    entries = [next(iter(entry.items())) for entry in nav]
+    kept = [(title, there(to, docs) if isinstance(to, list) else to) for title, to in entries]
+    return [{title: to} for title, to in kept if isinstance(to, list) or (docs / to).is_file()]
+
+
+def on_files(files, config):
+    """Add a page for each file outside of `docs/` that a page links to, and for those that they link to."""
+    todo = [file.src_uri for file in files.documentation_pages()]
+    while todo:
+        uri = todo.pop()
+        for target in sorted({link[2] for link in LINK.finditer(text_of(uri, config))}):
+            page = page_of(uri, target)
+            if page and not files.get_file_from_path(page):
+                files.append(generated(config, page))
+                todo.append(page)
+    return files
+
+
+def generated(config, uri):
+    """Return a page that is reached by links, not from the nav."""
+    return File.generated(
+        config, uri, content=text_of(uri, config), inclusion=InclusionLevel.NOT_IN_NAV
+    )
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Point links to files outside of `docs/` to their pages; draw up the table of names where one is asked for."""
+    uri = page.file.src_uri
+
+    def link(found):
+        target = page_of(uri, found[2])
+        return f"{found[1]}{relative(target, uri)}{found[3] or ''}" if target else found[0]
+
+    return LINK.sub(link, markdown).replace(TABLE, names_table() if TABLE in markdown else "")
+
+
+def text_of(uri, config):
+    """Return the Markdown of a page: as it is written, or a source in a block of code."""
+    if not uri.startswith("source/"):
+        path = Path(config.docs_dir, uri)
+        return path.read_text() if path.is_file() else ""
+    path = ROOT / uri.removeprefix("source/").removesuffix(".md")
+    if not path.is_file():
+        path = ROOT / uri.removeprefix("source/")
+    if path.suffix == ".md":
+        return path.read_text()
+    name = path.relative_to(ROOT)
+    return f"# {name}\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"
+
+
+def page_of(uri, target):
+    """Return the page for what `target` names on page `uri`, or None where it is in `docs/` or is not there."""
+    base = PurePosixPath(uri.removeprefix("source/")) if uri.startswith("source/") else PurePosixPath("docs", uri)
+    path = PurePosixPath(os.path.normpath(base.parent / target))
+    if path.parts[0] in ("docs", "..") or not (ROOT / path).is_file():
+        return relative_to_docs(path) if uri.startswith("source/") and path.parts[0] == "docs" else None
+    return f"source/{path}" if path.suffix == ".md" else f"source/{path}.md"
+
+
+def relative_to_docs(path):
+    """Return the page of a file below `docs/`."""
+    return str(path.relative_to("docs"))
+
+
+def relative(target, uri):
+    """Return the address of page `target` as seen from page `uri`."""
+    return os.path.relpath(target, PurePosixPath(uri).parent)
+
+
+def names_table():
+    """Return a table of what `mw` itself names, each with where it is explained and its first sentence."""
+    package = loaded()
+    rows = ["| `mw.` | |", "|---|---|"]
+    for name in package.exports:
+        found = package[str(name)]
+        if found.is_attribute:
+            continue
+        target = found.final_target if found.is_alias else found
+        said = target.docstring.value.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        rows.append(f"| [`{name}`][{address(package, str(name))}] | {said} |")
+    return "\n".join(rows)
+
+
+def address(package, name):
+    """Return where the reference explains a name of the package: in the room that it comes from."""
+    found = package[name]
+    return found.path if found.is_module else found.target_path
+
+
+_PACKAGE = []
+
+
+def loaded():
+    """Return the package as griffe reads it from its sources."""
+    if not _PACKAGE:
+        _PACKAGE.append(griffe.load("meshwright", search_paths=[ROOT / "src"], resolve_aliases=True))
+    return _PACKAGE[0]
+
+
+def on_pre_build(config):
+    """Warn of each public name, and each public method, that has no docstring; a strict build then fails."""
+    for page in sorted(Path(config.docs_dir, "reference").glob("*.md")):
+        for module in re.findall(r"^::: (meshwright\.[\w.]+)", page.read_text(), re.MULTILINE):
+            for path in undocumented(loaded()[module.removeprefix("meshwright.")]):
+                log.warning("%s is public and has no docstring", path)
+
+
+def undocumented(module):
+    """Yield the path of each public name of a room, and of each method of its classes, without a docstring."""
+    for name, member in module.members.items():
+        if not member.is_public or (found := member.final_target if member.is_alias else member).is_module:
+            continue
+        if not found.has_docstring:
+            yield f"{module.path}.{name}"
+        if found.is_class:
+            public = (each for each in found.members.values() if each.is_public and not each.is_alias)
+            yield from (
+                each.path
+                for each in public
+                if each.is_function and not each.has_docstring and not each.name.startswith("_")
+            )
