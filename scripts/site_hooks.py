@@ -47,9 +47,7 @@ def on_files(files, config):
 
 def generated(config, uri):
     """Return a page that is reached by links, not from the nav."""
-    return File.generated(
-        config, uri, content=text_of(uri, config), inclusion=InclusionLevel.NOT_IN_NAV
-    )
+    return File.generated(config, uri, content=text_of(uri, config), inclusion=InclusionLevel.NOT_IN_NAV)
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -79,7 +77,11 @@ def text_of(uri, config):
 
 def page_of(uri, target):
     """Return the page for what `target` names on page `uri`, or None where it is in `docs/` or is not there."""
-    base = PurePosixPath(uri.removeprefix("source/")) if uri.startswith("source/") else PurePosixPath("docs", uri)
+    base = (
+        PurePosixPath(uri.removeprefix("source/"))
+        if uri.startswith("source/")
+        else PurePosixPath("docs", uri)
+    )
     path = PurePosixPath(os.path.normpath(base.parent / target))
     if path.parts[0] in ("docs", "..") or not (ROOT / path).is_file():
         return relative_to_docs(path) if uri.startswith("source/") and path.parts[0] == "docs" else None
