@@ -51,7 +51,7 @@ def generated(config, uri):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Point links to files outside of `docs/` to their pages; draw up the table of names where one is asked for."""
+    """Point links to files outside of `docs/` to their pages, and put in the table of names."""
     uri = page.file.src_uri
 
     def link(found):
@@ -76,21 +76,15 @@ def text_of(uri, config):
 
 
 def page_of(uri, target):
-    """Return the page for what `target` names on page `uri`, or None where it is in `docs/` or is not there."""
-    base = (
-        PurePosixPath(uri.removeprefix("source/"))
-        if uri.startswith("source/")
-        else PurePosixPath("docs", uri)
-    )
-    path = PurePosixPath(os.path.normpath(base.parent / target))
-    if path.parts[0] in ("docs", "..") or not (ROOT / path).is_file():
-        return relative_to_docs(path) if uri.startswith("source/") and path.parts[0] == "docs" else None
+    """Return the page that link `target` on page `uri` is to point to, or None where it is right as it is."""
+    inside = not uri.startswith("source/")
+    folder = PurePosixPath("docs", uri).parent if inside else PurePosixPath(uri).relative_to("source").parent
+    path = PurePosixPath(os.path.normpath(folder / target))
+    if path.parts[0] == "docs":
+        return None if inside else str(path.relative_to("docs"))
+    if not (ROOT / path).is_file() or ".." in path.parts:
+        return None
     return f"source/{path}" if path.suffix == ".md" else f"source/{path}.md"
-
-
-def relative_to_docs(path):
-    """Return the page of a file below `docs/`."""
-    return str(path.relative_to("docs"))
 
 
 def relative(target, uri):
@@ -137,7 +131,7 @@ def on_pre_build(config):
 
 
 def undocumented(module):
-    """Yield the path of each public name of a room, and of each method of its classes, without a docstring."""
+    """Yield the public names of a room, and the methods of its classes, that have no docstring."""
     for name, member in module.members.items():
         if not member.is_public or (found := member.final_target if member.is_alias else member).is_module:
             continue

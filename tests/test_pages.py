@@ -2,10 +2,10 @@
 
 Of a page, in a folder of its own:
 
-- a block of `python` is run, in one namespace for the page; one with a title, `python title="first.py"`, is written to
-  that file instead;
-- the lines of a block of `sh` that begin with `meshwright` or `python` are run, and must end with 0. Of `pip install`
-  it is checked that the extras are there;
+- a block of `python` is run, in one namespace for the page;
+- a block with a title, as `python title="first.py"`, is not run, but written to that file;
+- the lines of a block of `sh` that begin with `meshwright` or `python` are run, and must end with 0. Of
+  `pip install` it is checked that the extras are there;
 - a block whose first line is `# not run: REASON` is not run. These are to be rare.
 
 Blocks of other languages (`text`, `yaml`, `console`) are for reading.
