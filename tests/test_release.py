@@ -30,7 +30,8 @@ def notes(tmp_path):
 
 def test_the_notes_of_a_release_are_the_section_of_its_version(notes):
     done = notes(
-        f"# Changelog\n\n## Unreleased\n\n- new\n\n## {mw.__version__} (2026-12-01)\n\n- this\n\n## 0.0.1\n\n- old\n"
+        "# Changelog\n\n## Unreleased\n\n- new\n\n"
+        f"## {mw.__version__} (2026-12-01)\n\n- this\n\n## 0.0.1\n\n- old\n"
     )
     assert (done.returncode, done.stdout) == (0, "- this\n")
 
