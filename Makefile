@@ -58,8 +58,7 @@ soak: setup
 
 # Reads the sources, so it needs neither JAX nor the package.
 docs: .venv-docs/.ready
-	@NO_MKDOCS_2_WARNING=1 nice .venv-docs/bin/mkdocs build --quiet
-	@echo "site/index.html"
+	@NO_MKDOCS_2_WARNING=1 nice .venv-docs/bin/mkdocs build
 
 .venv-docs/.ready: requirements/docs.txt
 	@python="$(PYTHON)"; [ -n "$$python" ] || python=$$(sh scripts/find_python) && "$$python" -m venv --clear .venv-docs
