@@ -2,10 +2,10 @@
 
 Of a page, in a folder of its own:
 
-- a block of `python` is run, in one namespace for the page;
-- a block with a title, as `python title="first.py"`, is not run, but written to that file;
-- the lines of a block of `sh` that begin with `meshwright` or `python` are run, and must end with 0. Of
-  `pip install` it is checked that the extras are there;
+- a block of `python` is run, in one namespace for the page; one with a title, as `python title="first.py"`, is
+  also written to that file, for later blocks to import or start;
+- the lines of a block of `sh` that begin with `meshwright` or `python` are run, and must end with 0, or with 1
+  where the line says `# ends with 1`. Of `pip install` it is checked that the extras are there;
 - a block whose first line is `# not run: REASON` is not run. These are to be rare.
 
 Blocks of other languages (`text`, `yaml`, `console`) are for reading.
@@ -44,30 +44,34 @@ def run_python(page, code, line, names):
     exec(compile("\n" * line + code, str(page), "exec"), names)
 
 
-def run_line(words, python, place):
+def programs(python):
+    """Return the commands that stand for programs, also where one starts another."""
+    return {"python": python, "meshwright": [*python, "-m", "meshwright"]}
+
+
+def run_line(words, python, place, ends_with):
     """Run a line of a shell as its reader would, with a Python that has imported JAX already."""
     match words:
         case ["pip", "install", *packages]:
             named = re.findall(r"meshwright\[([\w,]+)\]", " ".join(packages))
             assert {extra for each in named for extra in each.split(",")} <= EXTRAS.keys(), place
             return
-        case ["meshwright", *arguments]:
-            command = [*python, "-m", "meshwright", *arguments]
-        case ["python", *arguments]:
-            command = [*python, *arguments]
+        case ["meshwright" | "python", *_]:
+            command = [part for word in words for part in programs(python).get(word, [word])]
         case _:
             raise AssertionError(
                 f"{place}: {words[0]!r} is not run; begin the block with `# not run: REASON`"
             )
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, f"{place}: {shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == ends_with, f"{place}: {shlex.join(words)}\n{done.stdout}\n{done.stderr}"
 
 
 def run_shell(page, code, line, python):
     joined = code.replace("\\\n", " ")
     for each in joined.splitlines():
         if words := shlex.split(each, comments=True):
-            run_line(words, python, f"{page.name}:{line}")
+            ends_with = re.search(r"# ends with (\d+)", each)
+            run_line(words, python, f"{page.name}:{line}", int(ends_with[1]) if ends_with else 0)
 
 
 @pytest.fixture
@@ -92,7 +96,7 @@ def test_the_code_on_a_page_runs(page, python, monkeypatch):
         if title:
             Path(title).parent.mkdir(parents=True, exist_ok=True)
             Path(title).write_text(code)
-        elif language == "python":
+        if language == "python":
             run_python(page, code, line, vars(module))
         elif language == "sh":
             run_shell(page, code, line, python)
