@@ -2,10 +2,10 @@
 
 Of a page, in a folder of its own:
 
-- a block of `python` is run, in one namespace for the page; one with a title, as `python title="first.py"`, is
+- a block of `python` is run, in one namespace for the page; one with a title, `python title="first.py"`, is
   also written to that file, for later blocks to import or start;
-- the lines of a block of `sh` that begin with `meshwright` or `python` are run, and must end with 0, or with 1
-  where the line says `# ends with 1`. Of `pip install` it is checked that the extras are there;
+- the lines of a block of `sh` that begin with `meshwright` or `python` are run, and must end with 0, or with
+  1 where the line says `# ends with 1`. Of `pip install` it is checked that the extras are there;
 - a block whose first line is `# not run: REASON` is not run. These are to be rare.
 
 Blocks of other languages (`text`, `yaml`, `console`) are for reading.
