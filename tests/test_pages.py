@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
+PAGES = [ROOT / "docs/index.md", ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?P<options>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S
 )

@@ -14,7 +14,7 @@ from experiment.runs import experiment
 from meshwright.cli._commands import grammar
 
 DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
-PAGES = sorted(path for path in (*DESIGN.parent.glob("*.md"), *DESIGN.parents[1].glob("*.md")))
+PAGES = sorted((*DESIGN.parent.rglob("*.md"), *DESIGN.parents[1].glob("*.md")))
 NAMED = re.compile(r"(?<![\w./])mw((?:\.[A-Za-z_]\w*)+)(?!\.py)")
 ROW = re.compile(r"^\| `(?P<word>[^`]+)` \| .+ \| (?P<others>.+) \|$", re.MULTILINE)
 ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
