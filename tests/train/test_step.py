@@ -171,6 +171,14 @@ def test_the_state_given_is_donated(mesh):
     assert state.params["w"].is_deleted()
 
 
+def test_a_state_that_was_given_before_is_refused():
+    layout = mw.Layout(mw.make_mesh("data=-1"))
+    state, step = mw.train.init_state(init, TX, 0, layout), make_step(loss, TX, layout)
+    step(state, batch_of())
+    with pytest.raises(UsageError, match=r"state, metrics = step\(state, batch\)"):
+        step(state, batch_of())
+
+
 def test_models_may_constrain_by_bare_partition_specs(mesh):
     def constrained(params, batch, key):
         x = jax.lax.with_sharding_constraint(batch["x"] @ params["w"], P("data", "tensor"))

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwright import tree
-from meshwright.errors import LayoutError
+from meshwright.errors import LayoutError, UsageError
 from meshwright.sharding import Layout
 from meshwright.tree import PyTree
 
@@ -51,3 +51,20 @@ def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
 
     return tree.map_named(one, tree.abstract(batch))
+
+
+def refuse_donated(state: Any) -> None:
+    """Check that no step has taken the state, by its `step`, if it has one: all of its arrays go together.
+
+    With several devices XLA's CPU client ends the process by a segmentation fault where it is given arrays
+    that are gone (jaxlib 0.10.2), in the middle of a launch. To look at all arrays would cost each step.
+
+    Raises:
+      UsageError: its arrays are gone.
+    """
+    count = getattr(state, "step", None)
+    if isinstance(count, jax.Array) and count.is_deleted():
+        raise UsageError(
+            "this state was given to a step before, which took its arrays.\n"
+            "  Go on with the one that the step returned: state, metrics = step(state, batch)."
+        )

@@ -33,7 +33,7 @@ from meshwright.train._loss import (
 from meshwright.train._multi_steps import check_accumulated_once
 from meshwright.train._norms import global_norm, norms_of
 from meshwright.train._offload import on_devices
-from meshwright.train._placed import placed, shardings_of
+from meshwright.train._placed import placed, refuse_donated, shardings_of
 from meshwright.train._precision import ComputeDtype, check_dtypes, narrowing
 from meshwright.train._shapes import Shapes, changed, differ_in_shape_only, shapes_of, undeclared
 from meshwright.train._state import TrainState
@@ -109,8 +109,9 @@ class Step:
 
         Raises:
           UsageError: the batch has another structure or dtype than the first, or, with several processes, a
-            shape for which it was not compiled.
+            shape for which it was not compiled; or the state was given to a step before.
         """
+        refuse_donated(state)
         new, metrics = self._computed(state, batch)
         if self._rates is not None:
             self._newest = ref(new)  # and no more than that: a state takes memory
