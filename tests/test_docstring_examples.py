@@ -25,7 +25,6 @@ NOT_YET = {
     "Input",
     "Layout",
     "Logging",
-    "Mean",
     "MeshwrightError",
     "Predictor",
     "Profile",
