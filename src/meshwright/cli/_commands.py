@@ -64,7 +64,7 @@ def _add_runs(commands: Commands) -> None:
         "--from-step",
         type=int,
         metavar="N",
-        help="go back to the checkpoint of step N; later checkpoints and reports are moved aside",
+        help="go back to the checkpoint of step N; later checkpoints and reports are set aside",
     )
     for made in (train, resume):
         made.add_argument(
