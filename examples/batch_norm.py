@@ -1,4 +1,4 @@
-"""A convolutional network whose batch normalisation moves statistics of its own, in Flax Linen."""
+"""A convolutional network with batch normalisation, whose moving statistics are updated, in Flax Linen."""
 
 import optax
 from flax import linen as nn
@@ -9,7 +9,7 @@ from meshwright.demo.digits import digits
 
 class Net(nn.Module):
     @nn.compact
-    def __call__(self, x, train):  # the network hears by itself whether it is being trained
+    def __call__(self, x, train):  # Meshwright sets `train` to True in training
         x = x.reshape(-1, 8, 8, 1)
         for features in (16, 32):
             x = nn.Conv(features, (3, 3), strides=2, use_bias=False)(x)

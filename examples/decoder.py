@@ -1,10 +1,10 @@
-"""The reference decoder at any published size: to plan a run, to measure one, or to have one.
+"""The reference decoder at any published size: plan a run, measure one, or train one.
 
     python decoder.py file=README.md                                   # tiny, on any file's bytes
     python decoder.py size=7b batch_size=256 length=4096 mesh=fsdp=-1,tensor=8
-    meshwright show decoder:experiment size=70b                        # nothing is made of that size
+    meshwright show decoder:experiment size=70b                        # allocates nothing of that size
 
-Without a file the tokens are random: as much work, and nothing to learn.
+Without a file the tokens are random: the same work, but nothing to learn.
 """
 
 import functools
@@ -53,7 +53,7 @@ def experiment(
     compute_dtype: str | None = "bfloat16",
     layer_remat: str = "nothing",
 ) -> mw.Experiment:
-    """Describe the run: `size` is one of `decoder.config`; `layer_remat` is what a layer keeps."""
+    """Return the experiment. `size` is a name of `decoder.config`; `layer_remat` says what a layer keeps."""
     cfg = decoder.config(SHORT.get(size, size))
     rows = Windows(np.fromfile(file, np.uint8), length) if file else RandomTokens(cfg.vocabulary, length)
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)

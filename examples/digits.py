@@ -1,4 +1,4 @@
-"""Handwritten digits. To split the model over devices, change a text: python digits.py fsdp=4,tensor=2."""
+"""Handwritten digits. To split the model over devices, give a mesh: python digits.py fsdp=4,tensor=2."""
 
 import sys
 

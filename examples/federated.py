@@ -1,11 +1,11 @@
-"""Federated averaging: eight clients with digits of their own train one model, and only parameters travel.
+"""Federated averaging: eight clients, each with its own digits, train one model and exchange only parameters.
 
     python examples/federated.py [WORKDIR]
 
-Each round a client begins with the server's parameters, trains on what it has, mostly two of the ten digits,
-and sends back its parameters; the server takes their mean. One `Trainer` serves all clients: its state is set
-for each, and its step is compiled once. With a WORKDIR a killed program goes on in the round that was cut
-off.
+In each round a client begins with the server's parameters, trains on its own examples, mostly two of the ten
+digits, and returns its parameters. The server takes their mean. One `Trainer` serves all clients: its state
+is set for each, and its step is compiled once. With a WORKDIR, a killed program continues in the round that
+was interrupted.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def loss(model, batch):
 
 
 def clients_of(examples):
-    """Return the examples of each client: by the digit, so that no client knows all of them."""
+    """Return the examples of each client, sorted by digit, so that no client has all digits."""
     order = np.argsort(examples["label"], kind="stable")
     return [
         jax.tree.map(lambda x, part=part: x[part], examples) for part in np.array_split(order, NUM_CLIENTS)

@@ -1,4 +1,4 @@
-"""Two ways to go on from trained parameters: a new head on a frozen backbone, and LoRA (Hu et al., 2021)."""
+"""Two ways to fine-tune trained parameters: a new head on a frozen backbone, and LoRA (Hu et al., 2021)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,9 +1,9 @@
-"""From what `source_code.py` learned to another task: telling which package a piece of code is from.
+"""Fine-tune the model of `source_code.py` for another task: to tell which package a piece of code is from.
 
     python source_code.py && python finetune_source_code.py
     python finetune_source_code.py init_state_builder=none workdir=runs/scratch     # the same, from scratch
 
-The head is another, and starts from scratch; everything below it is that of the best checkpoint.
+The head is new and starts from scratch. Everything below it comes from the best checkpoint.
 """
 
 import functools
@@ -32,14 +32,14 @@ def examples(files: Sequence[Path], length: int) -> dict[str, np.ndarray]:
 
 
 def init(cfg: decoder.Config, key):
-    """Return the parameters of a transformer whose head tells packages apart."""
+    """Return initial parameters of a transformer whose head classifies packages."""
     body, head = jax.random.split(key)
     weights = jax.random.normal(head, (cfg.model, len(PACKAGES))) / cfg.model**0.5
     return {**decoder.init(cfg, body), "head": weights}
 
 
 def measure(cfg: decoder.Config, params, batch):
-    """Return each piece's loss and whether its package was guessed: [B]."""
+    """Return the loss of each piece, and whether its package was predicted: [B]."""
     features_BD = decoder.features(cfg, params, batch["tokens"]).mean(1)
     logits = features_BD @ params["head"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
@@ -47,7 +47,7 @@ def measure(cfg: decoder.Config, params, batch):
 
 
 def open_averages_of_the_best(checkpoints: str):
-    """Open the checkpoint that predicted best what was held out, its averages in place of its parameters."""
+    """Open the checkpoint with the best score on held-out files, with its averages as the parameters."""
     best = mw.checkpoint.open_best(checkpoints, "held_out/loss", "min")
     return mw.experiment.open_averages(str(best))
 
@@ -61,7 +61,7 @@ def experiment(
     length: int = 256,
     batch_size: int = 16,
 ) -> mw.Experiment:
-    """Describe the run; `base` is the one to start from, of as many layers."""
+    """Return the experiment. `base` is the run to start from, which must have as many layers."""
     cfg = decoder.Config(layers=layers)
     train, held_out = (examples(files, length) for files in source_code.split())
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)

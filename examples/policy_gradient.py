@@ -1,10 +1,10 @@
-"""An agent learns by trying: a policy and a baseline, trained in rounds on what the policy itself does.
+"""Reinforcement learning: a policy and a baseline, trained in rounds on the actions of the policy itself.
 
     python examples/policy_gradient.py [WORKDIR]
 
-Each state is four numbers, and of three actions one is rewarded. The policy draws actions with a `Predictor`,
-the critic learns what a state is worth, and the policy learns from what was better than that. With a WORKDIR
-a killed program goes on in the round that was cut off, and ends with the same bits.
+Each state is four numbers, and one of three actions is rewarded. The policy draws actions with a `Predictor`.
+The critic learns the value of a state, and the policy learns from rewards above that value. With a WORKDIR, a
+killed program continues in the round that was interrupted, and ends with the same bits.
 """
 
 import sys

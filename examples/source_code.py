@@ -3,7 +3,7 @@
     python source_code.py                                     # five minutes on two cores
     python source_code.py steps=50 layers=1 workdir=runs/quick  # or: meshwright train source_code:experiment
 
-Kill it when you like: the same command goes on from its last checkpoint and comes to the same bits.
+Kill it when you like: the same command continues from the last checkpoint and ends with the same bits.
 """
 
 import functools
@@ -28,7 +28,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
 def split() -> tuple[list[Path], list[Path]]:
-    """Return the library's files to train on and those held out, a sixteenth, each in a mixed order."""
+    """Return the library's files for training, and a sixteenth held out, both in a mixed order."""
     found = (path.relative_to(LIBRARY) for path in LIBRARY.rglob("*.py"))
     files = sorted((path for path in found if not LEFT_OUT & {*path.parts}), key=number)
     held_out = [path for path in files if number(path) < 2**32 // 16]
@@ -36,23 +36,23 @@ def split() -> tuple[list[Path], list[Path]]:
 
 
 def number(path: Path) -> int:
-    """Return 32 bits that depend on a file's name alone: what is held out is so in all versions."""
+    """Return 32 bits that depend only on a file's name, so that all versions hold out the same files."""
     return zlib.crc32(path.as_posix().encode())
 
 
 def read(paths: Iterable[Path]) -> np.ndarray:
-    """Return the text of the files as one, uint8[n]."""
+    """Return the text of the files, joined, as uint8[n]."""
     return np.frombuffer(b"\n".join((LIBRARY / path).read_bytes() for path in paths), np.uint8)
 
 
 def score(cfg: decoder.Config, params, batch):
-    """Return each byte's loss, in nats and in bits: [B, T]."""
+    """Return the loss of each byte, in nats and in bits: [B, T]."""
     nats = decoder.losses(cfg, params, batch["tokens"])
     return {"loss": nats, "bits_per_byte": nats / math.log(2)}
 
 
 def optimizer(rate: optax.Schedule, ema: float = 0.99) -> optax.GradientTransformation:
-    """Return AdamW on clipped gradients that skips exploding ones, and an average of what it makes."""
+    """Return AdamW that clips gradients, skips exploding updates, and keeps an average of the parameters."""
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95))
     return optax.chain(mw.train.skip_exploding(clipped, mw.train.mean_plus_std(6)), mw.train.keep_ema(ema))
 
@@ -66,7 +66,7 @@ def experiment(
     batch_size: int = 16,
     evaluated: int = 2**18,
 ) -> mw.Experiment:
-    """Describe the run; `evaluated` is how many bytes each evaluation reads."""
+    """Return the experiment. `evaluated` is the number of bytes that each evaluation reads."""
     cfg = decoder.Config(layers=layers)
     train, held_out = map(read, split())
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)

@@ -72,11 +72,11 @@ def test_all_that_is_wrong_is_said_at_once_and_before_any_call():
         by_name(my_loss, tuple(VALUES))
     message = str(caught.value)
     assert "my_loss(parms, batch, rngs, colour)" in message
-    assert "'parms', which there is not. Did you mean 'params'?" in message
-    assert "'rngs', which there is not. Did you mean 'rng'?" in message
-    assert "'colour', which there is not.\n" in message
+    assert "'parms', which is not available. Did you mean 'params'?" in message
+    assert "'rngs', which is not available. Did you mean 'rng'?" in message
+    assert "'colour', which is not available.\n" in message
     assert "does not take 'params'" in message
-    assert "There are: params, batch, rng, train, model_state, step." in message
+    assert "Available: params, batch, rng, train, model_state, step." in message
 
 
 def test_arguments_that_must_be_given_are_counted():
@@ -91,7 +91,7 @@ def test_arguments_that_must_be_given_are_counted():
 def test_arguments_without_names_are_refused():
     with pytest.raises(UsageError, match="does not take 'params'"):
         told(lambda *args: args)
-    with pytest.raises(UsageError, match="loss max does not tell which arguments it takes"):
+    with pytest.raises(UsageError, match="loss max has no signature that says which arguments it takes"):
         told(max)
     with pytest.raises(UsageError, match="the metric must be a function; found 3"):
         told(3, what="metric")

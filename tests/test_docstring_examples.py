@@ -25,8 +25,6 @@ NOT_YET = {
     "Input",
     "Layout",
     "Logging",
-    "Mean",
-    "MeshwrightError",
     "Predictor",
     "Profile",
     "Save",
@@ -48,7 +46,6 @@ NOT_YET = {
     "mapped",
     "match",
     "open_source",
-    "optional",
     "override",
     "restore",
     "run",
@@ -56,13 +53,17 @@ NOT_YET = {
 """Names of `mw` whose docstrings show no example yet."""
 
 
+def names_of(door):
+    """Return the public names of a room; of one that is a file, those that are defined in it."""
+    own = (name for name, value in vars(door).items() if getattr(value, "__module__", "") == door.__name__)
+    return getattr(door, "__all__", None) or [name for name in own if not name.startswith("_")]
+
+
 def documented():
     """Return each public class and function by the name of its room and its own, those of `mw` first."""
     doors = {"mw": mw} | {room: import_module(f"meshwright.{room}") for room in ROOMS}
     named = [
-        (f"{room}.{name}", getattr(door, name))
-        for room, door in doors.items()
-        for name in getattr(door, "__all__", ())
+        (f"{room}.{name}", getattr(door, name)) for room, door in doors.items() for name in names_of(door)
     ]
     kinds = (type, types.FunctionType)
     first = {id(value): (name, value) for name, value in reversed(named) if isinstance(value, kinds)}

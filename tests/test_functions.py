@@ -57,12 +57,12 @@ def test_a_loss_of_a_model_with_a_state_need_not_mention_it():
 @pytest.mark.parametrize(
     ("loss", "model", "says"),
     [
-        (lambda batch: 0.0, PAIR, "does not take 'model' or 'params', without which it is no loss"),
+        (lambda batch: 0.0, PAIR, "does not take 'model' or 'params', as a loss must"),
         (lambda batch: 0.0, None, "does not take 'params'"),
         (lambda params: 0.0, PAIR, "does not take 'batch'"),
-        (lambda model, batch: 0.0, None, "asks for 'model', which there is not"),
-        (lambda state, params, batch: 0.0, PAIR, "asks for 'state', which there is not"),
-        (lambda params, batch, model_state: 0.0, PAIR, "asks for 'model_state', which there is not"),
+        (lambda model, batch: 0.0, None, "asks for 'model', which is not available"),
+        (lambda state, params, batch: 0.0, PAIR, "asks for 'state', which is not available"),
+        (lambda params, batch, model_state: 0.0, PAIR, "asks for 'model_state', which is not available"),
         (lambda params, batch, rngs: 0.0, PAIR, "asks for 'rngs'.* Did you mean 'key'"),
     ],
 )

@@ -126,7 +126,7 @@ def test_all_rules_of_all_tables_that_decide_nothing_are_listed():
     *lines, hint = str(error.value).splitlines()
     told = [line.partition(" matches")[0] for line in lines]
     assert told == ["rules: rule 1, 'a',", "rules: rule 3, 'b',", "norms: 'c'"]
-    assert hint.endswith("say mw.optional('a').")
+    assert hint.endswith("write mw.optional('a').")
 
 
 def test_a_table_of_which_there_are_no_leaves_is_refused_unless_it_is_for_the_rest():

@@ -37,7 +37,7 @@ def test_all_who_share_a_policy_hear_the_same_answer():
 
 
 def test_every_zero_steps_is_refused():
-    with pytest.raises(UsageError, match="use `never`"):
+    with pytest.raises(UsageError, match=r"mw[.]when[.]never"):
         every(0)
 
 

@@ -1,7 +1,7 @@
 """Train any JAX model on one device or thousands, with the same file.
 
-Names are loaded when they are first used, so that `meshwright --help` need not wait for JAX. What
-is listed here is what there is; rooms (`mw.input`, `mw.checkpoint` …) hold the rest.
+The most used names are here. Rooms, such as `mw.input` and `mw.checkpoint`, contain the rest. Names are
+loaded when they are first used, so that `meshwright --help` does not wait for JAX.
 """
 
 import importlib
@@ -69,9 +69,9 @@ _MORE_ROOMS = (
     "report",
     "storage",
 )
-"""Rooms that few need by name."""
+"""Rooms that are rarely needed by name, and so are not in `__all__`."""
 
-# Written out, as type checkers run nothing: what is listed here is what they let users import.
+# Written out, because type checkers do not run code: they let users import what is listed here.
 __all__ = [
     "Batched",
     "Bucketed",
@@ -142,7 +142,7 @@ _NAMES = {
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names}
 
-# A type checker that saw these would take any name, also a mistyped one, for one of the package.
+# Hidden from type checkers: with `__getattr__` they would accept any name, also a mistyped one.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m meshwright` is `meshwright`."""
+"""The command line as `python -m meshwright`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Users' functions declare the arguments that they want, by name, and are given those and no others."""
+"""Calls of users' functions by argument name: a function gets the arguments that it declares, no others."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ from meshwright.errors import UsageError, nearest
 
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _OTHER_WORDS = {"rng": "key", "rngs": "key", "prng_key": "key", "is_training": "train", "training": "train"}
-"""What other libraries call some arguments."""
+"""Argument names of other libraries, with ours."""
 
 
 def by_name(
@@ -22,18 +22,26 @@ def by_name(
     what: str = "loss",
     required: Sequence[str | tuple[str, ...]] = ("params", "batch"),
 ) -> Callable[..., Any]:
-    """Return a function that is called with all of `available`, as keywords, and passes on what is declared.
+    """Return a function that takes all available arguments as keywords and passes on the declared ones.
 
-    Any callable that tells its signature will do: also methods, partials, compiled functions. What a
-    partial has fixed stays fixed, parameters that are not available keep their defaults, and `**rest`
-    is given all that has no parameter of its own.
+    Arguments that a partial has fixed stay fixed. Parameters that are not available keep their defaults.
+    `**rest` receives all arguments that have no parameter of their own.
 
     Args:
-      what: what `function` is to the user, for errors.
-      required: those of `available` that it must take; of a tuple, one.
+      function: the user's function: any callable with a signature, such as a method, a partial or a compiled
+        function.
+      available: the names of the arguments that the result is called with.
+      what: the noun for `function` in errors.
+      required: the names that `function` must declare; of the names in a tuple, one is enough.
 
     Raises:
-      UsageError: it asks for what is not available, does not take what is required, or does not tell.
+      UsageError: `function` declares an argument that is not available, does not declare a required one, or
+        has no signature.
+
+    Example:
+      >>> call = mw.arguments.by_name(lambda params, batch: params * batch, ["params", "batch", "key"])
+      >>> call(params=2, batch=3, key=None)
+      6
     """
     parameters, fixed = _parameters(function, what), _fixed(function)
     first = takewhile(lambda p: p.kind is Parameter.POSITIONAL_ONLY and p.name in available, parameters)
@@ -58,25 +66,33 @@ def by_name(
 
 
 def declares(function: Callable[..., Any], name: str) -> bool:
-    """Return whether `function` has a parameter of this name, which is not fixed by a partial."""
+    """Return whether a function has a parameter of this name that no partial has fixed."""
     return name in {p.name for p in _parameters(function, "function")} - _fixed(function)
 
 
 def num_required(function: Callable[..., Any], what: str = "function") -> int:
-    """Return how many arguments `function` must be given, those fixed by a partial not counted.
+    """Return the number of arguments that a function requires, except those that a partial has fixed.
+
+    Args:
+      function: the user's function.
+      what: the noun for it in errors.
 
     Raises:
-      UsageError: it is no function, or does not tell.
+      UsageError: it is not callable, or has no signature.
     """
     fixed = _fixed(function)
     return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
 
 
 def num_positional(function: Callable[..., Any], what: str = "function") -> float:
-    """Return how many arguments `function` takes by position at most; infinity if it takes any number.
+    """Return the largest number of arguments that a function takes by position; infinity with `*args`.
+
+    Args:
+      function: the user's function.
+      what: the noun for it in errors.
 
     Raises:
-      UsageError: it is no function, or does not tell.
+      UsageError: it is not callable, or has no signature.
     """
     kinds = [parameter.kind for parameter in _parameters(function, what)]
     if Parameter.VAR_POSITIONAL in kinds:
@@ -91,13 +107,13 @@ def _parameters(function: Callable[..., Any], what: str) -> list[Parameter]:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         raise UsageError(
-            f"the {what} {_title(function)} does not tell which arguments it takes.\n"
-            f"  Wrap it in one that does: lambda params, batch: {_title(function)}(params, batch)."
+            f"the {what} {_title(function)} has no signature that says which arguments it takes.\n"
+            f"  Wrap it: lambda params, batch: {_title(function)}(params, batch)."
         ) from None
 
 
 def _fixed(function: Callable[..., Any]) -> set[str]:
-    """Return the names that a partial has given values; its signature shows them as if they were open."""
+    """Return the names that a partial has fixed, which its signature still shows as parameters."""
     inner = inspect.unwrap(function)
     return set(inner.keywords) if isinstance(inner, functools.partial) else set()
 
@@ -123,12 +139,9 @@ def _misfit(
         known = _OTHER_WORDS.get(name)
         close = known if known in available else nearest(name, available)
         hint = f" Did you mean {close!r}?" if close else ""
-        lines.append(f"  it asks for {name!r}, which there is not.{hint}")
-    lines += [
-        f"  it does not take {' or '.join(map(repr, names))}, without which it is no {what}."
-        for names in missing
-    ]
-    return UsageError("\n".join([*lines, f"  There are: {', '.join(available)}."]))
+        lines.append(f"  it asks for {name!r}, which is not available.{hint}")
+    lines += [f"  it does not take {' or '.join(map(repr, names))}, as a {what} must." for names in missing]
+    return UsageError("\n".join([*lines, f"  Available: {', '.join(available)}."]))
 
 
 def _title(function: Callable[..., Any]) -> str:
@@ -139,7 +152,7 @@ def _title(function: Callable[..., Any]) -> str:
 
 
 def spelled(wanted: Any) -> str:
-    """Return a type in words for people: "int or a function"."""
+    """Return a type in words: "int or a function"."""
     if get_origin(wanted) in (types.UnionType, Union):
         return " or ".join(dict.fromkeys(map(spelled, get_args(wanted))))
     if get_origin(wanted) is Callable:

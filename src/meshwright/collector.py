@@ -1,6 +1,7 @@
-"""Python's garbage collector, kept from walking through all that JAX holds while many objects are made.
+"""Pauses of Python's garbage collector while many objects are made.
 
-This is the one place that turns it off, as it is one for the whole process.
+Otherwise it would walk through all objects of JAX again and again. This is the only place that turns it off,
+because a process has only one.
 """
 
 import contextlib
@@ -8,21 +9,21 @@ import gc
 import threading
 from collections.abc import Iterator
 
-_lock = threading.RLock()  # the same thread may come back, by a signal's handler or a finalizer
+_lock = threading.RLock()  # a signal handler or a finalizer may enter again in the same thread
 _pauses: set[object] = set()
 _was_on = False
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Make tens of thousands of objects in half the time. For moments only: it is off for all threads.
+    """Turn the garbage collector off, which halves the time to make tens of thousands of objects.
 
-    Pauses may nest and overlap, also those of several threads: the collector is on again after the last one,
-    if it was on before the first.
+    It is off for all threads, so pauses must be short. They may nest, and overlap between threads: the
+    collector is turned on again after the last pause, if it was on before the first.
     """
     global _was_on
     pause = object()
-    try:  # around all of it: an interruption may come between any two lines
+    try:  # around everything, as Ctrl-C may come between any two lines
         with _lock:
             if not _pauses:
                 _was_on = gc.isenabled()

@@ -1,6 +1,6 @@
-"""CRC-32 as ZIP has it, also of data that several threads went through in parts.
+"""CRC-32 as in ZIP files, also of data whose parts several threads have read.
 
-These are joined here: isal can do so, and Python's zlib, which is used where isal has no wheel, cannot.
+The CRCs of parts are joined here, because Python's zlib cannot join them. It is used where isal has no wheel.
 
 Source of `joined`: appending n zero bits to a message multiplies its remainder by x**n modulo the
 polynomial, as in zlib's crc32_combine.
@@ -12,7 +12,7 @@ from typing import Any
 
 try:
     from isal.isal_zlib import crc32 as _crc
-except ImportError:  # it has no wheels for some machines
+except ImportError:  # isal has no wheels for some machines
     _crc = zlib.crc32
 
 _POLYNOMIAL = 0xEDB88320  # bit 31 is the coefficient of x**0
@@ -20,16 +20,16 @@ _ONE, _X = 1 << 31, 1 << 30
 
 
 def crc32(data: Any, before: int = 0) -> int:
-    """Return the CRC-32 of a buffer, or of what has the CRC-32 `before` and then the buffer."""
+    """Return the CRC-32 of a buffer, or of earlier data with the CRC-32 `before` followed by the buffer."""
     return _crc(data, before)
 
 
 def joined(first: int, second: int, second_nbytes: int) -> int:
-    """Return the CRC-32 of two pieces one after the other, given that of each."""
+    """Return the CRC-32 of two pieces of data, one after the other, given the CRC-32 of each."""
     return _times(_x_to_the(8 * second_nbytes), first) ^ second
 
 
-@functools.lru_cache(maxsize=256)  # the pieces of large data are mostly of one size
+@functools.lru_cache(maxsize=256)  # most pieces of large data have the same size
 def _x_to_the(exponent: int) -> int:
     power, square = _ONE, _X
     while exponent:

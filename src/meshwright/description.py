@@ -1,6 +1,6 @@
-"""The text that describes an experiment, `dotted.path = value` a line, taken apart again.
+"""Reading of the text that describes an experiment: `dotted.path = value`, one per line.
 
-`experiment.describe` writes it; whoever reads `experiment.txt` needs no experiment, and none of its code.
+`engine.describe` writes it. Reading `experiment.txt` needs neither the experiment nor its code.
 """
 
 import ast
@@ -12,12 +12,14 @@ from meshwright import old_names
 
 @dataclass(frozen=True)
 class Difference:
-    """A dotted path at which two descriptions differ."""
+    """A setting that differs between two descriptions."""
 
     path: str
+    """Dotted path of the setting."""
     a: str | None
-    """What the first says, None where it says nothing."""
+    """Value in the first description; None if it has none."""
     b: str | None
+    """Value in the second description; None if it has none."""
 
     def __str__(self) -> str:
         a, b = ("nothing" if value is None else value for value in (self.a, self.b))
@@ -25,9 +27,9 @@ class Difference:
 
 
 def values(text: str) -> dict[str, str]:
-    """Return the values by path, each argument of a value that has some by a path of its own.
+    """Return the values by dotted path. Each argument of a call such as `adamw(b1=0.9)` has its own path.
 
-    What an older version wrote comes by the paths of today.
+    Settings that an older version wrote have today's paths.
     """
     rows = (line.partition(" = ") for line in text.splitlines())
     return {
@@ -36,7 +38,7 @@ def values(text: str) -> dict[str, str]:
 
 
 def differences(a: str, b: str) -> list[Difference]:
-    """Return in what two descriptions differ, by dotted path."""
+    """Return the settings that differ between two descriptions."""
     before, after = values(a), values(b)
     paths = [*before, *(path for path in after if path not in before)]
     found = (Difference(path, before.get(path), after.get(path)) for path in paths)
@@ -44,7 +46,7 @@ def differences(a: str, b: str) -> list[Difference]:
 
 
 def _is_same(a: str | None, b: str | None) -> bool:
-    """Return whether two values are one, as 900 and 900.0, which a schedule of optax's makes of it, are."""
+    """Return whether two values are equal, also as numbers: optax's schedules turn 900 into 900.0."""
     return a == b or (_number(a) is not None and _number(a) == _number(b))
 
 

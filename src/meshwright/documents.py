@@ -1,7 +1,8 @@
-"""Files and JSON that anybody may have written or damaged: what they say, or one kind of error.
+"""Safe reading of files and JSON that anybody may have written or damaged.
 
-Python's parser has several: ValueError, RecursionError for what is nested deeply, UnicodeDecodeError. And
-what it takes may be nested so deeply that nothing else can go through it.
+Python's JSON parser raises several kinds of errors: ValueError, RecursionError, UnicodeDecodeError. It also
+accepts values nested so deeply that other functions cannot walk through them. Here there is one kind of
+error.
 """
 
 import errno
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 DEEPEST = 100
-"""How deeply values may be nested: far more than programs write, and less than recursive functions take."""
+"""Largest depth of nested values: far more than programs write, and less than recursive functions bear."""
 
 
 def read_file(path: Path) -> bytes:
-    """Return what is in a file.
+    """Return the content of a file.
 
-    Raises: as `open_file`.
+    Raises:
+      OSError: there is no file, or it is not an ordinary one.
     """
     with open_file(path) as file:
         return file.read()
@@ -28,18 +30,18 @@ def open_file(path: Path) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
-      OSError: there is none, or it is no ordinary one: a pipe or a device may have no end.
+      OSError: there is no file, or it is not an ordinary one: a pipe or a device may have no end.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "is no ordinary file", str(path))
+        raise OSError(errno.EINVAL, "is not an ordinary file", str(path))
     return path.open("rb")
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return what JSON says; deeply nested values are refused by `check_depth`, not here.
+    """Return the value of a JSON text. It may be nested deeply: call `check_depth` to refuse that.
 
     Raises:
-      ValueError: it is not JSON.
+      ValueError: the text is not JSON.
     """
     try:
         return json.loads(content)
@@ -48,30 +50,30 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def parse_object(content: str | bytes) -> dict[str, Any]:
-    """Return an object of JSON that is not nested deeply.
+    """Return the JSON object in a text.
 
     Raises:
-      ValueError: it is something else.
+      ValueError: the text is not JSON, is not an object, or is nested too deeply.
     """
     found = parse_json(content)
     if not isinstance(found, dict):
-        raise ValueError(f"an object was expected, not {found!r:.40}")
+        raise ValueError(f"expected an object, found {found!r:.40}")
     check_depth(found)
     return found
 
 
 def check_depth(value: Any) -> None:
-    """Check that what JSON says can be gone through by recursive functions.
+    """Check that recursive functions can walk through a value of JSON.
 
     Raises:
-      ValueError: it is nested too deeply.
+      ValueError: the value is nested too deeply.
     """
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         level = [inner for each in level for inner in _inner(each)]
         if not level:
             return
-    raise ValueError(f"it is nested more than {DEEPEST} deep")
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
 def _inner(value: Any) -> Iterable[Any]:

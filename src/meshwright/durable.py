@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Durable, atomic writing of files: after a power cut a file is complete or does not exist."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file, durably, so that no reader ever sees a part of it: bytes, or pieces as they come."""
+    """Write a file atomically and flush it to the disk. The content is bytes, or pieces made on demand."""
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
         file.writelines([content] if isinstance(content, bytes) else content)
@@ -40,7 +40,7 @@ def _not_ordinary(path: Path) -> OSError:
 
 
 def fsync_directory(path: Path) -> None:
-    """Make the names in a directory durable: what was created, renamed or removed there."""
+    """Flush a directory to the disk: the names that were created, renamed or removed in it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,19 +1,19 @@
-"""What can go wrong, as one tree, and the exit code that each kind ends a command with.
+"""The errors of Meshwright, and the exit code that a command ends with after each.
 
-    MeshwrightError            1    failed while running
+    MeshwrightError            1    the run failed
     ├── UsageError             2    a setting is wrong; nothing was started
-    │   ├── OverrideError           a name or value on the command line
-    │   └── LayoutError             a mesh, rule or batch that does not fit
+    │   ├── OverrideError           a name or value on the command line is wrong
+    │   └── LayoutError             a mesh, rule or batch size does not fit
     ├── InputError             3    data or a checkpoint is missing, unfit or damaged: do not retry
-    │   ├── ExamplesError           examples that do not make a batch
-    │   └── CheckpointError         not there, or of another shape than wanted
-    │       └── DamagedError            a file is missing, or holds other bytes than were written
-    ├── DivergedError          4    the loss, or what would be saved, is not finite
-    ├── PeersError             6    other processes of this run did not come, or are gone: run it again
+    │   ├── ExamplesError           examples do not make a batch
+    │   └── CheckpointError         a checkpoint is missing, or does not match the state
+    │       └── DamagedError            a file is missing, or does not have the bytes that were written
+    ├── DivergedError          4    the loss, or the state to save, is not finite
+    ├── PeersError             6    other processes of the run did not arrive, or are gone: run it again
     └── Interrupted        75, 130  stopped from outside with the state saved: run the same command again
 
-Every message says what was found, what was expected and what to try. The command line prints
-the message alone, without a traceback, and exits with `exit_code`.
+Every message says what was found, what was expected and what to try. The command line prints the message
+alone, without a traceback, and exits with `exit_code`.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from unicodedata import category
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INPUT, EXIT_DIVERGED = 0, 1, 2, 3, 4
 """Done, failed, nothing was started, an input is missing or damaged, the loss diverged."""
 EXIT_HUNG = 5
-"""No step finished any more: the watchdog ended the process from inside."""
+"""No step finished for too long: the watchdog ended the process from inside."""
 EXIT_PEERS = 6
 """Another process of the run is gone; nothing is wrong with this one."""
 EXIT_AGAIN = 75
@@ -32,16 +32,25 @@ EXIT_CTRL_C = 130
 """Ctrl-C: 128 + SIGINT."""
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""The Unicode categories of what controls a terminal or the order of the text, or cannot be encoded."""
+"""Unicode categories of characters that control a terminal or the order of text, or cannot be encoded."""
 
 
 class MeshwrightError(Exception):
-    """Anything that Meshwright raises on purpose. Its text holds nothing that a terminal obeys."""
+    """The base class of all errors that Meshwright raises on purpose.
+
+    Example:
+      >>> try:
+      ...     mw.make_mesh("data=3", jax.devices()[:1])
+      ... except mw.MeshwrightError as error:
+      ...     print(type(error).__name__, error.exit_code)
+      LayoutError 2
+    """
 
     exit_code = EXIT_FAILED
+    """The exit code of a command that ends with this error."""
 
     def __str__(self) -> str:
-        """Return the message; what it cites of a file may be anybody's."""
+        """Return the message, with control characters escaped, as it may quote anybody's file."""
         return printable(super().__str__())
 
 
@@ -52,7 +61,7 @@ class UsageError(MeshwrightError, ValueError):
 
 
 class OverrideError(UsageError):
-    """A name or a value given on the command line fits nothing."""
+    """A setting on the command line has an unknown name, or a value of the wrong type."""
 
 
 class LayoutError(UsageError):
@@ -60,41 +69,46 @@ class LayoutError(UsageError):
 
 
 class InputError(MeshwrightError):
-    """Data or a checkpoint is missing, unfit or damaged; trying again will not help."""
+    """Data or a checkpoint is missing, unfit or damaged. Trying again does not help."""
 
     exit_code = EXIT_INPUT
 
 
 class ExamplesError(InputError, ValueError):
-    """Examples that cannot be made into a batch."""
+    """Examples cannot be made into a batch."""
 
 
 class CheckpointError(InputError):
-    """A checkpoint that is not there, does not match what is wanted, or is damaged."""
+    """A checkpoint is missing, does not match the state to restore, or is damaged."""
 
 
 class DamagedError(CheckpointError):
-    """A file of a checkpoint is missing or truncated, or holds other bytes than were written.
+    """A file of a checkpoint is missing or truncated, or does not have the bytes that were written.
 
-    Only for this does a resumed run fall back to an older checkpoint: what does not *match* is the
-    user's to decide.
+    Only after this error does a resumed run fall back to an older checkpoint. If a checkpoint does not
+    *match*, the user must decide.
     """
 
 
 class DivergedError(MeshwrightError):
-    """The loss, or a state that was to be saved, is not finite; or no update is made any more."""
+    """The loss, or the state to save, is not finite; or all updates are being skipped."""
 
     exit_code = EXIT_DIVERGED
 
 
 class PeersError(MeshwrightError):
-    """Other processes of this run did not arrive, or were lost. Schedulers may run the same command again."""
+    """Other processes of this run did not arrive, or are gone. A scheduler may run the same command again."""
 
     exit_code = EXIT_PEERS
 
 
 class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the state is saved
-    """The run was told to stop, finished its step and saved. Run the same command again."""
+    """The run was told to stop, finished its step and saved. Run the same command again to continue.
+
+    Args:
+      message: the reason, and what was saved.
+      exit_code: 75, or 130 after Ctrl-C.
+    """
 
     exit_code = EXIT_AGAIN
 
@@ -104,11 +118,15 @@ class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the stat
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    r"""Return `text` with what a terminal obeys and does not show, such as escape sequences, as `\x1b`.
+    r"""Return a text with control characters escaped, such as the one that begins escape sequences: `\x1b`.
 
     Args:
-      text: may be from a stranger's file, as the name of an array is.
-      keep: is left as it is. Give "" for a name, which is shown on one line.
+      text: the text, which may come from a stranger's file, as the name of an array does.
+      keep: the characters to leave as they are. Give "" for a name, which is shown on one line.
+
+    Example:
+      >>> mw.errors.printable("name\x07")
+      'name\\x07'
     """
     if text.isprintable():
         return text
@@ -120,12 +138,30 @@ def _shown(character: str) -> str:
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
-    """Return names as one text, the first few of many."""
+    """Return names as one text, with at most the first few.
+
+    Args:
+      names: the names.
+      most: the largest number of names to show.
+
+    Example:
+      >>> mw.errors.listed(["a", "b", "c"], most=2)
+      'a, b, …'
+    """
     names = list(names)
     return ", ".join(names[:most]) + (", …" if names[most:] else "")
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that `name` was probably meant to be, or None."""
+    """Return the name that a mistyped one was probably meant to be, or None.
+
+    Args:
+      name: the mistyped name.
+      names: the names to choose from.
+
+    Example:
+      >>> mw.errors.nearest("acuracy", ["loss", "accuracy"])
+      'accuracy'
+    """
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return close[0] if close else None

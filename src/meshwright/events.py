@@ -1,10 +1,10 @@
-"""TensorBoard's event files without TensorFlow: their records and their messages.
+"""TensorBoard's event files, read and written without TensorFlow.
 
-The records are framed here. The packages that do so either bring PyTorch or TensorFlow along, or gather what
-is written, or wait for the disk at each report; and none reads a file up to where it is damaged.
+Other packages that write them need PyTorch or TensorFlow, keep events in a buffer, or wait for the disk at
+each report. None of them reads a file up to the place where it is damaged.
 
-An event file is a sequence of records, little-endian (TensorFlow's `core/lib/io/record_writer.h`), each of
-which holds one `Event` protobuf:
+An event file is a sequence of little-endian records (TensorFlow's `core/lib/io/record_writer.h`). Each
+contains one `Event` protobuf:
 
     uint64  length
     uint32  masked CRC-32C of the length
@@ -25,19 +25,25 @@ from meshwright.crc32c import masked_crc32c
 from meshwright.storage import local_path
 
 _NUMBERS = {1: ("<f4", "float_val"), 2: ("<f8", "double_val"), 3: ("<i4", "int_val"), 9: ("<i8", "int64_val")}
-"""Of `DataType` in TensorFlow's `types.proto`: the type of a tensor's bytes, or the field that has them."""
+"""TensorFlow's `DataType` numbers (`types.proto`): the dtype of a tensor's bytes, or its field of numbers."""
 
 
 def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
-    """Return the values of a scalar by step; where a step has several, the one written last.
+    """Return the values of a scalar by step; if a step has several, the one written last.
+
+    A file is read up to its first incomplete or damaged record. A missing directory or tag is not an error,
+    and gives {}: an evaluation may not have begun yet.
 
     Args:
-      directory: what TensorBoard is given as its `--logdir`.
-      name: `run/tag`, as TensorBoard shows it. Both may have slashes: the run is the first of `a`, `a/b` and
-        so on that is a directory with event files. Where none is, `name` is a tag in `directory` itself.
+      directory: the directory that TensorBoard is given as its `--logdir`.
+      name: `run/tag`, as TensorBoard shows it. Both may contain slashes: the run is the first of `a`, `a/b`
+        and so on that is a directory with event files. If none is, `name` is a tag in `directory` itself.
 
-    A file is read up to its first incomplete or damaged record. What is not there is not an error: an
-    evaluation may not have begun yet.
+    Example:
+      >>> with mw.metrics.tensorboard("logs/train") as write:
+      ...     write(50, {"loss": 0.25})
+      >>> mw.events.read_scalars("logs", "train/loss")
+      {50: 0.25}
     """
     run, tag = _run_and_tag(local_path(directory), name)
     records = (record for path in _event_files(run) for record in _records(path, tag.encode()))
@@ -50,7 +56,11 @@ def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
 
 
 def record(event: bytes) -> bytes:
-    """Return the record that holds an event, an `Event` as bytes."""
+    """Return the record of an event.
+
+    Args:
+      event: a serialized `Event`.
+    """
     length = struct.pack("<Q", len(event))
     return length + masked_crc32c(length) + event + masked_crc32c(event)
 
@@ -100,7 +110,7 @@ _MESSAGES = {
     "Metadata": ("PluginData plugin_data = 1",),
     "PluginData": ("string plugin_name = 1",),
 }
-"""The fields of each message, as their source declares them."""
+"""The fields of each message, as in TensorFlow's `.proto` files."""
 
 
 @cache
@@ -108,7 +118,7 @@ def messages() -> dict[str, Any]:
     """Return the classes of the messages in an event, by name.
 
     Source: `event.proto`, `summary.proto`, `tensor.proto` of github.com/tensorflow/tensorflow. Enums are
-    numbers here, which are the same bytes.
+    declared as numbers here, which have the same bytes.
     """
     return protobufs.messages("tensorboard", _MESSAGES)
 
@@ -123,12 +133,12 @@ def _run_and_tag(directory: Path, name: str) -> tuple[Path, str]:
 
 
 def _event_files(run: Path) -> list[Path]:
-    """Return the event files right in `run`, in the order in which TensorBoard reads them."""
+    """Return the event files in the directory `run`, in the order in which TensorBoard reads them."""
     return sorted(run.glob("*tfevents*"))
 
 
 def _records(path: Path, containing: bytes) -> Iterator[bytes]:
-    """Yield the records that contain some bytes; checksums take time, so no other is checked."""
+    """Yield the records that contain these bytes. Only they are checked, as checksums take time."""
     with path.open("rb") as file:
         while len(head := file.read(12)) == 12 and _is_intact(head):
             (length,) = struct.unpack("<Q", head[:8])
@@ -147,7 +157,7 @@ def _is_intact(data: bytes) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return the number in a `Summary.Value`, or None when it holds something else, like a histogram."""
+    """Return the number in a `Summary.Value`; None if it contains something else, such as a histogram."""
     if value.HasField("simple_value"):
         return value.simple_value
     dtype, field = _NUMBERS.get(value.tensor.dtype, (None, None))

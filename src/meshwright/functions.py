@@ -1,4 +1,4 @@
-"""The user's functions, called with the arguments that they name, as the functions that the rooms take."""
+"""Adapters from users' functions, which name the arguments they want, to the functions that rooms call."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,10 +14,16 @@ from meshwright.tree import PyTree
 def loss_of(
     loss: Callable[..., Any], model: Functional | None, *, train: bool, has_state: bool
 ) -> Callable[..., Any]:
-    """Return `loss` as `Loss` or, for a model with a state, `StatefulLoss`; see `mw.train`.
+    """Return a user's loss as `mw.train.Loss` or, for a model with a state, `mw.train.StatefulLoss`.
+
+    Args:
+      loss: the user's function.
+      model: the model whose parameters are trained; None if the loss takes them itself.
+      train: whether the loss is for training: the value of its argument `train`.
+      has_state: whether the model has a state, such as moving averages of batch norm.
 
     Raises:
-      UsageError: it asks for what there is not, or takes nothing to train.
+      UsageError: the loss declares an argument that is not available, or takes neither model nor parameters.
     """
     trained = ("params",) if model is None else ("model", "params")
     available = (*trained, "batch", "key", "train", *(("model_state",) if has_state else ()))
@@ -40,10 +46,14 @@ def loss_of(
 
 
 def prediction_of(predict: Callable[..., Any], model: Functional | None) -> Callable[..., PyTree]:
-    """Return `predict` as `(params, model_state, batch, key) -> predictions`.
+    """Return a user's prediction as a function `(params, model_state, batch, key) -> predictions`.
+
+    Args:
+      predict: the user's function.
+      model: the model; None if `predict` takes the parameters itself.
 
     Raises:
-      UsageError: it asks for what there is not.
+      UsageError: `predict` declares an argument that is not available.
     """
     available = (*(("model",) if model else ()), "params", "batch", "key", "model_state")
     called = by_name(predict, available, "prediction", ("batch",))
@@ -56,15 +66,18 @@ def prediction_of(predict: Callable[..., Any], model: Functional | None) -> Call
 
 
 def _own(batch: PyTree) -> PyTree:
-    """Return `batch` in containers of its own, which a user's function may take things out of."""
+    """Return a copy of the batch's containers, so that a user's function may change them."""
     return jax.tree.map(lambda x: x, batch)
 
 
 def step_of(train_step: Callable[..., Any]) -> Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]:
-    """Return a whole update of the user's as `(state, batch) -> (state, metrics)`.
+    """Return a user's train step as a function `(state, batch) -> (state, metrics)`.
+
+    Args:
+      train_step: the user's function, which makes a whole update.
 
     Raises:
-      UsageError: it asks for what there is not.
+      UsageError: it declares an argument that is not available.
     """
     called = by_name(train_step, ("state", "batch", "key"), "train step", ("state", "batch"))
 

@@ -1,6 +1,6 @@
-"""Names of settings and scores that older versions wrote, and what they are called now.
+"""Names of settings and scores in runs of older versions, with their names of today.
 
-Only readers of run directories ask here: nothing that is written or given by a user has an old name.
+Only code that reads run directories uses them. Users cannot give old names, and none are written.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ _SETTINGS = {
 
 
 def setting(path: str) -> str:
-    """Return the path of a setting as it is called now: `evaluations.test.when` of `evalers.test.when`."""
+    """Return today's path of a setting: `evaluations.test.when` for `evalers.test.when`."""
     for old, new in _SETTINGS.items():
         if path == old or path.startswith(f"{old}."):
             return new + path.removeprefix(old)
@@ -43,21 +43,21 @@ def setting(path: str) -> str:
 
 
 _EVALUATED, _EVALUATED_BEFORE = "eval/", "eval_"
-"""How the scores of a `Trainer` begin."""
+"""Beginning of the names of a `Trainer`'s scores, today and before."""
 
 
 def score(name: str) -> str:
-    """Return the name of a score as it is called now: `eval/loss` of `eval_loss`."""
+    """Return today's name of a score: `eval/loss` for `eval_loss`."""
     is_old = name.startswith(_EVALUATED_BEFORE)
     return _EVALUATED + name.removeprefix(_EVALUATED_BEFORE) if is_old else name
 
 
 def score_before(name: str) -> str:
-    """Return what an older version called a score: `eval_loss` of `eval/loss`."""
+    """Return the name of a score in older versions: `eval_loss` for `eval/loss`."""
     is_new = name.startswith(_EVALUATED)
     return _EVALUATED_BEFORE + name.removeprefix(_EVALUATED) if is_new else name
 
 
 def both(scores: Mapping[str, T]) -> dict[str, T]:
-    """Return scores by their names, and those that an older version wrote by their new names too."""
+    """Return scores by their stored names and, where these are old, by today's names, too."""
     return {score(name): value for name, value in scores.items()} | dict(scores)

@@ -1,12 +1,13 @@
-"""Patterns for the names of leaves, and tables of them in which each rule must decide something.
+"""Patterns for the names of leaves, and tables of rules in which each rule must decide something.
 
 A pattern is a regular expression that matches a whole name or its last components. `q|k|v` matches the
-leaves called q, k or v, and not `freq`; `decoder/.*/q` matches those below `decoder`. `^` stands for the
-beginning of the whole name: `^params/q` does not match `average/params/q`, and `^(?!params/).*` matches all
-that is no parameter. (Without `^` the last components of any name match that.) This holds wherever leaves are
-chosen by name: in sharding rules, optimizers, dtypes and checkpoints.
+leaves called q, k or v, but not `freq`; `decoder/.*/q` matches those below `decoder`. `^` is the beginning
+of the whole name: `^params/q` does not match `average/params/q`, and `^(?!params/).*` matches everything
+that is not a parameter. (Without the `^`, that pattern would match the last components of any name.) The
+same holds wherever leaves are chosen by name: in sharding rules, optimizers, dtypes and checkpoints.
 
-In a table the first pattern that matches decides. A rule that decides nothing is taken for a typing error.
+In a table, the first pattern that matches a leaf decides. A rule that decides for no leaf is an error, as it
+is probably mistyped.
 """
 
 import functools
@@ -24,49 +25,63 @@ V = TypeVar("V")
 Found = re.Match[str]
 """Where a pattern matched a name."""
 Names = tuple[str, ...]
-"""The names of one leaf; there is more than one where a format of checkpoints spells it otherwise."""
+"""The names of one leaf. It has more than one if a checkpoint's format spells it differently."""
 
 EVERYTHING = ".*"
-"""As the last rule of a table it is for all others, of which there may be none."""
+"""The pattern for all remaining leaves. As the last rule of a table it may decide nothing."""
 
-_MAX_SUGGESTIONS = 10  # each compares one pattern with all names
+_MAX_SUGGESTIONS = 10  # each one compares a pattern with all names
 
 
 class OptionalPattern(str):
-    """A pattern that need not decide anything; see `optional`."""
+    """A pattern that may decide nothing; see `optional`."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Return what makes it."""
+        """Return the call that makes the pattern."""
         return f"optional({str(self)!r})"
 
 
 def optional(pattern: str) -> str:
-    """Return a pattern that may decide nothing: `[(mw.optional("encoder/.*"), "none")]`.
+    """Return a pattern that may match nothing, for rules that serve several models or checkpoints.
 
-    It is for tables that serve several models or checkpoints. Any other pattern that decides nothing is an
-    error, as it is probably a typing error.
+    Any other pattern that decides nothing is an error, as it is probably mistyped.
+
+    Args:
+      pattern: a regular expression for names of leaves.
+
+    Example:
+      >>> rules = [(mw.optional("encoder/.*"), optax.sgd(0.1)), (".*", optax.adam(1e-3))]
+      >>> optimizer = mw.train.by_path(rules)  # for models with and without an encoder
     """
     return OptionalPattern(pattern)
 
 
-@functools.cache  # Python itself keeps 512 patterns, and there may be a rule for each of thousands of arrays
+@functools.cache  # Python keeps only 512 patterns, and there may be thousands of arrays with a rule each
 def compiled(pattern: str) -> Callable[[str], Found | None]:
-    """Return the function from a name to a pattern's match with all of it, or with its last components.
+    """Return a function that matches a pattern with a name, or with the name's last components.
 
-    The match of the most components stands: the group of `(.*)/q` is all that is above the last component.
+    Of several matches it returns the one with most components: the group in `(.*)/q` contains everything
+    above the last component.
+
+    Args:
+      pattern: a regular expression for names of leaves.
 
     Raises:
       re.error: `pattern` is not a regular expression.
+
+    Example:
+      >>> mw.patterns.compiled("(.*)/q")("decoder/0/q")[1]
+      'decoder/0'
     """
     alone = re.compile(pattern)
     flags = re.match(r"(\(\?[aiLmsux]+\))*", pattern)
-    start = flags.end() if flags else 0  # Python wants flags at the very beginning
+    start = flags.end() if flags else 0  # Python requires flags at the very beginning
     below_any = re.compile(rf"{pattern[:start]}(?s:.*/)?(?:{pattern[start:]})")
 
     def matched(name: str) -> Found | None:
-        if not below_any.fullmatch(name):  # most do not, and this is four times as fast
+        if not below_any.fullmatch(name):  # true of most names, and four times as fast
             return None
         starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == "/")]
         return next(found for start in starts if (found := alone.fullmatch(name, start)))
@@ -74,18 +89,19 @@ def compiled(pattern: str) -> Callable[[str], Found | None]:
     return matched
 
 
-@jax.tree_util.register_static  # so that the state of an optimizer can show the rules that it goes by
+@jax.tree_util.register_static  # so that the state of an optimizer can contain its rules
 @dataclass(frozen=True)
 class Table:
-    """The patterns of some rules, of which the first that matches decides.
+    """The patterns of a list of rules. The first one that matches a leaf decides.
 
     Raises:
-      UsageError: A pattern is not a regular expression.
+      UsageError: a pattern is not a regular expression.
     """
 
     name: str
-    """What errors call it: the name of the argument, field or function that was given the rules."""
+    """Name of the table in errors: the argument, field or function that the rules were given to."""
     patterns: tuple[str, ...]
+    """The patterns, in the order of the rules."""
 
     def __post_init__(self) -> None:
         for pattern in self.patterns:
@@ -97,11 +113,20 @@ class Table:
 
     @classmethod
     def of(cls, name: str, rules: Iterable[Sequence[Any]]) -> Self:
-        """Return the table of rules that are pairs of a pattern and a value."""
+        """Return the table of rules that are pairs of a pattern and a value.
+
+        Args:
+          name: the name of the table in errors.
+          rules: the rules.
+        """
         return cls(name, tuple(rule[0] for rule in rules))
 
     def first(self, *names: str) -> tuple[int, Found] | None:
-        """Return the number of the first rule that matches a leaf by one of its names, and the match."""
+        """Return the index of the first rule that matches a leaf, and the match; None if none does.
+
+        Args:
+          names: the names of the leaf; a rule matches if it matches one of them.
+        """
         for number, pattern in enumerate(self.patterns):
             for name in names:
                 if found := compiled(pattern)(name):
@@ -111,33 +136,41 @@ class Table:
     def decisions(
         self, names: Iterable[str], also: Callable[[str], str] = str
     ) -> dict[str, tuple[int, Found]]:
-        """Return for each leaf that is matched, by its name, the number of the first rule and the match.
+        """Return, by name, the first rule and its match for each leaf that a rule matches.
 
         Args:
-          names: The names of the leaves.
-          also: Gives another name by which a pattern may call a leaf.
+          names: the names of the leaves.
+          also: returns a second name of a leaf, which patterns may match, too.
         """
         found = {name: self.first(name, also(name)) for name in names}
         return {name: first for name, first in found.items() if first is not None}
 
 
 def value_of(rules: Iterable[tuple[str, V]], name: str, default: V) -> V:
-    """Return the value of the first rule whose pattern matches a name."""
+    """Return the value of the first rule whose pattern matches a name.
+
+    Args:
+      rules: pairs of a pattern and a value.
+      name: the name of a leaf.
+      default: the value if no rule matches.
+
+    Example:
+      >>> mw.patterns.value_of([("norm/.*", 0.0), (".*", 0.1)], "decoder/norm/scale", 1.0)
+      0.0
+    """
     return next((value for pattern, value in rules if compiled(pattern)(name)), default)
 
 
 def judge(tables: Mapping[Table, Iterable[str]], also: Callable[[str], str] = str) -> None:
-    """Check that each rule decides something.
-
-    An `optional` pattern need not, nor a last `.*`, which is for all others.
+    """Check that each rule decides for some leaf. An `optional` pattern or a last `.*` need not.
 
     Args:
-      tables: Each with the names of all the leaves that it is for. (Among some of them, a rule for others
-        seems to decide nothing.)
-      also: As of `Table.decisions`.
+      tables: the tables, each with the names of all leaves that it is for. (Given only some of the leaves, a
+        rule for the others would seem to decide nothing.)
+      also: returns a second name of a leaf, as for `Table.decisions`.
 
     Raises:
-      UsageError: Listing all rules that decide nothing, with the nearest names.
+      UsageError: some rules decide nothing. The message lists all of them, with the nearest names.
     """
     leaves = {table: [(name, also(name)) for name in names] for table, names in tables.items()}
     idle = [(table, number) for table in tables for number in _idle(table, leaves[table])]
@@ -149,14 +182,14 @@ def judge(tables: Mapping[Table, Iterable[str]], also: Callable[[str], str] = st
     ]
     table, number = idle[0]
     hint = (
-        "  A pattern matches a whole name or its last components. Mend it, or leave it out; where it need "
-        f"not decide anything, say mw.optional({table.patterns[number]!r})."
+        "  A pattern matches a whole name or its last components. Correct or remove it; if it may match "
+        f"nothing, write mw.optional({table.patterns[number]!r})."
     )
     raise UsageError("\n".join([*lines, hint]))
 
 
 def _idle(table: Table, leaves: Iterable[Names]) -> Iterator[int]:
-    """Yield the numbers of the rules that decide nothing and should."""
+    """Yield the indices of the rules that decide nothing but should."""
     used = {found[0] for names in leaves if (found := table.first(*names))}
     for number, pattern in enumerate(table.patterns):
         is_rest = pattern == EVERYTHING and number == len(table.patterns) - 1
@@ -178,9 +211,9 @@ def _why(table: Table, number: int, leaves: Collection[Names], suggest: bool) ->
 
 
 def _suggestion(pattern: str, names: Sequence[str]) -> str:
-    """Return the end of a sentence with the name that was probably meant, or some of those that there are."""
+    """Return the end of a sentence with the name that was probably meant, or with some existing names."""
     wanted = pattern.split("/")
-    places = [i for i, key in enumerate(wanted) if re.search(r"\w", key)]  # a `.*` is like anything
+    places = [i for i, key in enumerate(wanted) if re.search(r"\w", key)]  # `.*` resembles everything
     parts: dict[str, str] = {}
     for name in names:
         keys = name.split("/")

@@ -1,7 +1,7 @@
-"""Protocol buffers by what their `.proto` files say of them, as far as it is needed here.
+"""Protocol buffers made at run time, from the lines of `.proto` files that are needed here.
 
-No code is generated and no other package's is imported: what is registered twice under one name is an error,
-and tensorboardX, which has TensorBoard's, loads PyTorch where that is installed.
+No code is generated, and none is imported from other packages: registering a message twice is an error, and
+tensorboardX, which contains TensorBoard's messages, loads PyTorch where it is installed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ def messages(package: str, declared: Mapping[str, Sequence[str]]) -> dict[str, A
     """Return the classes of messages by name.
 
     Args:
-      package: a name for all of them, of no meaning in the bytes.
-      declared: the fields of each message, in the words of `.proto` files of the third version:
-        `{"Point": ["double x = 1", "repeated Point near = 2"]}`. Fields that begin with `oneof` are of one
-        oneof, and tell whether they are there.
+      package: a name for the group of messages, which does not appear in the bytes.
+      declared: the fields of each message, written as in `.proto` files (proto3):
+        `{"Point": ["double x = 1", "repeated Point near = 2"]}`. Fields that begin with `oneof` belong to
+        one oneof, so that a program can ask which of them is set.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 

@@ -1,4 +1,4 @@
-"""Arrays, meshes and bytes as short texts, for those who print a metric, a state or a checkpoint."""
+"""Short texts about arrays, meshes and sizes, for the `repr` of metrics, states and checkpoints."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ PyTree = Any
 
 
 def human_bytes(num_bytes: float) -> str:
-    """Return `num_bytes` in binary units: `1.5 MiB`."""
+    """Return a size in binary units: `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             whole = unit == "B" or num_bytes >= 100
@@ -22,7 +22,7 @@ def human_bytes(num_bytes: float) -> str:
 
 
 def size_text(tree: PyTree) -> str:
-    """Return the number and size of the arrays, or structs, of a tree: `12 arrays of 1.5 MiB`."""
+    """Return the number and total size of the arrays, or structs, in a tree: `12 arrays of 1.5 MiB`."""
     leaves = jax.tree.leaves(tree)
     arrays = [x for x in leaves if hasattr(x, "shape") and hasattr(x, "dtype")]
     if len(arrays) < len(leaves):
@@ -39,7 +39,7 @@ def mesh_text(sizes: Mapping[str, int]) -> str:
 
 
 def mesh_of(tree: PyTree) -> str | None:
-    """Return the mesh that the first array of a tree is on, as `mesh_text`; None if it is on none."""
+    """Return the mesh of a tree's first array, written as by `mesh_text`; None if it has no mesh."""
     for x in jax.tree.leaves(tree)[:1]:
         sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
         if isinstance(sharding, NamedSharding):
@@ -48,7 +48,7 @@ def mesh_of(tree: PyTree) -> str | None:
 
 
 def values_of(x: Any) -> np.ndarray | None:
-    """Return the values of an array or a number; None where they are not known: inside `jit`, of a struct."""
+    """Return the values of an array or a number; None if they are not known, as inside `jit`."""
     if isinstance(x, jax.core.Tracer) or not isinstance(x, int | float | np.generic | np.ndarray | jax.Array):
         return None
     if isinstance(x, jax.Array) and (x.is_deleted() or not (x.is_fully_addressable or x.is_fully_replicated)):

@@ -1,4 +1,4 @@
-"""Tables of text that fit the screen, and how wide that is."""
+"""Tables of text that fit the width of the terminal."""
 
 import shutil
 import textwrap
@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 
 _GAP = "  "
 _NARROWEST = 8
-"""No column is made narrower than this: what is shorter says nothing."""
+"""Smallest width to which a column is shortened: anything shorter would say nothing."""
 
 
 def screen_width() -> int | None:
-    """Return the columns of the terminal, or as many as the variable COLUMNS says; else None.
+    """Return the width of the terminal, or the value of the variable COLUMNS; None for a pipe or a file.
 
-    What goes into a pipe or a file is for other programs too, and is cut nowhere.
+    Other programs may read pipes and files, so text for them is not cut.
     """
     return shutil.get_terminal_size((0, 0)).columns or None
 
@@ -24,13 +24,14 @@ def aligned(
     width: int | None = None,
     indent: str = "",
 ) -> list[str]:
-    """Return a line for each row of cells, the columns aligned.
+    """Return a line for each row of cells, with aligned columns.
 
     Args:
-      rows: all of the same length.
-      right: the numbers of columns that are aligned at the right, and never shortened: those of numbers.
-      width: where lines would be longer, the widest of the other columns lose the middle of their texts.
-      indent: stands before each line.
+      rows: the rows, all of the same length.
+      right: the indices of columns that are aligned at the right and never shortened, as for numbers.
+      width: longest line, in characters. To fit, the widest of the other columns are shortened in the
+        middle. None shortens nothing.
+      indent: text before each line.
     """
     if not rows:
         return []
@@ -41,7 +42,7 @@ def aligned(
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a text, or its beginning and its end: `params/…/kernel`."""
+    """Return a text of at most `width` characters, cut in the middle if necessary: `params/…/kernel`."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -49,9 +50,14 @@ def shortened(text: str, width: int) -> str:
 
 
 def wrapped(text: str, *, width: int | None, indent: str = "") -> str:
-    """Return a text whose lines have at most `width` characters; what is left of one stands behind `indent`.
+    """Return a text whose lines have at most `width` characters.
 
     A word is never cut, as it may be a path.
+
+    Args:
+      text: the text, of one or several lines.
+      width: longest line, in characters; None wraps nothing.
+      indent: text before each continuation of a line.
     """
     if width is None:
         return text
@@ -67,7 +73,7 @@ def _wrapped(line: str, width: int, indent: str) -> str:
 
 
 def _narrowed(widths: Sequence[int], fixed: Collection[int], most: int) -> list[int]:
-    """Take from the widest column, one after the other, until all fit or none can lose more."""
+    """Narrow the widest column, again and again, until all fit or none can be narrowed further."""
     found = list(widths)
     free = [i for i in range(len(found)) if i not in fixed]
     while sum(found) > most and free:

@@ -1,20 +1,20 @@
-"""The one form in which times are written: 2026-11-22T18:20:01 (ISO 8601)."""
+"""Times as text, in one format everywhere: 2026-11-22T18:20:01 (ISO 8601)."""
 
 from datetime import UTC, datetime
 
 FORMAT = "%Y-%m-%dT%H:%M:%S"
-"""The form as `logging.Formatter` and `strftime` take it."""
+"""The format, for `logging.Formatter` and `strftime`."""
 
 
 def local_time(seconds: float) -> str:
-    """Return a time, in seconds since 1970, by the clock of this machine: for screens and logs."""
+    """Return a time, in seconds since 1970, in this machine's time zone, for screens and logs."""
     return datetime.fromtimestamp(seconds).strftime(FORMAT)
 
 
 def utc_time(seconds: float) -> str:
-    """Return a time, in seconds since 1970, as `2026-11-22T18:20:01Z`: for pages that are read elsewhere.
+    """Return a time, in seconds since 1970, as `2026-11-22T18:20:01Z`, for pages that are read elsewhere.
 
     Raises:
-      ValueError, OverflowError, OSError: there is no such time.
+      ValueError, OverflowError, OSError: the number is too large for a time.
     """
     return datetime.fromtimestamp(seconds, UTC).strftime(f"{FORMAT}Z")

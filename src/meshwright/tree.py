@@ -1,8 +1,8 @@
-"""One name for one leaf, everywhere.
+"""Names of the leaves of a pytree, which are the same everywhere.
 
-A leaf is called by its path, `params/layers/0/q`: in sharding rules, checkpoints, reports and
-errors alike. `%` and `/` inside a key are written `%25` and `%2F`, so that two leaves never share
-a name and a name can always be taken apart again.
+The name of a leaf is its path, `params/layers/0/q`. Sharding rules, checkpoints, reports and errors all use
+it. `%` and `/` inside a key are written `%25` and `%2F`, so that two leaves never have the same name, and a
+name can always be split into its keys again.
 """
 
 import math
@@ -18,31 +18,54 @@ from meshwright.errors import InputError, UsageError
 PyTree = Any
 """Nested dictionaries, tuples, lists and dataclasses of arrays, as JAX takes them."""
 Path = tuple[Any, ...]
-"""The keys of a leaf, as JAX has them."""
+"""The keys of a leaf, as JAX gives them."""
 
 
 def leaf_names(tree: PyTree) -> list[str]:
-    """Return the names of the leaves of `tree`, in JAX's order.
+    """Return the names of the leaves of a tree, in JAX's order. No two are the same.
 
-    A tree that is itself a leaf has the name `""`. Names within one tree are unique.
+    Args:
+      tree: any pytree. A tree that is itself a leaf has the name `""`.
 
     Raises:
-      UsageError: Two leaves would have one name, as keys of one class that read the same.
+      UsageError: two leaves would have the same name, as their keys have the same text.
+
+    Example:
+      >>> mw.tree.leaf_names({"params": {"layers": [{"q": 1}, {"q": 2}]}})
+      ['params/layers/0/q', 'params/layers/1/q']
     """
     return _names([path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]])
 
 
 def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Return `{name: leaf}` in JAX's order; `is_leaf` as in `jax.tree.map`.
+    """Return the leaves of a tree by name, in JAX's order.
 
-    Raises: as `leaf_names`.
+    Args:
+      tree: any pytree.
+      is_leaf: returns True for nodes to treat as leaves, as in `jax.tree.map`.
+
+    Raises:
+      UsageError: two leaves would have the same name.
+
+    Example:
+      >>> mw.tree.named_leaves({"a": {"b": 1}, "c": 2})
+      {'a/b': 1, 'c': 2}
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
     return dict(zip(_names([path for path, _ in leaves]), (leaf for _, leaf in leaves), strict=True))
 
 
 def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Return what a tree holds where it has no leaves, by name: None, or {} for an empty container."""
+    """Return the nodes of a tree that have no leaves, by name: None, or {} for an empty container.
+
+    Args:
+      tree: any pytree.
+      is_leaf: returns True for nodes to treat as leaves, as in `jax.tree.map`.
+
+    Example:
+      >>> mw.tree.empty_nodes({"a": None, "b": 1, "c": []})
+      {'a': None, 'c': {}}
+    """
 
     def is_empty(node: Any) -> bool:
         structure = jax.tree.structure(node)
@@ -53,10 +76,17 @@ def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> d
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dictionaries whose leaves have these names: `{"a": {"b": 1}}` for `{"a/b": 1}`.
+    """Return nested dictionaries, made from the names of their leaves.
+
+    Args:
+      leaves: the leaves by name.
 
     Raises:
-      InputError: One would lie below another.
+      InputError: the name of a leaf is the beginning of another's, as `a` and `a/b`.
+
+    Example:
+      >>> mw.tree.nested({"a/b": 1, "c": 2})
+      {'a': {'b': 1}, 'c': 2}
     """
     whole: dict[str, Any] = {}
     for name, leaf in leaves.items():
@@ -74,25 +104,51 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 def _below_another(name: str) -> InputError:
     return InputError(
-        f"{name} is a leaf above or below another leaf: these make no nested dictionaries. Take them by "
-        "name, or call one otherwise."
+        f"{name} is a leaf above or below another leaf, which nested dictionaries cannot express. Use the "
+        "leaves by name, or rename one."
     )
 
 
 def name_of(keys: Iterable[str]) -> str:
-    """Return the name of the leaf below these keys."""
+    """Return the name of the leaf with these keys.
+
+    Args:
+      keys: the keys from the root of the tree to the leaf, as text.
+
+    Example:
+      >>> mw.tree.name_of(["params", "a/b"])
+      'params/a%2Fb'
+    """
     return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
 
 
 def keys_of(name: str) -> list[str]:
-    """Return the keys above the leaf that is called so."""
+    """Return the keys in the name of a leaf.
+
+    Args:
+      name: the name, as `name_of` makes it.
+
+    Example:
+      >>> mw.tree.keys_of("params/a%2Fb")
+      ['params', 'a/b']
+    """
     return [key.replace("%2F", "/").replace("%25", "%") for key in name.split("/")]
 
 
 def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
-    """Return `tree` with each leaf replaced by `function(name, leaf, *leaves_of_rest)`.
+    """Return a tree with each leaf replaced by the result of a function of its name and value.
 
-    Raises: as `leaf_names`.
+    Args:
+      function: called as `function(name, leaf, *leaves_of_rest)`.
+      tree: any pytree.
+      rest: more trees of the same structure, as in `jax.tree.map`.
+
+    Raises:
+      UsageError: two leaves would have the same name.
+
+    Example:
+      >>> mw.tree.map_named(lambda name, x: 0 if name.startswith("a/") else x, {"a": {"b": 1}, "c": 2})
+      {'a': {'b': 0}, 'c': 2}
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     others = [structure.flatten_up_to(each) for each in rest]
@@ -101,7 +157,15 @@ def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTr
 
 
 def abstract(tree: PyTree) -> PyTree:
-    """Return `tree` with arrays replaced by `ShapeDtypeStruct`s that keep their shardings."""
+    """Return a tree with `ShapeDtypeStruct`s in place of arrays, with the arrays' shardings.
+
+    Args:
+      tree: a pytree of arrays or numbers.
+
+    Example:
+      >>> mw.tree.abstract({"w": np.zeros((2, 3), np.float32)})
+      {'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
+    """
 
     def one(leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
@@ -112,9 +176,18 @@ def abstract(tree: PyTree) -> PyTree:
 
 
 def differences(then: PyTree, now: PyTree) -> str:
-    """Return which leaves differ in shape or dtype, as `x was float32[2], is int32[2]; …`; "" where none do.
+    """Return a text that lists the leaves whose shapes or dtypes differ; "" if none do.
 
-    Dtypes are compared as JAX makes them: NumPy's float64 and int64 become 32 bits wide.
+    Dtypes are compared as JAX would make them: NumPy's float64 and int64 count as 32 bits wide, unless JAX's
+    64-bit mode is on.
+
+    Args:
+      then: a pytree of arrays or structs.
+      now: the pytree to compare it with.
+
+    Example:
+      >>> mw.tree.differences({"x": np.zeros(2, np.float32)}, {"x": np.zeros(3, np.float32)})
+      'x was float32[2], is float32[3]'
     """
     before, after = named_leaves(abstract(then)), named_leaves(abstract(now))
     described = {
@@ -127,7 +200,15 @@ def differences(then: PyTree, now: PyTree) -> str:
 
 
 def nbytes(tree: PyTree) -> int:
-    """Return the bytes of all leaves of `tree` (arrays or `ShapeDtypeStruct`s), sharding not counted."""
+    """Return the size in bytes of all leaves of a tree, as if each array existed once.
+
+    Args:
+      tree: a pytree of arrays or `ShapeDtypeStruct`s. Shardings and replicas are not counted.
+
+    Example:
+      >>> mw.tree.nbytes({"w": jnp.zeros((2, 3), jnp.float32)})
+      24
+    """
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -145,8 +226,8 @@ def _names(paths: Sequence[Path]) -> list[str]:
             if (other := seen.setdefault(name, path)) is not path:
                 raise UsageError(
                     f"two leaves are called {name}: {jax.tree_util.keystr(other)} and "
-                    f"{jax.tree_util.keystr(path)}. Give them keys that "
-                    "read differently: rules and checkpoints go by names."
+                    f"{jax.tree_util.keystr(path)}. Give them keys with "
+                    "different texts, as rules and checkpoints use names."
                 )
     return names
 

@@ -1,7 +1,7 @@
-"""When something is due.
+"""Policies that say at which steps something is due: a report, an evaluation, a checkpoint.
 
-A policy is a function of the step, so that all processes answer alike without asking each
-other: rule 7 of docs/design.md. `every_minutes`, which reads a clock, asks process 0.
+A policy is a function of the step, so that all processes get the same answer without asking each other: rule
+7 of docs/design.md. `every_minutes` reads a clock, and so asks process 0.
 """
 
 import time
@@ -16,27 +16,40 @@ from meshwright.errors import UsageError
 @documented
 @dataclass(frozen=True)
 class Tick:
-    """One turn of the training loop, as the rooms see it."""
+    """A moment of the training loop: after an update, before the first one, or at the end."""
 
     step: int
-    """Updates made so far: 0 before the first."""
+    """Number of updates made so far; 0 before the first."""
     last: bool = False
-    """True in the one turn that follows the last update."""
+    """True once, at the end of training, after the last update."""
 
 
 Scores = dict[str, float]
 """Results of an evaluation, by name."""
 
 When = Callable[[int], bool]
-"""Is it due after this step, or, at 0, before the first? Must give one answer on all processes."""
+"""A policy: returns whether something is due after this step; 0 is before the first update.
+
+It must give the same answer on all processes.
+"""
 
 
 def every(num_steps: int) -> When:
-    """Due after each `num_steps` updates, and so not before the first."""
+    """Return a policy that is due after every `num_steps` updates. It is not due before the first.
+
+    Args:
+      num_steps: the number of updates from one time to the next.
+
+    Raises:
+      UsageError: the number is below 1.
+
+    Example:
+      >>> due = mw.when.every(100)
+      >>> [step for step in range(301) if due(step)]
+      [100, 200, 300]
+    """
     if num_steps < 1:
-        raise UsageError(
-            f"every({num_steps}): the number of steps must be at least 1; use `never` for never."
-        )
+        raise UsageError(f"every({num_steps}): expected at least 1 step. For never, use mw.when.never.")
     return Every(num_steps)
 
 
@@ -51,7 +64,16 @@ class Every:
 
 
 def at(*steps: int) -> When:
-    """Due after exactly these steps; 0 is before the first update."""
+    """Return a policy that is due after exactly these steps.
+
+    Args:
+      steps: the steps; 0 is before the first update.
+
+    Example:
+      >>> due = mw.when.at(0, 10, 100)
+      >>> due(10), due(11)
+      (True, False)
+    """
     return At(frozenset(steps))
 
 
@@ -66,7 +88,16 @@ class At:
 
 
 def any_of(*whens: When) -> When:
-    """Due when any of `whens` is. All are asked, so that those which keep time go on keeping it."""
+    """Return a policy that is due when at least one of several policies is.
+
+    Args:
+      whens: the policies. All are asked at each step, so that those with a clock keep their time.
+
+    Example:
+      >>> due = mw.when.any_of(mw.when.at(0), mw.when.every(100))
+      >>> due(0), due(100), due(150)
+      (True, True, False)
+    """
     return Either(whens)
 
 
@@ -82,9 +113,12 @@ class Either:
 
 
 def asked_once(when: When) -> When:
-    """Return `when` for several askers: asked again about the same step, it repeats its answer.
+    """Return a policy that repeats its answer when it is asked again about the same step.
 
-    A policy that reads a clock answers True once; two rooms that share it must both hear that.
+    A policy with a clock answers True only once. With this, two parts of a program can share it.
+
+    Args:
+      when: the policy, which is then asked once for each step.
     """
     step_answered, answer = -1, False
 
@@ -98,24 +132,39 @@ def asked_once(when: When) -> When:
 
 
 def never(step: int) -> bool:
-    """Never due (but rooms still act on the last tick)."""
+    """Return False: a policy that is never due. Reports and checkpoints are still made at the end.
+
+    Args:
+      step: the step, which does not matter.
+    """
     return False
 
 
 def every_minutes(
     minutes: float, *, asked_every: int = 10, clock: Callable[[], float] = time.monotonic
 ) -> When:
-    """Due when `minutes` have passed on process 0's clock since it was last due.
+    """Return a policy that is due when some minutes have passed on process 0's clock since the last time.
 
-    Collective: each `asked_every` steps all processes ask process 0. Call it in the same order
-    everywhere, on the main thread.
+    The policy is collective: after every `asked_every` steps all processes ask process 0. Call it on the
+    main thread, and at the same points of the program on every process.
+
+    Args:
+      minutes: the minutes from one time to the next.
+      asked_every: the number of steps between two looks at the clock.
+      clock: returns the time in seconds, from any origin.
+
+    Example:
+      >>> seconds = iter([0.0, 30.0, 70.0])
+      >>> due = mw.when.every_minutes(1, asked_every=10, clock=lambda: next(seconds, 70.0))
+      >>> [step for step in (10, 15, 20) if due(step)]
+      [20]
     """
     return EveryMinutes(minutes, asked_every, clock)
 
 
 @dataclass(eq=False)
 class EveryMinutes:
-    """The policy that `every_minutes` makes. It remembers the time, so each run needs its own."""
+    """The policy that `every_minutes` makes. It keeps the time, so each run needs its own."""
 
     minutes: float
     asked_every: int
@@ -134,14 +183,18 @@ class EveryMinutes:
 
 
 class Due:
-    """Remembers the step at which something was last done, so that the last tick does not do it twice."""
+    """A policy with memory: it is due once more at the end, unless it was due after the last update already.
+
+    Args:
+      when: the policy for all steps before the end.
+    """
 
     def __init__(self, when: When):
         self._when = when
         self._done_at: int | None = None
 
     def __call__(self, tick: Tick) -> bool:
-        """True when `when` says so, and on the last tick unless this step was done already."""
+        """Return whether the policy is due; at the end of training, unless this step was due already."""
         due = tick.step != self._done_at if tick.last else self._when(tick.step)
         if due:
             self._done_at = tick.step

@@ -81,7 +81,7 @@ def test_a_part_is_chosen_by_our_names_whatever_is_read(foreign, tmp_path, optio
 
 def test_what_t5x_has_no_place_for_is_told(saved, tmp_path, capsys):
     assert main(["convert", str(saved), str(tmp_path / "out"), "--to", "t5x"]) == 0
-    assert "left out, as t5x has no place for them: rng" in capsys.readouterr().out
+    assert "left out, because t5x cannot store them: rng" in capsys.readouterr().out
     main(["convert", str(saved), str(tmp_path / "again"), "--to", "t5x", "--json"])
     assert json.loads(capsys.readouterr().out)["left_out"] == ["rng"]
 
@@ -92,7 +92,7 @@ def test_a_checkpoint_is_not_written_into_the_one_that_is_read(saved, capsys, be
     before = sorted(step.iterdir())
     for to in ("native", "safetensors"):
         code, told = refused(capsys, "convert", step, step / below, "--to", to)
-        assert (code, f"is inside of {step}, which is to be converted" in told) == (2, True)
+        assert (code, f"is inside the checkpoint to convert, {step}" in told) == (2, True)
     assert sorted(step.iterdir()) == before
 
 

@@ -190,7 +190,7 @@ def test_what_a_map_has_no_row_for_is_refused_before_anything_is_written(mine, c
         (["huggingface"], "--map 'huggingface' is unknown. Write hugging-face, or module:map"),
         (["my_name:NAMES"], "there is no module 'my_name'"),
         (["my_names:NAMS"], "module my_names has no map 'NAMS'. Did you mean 'NAMES'?"),
-        (["to-my_names:number"], "--map my_names:number must return a mw.models.Map, and returned"),
+        (["to-my_names:number"], "--map my_names:number must return an mw.models.Map; it returned"),
         (["my_names:of"], "--map my_names:of is a function that must take no arguments: missing"),
         (["my_names:NAMES", "--config", "x"], "--config has no effect without --map hugging-face"),
     ],

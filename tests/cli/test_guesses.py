@@ -47,7 +47,7 @@ def said(capsys, *words):
     [
         (["tarin", "gpt:experiment"], "there is no command 'tarin'. Did you mean 'train'?"),
         (["--fake-devices", "8", "isnpect"], "Did you mean 'inspect'?"),
-        (["runs/a"], "It is a run directory. `meshwright inspect runs/a` shows what it holds"),
+        (["runs/a"], "It is a run directory. `meshwright inspect runs/a` shows its contents"),
         (["runs"], None),
         (["folder_here"], "It is a directory: `meshwright runs folder_here`"),
         (["gpt_here:experiment"], "`meshwright train gpt_here:experiment`"),
@@ -56,7 +56,7 @@ def said(capsys, *words):
         (["doctor", "--jsn"], "meshwright doctor has no option --jsn. Did you mean --json?"),
         (["runs", "--stp=3"], "meshwright runs has no option --stp"),
         (["inspect", "runs/a", "--stp", "3"], "Did you mean --step?"),
-        (["runs", "runs", "more"], "meshwright runs: 'more' is one word too many"),
+        (["runs", "runs", "more"], "meshwright runs: unexpected argument 'more'"),
         (["train", "gpt_here:experiment", "--fake-device", "8"], "Did you mean '--fake-devices'?"),
         (["plan", "gpt_here:experiment", "--on", "cpu:1", "--serach"], "Did you mean the option --search?"),
         (["train", "runs/a"], "runs/a is a run directory: `meshwright resume runs/a` continues it."),

@@ -182,7 +182,7 @@ def test_sigterm_ends_what_waits_for_ever_after_a_time_of_grace(launcher):
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=15)
     assert out.count("heard") == 2
-    assert "killed process 0, 1, which had not ended in time after SIGTERM" in err
+    assert "killed process 0, 1, still running --grace seconds after SIGTERM" in err
     assert process.returncode == 128 + signal.SIGTERM
 
 

@@ -50,7 +50,7 @@ def test_what_follows_a_double_dash_is_left_alone():
 
 
 def test_an_option_without_a_value_is_refused():
-    with pytest.raises(OverrideError, match="--rate is no option, and as a setting it needs a value"):
+    with pytest.raises(OverrideError, match="--rate is not an option; as a setting it needs a value"):
         split(["train", "--rate", "--json"], {"--json"})
 
 

@@ -50,7 +50,7 @@ def test_a_page_that_cannot_be_put_in_place_leaves_nothing_behind(folder, capsys
 
 def test_report_of_no_run_exits_with_3(folder, capsys):
     assert main(["report", "runs"]) == 3
-    assert "runs is no run" in capsys.readouterr().err
+    assert "runs is not a run" in capsys.readouterr().err
 
 
 def test_runs_lists_those_below_runs_unless_told_otherwise(folder, capsys):

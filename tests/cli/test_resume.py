@@ -118,7 +118,8 @@ def test_a_secret_is_written_nowhere_and_asked_for_again(here, monkeypatch, caps
     assert json.loads((here / "runs/tiny/experiment.json").read_text())["settings"]["token"] == "*" * 10
     assert "token=**********" in json.loads((here / "runs/tiny/environment.json").read_text())["command"]
     assert main(["resume", "runs/tiny", "max_steps=3"]) == 2
-    assert "token is a secret, which no run stores. Give it again: token=VALUE" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "token is a secret, and runs do not store secrets. Give it again: token=VALUE" in said
     assert main(["resume", "runs/tiny", "max_steps=3", "token=hunter2secret"]) == 0
 
 

@@ -128,7 +128,7 @@ def test_values_of_yaml_are_the_texts_of_the_command_line(tmp_path):
     ("text", "says"),
     [
         ("a: 1\nb: [1, 2\nc: 3", r"s\.yaml, line 3: this is not valid YAML: expected .*\n    c: 3$"),
-        ("- 1\n- 2", "line 1: expected settings, one `key: value` a line"),
+        ("- 1\n- 2", "line 1: expected settings, one `key: value` per line"),
         ("a: {b: 1}\nc: 2\na.b: 3", "line 3: a.b is set twice, first in line 1"),
         ("a: 1\n\0", "line 2: this is not valid YAML: special characters are not allowed"),
     ],
@@ -155,7 +155,7 @@ def test_a_wrong_setting_of_a_file_is_told_by_its_path_before_anything_starts(ca
     (tmp_path / "s.yaml").write_text(f"# all of them\n{text}")
     code, _, err = call("train", "tiny:tiny", "--settings", "s.yaml")
     assert (code, says in err) == (2, True)
-    assert "It stands in s.yaml, line 2." in err
+    assert "It was set in s.yaml, line 2." in err
     assert not (tmp_path / "runs").exists()
 
 

@@ -96,7 +96,7 @@ def test_a_tracker_that_fails_is_told_of_and_the_others_and_the_files_go_on(make
     for step in (1, 2):
         deployer.log_metrics({"loss": 0.5}, step=step)
     assert (heard, len(mw.metrics.read_jsonl(tmp_path / "metrics.jsonl"))) == ([1, 2], 2)
-    assert said(tmp_path).count("down failed at the report of step 1, and the run goes on without it") == 1
+    assert said(tmp_path).count("down failed at the report of step 1; the run continues without it") == 1
 
 
 def test_a_metric_called_step_gives_way_to_the_step_and_one_that_is_no_number_is_named(

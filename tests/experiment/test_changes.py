@@ -51,4 +51,4 @@ def test_resume_says_how_a_run_of_a_program_of_its_own_goes_on(tmp_path, capsys)
     )
     trainer.fit({"x": np.ones(8, np.float32)}, batch_size=8, epochs=1)
     assert main(["resume", str(tmp_path)]) != 0
-    assert "Run that again, and it continues: `" in capsys.readouterr().err
+    assert "To continue, start that program again: `" in capsys.readouterr().err

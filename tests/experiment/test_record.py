@@ -31,7 +31,7 @@ def test_a_run_that_is_stopped_says_so_and_its_page_has_the_checkpoint(tmp_path)
     assert outcome(tmp_path)["ended"] == "stopped"
     page = (tmp_path / "report.html").read_text()
     assert "stopped after step 1: max_seconds is over" in page
-    assert "Checkpoints that are there" in page
+    assert "Existing checkpoints" in page
 
 
 def test_a_run_that_diverges_says_at_what_and_its_page_has_the_nan(tmp_path):
@@ -67,7 +67,7 @@ def test_a_tracker_that_fails_is_told_of_on_the_screen_and_in_the_log_and_the_ru
     assert losses(tmp_path / "run") == losses(tmp_path / "plain")
     log = (tmp_path / "run/logs/process-00000.log").read_text()
     for output in (capsys.readouterr().err, log):
-        assert output.count("down failed at the report of step 0, and the run goes on without it") == 1
+        assert output.count("down failed at the report of step 0; the run continues without it") == 1
         assert "ConnectionError: the server is gone" in output
     assert "Traceback" in log
 

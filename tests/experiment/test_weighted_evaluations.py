@@ -55,7 +55,7 @@ def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
         ),
         ({"metric_fn": lambda scores: {"nll": 1.0}}, r"^evaluations.texts.metric_fn returned 'nll', which"),
         ({"metric_fn": lambda preds: {}}, r"^Evaluation.metric_fn names `preds`: give Evaluation.predict"),
-        ({"metric_fn": lambda score: {}}, r"asks for 'score', which there is not. Did you mean 'scores'"),
+        ({"metric_fn": lambda score: {}}, r"asks for 'score', which is not available. Did you mean 'scores'"),
         (
             {"predict": lambda params, batch: batch},
             "^Evaluation.predict makes predictions for Evaluation.metric_fn",

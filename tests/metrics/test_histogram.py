@@ -81,7 +81,7 @@ def test_arrays_of_any_dtype_are_counted(dtype):
 
 def test_what_is_no_real_number_is_refused():
     for values in (jnp.ones(2, jnp.complex64), jax.random.key(0)):
-        with pytest.raises(UsageError, match="must be of real numbers"):
+        with pytest.raises(UsageError, match="expected real numbers"):
             Histogram.of(values)
 
 

@@ -17,7 +17,7 @@ def test_numbers_of_any_kind_are_floats_and_what_else_a_report_holds_is_left_out
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(np.ones(3), r"has the shape \(3,\)"), (None, "is a NoneType; reports hold numbers")]
+    ("value", "said"), [(np.ones(3), r"has the shape \(3,\)"), (None, "is a NoneType; expected a number")]
 )
 def test_what_no_report_may_hold_is_named(value, said):
     with pytest.raises(UsageError, match=f"'odd' {said}"):
@@ -52,5 +52,5 @@ def test_floats_are_from_dark_to_bright_and_grey_where_there_is_one_channel():
 
 @pytest.mark.parametrize("pixels", [np.ones(3), np.ones((2, 2, 4)), np.ones((2, 2), np.int32)])
 def test_what_is_no_image_is_refused(pixels):
-    with pytest.raises(UsageError, match="an image is"):
+    with pytest.raises(UsageError, match="an image must be"):
         Image.of(pixels)

@@ -224,7 +224,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_put_aside(at, when, steps, is_
     assert heard == steps
     [said] = told
     if not is_behind:
-        assert f"the tracker failing failed {when}, and the run goes on" in said
+        assert f"the tracker failing failed {when}; the run continues" in said
     assert "OSError: the server is gone" in said
 
 

@@ -203,7 +203,7 @@ def test_a_batch_of_nothing_is_refused(doubling):
 
 
 def test_a_prediction_that_asks_for_what_there_is_not_is_refused():
-    with pytest.raises(UsageError, match="'model', which there is not"):
+    with pytest.raises(UsageError, match="'model', which is not available"):
         mw.Predictor(deployer(), predict=lambda model, batch: model(batch))
 
 

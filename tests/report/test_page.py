@@ -85,7 +85,7 @@ def test_thousands_of_reports_make_a_page_of_bounded_size(tmp_path):
 
 def test_a_run_without_any_report_has_a_page(tmp_path):
     (tmp_path / "experiment.txt").write_text(DESCRIPTION)
-    assert "Not there: environment.json, metrics.jsonl" in Reader(page_of(tmp_path)).text
+    assert "Missing files: environment.json, metrics.jsonl" in Reader(page_of(tmp_path)).text
 
 
 def test_many_evaluations_are_shown_in_part_and_folded(tmp_path):

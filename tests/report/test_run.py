@@ -28,7 +28,7 @@ def test_the_processes_of_a_run_are_told_apart(finished):
 
 
 def test_a_folder_of_something_else_is_no_run(tmp_path):
-    with pytest.raises(InputError, match="is no run: it has neither"):
+    with pytest.raises(InputError, match="is not a run: it has neither"):
         read_run(tmp_path)
 
 

@@ -66,7 +66,7 @@ def test_a_run_that_may_not_be_looked_into_is_an_error_that_says_so(tmp_path, mo
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", denied)
-    with pytest.raises(InputError, match=r"Permission denied.*\n  Mend"):
+    with pytest.raises(InputError, match=r"Permission denied.*\n  Check"):
         read_run(tmp_path)
     assert [each["state"] for each in list_runs(tmp_path)] == ["damaged"]
 

@@ -69,7 +69,7 @@ def test_a_metric_function_may_name_all_that_there_is():
         ({"eval_loss": False}, "give eval_predictor and eval_metric_fn, or leave out eval_loss=False"),
         ({"eval_loss": False, "eval_examples": None}, "eval_examples and eval_loss=False go together"),
         ({"eval_metric_fn": mean_of}, "eval_metric_fn names `preds`: give eval_predictor"),
-        ({"eval_metric_fn": perplexity, "eval_loss": False}, "asks for 'scores', which there is not"),
+        ({"eval_metric_fn": perplexity, "eval_loss": False}, "asks for 'scores', which is not available"),
         ({"eval_predictor": ...}, "eval_predictor makes predictions for eval_metric_fn"),
         ({"eval_predictor": ..., "eval_metric_fn": perplexity}, "does not take 'preds'"),
     ],

@@ -23,10 +23,17 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; `meshwright.errors` tells what each means.
+    """Run a command line and return its exit code. `meshwright.errors` lists the codes and their meaning.
 
-    What people read while they wait goes to stderr, the result to stdout: as text, or with `--json`
-    as one JSON document.
+    Progress goes to stderr. The result goes to stdout, as text or, with `--json`, as one JSON document.
+
+    Args:
+      arguments: the words after the program's name; None for those that the process was started with.
+
+    Example:
+      >>> from meshwright.cli import main
+      >>> main(["runs"])  # which prints the error on stderr
+      3
     """
     started = launched_at() if arguments is None else time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -58,17 +65,20 @@ def _options(words: list[str], started: float) -> argparse.Namespace:
 
 
 def _before_dashes(words: list[str]) -> list[str]:
-    """Return what is for us: after a bare `--` comes another program's command line."""
+    """Return the words for Meshwright: after a bare `--` comes another program's command line."""
     return words[: words.index("--")] if "--" in words else words
 
 
 def _answer(options: argparse.Namespace, *, as_json: bool) -> int:
-    """Run the command; print its result, `(text, document[, code])`, if it is not an exit code already."""
+    """Run the command and return its exit code.
+
+    A command returns its exit code, having printed everything itself, or `(text, document[, exit code])`.
+    """
     result: int | tuple[Any, ...] = options.run(options)
     if isinstance(result, int):
         return result
     text, document, exit_code = (*result, EXIT_DONE)[:3]
-    # Checkpoints of other systems may hold what is none of JSON's, such as bytes.
+    # Checkpoints of other systems may hold values that JSON does not have, such as bytes.
     show(json.dumps(document, indent=2, default=repr) if as_json else text)
     return exit_code
 
@@ -79,13 +89,13 @@ def _refuse(error: MeshwrightError, *, as_json: bool) -> int:
     if as_json:
         kind = "stopped" if stopped else "error"
         print(json.dumps({kind: str(error), "exit_code": error.exit_code}, indent=2))
-    if not stopped:  # in which all processes share
+    if not stopped:  # all processes stop together, but an error may be of this one alone
         _leave(error.exit_code)
     return error.exit_code
 
 
 def _leave(exit_code: int) -> None:
-    """Do not wait for the run's other processes, which may not know that this one has failed."""
+    """Leave without waiting for the run's other processes, which may not know that this one has failed."""
     if "jax" in sys.modules:
         from meshwright import process
 

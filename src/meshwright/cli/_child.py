@@ -1,4 +1,4 @@
-"""A process that the launcher has started: its output, its end, and what it ended of."""
+"""A process that the launcher started: its output, its end, and why it ended."""
 
 import collections
 import contextlib
@@ -17,17 +17,18 @@ from meshwright.errors import EXIT_FAILED, EXIT_PEERS
 
 _LAST_LINES = 20
 _CHATTER = "[Gloo] Rank "
-"""What JAX's CPU collectives print, from C++, each time that they connect."""
+"""Start of the lines that JAX's CPU collectives print, from C++, when they connect. They are not shown."""
 _OF_A_PROCESS = re.compile(r"[Ee]rror: process (\d+): ")
-"""How errors begin that a process was told of by another."""
+"""Start of an error that another process reported to this one."""
 _OF_A_LOST_PEER = re.compile(
     r"JAX distributed service detected fatal errors|coordination service"
     r"|(Gloo|NCCL) .*(closed by peer|reset by peer|Broken pipe|remote process)"
 )
-"""The last words of a process that ends because another one did, if Meshwright did not end it before."""
+"""Last lines of a process that ended because another one did, where Meshwright did not end it first."""
 
-# Linux ends a process with its parent when asked to, from within: PR_SET_PDEATHSIG. It outlives `exec`,
-# as does Python's ignoring of SIGPIPE. A `preexec_fn` could ask too, but not where there are threads.
+# On Linux a process can ask to be killed when its parent ends (PR_SET_PDEATHSIG). The request survives
+# `exec`, and so does Python's ignoring of SIGPIPE, which is undone here. `preexec_fn` could make the same
+# request, but is not safe where there are threads.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -39,7 +40,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Child:
-    """One of the processes, with its output on the way to ours."""
+    """A running process of the launch; its output is copied to the launcher's, line by line."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Child:
     ):
         self.number = number
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        # A session of its own: the terminal's Ctrl-C reaches the launcher alone, which passes it on.
+        # In a session of its own: Ctrl-C in the terminal reaches only the launcher, which passes it on.
         self._process = subprocess.Popen(
             _dying_with_us(command),
             env=environ,
@@ -69,24 +70,24 @@ class Child:
 
     @property
     def returncode(self) -> int:
-        """As `subprocess` has it: -n where signal n ended the process."""
+        """The process's exit code; -n if signal n ended it, as in `subprocess`."""
         return self._process.returncode
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the process and what it has started."""
+        """Kill the process and all processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def drain(self, until: float) -> None:
-        """Wait for the last of the output of a process that was killed or has ended."""
+        """Wait for the last output of a process that has ended, until the time `until` at the latest."""
         for thread in self._threads:
             thread.join(max(0, until - time.monotonic()))
 
     def fails_for_another(self) -> bool:
-        """Return whether it ended, by its own account, because another process had ended or failed."""
+        """Return whether its exit code or last lines say that it ended because another process failed."""
         if self.returncode == EXIT_PEERS:
             return True
         failed = (_OF_A_PROCESS.search(line) for line in self.last_lines)
@@ -102,7 +103,7 @@ class Child:
                 if line.startswith(_CHATTER):
                     continue
                 self.last_lines.append(line)
-                # Read on, whoever closed our output: a full pipe would stop the child.
+                # Keep reading even if our own output is closed: a full pipe would block the child.
                 with contextlib.suppress(OSError, ValueError):
                     out.write(f"[{self.number}] {line}\n")
                     out.flush()

@@ -1,4 +1,4 @@
-"""`meshwright convert`: a checkpoint in another format or dtype, under other names, or a part of one."""
+"""`meshwright convert`: write a checkpoint in another format, dtype or naming, or only a part of it."""
 
 import argparse
 import contextlib
@@ -29,20 +29,21 @@ _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
 def convert(options: argparse.Namespace) -> Result:
-    """Write the checkpoint anew, at the destination.
+    """Write a converted copy of the checkpoint to the destination.
 
     Raises:
-      UsageError: options contradict each other, or fit nothing.
-      CheckpointError: there is none, it is damaged, or is not of the model that `config.json` describes.
+      UsageError: options contradict each other, or select no array.
+      CheckpointError: there is no checkpoint, it is damaged, or it is not of the model that `config.json`
+        describes.
     """
     _check(options)
     _give_memory_back_at_once()
     changed = _changes(options)
     source = open_source(checkpoints_of(options.source), step=options.step)
     _refuse_within(source, options.destination)
-    # On the way back they are chosen by our names, which are gone then.
+    # With --map to-…, arrays were already selected above, by their Meshwright names, which are gone here.
     made, left_out = _written(source, changed, {} if is_back(options) else _chosen(options), options)
-    lost = f"\nleft out, as {options.to} has no place for them: {listed(left_out)}" if left_out else ""
+    lost = f"\nleft out, because {options.to} cannot store them: {listed(left_out)}" if left_out else ""
     return f"wrote {made}{lost}", {"source": str(source), "checkpoint": made, "left_out": left_out}
 
 
@@ -61,32 +62,32 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _give_memory_back_at_once() -> None:
-    """Have glibc map every large array by itself, so that its memory is the system's again when it is gone.
+    """Make glibc return the memory of each large array to the system as soon as the array is freed.
 
-    Left to itself it keeps them in heaps, whose holes do not fit what comes next: up to 120 MB in all.
-    Other C libraries do not know the call.
+    By default glibc keeps freed arrays in its heaps, in holes that later arrays do not fit: up to 120 MB in
+    all. Other C libraries do not have this call, and are left alone.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _refuse_within(source: Opened, destination: str) -> None:
-    """Raise if the destination is the checkpoint that is read, or lies in it.
+    """Refuse a destination that is the checkpoint being read, or lies inside it.
 
     Raises:
-      UsageError: it does.
+      UsageError: the destination is such a place.
     """
     places = (str(source.path), destination)
     read, written = (place if is_address(place) else os.path.realpath(place) for place in places)
     if f"{written}/".startswith(f"{read}/") and not Path(read).is_file():
         raise UsageError(
-            f"the destination {destination} is inside of {source.path}, which is to be converted. Give a "
-            "destination outside of it."
+            f"the destination {destination} is inside the checkpoint to convert, {source.path}. Give a "
+            "destination outside it."
         )
 
 
 def _changes(options: argparse.Namespace) -> Callable[[Source], Source]:
-    """Return what makes the arrays that are to be written, by their names there, of those that there are."""
+    """Return the function that turns the arrays of the source into those to write, under their new names."""
     if options.map is None:
         return lambda source: _below(options.subtree, called_as_ours(source))
     if is_back(options):
@@ -110,7 +111,7 @@ def _written(
     chosen: dict[str, str | None],
     options: argparse.Namespace,
 ) -> tuple[str, list[str]]:
-    """Write it in the format that is asked for; return where it is, and what that has no place for."""
+    """Write the checkpoint in the requested format; return its path, and the arrays that it cannot store."""
     to = options.to or ("safetensors" if is_back(options) else "native")
     if to == "native":
         return str(convert_checkpoint(source, options.destination, transform=changed, **chosen)), []

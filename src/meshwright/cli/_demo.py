@@ -1,4 +1,4 @@
-"""`meshwright demo`: a real run at first sight, and with `--kill` one that is killed and goes on."""
+"""`meshwright demo`: train a small real model; with `--kill`, kill the training and continue it."""
 
 import argparse
 import itertools
@@ -15,11 +15,11 @@ from meshwright.report import is_run, read_run
 FAKE_DEVICES = 8
 MESH = "data=2,fsdp=2,tensor=2"
 KILLED_AFTER = {"digits": 350, "text": 60}
-"""Steps; not those of a checkpoint, so that some work is lost and done again."""
+"""The step to kill each demo after. No checkpoint is saved there, so some steps are lost and redone."""
 
 
 def demo(options: argparse.Namespace) -> int | _train.Result:
-    """Train `digits` or `text`; a run that was stopped is continued, a finished one left alone."""
+    """Train `digits` or `text`. A stopped run is continued; after a finished one, a new run is started."""
     fake_devices = FAKE_DEVICES if options.fake_devices is None else options.fake_devices
     mesh = {"mesh": MESH} if fake_devices == FAKE_DEVICES else {}
     settings = {"workdir": unfinished(options.name)} | mesh | options.settings
@@ -36,7 +36,7 @@ def demo(options: argparse.Namespace) -> int | _train.Result:
 
 
 def unfinished(name: str) -> str:
-    """Return the first of `runs/name`, `runs/name-2` … that has not been trained to its end."""
+    """Return the first of `runs/name`, `runs/name-2`, … that is not a finished run."""
     numbered = (f"runs/{name}" + (f"-{i}" if i > 1 else "") for i in itertools.count(1))
     return next(run for run in numbered if not _is_finished(Path(run)))
 
@@ -46,7 +46,7 @@ def _is_finished(run: Path) -> bool:
 
 
 def suggestions(name: str, run: str) -> Sequence[str]:
-    """Return three commands to go on with."""
+    """Return three commands to try next."""
     other = "text" if name == "digits" else "digits"
     return (
         f"inspect {run}",
@@ -56,7 +56,7 @@ def suggestions(name: str, run: str) -> Sequence[str]:
 
 
 def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str], fake_devices: int) -> int:
-    """Train in a process of its own, kill that without warning on the way, and start it again."""
+    """Train in a child process, kill that without warning half way, and start it again."""
     command = [sys.executable, "-m", "meshwright", "demo", options.name, "--fake-devices", str(fake_devices)]
     command += [f"{key}={value}" for key, value in settings.items()] + ["--json"] * options.json
     command += ["--verbose"] * options.verbose
@@ -64,7 +64,7 @@ def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str
     with subprocess.Popen(command) as first:
         try:
             reached = _reaches(max(KILLED_AFTER[options.name], _last_step(metrics) + 1), first, metrics)
-        except KeyboardInterrupt:  # which the child got as well: let it save and say so
+        except KeyboardInterrupt:  # the child got the signal too: let it save and report
             return first.wait()
         first.kill()
     if not reached:
@@ -77,7 +77,7 @@ def killed_and_continued(options: argparse.Namespace, settings: Mapping[str, str
 
 
 def _reaches(step: int, child: subprocess.Popen[bytes], metrics: Path) -> bool:
-    """Wait until `child` has reported `step`; False if it ended before."""
+    """Wait until `child` has reported `step`; return False if it ended before that."""
     while child.poll() is None:
         if _last_step(metrics) >= step:
             return True

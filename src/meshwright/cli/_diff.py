@@ -1,4 +1,4 @@
-"""`meshwright diff`: in what two checkpoints differ."""
+"""`meshwright diff`: compare two checkpoints array by array."""
 
 import argparse
 import math
@@ -16,7 +16,7 @@ EXIT_DIFFERENT = 1
 
 
 def diff(options: argparse.Namespace) -> Result:
-    """Compare the arrays of two checkpoints; the exit code is 0 where all are equal, as that of `diff`."""
+    """Compare the arrays of two checkpoints. As with Unix `diff`, exit code 1 means that they differ."""
     a, b = (open_source(checkpoints_of(path), step=options.step) for path in (options.a, options.b))
     differences = diff_checkpoints(a, b)
     num_equal = len(a.arrays()) - sum(difference.a is not None for difference in differences)

@@ -1,4 +1,4 @@
-"""`meshwright doctor`: what decides whether a run works here, each with a verdict."""
+"""`meshwright doctor`: check what a run needs on this machine."""
 
 import argparse
 import importlib.metadata
@@ -30,7 +30,7 @@ _PROBLEM = "problem: "
 
 
 def doctor(options: argparse.Namespace) -> Result:
-    """Report versions, devices and processes; try a compilation and a write. Exit code 1 at a problem."""
+    """Report versions, devices and processes; try to compile and to write. Exit code 1 if a check fails."""
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}
@@ -45,15 +45,15 @@ def doctor(options: argparse.Namespace) -> Result:
 
 
 def _tried(probe: Callable[[], str]) -> str:
-    """Return what a probe finds, or the problem: whatever goes wrong, the other probes go on."""
+    """Return the answer of a probe, or its error as text, so that the other probes still run."""
     try:
         return probe()
-    except Exception as error:  # a report of what is broken must not break
+    except Exception as error:  # a report about broken things must not break itself
         return f"{_PROBLEM}{str(error) or type(error).__name__}"
 
 
 def _processes() -> str:
-    """Which launcher is found in the environment. Nobody is waited for."""
+    """Return the launcher that the environment variables name. Does not connect to other processes."""
     from meshwright import process
 
     return process.detect(os.environ).reason
@@ -67,7 +67,7 @@ def _devices() -> str:
 
 
 def _hardware() -> str:
-    """What mesh rules are matched with."""
+    """Return the hardware's name, which mesh rules are matched against."""
     from meshwright import sharding
 
     return sharding.hardware()
@@ -77,7 +77,7 @@ def _memory() -> str:
     import jax
 
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return "not told by this device" if limit is None else f"{limit / 2**30:.1f} GiB each"
+    return "not reported by this device" if limit is None else f"{limit / 2**30:.1f} GiB each"
 
 
 def _compile() -> str:

@@ -1,4 +1,4 @@
-"""What a command line that fits nothing was probably meant to be."""
+"""Errors for command lines that cannot be parsed, with a guess at what was meant."""
 
 import re
 import shlex
@@ -13,25 +13,25 @@ _OF_A_RUN = ("experiment.txt", "experiment.json", "metrics.jsonl")
 
 
 def check_command(words: Sequence[str], grammar: Grammar) -> None:
-    """Raise if the first word that is no option is no command, with what to write instead.
+    """Check that the first word that is not an option is a command.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is not a command; the message suggests what to write.
     """
     word = _first_word(words)
     if word is None or word in grammar.commands:
         return
     raise UsageError(
         f"there is no command {word!r}.{_meant(word, [*grammar.commands])}\n"
-        f"  Commands: {', '.join(grammar.commands)}. `meshwright --help` says what each does."
+        f"  Commands: {', '.join(grammar.commands)}. `meshwright --help` describes each."
     )
 
 
 def check_rest(rest: Sequence[str], command: str, grammar: Grammar) -> None:
-    """Raise if words are left over that the command does not take, with what was probably meant.
+    """Check that no words are left over that the command does not take.
 
     Raises:
-      UsageError: there are some.
+      UsageError: there are some; the message suggests what to write.
     """
     if not rest:
         return
@@ -50,7 +50,7 @@ def check_rest(rest: Sequence[str], command: str, grammar: Grammar) -> None:
             f"These commands do: {', '.join(TAKING_SETTINGS)}."
         )
     usage = grammar.commands[command].format_usage().strip().removeprefix("usage: ")
-    raise UsageError(f"meshwright {command}: {word!r} is one word too many.\n  usage: {usage}")
+    raise UsageError(f"meshwright {command}: unexpected argument {word!r}.\n  usage: {usage}")
 
 
 def options_of(command: str, grammar: Grammar) -> list[str]:
@@ -59,7 +59,7 @@ def options_of(command: str, grammar: Grammar) -> list[str]:
 
 
 def instead_of_target(word: str) -> str | None:
-    """Return what to write instead of a word that stands for a function and is a run; None if it is none."""
+    """Return a hint if a word given as a function is a run directory; None if it is not."""
     if not _is_run(word):
         return None
     return f"{word} is a run directory: `meshwright resume {shlex.quote(word)}` continues it."
@@ -79,14 +79,14 @@ def _meant(word: str, commands: Sequence[str]) -> str:
     place = shlex.quote(word)
     if _is_run(word):
         return (
-            f" It is a run directory. `meshwright inspect {place}` shows what it holds, `meshwright report "
-            f"{place}` how it went, `meshwright resume {place}` continues it."
+            f" It is a run directory. `meshwright inspect {place}` shows its contents, `meshwright report "
+            f"{place}` how it went, and `meshwright resume {place}` continues it."
         )
     if Path(word).is_dir():
         return f" It is a directory: `meshwright runs {place}` lists the runs in it."
     if ":" in word or word.endswith(".py"):
         target = word if ":" in word else f"{word}:experiment"
-        return f" To train what a function describes: `meshwright train {shlex.quote(target)}`."
+        return f" To train the experiment that a function returns: `meshwright train {shlex.quote(target)}`."
     close = nearest(word, commands)
     return f" Did you mean {close!r}?" if close else ""
 

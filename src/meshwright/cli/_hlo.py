@@ -1,4 +1,4 @@
-"""`meshwright hlo`: what the compiler makes of an experiment's step, before it runs."""
+"""`meshwright hlo`: write the compiled program of an experiment's step, without running it."""
 
 import argparse
 import dataclasses
@@ -12,10 +12,10 @@ from meshwright.tables import screen_width, wrapped
 
 
 def hlo(options: argparse.Namespace) -> Result:
-    """Compile the step ahead of time, and write it as text, graph and picture.
+    """Compile the step ahead of time, and write its HLO as text, graph and picture.
 
     Raises:
-      UsageError: as `train` does before it starts; or the directory cannot be written to.
+      UsageError: the experiment is not valid, as for `train`; or the directory cannot be written to.
     """
     if options.fake_devices:
         use_fake_devices(options.fake_devices)

@@ -1,4 +1,4 @@
-"""`meshwright inspect`: what a run or a checkpoint holds, read from the files alone."""
+"""`meshwright inspect`: show the contents of a run or a checkpoint, from its files alone."""
 
 import argparse
 import dataclasses
@@ -20,10 +20,10 @@ METRICS = "metrics.jsonl"
 
 
 def inspect(options: argparse.Namespace) -> Result:
-    """Show the checkpoints under a path and what one holds, and of a run also how it fares.
+    """Show the checkpoints under a path and the arrays of one of them; for a run, also its newest report.
 
     Raises:
-      InputError: there is nothing to be shown.
+      InputError: there is nothing to show.
     """
     place = checkpoints_of(options.path)
     if place == options.path:
@@ -37,7 +37,7 @@ def inspect(options: argparse.Namespace) -> Result:
 
 
 def _checkpoints(place: str, step: int | None) -> dict[str, Any]:
-    """Describe a checkpoint, or a directory of them with that of a step, or the newest that can be read."""
+    """Describe one checkpoint, and list those beside it: that of `step`, or the newest that can be read."""
     listed = contents(place)
     whole = [each.path for each in listed.checkpoints if listed.is_ours and each.nbytes is not None]
     newest = whole[-1] if whole else place

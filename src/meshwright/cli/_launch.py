@@ -1,7 +1,7 @@
-"""Start the processes of a run on this machine, and stay until all have ended.
+"""Start the processes of a run on this machine, and wait until all of them have ended.
 
-Knows nothing of JAX. The children find each other by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-JAX_PROCESS_ID.
+This file does not use JAX. The processes find each other by the environment variables
+JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 """
 
 import argparse
@@ -21,18 +21,18 @@ from meshwright.cli._train import use_fake_devices
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_PEERS, UsageError
 
 News = queue.SimpleQueue[Child | int]
-"""Children that have ended, and signals that have come, in order."""
+"""The processes that have ended and the signals that were received, in order."""
 
 _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
-"""After one of these the others end by themselves, and may still be saving."""
+"""Exit codes after which the other processes end by themselves, and may still be saving."""
 _GRACE_SECONDS = 12
-"""With what the killing takes less than 15; platforms give 30 from SIGTERM to SIGKILL."""
+"""Default time from SIGTERM to SIGKILL. With the killing it is below 15 s; most platforms allow 30 s."""
 _DRAIN_SECONDS = 2
-"""What the last lines may take of those that were killed."""
+"""Time to wait for the last output of killed processes."""
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Answer `meshwright launch local`."""
+    """Run `meshwright launch local`."""
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     return launch_local(
@@ -50,22 +50,24 @@ def launch_local(
     devices_per_process: int | None = None,
     grace_seconds: float = _GRACE_SECONDS,
 ) -> int:
-    """Run `command` in `num_processes` processes that find each other; return one exit code for all.
+    """Run `command` in `num_processes` processes that find each other, and return one exit code for all.
 
-    What they print appears line by line after the number of the process. SIGINT and SIGTERM are passed on
-    once; the second time the processes are killed. When one fails, the others are killed that have not ended
-    after `grace_seconds`, and the last lines of the one that failed are shown: of the first that did so for a
-    cause of its own, and not because another was gone. Nothing is left running, even if the launcher is
-    killed (on Linux). Call it on the main thread.
+    Output appears line by line, each line after the number of its process. The first SIGINT or SIGTERM is
+    passed on to the processes; the second kills them. If one process fails, the others have `grace_seconds`
+    to end and are then killed, and the last lines of the process that failed first are shown. A process that
+    ended only because another one was gone does not count as failed. No process is left running, even if the
+    launcher itself is killed (on Linux). Call this on the main thread.
 
     Args:
-      devices_per_process: so many GPUs are each process's own, in order; None shows all to each.
-      grace_seconds: how long processes may take to end after SIGTERM, too, whatever they wait for.
+      command: the program and its arguments.
+      num_processes: the number of processes to start.
+      devices_per_process: the number of GPUs that each process gets, in order; None shows all to each.
+      grace_seconds: the time that processes have to end, after SIGTERM or after one of them failed.
 
     Returns:
-      The code of the first that failed, 128 + n where signal n ended it; 6 where one left with 0 and the
-      others could not go on; else the highest: 130 or 75 where the run was interrupted and saved, 0 where
-      all are done.
+      The exit code of the process that failed first; 128 + n if signal n ended it. 6 if a process left with
+      0 and the others could not go on without it. Otherwise the highest code: 130 or 75 if the run was
+      interrupted and saved, 0 if all processes are done.
 
     Raises:
       UsageError: the command cannot be run; nothing was started.
@@ -79,7 +81,7 @@ def launch_local(
             for number in range(num_processes):
                 environ = _environ(address, num_processes, number, devices_per_process)
                 children.append(Child(number, command, environ, news))
-                if received:  # those that are there have heard it; the others need not start
+                if received:  # the running processes have got the signal; do not start the rest
                     break
             ended = _wait(news, len(children), grace_seconds)
     finally:
@@ -102,8 +104,8 @@ def _check(command: Sequence[str], num_processes: int, grace_seconds: float) -> 
         )
     if shutil.which(command[0]) is None:
         raise UsageError(
-            f"launch: {command[0]!r} cannot be started: it is no program in PATH, or not executable. To "
-            "start a Python file, write: -- python FILE"
+            f"launch: {command[0]!r} cannot be started: it is not an executable program in PATH. To start a "
+            "Python file, write: -- python FILE"
         )
 
 
@@ -130,7 +132,7 @@ def _environ(
 
 @contextlib.contextmanager
 def _passing_on_signals(children: Sequence[Child], news: News) -> Iterator[list[int]]:
-    """Send what we receive to all `children`, and kill them the second time; give what was received."""
+    """Pass the first signal on to all `children` and kill them at the second; yield the signals received."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -151,9 +153,10 @@ def _passing_on_signals(children: Sequence[Child], news: News) -> Iterator[list[
 
 
 def _wait(news: News, num_processes: int, grace_seconds: float) -> list[Child]:
-    """Return those that have ended, in order: all, or who did within the time of grace.
+    """Wait until all processes have ended or the grace period is over; return those that ended, in order.
 
-    That begins when one fails, and when SIGTERM comes. Who presses Ctrl-C can press it again.
+    The grace period begins when a process fails or SIGTERM arrives. Ctrl-C does not begin it: a person can
+    press it again.
     """
     ended: list[Child] = []
     give_up = None
@@ -174,7 +177,7 @@ def _has_failed(child: Child) -> bool:
 
 
 def _tell(children: Sequence[Child], ended: Sequence[Child], received: Sequence[int]) -> int:
-    """Say what went wrong, if anything did, and return the exit code for all."""
+    """Print what went wrong, if anything did, and return the exit code for all."""
     if len(received) > 1:
         return 128 + received[-1]
     failed = [child for child in ended if _has_failed(child)]
@@ -187,15 +190,16 @@ def _tell(children: Sequence[Child], ended: Sequence[Child], received: Sequence[
         return code if code > 0 else 128 - code
     if killed:
         numbers = ", ".join(str(child.number) for child in killed)
-        _say(f"killed process {numbers}, which had not ended in time after SIGTERM. --grace gives more time.")
+        _say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
         return 128 + signal.SIGTERM
     return max(child.returncode for child in children)
 
 
 def _first_by_cause(ended: Sequence[Child]) -> Child:
-    """Return the first of those that failed, but for those that failed because another was gone.
+    """Return the process that failed first, leaving aside those that failed because another was gone.
 
-    A process that dies closes its connections before it can be waited for, so that others may end before it.
+    The order of ending does not tell which was first: a process that dies closes its connections before the
+    launcher can notice its end, so another one that loses the connection may be seen to end before it.
     """
     failed = [child for child in ended if _has_failed(child)]
     causes = [child for child in failed if not child.fails_for_another()]

@@ -1,4 +1,4 @@
-"""`convert --map`: from the names of others to ours and, with `to-` before it, back."""
+"""`convert --map`: rename arrays from a foreign naming to Meshwright's or, with `to-` in front, back."""
 
 import argparse
 import inspect
@@ -17,21 +17,21 @@ STATE = "params/"
 
 
 def is_back(options: argparse.Namespace) -> bool:
-    """Return whether our names become those of others."""
+    """Return whether the map goes from Meshwright's names to foreign ones."""
     return (options.map or "").startswith(TO)
 
 
 def is_hugging_face(options: argparse.Namespace) -> bool:
-    """Return whether the map is Hugging Face's, there or back."""
+    """Return whether the map is Hugging Face's, in either direction."""
     return (options.map or "").removeprefix(TO) == HUGGING_FACE
 
 
 def to_ours(options: argparse.Namespace) -> Callable[[Source], Source]:
-    """Return what gives arrays our names.
+    """Return the function that renames foreign arrays to Meshwright's names.
 
     Raises:
       UsageError: there is no such map.
-      CheckpointError: as `hugging_face.config`.
+      CheckpointError: the model's `config.json` is missing or not supported.
     """
     if is_hugging_face(options):
         cfg = hugging_face.config(options.config or options.source)
@@ -41,9 +41,14 @@ def to_ours(options: argparse.Namespace) -> Callable[[Source], Source]:
 
 
 def to_theirs(options: argparse.Namespace, **chosen: Any) -> Callable[[Source], Source]:
-    """Return what gives arrays the names of others: those of a state that are parameters, and `chosen`.
+    """Return the function that takes a run's parameters and renames them to foreign names.
 
-    Those of Hugging Face keep ours until they are exported, and so compared with `config.json`.
+    For Hugging Face they keep Meshwright's names: its export renames them and compares them with
+    `config.json`.
+
+    Args:
+      options: the command's options.
+      chosen: the `dtype` and `only` of the conversion.
 
     Raises:
       UsageError: there is no such map.
@@ -56,7 +61,7 @@ def to_theirs(options: argparse.Namespace, **chosen: Any) -> Callable[[Source], 
 
 
 def _parameters(source: Source) -> Source:
-    """Return the parameters, where a source is of a run's state, by names without `params/`."""
+    """Return the parameters of a run's state, named without `params/`; any other source as it is."""
     is_state = any(name.startswith(STATE) for name in source.arrays())
     return subtree(source, STATE.rstrip("/")) if is_state else source
 
@@ -66,9 +71,9 @@ def _whole(source: Source) -> Source:
 
 
 def _all_to_ours(names: Map, source: Source) -> Source:
-    """Return all arrays with our names, which are below `params` if the map does not say so itself."""
+    """Return all arrays under Meshwright's names, below `params` unless the map itself says so."""
     ours = names.to_ours(source)
-    names.to_theirs(ours)  # which refuses what has no row; nothing is read
+    names.to_theirs(ours)  # raises if an array has no row in the map; reads no data
     return ours if _is_of_state(names) else _under("params", ours)
 
 
@@ -81,11 +86,11 @@ def _under(prefix: str, source: Source) -> Source:
 
 
 def _named(target: str) -> Map:
-    """Return a map of the user's own, `module:name`, or what a function of that name returns."""
+    """Return the user's map `module:name`, calling it if it is a function."""
     if ":" not in target:
         raise UsageError(
-            f"--map {target!r} is unknown. Write {HUGGING_FACE}, or module:map for a mw.models.Map of your "
-            f"own; with {TO} in front it converts back: {TO}{HUGGING_FACE}."
+            f"--map {target!r} is unknown. Write {HUGGING_FACE}, or module:map for an mw.models.Map of your "
+            f"own. With {TO} in front it converts back: {TO}{HUGGING_FACE}."
         )
     found = find(target, "map", "NAMES", lambda value: isinstance(value, Map) or inspect.isroutine(value))
     if isinstance(found, Map):
@@ -96,7 +101,5 @@ def _named(target: str) -> Map:
         raise UsageError(f"--map {target} is a function that must take no arguments: {error}.") from None
     made = found()
     if not isinstance(made, Map):
-        raise UsageError(
-            f"--map {target} must return a mw.models.Map, and returned a value of type {type(made).__name__}."
-        )
+        raise UsageError(f"--map {target} must return an mw.models.Map; it returned a {type(made).__name__}.")
     return made

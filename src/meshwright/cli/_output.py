@@ -1,4 +1,4 @@
-"""What people read on stdout."""
+"""Printing of results on stdout."""
 
 import os
 import sys
@@ -7,9 +7,10 @@ from meshwright.errors import printable
 
 
 def show(text: str) -> None:
-    """Print it, at once, without what a terminal obeys: names in it may be those of a stranger's file.
+    """Print a text and flush it, without the control characters that a terminal would obey.
 
-    Where a reader such as `head` has seen enough, nothing is printed any more.
+    Such characters may come from names in somebody else's file. If the reader, such as `head`, has closed
+    the pipe, this text and all later ones are dropped.
     """
     try:
         print(printable(text), flush=True)

@@ -1,7 +1,7 @@
-"""Settings given on the command line: `key=value` or `--key value`, typed by what they set.
+"""Settings given on the command line, `key=value` or `--key value`, converted to the type of what they set.
 
-A setting is first looked for among the parameters of the function that makes the experiment, then
-among the fields of what it returns, by dotted path.
+A setting is looked up first among the parameters of the function that makes the experiment, then, by
+dotted path, among the fields of the experiment that it returns.
 """
 
 import dataclasses
@@ -20,15 +20,16 @@ Overrides = Mapping[str, str]
 
 
 def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return `arguments` without the settings among them, and the settings.
+    """Separate the settings from the other arguments; return those others, and the settings.
 
-    What follows a bare `--` is left alone.
+    Arguments after a bare `--` are left alone.
 
     Args:
+      arguments: the words of a command line.
       flags: options that are not settings.
 
     Raises:
-      OverrideError: `--key` stands without a value.
+      OverrideError: `--key` has no value.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     rest, settings, waiting = [], {}, list(arguments[:end])
@@ -50,18 +51,23 @@ def _without_value(word: str, flags: Iterable[str]) -> OverrideError:
     known = sorted(flag for flag in flags if flag.startswith("--"))
     close = nearest(word, known)
     hint = f"Did you mean the option {close}?" if close else f"Options of commands: {', '.join(known)}."
-    return OverrideError(f"{word} is no option, and as a setting it needs a value: {word} VALUE.\n  {hint}")
+    return OverrideError(f"{word} is not an option; as a setting it needs a value: {word} VALUE.\n  {hint}")
 
 
 def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
-    """Return what `function` makes with `settings`, those that are not its parameters set on the result.
+    """Call `function` with the settings that are its parameters, set the rest on the result, and return it.
 
-    All settings of one dataclass are made at once, so that its checks see no state in between.
+    All settings of one dataclass are set at once, so that its checks never see a half-changed state.
+
+    Args:
+      function: makes the experiment.
+      settings: the texts of the settings, by dotted path.
+      kind: the class that `function` must return an instance of.
 
     Raises:
-      OverrideError: a name fits neither the function nor `kind`, a value has the wrong type, or a
-        parameter without a default has none.
-      UsageError: `function` does not return a `kind`, or a dataclass refuses what is set.
+      OverrideError: a name is neither a parameter of `function` nor a field of `kind`, a value has the
+        wrong type, or a parameter without a default is not set.
+      UsageError: `function` does not return a `kind`, or a dataclass refuses the values.
     """
     asked, hints = _nested(settings), get_type_hints(function)
     parameters = inspect.signature(function).parameters
@@ -76,14 +82,14 @@ def build(function: Callable[..., Any], settings: Overrides, kind: type) -> Any:
     if not isinstance(made, kind):
         raise UsageError(
             f"{function.__module__}:{function.__qualname__} returned {type(made).__name__}, "
-            f"not {kind.__name__}.\n  A function to train from returns an mw.Experiment."
+            f"not {kind.__name__}.\n  The function given here must return an mw.Experiment."
         )
     rest = {name: new for name, new in asked.items() if name not in parameters}
     return _replaced(made, "", rest) if rest else made
 
 
 def with_secrets(function: Callable[..., Any], settings: Overrides) -> dict[str, Any]:
-    """Return settings, with those as secrets that are for parameters of the type `pydantic.SecretStr`."""
+    """Return the settings, with each for a parameter of type `pydantic.SecretStr` wrapped in that type."""
     import pydantic
 
     secret = {name for name, kind in get_type_hints(function).items() if kind is pydantic.SecretStr}
@@ -91,30 +97,30 @@ def with_secrets(function: Callable[..., Any], settings: Overrides) -> dict[str,
 
 
 def convert(name: str, text: str, wanted: Any) -> Any:
-    """Return `text` as the type `wanted`: none, as it stands, as YAML, or as a comma-separated list.
+    """Convert `text` to the type `wanted`, reading it as none, as text, as YAML or as a comma-separated list.
 
     Raises:
-      OverrideError: it is none of these.
+      OverrideError: no reading of the text has that type.
     """
     import pydantic
     import yaml
 
     if (owner := _dataclass_in(wanted)) and text.lower() not in _NONE:
         parts = ", ".join(f"{name}.{field.name}" for field in dataclasses.fields(owner))
-        raise OverrideError(f"{name} is made of settings: set one of {parts}.{place_of(text)}")
+        raise OverrideError(f"{name} is a group of settings: set one of {parts}.{place_of(text)}")
     try:
         adapter = pydantic.TypeAdapter(wanted)
     except pydantic.errors.PydanticUserError:
         raise OverrideError(
-            f"{name} cannot be set here: its values are of the type {wanted}, which no text can be. Set it "
-            f"in the function.{place_of(text)}"
+            f"{name} cannot be set from text: its type is {wanted}. Set it in the function that makes the "
+            f"experiment.{place_of(text)}"
         ) from None
     for reading in (
         lambda: _NONE[text.lower()],
         lambda: text,
         lambda: yaml.safe_load(text),
         lambda: text.split(","),
-        lambda: float(text),  # 1e6, of which pydantic makes an int
+        lambda: float(text),  # such as 1e6, which pydantic then turns into an int
     ):
         try:
             return adapter.validate_python(reading())
@@ -135,9 +141,9 @@ def _nested(settings: Overrides) -> dict[str, Any]:
         for part in above:
             inner = inner.setdefault(part, {})
             if isinstance(inner, str):
-                raise OverrideError(f"both {part} and {name} are set. Leave one of them out.")
+                raise OverrideError(f"both {part} and {name} are set. Remove one of them.")
         if last in inner:
-            raise OverrideError(f"both {name} and a part of it are set. Leave one of them out.")
+            raise OverrideError(f"both {name} and a part of it are set. Remove one of them.")
         inner[last] = text
     return asked
 
@@ -158,20 +164,20 @@ def _check_complete(asked: Mapping[str, Any], parameters: Mapping[str, inspect.P
             and parameter.default is inspect.Parameter.empty
             and name not in asked
         ):
-            raise OverrideError(f"the function needs a value for {name!r}: {name}=VALUE.")
+            raise OverrideError(f"the function needs a value for {name!r}. Add {name}=VALUE.")
 
 
 def _changed(value: Any, path: str, wanted: Any, new: Any) -> Any:
-    """Return what a text says, or `value` with the parts changed that a mapping says."""
+    """Return the value of a text; or, given a mapping of settings, `value` with these parts changed."""
     return convert(path, new, wanted) if isinstance(new, str) else _replaced(value, path, new)
 
 
 def _replaced(owner: Any, path: str, asked: Mapping[str, Any]) -> Any:
-    """Return `owner`, which is at `path`, with some of its fields or values changed.
+    """Return a copy of `owner`, the dataclass or mapping at `path`, with some fields or values changed.
 
     Raises:
-      OverrideError: it has none of that name.
-      UsageError: it refuses the change, in its own words after those of the settings.
+      OverrideError: `owner` has no field or key of that name.
+      UsageError: `owner` refuses the new values; its message follows the settings.
     """
     known = _types_in(owner)
     for name in asked:
@@ -193,7 +199,7 @@ def _replaced(owner: Any, path: str, asked: Mapping[str, Any]) -> Any:
 
 
 def _types_in(owner: Any) -> dict[str, Any]:
-    """Return what can be set in a dataclass or mapping, with types; nothing where it is neither."""
+    """Return the names that can be set in a dataclass or mapping, with their types; {} for anything else."""
     if isinstance(owner, Mapping):
         return {name: type(value) for name, value in owner.items()}
     if not dataclasses.is_dataclass(owner) or isinstance(owner, type):
@@ -203,13 +209,13 @@ def _types_in(owner: Any) -> dict[str, Any]:
 
 
 def _paths_in(kind: Any) -> list[str]:
-    """Return the dotted paths of settings that belong to settings: `logging.every`."""
+    """Return the dotted paths of the settings inside groups of settings, such as `logging.every`."""
     inner = {name: _dataclass_in(wanted) for name, wanted in get_type_hints(kind).items()}
     return [f"{name}.{f.name}" for name, owner in inner.items() if owner for f in dataclasses.fields(owner)]
 
 
 def _dataclass_in(wanted: Any) -> Any:
-    """Return the dataclass of settings that values of a type are, None besides; or None."""
+    """Return the dataclass of settings in a type such as `Stop` or `Stop | None`; None if there is none."""
     kinds = get_args(wanted) if get_origin(wanted) in (types.UnionType, Union) else (wanted,)
     return next((kind for kind in kinds if getattr(kind, "is_known_by_place", False)), None)
 
@@ -217,12 +223,12 @@ def _dataclass_in(wanted: Any) -> Any:
 def _unknown(
     name: str, part: str, known: Collection[str], asked: Any, paths: Sequence[str] = ()
 ) -> OverrideError:
-    """Return the error for a setting that there is not, and is perhaps a mistyped option or part of one."""
+    """Return the error for an unknown setting, with a guess at the setting or option that was meant."""
     options = {flag[2:].replace("-", "_"): flag for flag in FLAGS if flag.startswith("--")}
     meant = {each: each for each in (*known, *paths)} | ({} if "." in name else options)
     close = nearest(part, meant)
     hint = f" Did you mean {meant[close]!r}?" if close else ""
-    there = f"There are: {', '.join(known)}." if known else f"{name.rpartition('.')[0]} has none."
+    there = f"Settings: {', '.join(known)}." if known else f"{name.rpartition('.')[0]} has no settings."
     return OverrideError(f"unknown setting {name!r}.{hint}\n  {there}{place_of(asked)}")
 
 

@@ -1,4 +1,4 @@
-"""What all commands share on the command line. Nothing here takes time to load."""
+"""The parts of the command line that all commands share. Loading this file takes no time."""
 
 import argparse
 import importlib
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from meshwright.errors import InputError, UsageError
 
 TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "show")
-"""The commands after which `--key value` sets something of an experiment, unless it is one of FLAGS."""
+"""Commands that take settings: `--key value` sets a field of the experiment, unless `--key` is in FLAGS."""
 
 FLAGS = (
     *("--against", "--bandwidth", "--compile-to", "--fake-devices", "--help", "--json", "--kill", "--on"),
@@ -16,30 +16,30 @@ FLAGS = (
 )
 
 _RUNNING = ("demo", "hlo", "launch", "plan", "resume", "show", "train")
-"""The commands that call users' functions, whose errors are shown whole."""
+"""Commands that call the user's functions. An OSError of theirs is shown with its traceback."""
 
-SETTINGS = """settings, key=value or --key value:
-  They set the parameters of the function, or else fields of the experiment
-  that it returns:
+SETTINGS = """settings: key=value or --key value
+  A setting changes a parameter of the function or, if it has none of that
+  name, a field of the experiment that the function returns:
     max_steps=2000  input.batch_size=128  mesh=data=-1,fsdp=4  workdir=runs/other
-  --settings FILE reads them from YAML, nested or with dotted keys. Settings on
-  the command line win over those of files.
+  --settings FILE reads settings from a YAML file, with nested or dotted keys.
+  Settings on the command line win over those from files.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes options by their whole names, and raises what it cannot parse."""
+    """A parser that takes options by full name only, and raises `UsageError` instead of exiting."""
 
     def __init__(self, **more: Any):
         super().__init__(allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:
         usage = self.format_usage().strip().removeprefix("usage: ")
-        raise UsageError(f"{self.prog}: {message}\n  usage: {usage}\n  `{self.prog} --help` says more.")
+        raise UsageError(f"{self.prog}: {message}\n  usage: {usage}\n  Run `{self.prog} --help` for more.")
 
 
 class Commands:
-    """Adds commands to a parser, each with the options that all have."""
+    """Adds commands to a parser, each with the options that all commands have."""
 
     def __init__(self, top: argparse.ArgumentParser):
         self._shared = _shared(top)
@@ -64,31 +64,34 @@ class Commands:
             metavar="FILE",
             action="append",
             default=[],
-            help="read settings from a YAML file; if given several times, later files win",
+            help="read settings from a YAML file; may be given several times, and the last file wins",
         )
         return made
 
 
 def _shared(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Let options that every command has stand before the command as well as after it."""
+    """Return a parser of the options of all commands, and add them to `top` for use before the command."""
     shared = argparse.ArgumentParser(add_help=False)
     suppressed: dict[str, Any] = {"default": argparse.SUPPRESS}
     for place, default in ((top, {}), (shared, suppressed)):
-        place.add_argument("--json", action="store_true", help="print one JSON document on stdout", **default)
+        place.add_argument(
+            "--json", action="store_true", help="print the result as one JSON document", **default
+        )
         place.add_argument(
             "--fake-devices",
             type=int,
             metavar="N",
-            help="use N virtual CPU devices for each process",
+            help="use N virtual CPU devices in each process, instead of the machine's devices",
             **default,
         )
     return shared
 
 
 def _later(module: str, name: str) -> Callable[[argparse.Namespace], Any]:
-    """Return the command's function, whose module is loaded when it is called.
+    """Return a function that loads the command's module and runs the command.
 
-    Where it runs nothing of the user's, what the system says of a file is told, and is no mistake of ours.
+    In a command that runs none of the user's code, an OSError is about a file that the user named, and
+    becomes an InputError.
     """
 
     def run(options: argparse.Namespace) -> Any:

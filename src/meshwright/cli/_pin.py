@@ -1,4 +1,4 @@
-"""`meshwright pin` and `unpin`: a checkpoint that no retention policy removes."""
+"""`meshwright pin` and `unpin`: protect a checkpoint from deletion, or stop protecting it."""
 
 import argparse
 
@@ -9,25 +9,25 @@ from meshwright.errors import InputError
 
 
 def pin(options: argparse.Namespace) -> Result:
-    """Keep the checkpoint of a step until it is unpinned."""
+    """Pin the checkpoint of a step: no retention policy deletes it until it is unpinned."""
     path = _path(options)
     formats.pin(path, options.note)
     return f"{path} is kept until it is unpinned", {"checkpoint": path, "pinned": True}
 
 
 def unpin(options: argparse.Namespace) -> Result:
-    """Leave the checkpoint of a step to the retention policy again.
+    """Unpin the checkpoint of a step: the run's retention policy may delete it again.
 
     Raises:
-      InputError: it is not pinned, or not there.
+      InputError: the checkpoint is not pinned, or does not exist.
     """
     path = _path(options)
     if not formats.is_pinned(path):
         raise InputError(
-            f"{path} is not pinned. `meshwright inspect {options.directory}` lists the checkpoints that are."
+            f"{path} is not pinned. `meshwright inspect {options.directory}` shows which checkpoints are."
         )
     formats.unpin(path)
-    return f"{path} is left to the run's retention policy", {"checkpoint": path, "pinned": False}
+    return f"{path} may be deleted by the run again", {"checkpoint": path, "pinned": False}
 
 
 def _path(options: argparse.Namespace) -> str:

@@ -1,7 +1,7 @@
-"""`meshwright plan`: what a step takes of hardware that is not there.
+"""`meshwright plan`: estimate a step on hardware that this machine does not have.
 
-The compilers of accelerators end their process on some errors. So they have one of their own, which builds
-the experiment anew and leaves what it found in a file.
+Compilers of accelerators kill their own process on some errors. So the compiler runs in a child process,
+which builds the experiment again and writes what it found to a file.
 """
 
 import argparse
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def plan(options: argparse.Namespace) -> Result:
-    """Plan the experiment's step; exit code 1 where it does not fit.
+    """Plan the experiment's step. Exit code 1 if it does not fit into the memory.
 
     Raises:
-      UsageError: nothing is known of the hardware, or as `train` does before it starts.
+      UsageError: the hardware is not known, or the experiment is not valid, as for `train`.
     """
-    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is there: no accelerator is taken, or asked for
+    os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX loads, so that it does not look for accelerators
     from meshwright import plan as room
 
     hardware = room.hardware_named(options.on)
@@ -54,7 +54,7 @@ def _site(options: argparse.Namespace, hardware: "Hardware") -> "Site":
 
 
 def _compiled(options: argparse.Namespace) -> "Compiled":
-    """Return what the compiler made in a process of its own.
+    """Return the result of a compiler that ran in a child process.
 
     Raises:
       NotCompiledError: that process failed.
@@ -76,7 +76,7 @@ def _command(options: argparse.Namespace, file: Path) -> list[str]:
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line of an error, the only one that people can use, or how the process ended."""
+    """Return the last line of the error, the only one that helps the user, or the process's exit code."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     found = next((line for line in reversed(lines) if "Error" in line or "error:" in line), None)
     return (
@@ -117,7 +117,7 @@ def _changed(change: Any) -> dict[str, Any]:
 
 
 def _document(made: "Plan") -> dict[str, Any]:
-    """Return a plan as JSON has it, with axes joined by `+`."""
+    """Return a plan as JSON can store it: keys made of several axes are joined by `+`."""
     document = dataclasses.asdict(made)
     document["time"]["network"] = {"+".join(axes): each for axes, each in made.time.network.items()}
     document["time"]["seconds"] = made.time.seconds

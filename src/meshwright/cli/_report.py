@@ -1,4 +1,4 @@
-"""`meshwright report`: the page of a run, or one of several side by side."""
+"""`meshwright report`: write the page of a run, or a page that compares several."""
 
 import argparse
 import contextlib
@@ -12,10 +12,10 @@ COMPARISON = "comparison.html"
 
 
 def report(options: argparse.Namespace) -> Result:
-    """Write the page and tell the same in a few lines.
+    """Write the page and print a summary of it.
 
     Raises:
-      InputError: one is no run.
+      InputError: one of the paths is not a run.
       UsageError: the page cannot be written.
     """
     with contextlib.ExitStack() as copied:

@@ -1,4 +1,4 @@
-"""`meshwright runs`: the runs below a directory, or an address."""
+"""`meshwright runs`: list the runs below a directory or URL."""
 
 import argparse
 from pathlib import PurePath
@@ -10,11 +10,11 @@ from meshwright.storage import is_address, local_copy
 from meshwright.tables import screen_width
 
 _SMALL = (".json", ".jsonl", ".log", ".txt")
-"""How the names end of the files of a run that say how it fares."""
+"""Endings of the files that tell a run's status. Only these are copied from a store."""
 
 
 def runs(options: argparse.Namespace) -> Result:
-    """List the runs, the one that reported last first.
+    """List the runs, the most recent report first.
 
     Raises:
       InputError: there is no such directory.
@@ -24,7 +24,7 @@ def runs(options: argparse.Namespace) -> Result:
     with local_copy(place, _is_small) as directory:
         if not directory.is_dir():
             raise InputError(
-                f"there is no directory {place}. Name the one that holds your runs: `meshwright runs DIR`."
+                f"there is no directory {place}. Give the one that contains your runs: `meshwright runs DIR`."
             )
         found = list_runs(directory, place if is_address(place) else None)
     table = runs_table(found, width=screen_width()) if found else f"no runs below {place}"

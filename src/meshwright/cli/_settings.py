@@ -1,12 +1,12 @@
-"""Settings from YAML files: `--settings FILE` says what `key=value` does, nested or with dotted keys.
+"""Settings from YAML files: `--settings FILE` sets what `key=value` sets, with nested or dotted keys.
 
     max_steps: 2000
     input.batch_size: 128
     evaluations:
       test: {when: 100}
 
-Each value is the text that would stand on the command line, to be read as the type that it sets: so `1e-4`
-is a number wherever one is wanted, which YAML itself does not say.
+Each value is taken as the text that would stand on the command line, and converted to the type of the
+setting. So `1e-4` is a number wherever one is expected, though YAML itself reads it as a string.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from meshwright.storage import read_text
 
 
 class FromFile(str):
-    """The text of a setting that stands in a file."""
+    """The text of a setting that was read from a file."""
 
     place: str
     """The file and the line: `settings.yaml, line 3`."""
@@ -30,17 +30,18 @@ class FromFile(str):
 
 
 def place_of(asked: Any) -> str:
-    """Return where a setting, or the first of a mapping of them, stands, for the end of a message."""
+    """Return the file and line of a setting, or of the first in a mapping, to end a message with."""
     while isinstance(asked, Mapping) and asked:
         asked = next(iter(asked.values()))
-    return f"\n  It stands in {asked.place}." if isinstance(asked, FromFile) else ""
+    return f"\n  It was set in {asked.place}." if isinstance(asked, FromFile) else ""
 
 
 def read_settings(path: str | Path) -> dict[str, str]:
     """Return the settings of a YAML file by dotted path.
 
     Raises:
-      OverrideError: there is no such file, it is no YAML, no mapping, or says something twice; with the line.
+      OverrideError: the file cannot be read, is not valid YAML, is not a mapping, or sets a name twice. The
+        message gives the line.
     """
     import yaml
 
@@ -49,7 +50,7 @@ def read_settings(path: str | Path) -> dict[str, str]:
         text = read_text(path)
         root = yaml.compose(text, yaml.SafeLoader)
         if not isinstance(root, yaml.MappingNode | None):
-            raise OverrideError(f"{path}, line 1: expected settings, one `key: value` a line.")
+            raise OverrideError(f"{path}, line 1: expected settings, one `key: value` per line.")
         found = list(_flat("", root)) if root is not None else []
     except RecursionError:
         raise OverrideError(f"{path} is nested too deeply, or contains itself.") from None
@@ -67,7 +68,7 @@ def read_settings(path: str | Path) -> dict[str, str]:
 
 
 def _problem(error: Any, text: str) -> str:
-    """Return the line of an error in YAML, that line, and what is wrong with it."""
+    """Describe an error in YAML: the line's number, the problem, and the line itself."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     number = mark.line if mark is not None else text.count("\n", 0, getattr(error, "position", 0))
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
@@ -77,7 +78,7 @@ def _problem(error: Any, text: str) -> str:
 
 
 def _flat(prefix: str, mapping: Any) -> Iterator[tuple[str, str, int]]:
-    """Yield each setting of a node of YAML with its line."""
+    """Yield the dotted name, text and line number of each setting in a YAML node."""
     import yaml
 
     for key, value in mapping.value:
@@ -89,7 +90,7 @@ def _flat(prefix: str, mapping: Any) -> Iterator[tuple[str, str, int]]:
 
 
 def _text(node: Any) -> str:
-    """Return a value as it would stand on the command line."""
+    """Return a value as the text that it would be on the command line."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):

@@ -1,4 +1,4 @@
-"""`meshwright show`: an experiment as text, and in what it differs from another. Nothing of it is run."""
+"""`meshwright show`: print an experiment's settings, or how they differ from another's; train nothing."""
 
 import argparse
 import contextlib
@@ -14,10 +14,10 @@ EXIT_DIFFERENT = 1
 
 
 def show(options: argparse.Namespace) -> Result:
-    """Describe an experiment; or compare it, with exit code 0 where nothing differs, as that of `diff`.
+    """Describe an experiment, or compare it with `--against`. As with Unix `diff`, 1 means a difference.
 
     Raises:
-      InputError: there is nothing to compare with.
+      InputError: the experiment to compare with cannot be read.
     """
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
@@ -51,7 +51,7 @@ def _compared(name: str, text: str, against: str) -> Result:
 
 
 def _description(place: str) -> str:
-    """Return the description that a run or file holds, or that of an experiment without settings."""
+    """Return the description stored in a run or a file, or that of the experiment of `module:function`."""
     for file in (join(place, "experiment.txt"), place):
         with contextlib.suppress(OSError):
             return read_text(file)

@@ -1,4 +1,4 @@
-"""What users' modules hold, found by `module:name`."""
+"""Loading of the user's functions, given as `module:name`."""
 
 import importlib
 import sys
@@ -11,14 +11,14 @@ from meshwright.errors import UsageError, nearest
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Return the function `module:function`, as `find` does."""
+    """Return the function `module:function`; raises as `find` does."""
     return find(target, "function", "experiment", callable)
 
 
 def as_module(target: str) -> str:
-    """Return `gpt:experiment` for `gpt.py:experiment`, and `folder.gpt:…` for a file in a folder of this one.
+    """Return `gpt:experiment` for `gpt.py:experiment`, and `folder.gpt:…` for `folder/gpt.py:…`.
 
-    Anything else is returned as it is.
+    Any other text is returned unchanged.
     """
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py"):
@@ -31,14 +31,16 @@ def as_module(target: str) -> str:
 
 
 def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> Any:
-    """Return what `module:name`, or `module.py:name`, is, with the current directory on the path.
+    """Return the value of `module:name` or `module.py:name`, looked up also in the current directory.
 
     Args:
-      kind: what it should be, for people, and an `example` of a name.
-      fits: whether something is that.
+      target: the module and the name in it.
+      kind: the noun for what is expected, for messages: `function`.
+      example: a name to show in messages.
+      fits: returns whether a value is of that kind.
 
     Raises:
-      UsageError: there is no such module, or nothing of that kind and name in it.
+      UsageError: there is no such module, or it has no value of that kind and name.
     """
     module_name, colon, name = as_module(target).partition(":")
     if not (module_name and colon and name) or "/" in module_name or module_name.endswith(".py"):
@@ -49,7 +51,7 @@ def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> A
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it needs is not
+            raise  # the module exists, but a module that it imports does not
         raise UsageError(
             f"there is no module {module_name!r}: {error}.\n"
             f"  Looked in the current directory ({Path.cwd()}) and the installed packages."
@@ -64,7 +66,7 @@ def find(target: str, kind: str, example: str, fits: Callable[[Any], bool]) -> A
 
 
 def _no_target(target: str, kind: str, example: str) -> str:
-    """Say what to write instead of what names no `module:name`."""
+    """Return the error for a target that is not `module:name`, with what to write instead."""
     if instead := instead_of_target(target):
         return instead
     file, _, name = target.partition(":")
@@ -75,6 +77,7 @@ def _no_target(target: str, kind: str, example: str) -> str:
     if path.is_file() and as_module(f"{file}:{name}") != f"{file}:{name}":
         return f"{wanted} Write {file}:{name}."
     return (
-        f"{wanted}\n  A file must be below the current directory, its folders' names being those of modules. "
-        f"Go to its folder and write the rest:\n    cd {path.parent} && meshwright … {path.name}:{name}"
+        f"{wanted}\n  The file must be below the current directory, and its folders must have names that "
+        "Python can import. Otherwise go to its folder:\n"
+        f"    cd {path.parent} && meshwright … {path.name}:{name}"
     )

@@ -1,4 +1,4 @@
-"""`meshwright trace`: where the time of a run's profile went, read from the profile alone."""
+"""`meshwright trace`: show how the time of profiled steps was spent, from the profile's files alone."""
 
 import argparse
 import dataclasses
@@ -11,10 +11,10 @@ from meshwright.storage import is_address, local_copy
 
 
 def trace(options: argparse.Namespace) -> Result:
-    """Tell of the profile of each process of one window.
+    """Summarize the profiles of one window of steps, one for each process.
 
     Raises:
-      InputError: there is none, or it is damaged.
+      InputError: there is no profile, or it is damaged.
     """
     with local_copy(options.path, lambda name: name.endswith(".xplane.pb")) as path:
         found = _summaries(path, options)
@@ -25,7 +25,7 @@ def trace(options: argparse.Namespace) -> Result:
 
 
 def _summaries(directory: Path, options: argparse.Namespace) -> list[profile.Summary]:
-    """Return what is told of each profile; what was copied is called what it is a copy of."""
+    """Summarize each profile. Files copied from a store are named by their URLs there."""
 
     def original(text: str) -> str:
         return text.replace(str(directory), options.path.rstrip("/")) if is_address(options.path) else text

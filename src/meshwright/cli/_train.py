@@ -1,4 +1,4 @@
-"""`meshwright train` and `meshwright resume`: from a name and settings to a finished run."""
+"""`meshwright train` and `meshwright resume`: run an experiment given by its function and settings."""
 
 import argparse
 import functools
@@ -21,10 +21,10 @@ from meshwright.storage import join, read_text
 from meshwright.tables import screen_width, wrapped
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
-"""An exit code; or text, the same as a JSON-able document, and the exit code where it is not 0."""
+"""A command's result: an exit code; or a text, the same as a JSON document, and the exit code if not 0."""
 
 SECRET = "**********"
-"""What pydantic's `SecretStr` says instead of itself, and so what is kept of it."""
+"""The text that pydantic's `SecretStr` shows instead of its value. A run stores this text."""
 
 
 def train(options: argparse.Namespace) -> Result:
@@ -34,11 +34,11 @@ def train(options: argparse.Namespace) -> Result:
 
 
 def resume(options: argparse.Namespace) -> Result:
-    """Run again what `experiment.json` of a run directory says, with settings added to it.
+    """Run the function and settings that a run's `experiment.json` names, with more settings added.
 
     Raises:
       InputError: there is no such run.
-      UsageError: it is not the user's word that this function runs, or a secret is missing.
+      UsageError: somebody other than the user may have chosen the function, or a secret is missing.
     """
     origin = _origin(options.path)
     named = options.target and as_module(options.target)
@@ -47,7 +47,7 @@ def resume(options: argparse.Namespace) -> Result:
     settings = {**given, "workdir": str(options.path), **options.settings}
     if missing := [name for name, text in settings.items() if text == SECRET]:
         raise OverrideError(
-            f"{missing[0]} is a secret, which no run stores. Give it again: {missing[0]}=VALUE."
+            f"{missing[0]} is a secret, and runs do not store secrets. Give it again: {missing[0]}=VALUE."
         )
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
     print(f"  resuming {printable(origin['target'], keep='')}", file=sys.stderr)
@@ -57,28 +57,28 @@ def resume(options: argparse.Namespace) -> Result:
 
 
 def _origin(place: str) -> dict[str, Any]:
-    """Return how a run was started.
+    """Return the contents of `experiment.json`: the function, settings and devices that began the run.
 
     Raises:
-      InputError: that is not there, or damaged.
+      InputError: the file does not exist, or is damaged.
     """
     file = join(place, "experiment.json")
     try:
         origin = parse_object(read_text(file))
         if not _says_how(**origin):
-            raise ValueError("its values are of other types than were written")
+            raise ValueError("its values have wrong types")
     except OSError:
         raise InputError(f"{place} cannot be resumed: there is no {file}.\n  {_instead(place)}") from None
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{file} is damaged ({error}). It says how the run was started. To continue the run without it:\n"
+            f"{file}, which says how the run was started, is damaged ({error}). To continue without it:\n"
             f"    meshwright train module:function workdir={shlex.quote(place)}"
         ) from None
     return origin
 
 
 def _instead(place: str) -> str:
-    """Say what to do about a run that only the program that made it can continue."""
+    """Return advice for a run that `resume` cannot continue, as another program started it."""
     try:
         command = parse_object(read_text(join(place, "environment.json"))).get("command")
     except (OSError, ValueError):
@@ -86,14 +86,14 @@ def _instead(place: str) -> str:
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         python = ["python"] if command[0].endswith(".py") else []
         said = printable(shlex.join([*python, *command]), keep="")
-        return f"It was started by a program of its own. Run that again, and it continues: `{said}`"
+        return f"Another program started this run. To continue, start that program again: `{said}`"
     if ":" in place or place.endswith(".py"):
-        return f"To train what a function describes: `meshwright train {shlex.quote(place)}`"
-    return "Expected the directory of a run that `meshwright train` or `meshwright demo` has started."
+        return f"To train the experiment that a function returns: `meshwright train {shlex.quote(place)}`"
+    return "Expected the directory of a run that `meshwright train` or `meshwright demo` started."
 
 
 def _says_how(target: Any, settings: Any, fake_devices: Any, **_: Any) -> bool:
-    """Return whether these are what `start` writes."""
+    """Return whether these values have the types that `start` writes."""
     texts = [target, *settings, *settings.values()] if isinstance(settings, dict) else [None]
     return all(isinstance(each, str) for each in texts) and (
         fake_devices is None or type(fake_devices) is int
@@ -115,14 +115,15 @@ def start(
     """Build the experiment and run it on all processes.
 
     Args:
-      target: `module:function`.
-      fake_devices: virtual CPU devices of each process; None or 0 for the machine's own devices.
-      next_commands: what to suggest at the end, without the program's name, of a run named as for a shell.
-      check: raises if the function is not to be called.
-      strict: whether to refuse to continue a run with other settings than before.
-      from_step: the step whose checkpoint the run goes back to.
-      started: when the command was launched, on the clock `time.monotonic`.
-      verbose: whether to show every array and every check before the first step.
+      target: the function that makes the experiment, as `module:function`.
+      settings: the texts of the settings, by dotted path.
+      fake_devices: number of virtual CPU devices in each process; None or 0 for the machine's own devices.
+      next_commands: returns the commands to suggest at the end, given the run's path quoted for a shell.
+      check: raises if the function must not be called.
+      strict: refuse to continue a run with other settings than before.
+      from_step: go back to the checkpoint of this step.
+      started: time at which the command was launched, on the clock `time.monotonic`.
+      verbose: show every array and every check before the first step.
     """
     if fake_devices:
         use_fake_devices(fake_devices)
@@ -145,20 +146,20 @@ def start(
 
 
 def use_fake_devices(number: int) -> None:
-    """Make JAX see `number` CPU devices. Must come before JAX is used.
+    """Make JAX see `number` CPU devices. Call this before JAX is first used.
 
     Raises:
       UsageError: the number is not positive.
     """
     if number < 1:
-        raise UsageError(f"--fake-devices {number}: give a number of at least 1.")
+        raise UsageError(f"--fake-devices {number}: expected a number of at least 1.")
     others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
     os.environ["XLA_FLAGS"] = f"{others} --xla_force_host_platform_device_count={number}".strip()
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def program() -> str:
-    """Return how this program was called, so that a suggested command works when it is pasted."""
+    """Return the shell word that starts this program, so that suggested commands can be pasted."""
     beside_python = Path(sys.executable).with_name("meshwright")
     found = shutil.which("meshwright")
     if found is not None and Path(found).samefile(beside_python):

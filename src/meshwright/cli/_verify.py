@@ -1,4 +1,4 @@
-"""`meshwright verify`: whether checkpoints still are what was written."""
+"""`meshwright verify`: check that checkpoints still have the bytes that were written."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,10 @@ from meshwright.tables import screen_width, wrapped
 
 
 def verify(options: argparse.Namespace) -> Result:
-    """Compare all of each checkpoint with its checksums, and tell of each at once; damage: exit code 3."""
+    """Compare every byte of each checkpoint with its checksums. Exit code 3 if one is damaged.
+
+    The verdict on each checkpoint is printed as soon as it is known.
+    """
     reports = []
     for report in verify_all(checkpoints_of(options.path)):
         reports.append(report)
@@ -41,14 +44,14 @@ def _text(report: Report) -> str:
 
 
 def _text_of_foreign(report: Report, size: str) -> str:
-    """Say no more than is known: most of other formats keep no checksums."""
+    """Return the verdict on a checkpoint of another format. Most of these formats have no checksums."""
     what = f"{report.checkpoint} ({report.format})"
     if report.damage:
         told = (printable(f"  {one.piece or one.file}: {one.found}", keep="") for one in report.damage)
         return "\n".join([f"✗ {what} is damaged", *told])
     return (
-        f"✓ {what} can be read: {report.num_arrays} arrays, {size}, all of it read. Whether bytes changed is "
-        f"found only as far as the format has checksums; `meshwright convert` makes a checkpoint that has."
+        f"✓ {what} can be read: {report.num_arrays} arrays, {size}, all of it read. Changed bytes are found "
+        f"only where the format has checksums; `meshwright convert` writes a checkpoint that has them."
     )
 
 

@@ -1,7 +1,7 @@
-"""Whose word it is that a function is to be run: the user's, or that of a file that others may have written.
+"""Checks before `resume` runs a function that a file, and not the user, has named.
 
-`experiment.json` names a function and what it is called with. So whoever can write the file chooses what runs
-where the run is resumed, as whoever does that.
+`experiment.json` names a function and its arguments. So anybody who can write that file chooses the code
+that runs, with the rights of the user who resumes the run.
 """
 
 import grp
@@ -21,33 +21,33 @@ from meshwright.storage import is_address, local_path
 
 
 def check_vouched(place: str, origin: Mapping[str, Any], named: str | None) -> None:
-    """Check, before anything of it is imported, that the user means to run what `experiment.json` says.
+    """Check, before importing any of its code, that the user wants to run what `experiment.json` names.
 
     Args:
-      place: the run, a directory or an address.
-      origin: what the file says.
-      named: the function that the user named, if any: that it runs is then the user's word.
+      place: the run's directory or URL.
+      origin: the contents of `experiment.json`.
+      named: the function that the user named, if any. Naming it means that the user wants to run it.
 
     Raises:
-      UsageError: it is not known that the user does, or what is named is another function.
+      UsageError: others may have written the file, or the user named another function.
     """
     target = origin["target"]
     if named not in (None, target):
         raise UsageError(
-            f"{place} was started from {target}, not from {named}. Leave out {named} to continue it.\n"
-            f"  Or start another run: `meshwright train {named} workdir=PATH`"
+            f"{place} was started from {target}, not from {named}. To continue it, leave out {named}.\n"
+            f"  To start another run: `meshwright train {named} workdir=PATH`"
         )
     if named is None and (doubt := _doubt_about_file(place) or _doubt_about_module(place, target)):
         raise _not_vouched(place, origin, doubt)
 
 
 def check_is_experiment(place: str, origin: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    """Check of a function that the user has not named that it says of itself that it makes an experiment.
+    """Check that a function that the user has not named is annotated to return an Experiment.
 
-    Those in files below the current directory need not say so.
+    A function in a file below the current directory needs no annotation.
 
     Raises:
-      UsageError: it does not.
+      UsageError: the annotation is missing.
     """
     from meshwright.experiment import Experiment
 
@@ -55,7 +55,7 @@ def check_is_experiment(place: str, origin: Mapping[str, Any], function: Callabl
     is_here = source is not None and source.is_relative_to(Path.cwd())
     if not is_here and not _returns(function, Experiment):
         doubt = (
-            f"{origin['target']} is not below the current directory, and is not annotated to return an "
+            f"{origin['target']} is outside the current directory and not annotated to return an "
             "mw.Experiment"
         )
         raise _not_vouched(place, origin, doubt)
@@ -72,7 +72,7 @@ def _not_vouched(place: str, origin: Mapping[str, Any], doubt: str) -> UsageErro
 
 
 def _doubt_about_file(place: str) -> str | None:
-    """Return why others may have written what the file says; None if they cannot."""
+    """Return the reason why others may have written the file; None if they cannot."""
     if is_address(place):
         return "anyone who can write to this URL may have changed it"
     for path in (local_path(place), local_path(place) / "experiment.json"):
@@ -87,7 +87,7 @@ def _doubt_about_file(place: str) -> str | None:
 def _doubt_about_module(place: str, target: str) -> str | None:
     module = target.partition(":")[0]
     if module.partition(".")[0] in sys.stdlib_module_names:
-        return f"{module} is a module of Python itself"
+        return f"{module} belongs to Python's standard library"
     source = _source_of(target)
     if source is not None and source.is_relative_to(local_path(place).resolve()):
         return f"the code is in the run directory itself, {source}"
@@ -95,7 +95,7 @@ def _doubt_about_module(place: str, target: str) -> str | None:
 
 
 def _source_of(target: str) -> Path | None:
-    """Return the file of a function's module, of which nothing is run, nor of the packages around it."""
+    """Return the file of a function's module, found without running the module or the packages around it."""
     place: list[str] | None = ["", *sys.path]
     name, origin = "", None
     for part in target.partition(":")[0].split("."):
@@ -108,7 +108,7 @@ def _source_of(target: str) -> Path | None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Return whether a group has this user alone, as many systems make one for each."""
+    """Return whether the user is the group's only member. Many systems make such a group for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

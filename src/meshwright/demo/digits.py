@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real images of 8 × 8, a network of two layers, a few seconds on a laptop.
+"""Handwritten digits: 1,797 real images of 8 × 8 pixels and a network of two layers; seconds on a laptop.
 
 The images are the test half of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
 C. Kaynak (1998), UCI Machine Learning Repository, doi:10.24432/C50P49, licensed CC BY 4.0.
@@ -23,7 +23,7 @@ WEIGHTS = (
 
 
 def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return `(train, test)`: images float32[n, 64] in 0..1 and labels int32[n], shuffled once for good."""
+    """Return `(train, test)`, each with images float32[n, 64] in 0..1 and labels int32[n], shuffled."""
     with importlib.resources.files("meshwright.demo").joinpath("digits.npz").open("rb") as file:
         bundled = np.load(file)
         image = bundled["image"].reshape(-1, 64).astype(np.float32) / 16
@@ -34,7 +34,7 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def init(key, width: int = 128):
-    """Return the parameters."""
+    """Return initial parameters."""
     hidden, out = jax.random.split(key)
     return {
         "hidden": {"kernel": jax.random.normal(hidden, (64, width)) / 8, "bias": jnp.zeros(width)},
@@ -43,7 +43,7 @@ def init(key, width: int = 128):
 
 
 def measure(params, batch):
-    """Return each example's loss and whether its label was guessed."""
+    """Return the loss of each example, and whether its label was predicted."""
     hidden = jax.nn.relu(batch["image"] @ params["hidden"]["kernel"] + params["hidden"]["bias"])
     logits = hidden @ params["out"]["kernel"] + params["out"]["bias"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
@@ -59,7 +59,7 @@ def loss(params, batch, key):
 def experiment(
     workdir: str = "runs/digits", learning_rate: float = 3e-3, width: int = 128, steps: int = 900
 ) -> mw.Experiment:
-    """Describe the run. What stands here can be changed on the command line: `learning_rate=1e-3`."""
+    """Return the experiment. Its settings can be changed on the command line: `learning_rate=1e-3`."""
     train, test = digits()
     return mw.Experiment(
         workdir=workdir,

@@ -1,6 +1,6 @@
 """English prose, byte by byte: a small transformer on the reference topics that come with Python.
 
-The text is `pydoc_data.topics`, what `help("LAMBDAS")` prints: 0.47 MB, licensed PSF-2.0.
+The text is `pydoc_data.topics`, which `help("LAMBDAS")` prints: 0.47 MB, licensed PSF-2.0.
 """
 
 import functools
@@ -14,7 +14,7 @@ from meshwright.models import decoder
 
 
 class Windows:
-    """Stretches of `length + 1` bytes, each starting where the one before it ended."""
+    """Windows of `length + 1` bytes. Each begins with the last byte of the window before it."""
 
     def __init__(self, text: np.ndarray, length: int):
         self._text, self._length = text, length
@@ -36,7 +36,7 @@ def topics() -> tuple[np.ndarray, np.ndarray]:
         from pydoc_data.topics import topics as texts
     except ImportError as error:
         raise mw.errors.InputError(
-            "this Python comes without its reference topics (pydoc_data.topics). "
+            "this Python has no reference topics (pydoc_data.topics). "
             "Install the full standard library, or try `meshwright demo digits`."
         ) from error
     text = np.frombuffer("\n".join(texts[name] for name in sorted(texts)).encode(), np.uint8)
@@ -45,7 +45,7 @@ def topics() -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(cfg: decoder.Config, params, batch):
-    """Return each byte's loss in nats: [B, T]."""
+    """Return the loss of each byte in nats: [batch, length]."""
     return {"loss": decoder.losses(cfg, params, batch["tokens"])}
 
 
@@ -62,7 +62,7 @@ def experiment(
     batch_size: int = 8,
     steps: int = 150,
 ) -> mw.Experiment:
-    """Describe the run. What stands here can be changed on the command line: `layers=6`."""
+    """Return the experiment. Its settings can be changed on the command line: `layers=6`."""
     cfg = decoder.Config(layers=layers)
     train, held_out = topics()
     rate = mw.train.schedule(

@@ -1,10 +1,10 @@
-"""What a run tells about itself: means over steps, histograms, and the writers that receive them.
+"""Metrics of a run: means, histograms, and the writers that report them.
 
-`logger` makes the loop's `log`. It hands each report to a `Writer`; `jsonl`, `tensorboard`, `Console` and
-the trackers' are the writers here, and any function of a step and its values is another. Metrics are the
-same on every process, so only one should write them: the others are given `tee()`, the writer that writes
-nothing. May import ground rooms, `program` and `hlo`. Add a tracker as a file of its own, a context
-manager that gives a `Writer`.
+`logger` makes the `log` of a training loop. It passes each report to a `Writer`. `jsonl`, `tensorboard`,
+`Console` and the trackers are writers; so is any function of a step and its values. Metrics are the same on
+every process, so only one process should write them: give the others `tee()`, which writes nothing. This
+room may import the ground rooms, `program` and `hlo`. To add a tracker, add a file with a context manager
+that yields a `Writer`.
 """
 
 from meshwright.metrics._bar import Bar

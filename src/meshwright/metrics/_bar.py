@@ -1,4 +1,4 @@
-"""A bar for loops that are not `fit`'s: predictions, evaluations, loops of one's own."""
+"""A progress bar for loops other than that of `fit`: predictions, evaluations, your own."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,23 @@ T = TypeVar("T")
 
 
 class Bar(Iterator[T]):
-    """An iterator over `items` that shows how many of `total` were taken, if `shown` and on a terminal."""
+    """An iterator with a progress bar, which is shown on stderr if that is a terminal.
+
+    Args:
+      items: the items to iterate over.
+      total: the number of items; None if it is not known.
+      description: the text before the bar.
+      shown: set this to False to show no bar.
+
+    Example:
+      >>> bar = mw.metrics.Bar([0.5, 0.25], total=2, description="evaluating")
+      >>> for loss in bar:
+      ...     bar.set_postfix(loss=loss)
+    """
 
     def __init__(self, items: Iterable[T], total: int | None, description: str, *, shown: bool = True):
         self._postfix: dict[str, float] = {}
-        # In a pipe or a file, where nothing can be redrawn, it would be a line for each item.
+        # In a pipe or a file, where nothing can be redrawn, the bar would print a line for each item.
         self._is_drawn = shown and sys.stderr.isatty()
         self._items = _drawn(items, total, description, self._postfix) if self._is_drawn else iter(items)
 
@@ -23,14 +35,20 @@ class Bar(Iterator[T]):
         return next(self._items)
 
     def set_postfix(self, **values: Any) -> None:
-        """Show numbers, such as the newest loss, beside the bar. Unseen, they are not waited for."""
+        """Show numbers, such as the newest loss, beside the bar.
+
+        Args:
+          values: the numbers by name. If no bar is shown, arrays among them are not waited for.
+        """
         if self._is_drawn:
             self._postfix |= {name: float(value) for name, value in values.items()}
 
 
 def _drawn(
     items: Iterable[T], total: int | None, description: str, postfix: dict[str, float]
-) -> Iterator[T]:  # no method: with a bar that is dropped, it ends at once
+) -> Iterator[
+    T
+]:  # a function, not a method, so that it ends as soon as the last reference to the bar is gone
     from rich.console import Console
     from rich.progress import Progress
 

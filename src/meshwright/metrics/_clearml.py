@@ -16,17 +16,20 @@ _NO_FORK = {"sdk": {"development": {"report_use_subprocess": False}}}
 
 @contextmanager
 def clearml(**init: Any) -> Generator[Writer, None, None]:
-    """Open a task with `clearml.Task.init(**init)`, and close it on leaving.
+    """Open a ClearML task as a writer, and close it on leaving the context.
 
-    A task that goes on: `continue_last_task=True`. Offline: `clearml.Task.set_offline(True)` before.
-    ClearML does not also copy TensorBoard's files, unless told so by `auto_connect_frameworks`. Numbers that
-    are not finite, which it would show as 0, are told as text in the task's console.
+    Use `continue_last_task=True` to continue a task, and call `clearml.Task.set_offline(True)` before to work
+    offline. ClearML is told not to copy TensorBoard's files; `auto_connect_frameworks` changes that. Numbers
+    that are not finite, which ClearML shows as 0, go to the task's console as text.
+
+    Args:
+      init: the arguments of `clearml.Task.init`.
 
     Raises:
-      UsageError: clearml is not installed.
+      UsageError: the package clearml is not installed.
     """
     package = installed("clearml", "Task")
-    # It would report from a fork, which a process with JAX's threads may not survive.
+    # By default it reports from a forked process, which JAX's threads may not survive.
     importlib.import_module("clearml.config").ConfigWrapper.set_overrides(_NO_FORK)
     task = package.Task.init(**{"auto_connect_frameworks": {"tensorboard": False}, **init})
     logger = task.get_logger()

@@ -1,8 +1,8 @@
-"""What a person sees while a run goes on.
+"""Progress of a run on the screen.
 
-On a terminal that is a panel (`_panel.py`), redrawn in place. In a pipe, a file or a CI log,
-where nothing can be redrawn, each report is one line that makes sense alone. So is the first step, as soon as
-its metrics are known:
+On a terminal it is a panel (`_panel.py`), redrawn in place. In a pipe, a file or a CI log, where nothing can
+be redrawn, each report is one line that makes sense alone. The first step has a line, too, as soon as its
+metrics are known:
 
     2026-11-20T18:20:01 step=50/900 loss=1.235 examples_per_second=41300 input_wait=0.03 left=0:00:12
 """
@@ -24,20 +24,31 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-# Beats and reports each redraw at this interval, ten times a second together: with one interval for
-# both, a report that follows right after a step would not be seen until the next step ends.
+# Steps and reports each redraw at this interval, so ten times a second together. With one interval for both,
+# a report that follows right after a step would not be visible before the next step ends.
 _REDRAW_SECONDS = 0.2
 
 
 class Console:
-    """A writer for people, and the loop's `on_step`.
+    """A writer that shows reports on the screen. Its `on_step` keeps the display alive between reports.
 
         with Console(max_steps=900) as console:
             fit(..., log=logger(console), on_step=console.on_step)
 
-    Inside `with`, on a UTF-8 terminal, it shows a live panel, at most ten times a second and
-    from the caller's own thread; leaving it, by an exception too, gives the terminal back with
-    the last panel standing. In all other cases it writes lines.
+    Inside `with`, on a UTF-8 terminal, it shows a live panel, redrawn at most ten times a second from the
+    caller's thread. On leaving, also by an exception, the last panel stays on the terminal. In all other
+    cases each report is a line.
+
+    Args:
+      max_steps: number of steps in all; None if it depends on the data.
+      file: file to write to; None for stderr.
+      clock: returns the time in seconds since 1970.
+
+    Example:
+      >>> import sys
+      >>> console = mw.metrics.Console(max_steps=900, file=sys.stdout)
+      >>> console(50, {"loss": 0.25})
+      20...T... step=50/900 loss=0.25
     """
 
     def __init__(
@@ -47,11 +58,6 @@ class Console:
         file: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        """Args:
-        max_steps: None where only the data knows.
-        file: stderr if left out.
-        clock: gives the seconds since 1970.
-        """
         self._file = sys.stderr if file is None else file
         self._clock = clock
         self._progress = Progress(max_steps)
@@ -59,7 +65,7 @@ class Console:
         self._drawn_at = self._report_drawn_at = -math.inf
 
     def __call__(self, step: int, values: Values, /) -> None:
-        """Show the numbers of a report."""
+        """Show a report: its step, and those of its values that are numbers."""
         now = self._clock()
         shown = _shown(values)
         self._progress.reach(step, now)
@@ -71,27 +77,27 @@ class Console:
             self._redraw(now)
 
     def first(self, step: int, values: Values, /) -> None:
-        """Show the numbers of the first step alone, which are no report."""
+        """Show the metrics of the first step alone. They are not a report."""
         self(step, values)
 
     def evaluated(self, step: int, scores: Values, /) -> None:
-        """Leave the scores of an evaluation on the screen, above the panel. Lines have them already."""
+        """Print the scores of an evaluation above the panel. Without a panel, the report's line has them."""
         if self._live is not None:
             self.say(self._line(step, _shown(scores)))
 
     def expect(self, max_steps: int | None) -> None:
-        """Say how many steps there will be in all; None where only the data knows."""
+        """Set the number of steps in all; None if it depends on the data."""
         self._progress = Progress(max_steps)
 
     def on_step(self, tick: Tick) -> None:
-        """Show that the run goes on. Made to be called every turn of the loop."""
+        """Update the displayed step. Call this after every step, as the loop does with its `on_step`."""
         now = self._clock()
         self._progress.reach(tick.step, now)
         if _is_time(self._drawn_at, now):
             self._redraw(now)
 
     def say(self, message: "RenderableType") -> None:
-        """Print a text, or anything that rich can render, above the panel or as lines of its own."""
+        """Print a text, or anything that rich can render, above the panel or, without one, as lines."""
         if self._live is None and isinstance(message, str):
             self._file.write(f"{message}\n")
             self._file.flush()
@@ -101,7 +107,7 @@ class Console:
         _panel.say(_panel.rich_console(self._file) if self._live is None else self._live.console, message)
 
     def __enter__(self) -> Self:
-        from meshwright.metrics import _panel  # rich is loaded for those who look, and only then
+        from meshwright.metrics import _panel  # loads rich only if it is needed
 
         self._live = _panel.open_live(self, self._file)
         return self
@@ -134,5 +140,5 @@ def _shown(values: Values) -> dict[str, float]:
 
 
 def _is_time(drawn_at: float, now: float) -> bool:
-    # Written so that a clock that is set back cannot stop the panel.
+    # Written such that a clock that is set back cannot stop the panel.
     return not 0 <= now - drawn_at < _REDRAW_SECONDS

@@ -10,14 +10,14 @@ from meshwright.metrics._writers import Screen
 from meshwright.when import Tick
 
 _TURNS = 5
-"""The turn from which on they are shown. By then the loop has waited for the first step anyway."""
+"""The step from which on they are shown. By then the loop has waited for the first step anyway."""
 
 
 class FirstStep:
-    """Shows people what the first step measured as soon as that is known, if no report comes before it.
+    """Shows the metrics of the first step as soon as they are known, unless a report comes first.
 
     So a run whose first report is a thousand steps away shows within seconds whether its loss is sensible.
-    The loop waits for nothing here: what is not there yet is looked for again in the next turn.
+    The loop never waits here: metrics that are not ready are looked for again after the next step.
     """
 
     def __init__(self, screens: Sequence[Screen]):
@@ -26,7 +26,7 @@ class FirstStep:
         self._turns = 0
 
     def turn(self, tick: Tick, metrics: Metrics) -> None:
-        """Take the metrics of a step of which nothing was reported yet."""
+        """Take the metrics of a step that comes before the first report."""
         if not self._screens:
             return
         self._turns += 1
@@ -40,7 +40,7 @@ class FirstStep:
             self.end()
 
     def end(self) -> None:
-        """Show nothing any more: there has been a report."""
+        """Stop showing metrics, as there has been a report."""
         self._screens, self._first = (), None
 
 

@@ -1,4 +1,4 @@
-"""How the values of an array are distributed, counted where the array is.
+"""Histograms of arrays, counted on the devices that hold the array.
 
 All histograms have the same 505 bins, so that counts of microbatches, steps and devices add up. Four of
 them lie between one power of two and the next:
@@ -6,9 +6,9 @@ them lie between one power of two and the next:
     -2**23 … -1.25 -1 … -2**-40 │ zero │ 2**-40 … 1 1.25 1.5 1.75 2 2.5 3 3.5 4 … 2**23
       252 bins of negatives       1 bin                252 bins of positives
 
-The bin in the middle holds what is closer to zero than 2**-40 (9.1e-13), the outermost two also what lies
-beyond 2**23 (8.4e6). As the exponent and the first two bits after it number the bins of a float32, counting
-takes no logarithm and no search.
+The bin in the middle counts values closer to zero than 2**-40 (9.1e-13). The outermost two also count values
+beyond 2**23 (8.4e6). The exponent of a float32 and the two bits after it are the number of its bin, so that
+counting needs no logarithm and no search.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from meshwright.docstrings import documented
 from meshwright.metrics._mean import widened
 from meshwright.shown import values_of
 
-_LOWEST_POWER, _HIGHEST_POWER, _BINS_PER_POWER = -40, 23, 4  # and 512 bins are the most for W&B
+_LOWEST_POWER, _HIGHEST_POWER, _BINS_PER_POWER = -40, 23, 4  # W&B takes at most 512 bins
 _PER_SIGN = _BINS_PER_POWER * (_HIGHEST_POWER - _LOWEST_POWER)
 NUM_BINS = 2 * _PER_SIGN + 1
 _NOT_FINITE, _SUM, _SUM_SQUARES, _MIN, _MAX = range(NUM_BINS, NUM_BINS + 5)
@@ -39,33 +39,45 @@ def _edges() -> np.ndarray:
 
 
 EDGES = _edges()
-"""float64[506]: where the bins begin and end."""
+"""The edges of the bins: float64[506]."""
 
 
 @documented
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Histogram:
-    """Counts in fixed bins, and what else is usually asked. One of zeros is one of nothing.
+    """A histogram with fixed bins, and the sum, sum of squares, minimum and maximum of its values.
 
-    A metric like `Mean`: a loss may return `{"activations": Histogram.of(x)}`. A pytree of one small array.
+    It is a metric like `Mean`: a loss may return `{"activations": Histogram.of(x)}`. Histograms add up, and
+    are pytrees of one small array. One whose `parts` are all 0 is empty.
+
+    Example:
+      >>> histogram = mw.metrics.Histogram.of(jnp.array([1.0, 1.1, 3.0, jnp.nan]))
+      >>> histogram
+      Histogram(3 values from 1 to 3, 1 not finite)
+      >>> histogram + histogram
+      Histogram(6 values from 1 to 3, 2 not finite)
     """
 
     parts: Any
-    """float[510]: counts by bin, how many values were not finite, sum, sum of squares, min, max."""
+    """The counts of the 505 bins, the number of values that are not finite, and the sum, sum of squares,
+    minimum and maximum: float[510]."""
 
     @classmethod
     def of(cls, values: ArrayLike) -> Self:
-        """Return the histogram over all elements of `values`, of any dtype, as float32.
+        """Return the histogram over all elements of an array.
 
-        What is not finite is in no bin and neither min nor max, but in the sums. Counting reads the array
-        once more (1 ns an element on a CPU core), and moves nothing between devices but the counts, which
-        are exact below 2**32 in a bin. No gradient flows back.
+        Values that are not finite are in no bin and neither `min` nor `max`, but in the sums. Counting reads
+        the array once more (1 ns per element on a CPU core) and moves only the counts between devices. A
+        count is exact below 2**32. No gradient flows back.
+
+        Args:
+          values: numbers of any shape and real dtype; they are counted as float32.
 
         Raises:
-          UsageError: the values are complex, or no numbers.
+          UsageError: the values are complex, or not numbers.
         """
-        x = widened(values, "what is given to Histogram.of").astype(jnp.float32)
+        x = widened(values, "the array given to Histogram.of").astype(jnp.float32)
         return cls(_parts(jax.lax.stop_gradient(x)))
 
     def __add__(self, other: "Histogram") -> "Histogram":
@@ -73,7 +85,7 @@ class Histogram:
         return Histogram(xp.stack([self.parts, other.parts])).summed()
 
     def summed(self) -> "Histogram":
-        """Return one histogram of many, whose `parts` lie along a first dimension."""
+        """Return the sum of several histograms, whose `parts` are stacked along the first dimension."""
         parts = self.parts
         xp = np if isinstance(parts, np.ndarray) else jnp
         has_some = parts[..., :NUM_BINS].sum(-1) > 0
@@ -84,38 +96,38 @@ class Histogram:
 
     @property
     def num_not_finite(self) -> Any:
-        """How many values are NaN or infinite."""
+        """The number of values that are NaN or infinite."""
         return self.parts[_NOT_FINITE]
 
     @property
     def sum(self) -> Any:
-        """The sum of all values; not finite where one of them is not."""
+        """The sum of all values; not finite if one of them is not."""
         return self.parts[_SUM]
 
     @property
     def sum_squares(self) -> Any:
-        """The sum of their squares."""
+        """The sum of the squares of all values."""
         return self.parts[_SUM_SQUARES]
 
     @property
     def min(self) -> Any:
-        """The lowest finite value; 0 where there is none."""
+        """The lowest finite value; 0 if there is none."""
         return self.parts[_MIN]
 
     @property
     def max(self) -> Any:
-        """The highest finite value; 0 where there is none."""
+        """The highest finite value; 0 if there is none."""
         return self.parts[_MAX]
 
     def bins(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return counts and edges, one more, from the first bin that has some to the last.
+        """Return the counts, float64[n], and edges, float64[n + 1], from the first bin in use to the last.
 
-        Empty bins that follow each other are joined: between -1 and 1 alone there are 320.
+        Empty bins that follow each other are joined, as there are 320 bins between -1 and 1 alone.
         """
         counts = np.asarray(self.parts, np.float64)[:NUM_BINS]
         (found,) = np.nonzero(counts)
         if not len(found):
-            found = np.array([_PER_SIGN])  # the one around zero
+            found = np.array([_PER_SIGN])  # the bin around zero
         edges = np.union1d(found, found + 1)
         return np.add.reduceat(counts, edges[:-1]), EDGES[edges]
 
@@ -141,7 +153,7 @@ def _parts(x: jax.Array) -> jax.Array:
 
 
 def _bin(x: jax.Array) -> jax.Array:
-    """Return the number of each value's bin, from the bits of the float32s."""
+    """Return the number of the bin of each float32, from its bits."""
     bits = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.uint32)
     exponent_and_two_bits = (bits >> 21).astype(jnp.int32)
     lowest = (127 + _LOWEST_POWER) * _BINS_PER_POWER  # 127 is the exponent's bias

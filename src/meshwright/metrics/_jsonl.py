@@ -1,16 +1,16 @@
-"""A run's metrics as lines of JSON, the one true history of the run.
+"""A run's metrics as lines of JSON. All other views of a run's history are made from this file.
 
     {"step": 50, "time": 1795198801.25, "loss": 1.2345, "accuracy": 0.5}
     {"step": 100, "time": 1795198802.5, "loss": "nan", "accuracy": 0.5}
 
-One object a line (https://jsonlines.org), in UTF-8. `time` is in seconds since 1970. JSON has no
-word for numbers that are not finite, so they are the strings "nan", "inf" and "-inf". What is no
-number is an object, and images are left out:
+Each line is one object (https://jsonlines.org), in UTF-8. `time` is in seconds since 1970. JSON cannot
+express numbers that are not finite, so they are the strings "nan", "inf" and "-inf". Texts and histograms
+are objects; images are left out:
 
     {"step": 50, "time": 1795198801.25, "sample": {"text": "Once upon"}, "activations": {"counts": [3, 1],
      "edges": [1, 1.25, 1.5], "num_not_finite": 0, "sum": 4.5, "sum_squares": 5.1, "min": 1, "max": 1.3}}
 
-`edges` are to four digits; see `Histogram.bins`.
+`edges` have four digits; see `Histogram.bins`.
 """
 
 import collections
@@ -36,21 +36,27 @@ _SHORT = {edge: float(f"{edge:.4g}") for edge in EDGES.tolist()}
 
 
 def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
-    """Return a writer that appends each report to the file at `path` as one line.
+    """Return a writer that appends each report to a file, as one line of JSON.
 
-    A line is with the operating system when the writer returns: a killed process loses none, and after
-    `sync_jsonl` a machine without power loses none either. A line that was cut off by a kill is removed
-    here. Nothing is held open, so there is nothing to close.
+    When the writer returns, the operating system has the line: a killed process loses none. After
+    `sync_jsonl`, a power cut loses none either. A line that a kill cut off is removed when the file is opened
+    again. The file is not kept open, so it need not be closed.
 
     Args:
-      path: made if missing, with its directory. Nothing can be appended at an address: write into a
-        directory that is `storage.mirrored` there.
-      after: the step that a run continues from. Lines of later steps tell of a past that did not
-        last, and are removed, those of step 0 and before never; None keeps every line.
+      path: the file. It is created if missing, with its directory. It cannot be a URL: to report to a
+        store, write to a directory that `storage.mirrored` copies there.
+      after: the step that a run continues from. Lines of later steps are removed, as those steps are done
+        again; lines of step 0 and below stay. None keeps every line.
 
     Raises:
-      InputError: the file holds something else than reports.
-      UsageError: it is an address; or when called, if a value is named `step` or `time`.
+      InputError: the file contains something other than reports.
+      UsageError: `path` is a URL. The writer raises it if a value is named `step` or `time`.
+
+    Example:
+      >>> write = mw.metrics.jsonl("metrics.jsonl")
+      >>> write(50, {"loss": 0.25})
+      >>> mw.metrics.read_jsonl("metrics.jsonl")
+      [{'step': 50, 'time': ..., 'loss': 0.25}]
     """
     path = local_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +72,13 @@ def jsonl(path: str | Path, *, after: int | None = None) -> Writer:
 
 
 def sync_jsonl(path: str | Path) -> None:
-    """Put on disk what was reported so far. For before a checkpoint counts: none may outlive its reports."""
+    """Flush the reports written so far to the disk.
+
+    Call this before a checkpoint is committed, so that no checkpoint outlives the reports before it.
+
+    Args:
+      path: the file; it need not exist.
+    """
     path = local_path(path)
     for place in (path, path.parent):
         with suppress(FileNotFoundError):
@@ -78,10 +90,13 @@ def sync_jsonl(path: str | Path) -> None:
 
 
 def newest_step(path: str | Path) -> int | None:
-    """Return the step of the last report in the file at `path`; None where there is none.
+    """Return the step of the last report in a file; None if there is no report or no file.
+
+    Args:
+      path: the file.
 
     Raises:
-      InputError: that line is not a report.
+      InputError: the last line is not a report.
     """
     file = local_path(path)
     lines = enumerate(_whole_lines(file), start=1) if file.exists() else ()
@@ -90,19 +105,31 @@ def newest_step(path: str | Path) -> int | None:
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, float]]:
-    """Return the reports in the file at `path`: `step` (an int), `time` and the numbers by name.
+    """Return the reports in a file: for each, `step` (an int), `time` and the numbers by name.
 
-    A last line that was cut off is left out: its run may be writing it just now.
+    An incomplete last line is left out, as its run may be writing it.
+
+    Args:
+      path: the file, as `jsonl` writes it.
 
     Raises:
       InputError: a line is not a report.
       FileNotFoundError: there is no such file.
+
+    Example:
+      >>> mw.metrics.jsonl("metrics.jsonl")(50, {"loss": float("nan")})
+      >>> [report["loss"] for report in mw.metrics.read_jsonl("metrics.jsonl")]
+      [nan]
     """
     return [report for _, report in _reports(local_path(path))]
 
 
 def salvage_jsonl(path: str | Path, hear: Callable[[str], None]) -> Iterator[dict[str, float]]:
-    """Yield the reports in the file at `path` one by one, and tell `hear` what is wrong with the other lines.
+    """Yield the reports in a file one by one, passing over lines that cannot be read.
+
+    Args:
+      path: the file, as `jsonl` writes it.
+      hear: called with a message for each line that cannot be read.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -149,13 +176,21 @@ def _json_histogram(histogram: Histogram) -> dict[str, Any]:
 
 
 def json_number(value: float) -> float | str:
-    """Return `value` as strict JSON can hold it: a string where it is not finite."""
+    """Return a number as strict JSON can store it: as it is if finite, else as text.
+
+    Args:
+      value: the number.
+
+    Example:
+      >>> mw.metrics.json_number(float("inf"))
+      'inf'
+    """
     value = float(value)
     return value if math.isfinite(value) else str(value)
 
 
 def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
-    """Yield each whole line of the file, without its newline, and the report it holds."""
+    """Yield each complete line of the file, without its newline, and the report that it contains."""
     for number, line in enumerate(_whole_lines(path), start=1):
         yield line, _report(line, f"{path}, line {number}")
 
@@ -163,7 +198,7 @@ def _reports(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
 def _whole_lines(path: Path) -> Iterator[bytes]:
     with open_file(path) as file:
         for line in file:
-            if line.endswith(b"\n"):  # or its writer was killed
+            if line.endswith(b"\n"):  # otherwise its writer was killed
                 yield line[:-1]
 
 
@@ -175,12 +210,12 @@ def _report(line: bytes, where: str) -> dict[str, float]:
         if not 0 <= step < _STEPS or any(
             isinstance(v, float) and not math.isfinite(v) for v in numbers.values()
         ):
-            raise ValueError("a number is larger than any that is written")  # 1e400, say
+            raise ValueError("a number is larger than any that is written")  # such as 1e400
         return {"step": step} | {name: float(value) for name, value in numbers.items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise InputError(
             f'{where}: expected a report such as {{"step": 50, "loss": 1.5}}, found {line[:60]!r}.\n'
-            f"  Remove the line, or give the run another file."
+            f"  Remove the line, or use another file."
         ) from error
 
 
@@ -191,9 +226,9 @@ def _keep(path: Path, last_step: float) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Give the file new content at once: a reader, or a run killed meanwhile, finds the old or the new."""
+    """Replace a file atomically: after a kill, and for a reader, it has either the old or the new content."""
     draft = path.with_name(path.name + ".tmp")
-    draft.unlink(missing_ok=True)  # a killed process's; or somebody's link, which would be followed
+    draft.unlink(missing_ok=True)  # may be left by a killed process, or a link, which must not be followed
     with draft.open("xb") as file:
         file.write(content)
         file.flush()

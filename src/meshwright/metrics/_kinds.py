@@ -1,6 +1,6 @@
-"""What a report may hold: numbers, histograms, texts and images.
+"""The kinds of values in a report: numbers, histograms, texts and images.
 
-Images are made PNG here, in ten lines: Pillow would be 21 MB in every installation, for every run.
+PNG files are made here, in ten lines, as Pillow would add 21 MB to every installation.
 """
 
 import struct
@@ -16,24 +16,35 @@ from meshwright.errors import UsageError
 from meshwright.metrics._histogram import Histogram
 
 Values = Mapping[str, Any]
-"""By name: numbers of any dtype, `Histogram`s, texts (`str`), `Image`s. What one cannot show it omits."""
+"""Values of a report by name: numbers of any dtype, `Histogram`s, texts (`str`) and `Image`s.
+
+A writer leaves out the kinds that it cannot show.
+"""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A picture in a report."""
+    """A picture in a report.
+
+    Example:
+      >>> image = mw.metrics.Image.of(np.zeros((28, 28)))
+      >>> image.pixels.shape
+      (28, 28, 3)
+    """
 
     pixels: np.ndarray
-    """uint8[height, width, 3], the top row first."""
+    """The colours, uint8[height, width, 3], from the top row down."""
 
     @classmethod
     def of(cls, pixels: ArrayLike) -> Self:
-        """Return the image of [height, width], grey, or [height, width, 3]; fetches it if on a device.
+        """Return the image with these pixels, which are fetched if they are on a device.
 
-        Floats are from 0, dark, to 1, and cut off there; integers are uint8.
+        Args:
+          pixels: [height, width] of grey or [height, width, 3] of red, green and blue; either floats from 0
+            (dark) to 1, beyond which they are clipped, or uint8.
 
         Raises:
-          UsageError: they are of another shape or dtype.
+          UsageError: the array has another shape or dtype.
         """
         x = np.asarray(pixels)
         x = x[..., None] if x.ndim == 2 else x
@@ -42,8 +53,8 @@ class Image:
         )
         if x.ndim != 3 or x.shape[2] not in (1, 3) or not (is_float or x.dtype == np.uint8):
             raise UsageError(
-                f"an image is [height, width] or [height, width, 3] of floats from 0 to 1 or of uint8; "
-                f"this is {x.dtype}{list(x.shape)}."
+                f"an image must be [height, width] or [height, width, 3], of floats from 0 to 1 or of uint8; "
+                f"found {x.dtype}{list(x.shape)}."
             )
         if is_float:
             x = np.rint(255 * np.clip(np.nan_to_num(x.astype(np.float32)), 0, 1)).astype(np.uint8)
@@ -63,10 +74,17 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def numbers(values: Values) -> dict[str, float]:
-    """Return those of `values` that are numbers, as Python's floats.
+    """Return the numbers among the values of a report, as floats.
+
+    Args:
+      values: the values of a report by name. Histograms, texts and images are left out.
 
     Raises:
-      UsageError: one is of no kind that a report may hold.
+      UsageError: a value is of a kind that a report may not have.
+
+    Example:
+      >>> mw.metrics.numbers({"loss": jnp.float32(0.25), "sample": "Once upon"})
+      {'loss': 0.25}
     """
     return {
         name: as_float(name, value)
@@ -79,20 +97,20 @@ def as_float(name: str, value: Any) -> float:
     """Return a scalar of any dtype, or a Python number, as a float.
 
     Raises:
-      UsageError: it is neither.
+      UsageError: the value is neither.
     """
-    if isinstance(value, float | int):  # without NumPy's detour: reports have many
+    if isinstance(value, float | int):  # the common case, without the cost of NumPy
         return float(value)
     array = np.asarray(value)
     if array.ndim:
         raise UsageError(
             f"metric {name!r} has the shape {array.shape}, but a metric is a scalar or a Mean of scalars.\n"
-            f"  Return Mean.of(values) to average it, Histogram.of(values) to see how they are distributed, "
-            "or give each element a name of its own."
+            f"  Return Mean.of(values) for their mean, Histogram.of(values) for their distribution, or one "
+            "named metric for each element."
         )
     try:
         return float(array)
     except (TypeError, ValueError):
         raise UsageError(
-            f"metric {name!r} is a {type(value).__name__}; reports hold numbers, Histograms, texts, Images."
+            f"metric {name!r} is a {type(value).__name__}; expected a number, Histogram, text or Image."
         ) from None

@@ -1,7 +1,7 @@
-"""The loop's `log`: gathers what each step measured and reports it now and then.
+"""The `log` of a training loop: collects the metrics of each step and reports them from time to time.
 
-Metrics stay on the device until a report is due, and are then fetched all at once: asking for a
-number earlier would make the host wait for the step that it has only just launched.
+Metrics stay on the device until a report is due, and are then fetched all at once. Fetching a number earlier
+would make the host wait for the step that it has just launched.
 """
 
 import time
@@ -16,7 +16,7 @@ from meshwright.metrics._writers import Writer, screens_of
 from meshwright.when import Due, Tick, When, every
 
 Log = Callable[[Tick, Metrics, Mapping[str, float] | None], None]
-"""Is told of each turn: the step's metrics, still on the device, and evaluation scores if there are any."""
+"""Called after each step with the step's metrics, still on the device, and the scores of an evaluation."""
 
 _EVERY_50_STEPS = every(50)
 
@@ -31,31 +31,37 @@ def logger(
     paused: Callable[[], float] = never_counted,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Log:
-    """Return a `log` that reports the means since its last report to `write`.
+    """Return a `log` for `fit` that reports the means of the metrics since the last report.
 
-    A report holds, in this order: the metrics, histograms last; what `also` gives; `steps_per_second`; a rate
-    for each of `per_second`; `input_wait`; the scores. Scores that come while no report is due are written
-    at once and alone. The last tick reports what is left.
+    A report contains, in this order: the metrics, histograms last; the numbers of `also`; `steps_per_second`;
+    a rate for each entry of `per_second`; `input_wait`; the scores. Scores of an evaluation are written at
+    once and alone if no report is due. The last call reports what is left. Until a report is due, all metrics
+    since the last one are kept on the device.
 
-    A `Console` among the writers is also shown the metrics of the first step alone, by the fifth: they are no
-    report, and no other writer is given them.
-
-    Until a report is due all metrics since the last one are kept on the device.
+    A `Console` among the writers also shows the metrics of the first step alone, by the fifth step. They are
+    not a report, and no other writer gets them.
 
     Args:
-      write: called on the steps that report, and on no others.
-      per_second: how many of a thing one step consumes: `{"examples": 256}` adds
-        `examples_per_second`.
-      also: gives more numbers by name when a report of metrics is due, such as a `Step`'s `learning_rates`.
-        A metric of the same name stands.
-      waited: the seconds that the loop has spent waiting for batches so far. `input_wait` is the
-        share of the time since the last report by which it grew, 0 to 1.
-      paused: the seconds that the loop has spent on other things than training, evaluation above
-        all, so far. They do not count in the rates.
-      clock: in seconds, from any origin.
+      write: the writer, called only for the steps that report.
+      when: the policy that chooses the steps that report, such as `mw.when.every(50)`.
+      per_second: the number of things that one step consumes, by name: `{"examples": 256}` adds
+        `examples_per_second` to the report.
+      also: returns more numbers by name when a report is due, such as a `Step`'s `learning_rates`. A metric
+        of the same name takes precedence.
+      waited: returns the seconds that the loop has spent waiting for batches so far. `input_wait` is the
+        share of this waiting in the time since the last report, from 0 to 1.
+      paused: returns the seconds that the loop has spent on other things than training so far, such as
+        evaluations. The rates leave them out.
+      clock: returns the time in seconds, from any origin.
 
     Raises:
-      UsageError: when a report is due, if a metric is not a scalar.
+      UsageError: a metric is not a scalar. The `log` raises it when a report is due.
+
+    Example:
+      >>> log = mw.metrics.logger(lambda step, values: print(step, values["loss"]), mw.when.every(2))
+      >>> for step in (1, 2):
+      ...     log(mw.when.Tick(step), {"loss": jnp.float32(step)}, None)
+      2 1.5
     """
     due, pace = Due(when), Pace(per_second, waited, paused, clock)
     gathered: list[Metrics] = []
@@ -63,7 +69,7 @@ def logger(
     first = FirstStep(screens)
 
     def log(tick: Tick, metrics: Metrics, scores: Mapping[str, float] | None) -> None:
-        if not tick.last:  # the last tick repeats a step: it measured nothing
+        if not tick.last:  # the last call repeats a step, whose metrics are here already
             gathered.append(metrics)
             pace.turn()
         report = {}

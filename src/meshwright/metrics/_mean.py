@@ -1,4 +1,4 @@
-"""Means that can be taken apart and put together again without losing any weight."""
+"""Weighted means that can be computed in parts and added up exactly."""
 
 import math
 from dataclasses import dataclass
@@ -14,14 +14,18 @@ from meshwright.shown import values_of
 
 
 def widened(values: ArrayLike, what: str = "a metric") -> jax.Array:
-    """Return numbers or truth values of any dtype as float32, those of eight bytes as float64.
+    """Return real numbers or booleans as float32; those of eight bytes as float64.
+
+    Args:
+      values: an array of any shape and real dtype.
+      what: the name of the array in the error.
 
     Raises:
-      UsageError: they are complex, or no numbers, naming `what`.
+      UsageError: the values are complex, or not numbers.
     """
     x = jnp.asarray(values)
     if not _is_real(x.dtype):
-        raise UsageError(f"{what} is of dtype {x.dtype}, but must be of real numbers.")
+        raise UsageError(f"{what} has the dtype {x.dtype}; expected real numbers.")
     return x.astype(jnp.float64 if jnp.dtype(x.dtype).itemsize == 8 else jnp.float32)
 
 
@@ -34,9 +38,19 @@ def _is_real(dtype: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mean:
-    """A weighted mean that is not divided yet, so that means of parts add up to the mean of the whole.
+    """A weighted mean, kept as total and count, so that the means of parts add up to the mean of the whole.
 
-    A pytree of two scalars: it goes through `jit`, `scan` and `psum` as they do.
+    Return one from a loss or a measure where examples have different weights: a mean over tokens then stays
+    exact over microbatches, steps and devices. It is a pytree of two scalars, and passes through `jit`,
+    `scan` and `psum` like these.
+
+    Example:
+      >>> losses = jnp.array([[1.0, 3.0], [5.0, 0.0]])
+      >>> mask = jnp.array([[1, 1], [1, 0]])  # the last token is padding
+      >>> mw.Mean.of(losses, mask)
+      Mean(3, count=3)
+      >>> float(mw.Mean.of(losses[:1]) + mw.Mean.of(losses[1:], mask[1:]))
+      3.0
     """
 
     total: ArrayLike
@@ -46,16 +60,18 @@ class Mean:
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Self:
-        """Return the mean over all elements of `values`, of any dtype, summed in at least float32.
+        """Return the mean over all elements of an array, summed in float32 or, for 8-byte dtypes, in float64.
 
-        `weights` broadcasts to the shape of `values` (per-example weights of `[batch, length]`
-        values have the shape `[batch, 1]`) and is 1 if left out. Weight 0 means "not there":
-        whatever a padded example computes, NaN included, does not count.
+        Args:
+          values: numbers of any shape and real dtype.
+          weights: the weight of each value, or None for 1. They broadcast to the shape of `values`: for
+            values [batch, length], weights of examples have the shape [batch, 1]. A value of weight 0 does
+            not count, even if it is NaN.
 
         Raises:
-          UsageError: the values are complex, or no numbers.
+          UsageError: the values are complex, or not numbers.
         """
-        values = widened(values, "what is given to Mean.of")
+        values = widened(values, "the array given to Mean.of")
         if weights is None:
             return cls(jnp.sum(values), jnp.asarray(values.size, values.dtype))
         weights = jnp.broadcast_to(jnp.asarray(weights, values.dtype), values.shape)
@@ -66,11 +82,11 @@ class Mean:
 
     @property
     def value(self) -> jax.Array:
-        """The mean; NaN where nothing was counted."""
+        """The mean; NaN if the count is 0."""
         return jnp.true_divide(self.total, self.count)
 
     def __float__(self) -> float:
-        """Return the mean as a number of Python. It waits for the devices."""
+        """Return the mean as a Python float. Waits for the devices."""
         return float(self.value)
 
     def __repr__(self) -> str:

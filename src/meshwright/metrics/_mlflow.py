@@ -18,20 +18,23 @@ _REFUSED = re.compile(r"[^\w\-. :/]")
 
 @contextmanager
 def mlflow(**start_run: Any) -> Generator[Writer, None, None]:
-    """Open a run with `mlflow.start_run(**start_run)`, and end it on leaving, by an exception as failed.
+    """Open an MLflow run as a writer, and end it on leaving the context; after an exception, as failed.
 
-    Where it goes is said by `MLFLOW_TRACKING_URI`; a run that goes on: `run_id="..."`. Reports are written
-    behind the loop. Texts become artifacts, `name/step.txt`; MLflow knows no histograms, which are left out.
-    In the name of a number `_` stands for a sign that MLflow refuses there, such as those of a pattern.
+    The environment variable `MLFLOW_TRACKING_URI` names the server. Use `run_id="..."` to continue a run.
+    Reports are sent in the background. Texts become artifacts, `name/step.txt`; histograms are left out, as
+    MLflow has none. Characters that MLflow does not allow in the name of a number are replaced by `_`.
+
+    Args:
+      start_run: the arguments of `mlflow.start_run`.
 
     Raises:
-      UsageError: mlflow is not installed.
+      UsageError: the package mlflow is not installed.
     """
     package = installed("mlflow", "start_run")
     run_id, client = package.start_run(**start_run).info.run_id, package.MlflowClient()
 
     def write(step: int, values: Values, /) -> None:
-        # By the run's id: what is the active run, each thread has to itself.
+        # By the run's id, as each thread has its own active run.
         now = int(1000 * time.time())
         named = {_REFUSED.sub("_", name): value for name, value in numbers(values).items()}
         metrics = (package.entities.Metric(*item, now, step) for item in named.items())

@@ -1,4 +1,4 @@
-"""Numbers as people like to read them."""
+"""Numbers and times as short text."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,17 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float, *, thousands: str = "") -> str:
-    """Return `value` with four significant digits: `0.9876`, `1.5`, `41310`, `1e-05`, `nan`.
+    """Return a number as text with four significant digits.
 
-    `thousands` stands between groups of three digits.
+    Args:
+      value: the number.
+      thousands: separator of groups of three digits.
+
+    Example:
+      >>> [mw.metrics.number(value) for value in (0.98765, 1.5, 41312.4, 0.00001)]
+      ['0.9877', '1.5', '41310', '1e-05']
     """
-    if not 1e-4 <= abs(value) < 1e15:  # nan, too
+    if not 1e-4 <= abs(value) < 1e15:  # NaN, too
         return f"{value:.4g}"
     rounded = float(f"{value:.3e}")
     decimals = max(0, 3 - math.floor(math.log10(abs(value))))
@@ -20,7 +26,15 @@ def number(value: float, *, thousands: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return `seconds` as `h:mm:ss`."""
+    """Return a time as `h:mm:ss`; `–` if it is not finite.
+
+    Args:
+      seconds: the time in seconds.
+
+    Example:
+      >>> mw.metrics.duration(3725)
+      '1:02:05'
+    """
     if not math.isfinite(seconds):
         return "–"
     minutes, seconds = divmod(round(seconds), 60)
@@ -28,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return one block a value, the lowest finite one at the bottom; `×` where a value is not finite."""
+    """Return a curve of block characters, one for each value; `×` for a value that is not finite."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0

@@ -1,4 +1,4 @@
-"""The live panel. The one file here that loads rich.
+"""The live panel. This and the progress bar are the only files here that load rich.
 
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━  620/900  0:00:01 left
 loss 0.083 ▇▅▃▂▁▁▁ · accuracy 0.981 · held_out/accuracy 0.967 @600
@@ -23,21 +23,21 @@ _PER_SECOND = "_per_second"
 
 
 def rich_console(file: TextIO) -> Console:
-    """Return a rich console on `file`; it honours NO_COLOR and TERM by itself."""
+    """Return a rich console that writes to `file`. It respects NO_COLOR and TERM."""
     return Console(file=file)
 
 
 def open_live(panel: RenderableType, file: TextIO) -> Live | None:
-    """Start to show `panel` on `file`; None where that cannot be redrawn in place."""
+    """Start to show `panel` on `file`; return None if the file cannot be redrawn in place."""
     console = rich_console(file)
-    # FORCE_COLOR makes rich take a pipe for a terminal, so the file is asked, too.
+    # FORCE_COLOR makes rich treat a pipe as a terminal, so ask the file, too.
     if not (file.isatty() and console.is_interactive) or console.options.ascii_only:
         return None
     live = Live(
         panel,
         console=console,
-        auto_refresh=False,  # else a thread of rich's redraws all the time
-        # What a program prints goes above the panel, but not if it goes into a pipe.
+        auto_refresh=False,  # otherwise a thread redraws all the time
+        # The program's own output goes above the panel, unless it goes into a pipe.
         redirect_stdout=sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),
     )
@@ -46,12 +46,12 @@ def open_live(panel: RenderableType, file: TextIO) -> Live | None:
 
 
 def say(console: Console, message: RenderableType) -> None:
-    """Print `message`, above the panel if there is one. A text is printed as it is."""
+    """Print `message`, above the panel if there is one. Text is printed without markup."""
     console.print(message, markup=False, highlight=False, soft_wrap=isinstance(message, str))
 
 
 def panel(progress: Progress, seconds_left: float | None) -> RenderableType:
-    """Return the panel as something that rich can render."""
+    """Return the panel as an object that rich can render."""
     top = Table.grid(padding=(0, 2), expand=True)
     top.add_column(ratio=1)
     top.add_row(
@@ -64,7 +64,7 @@ def panel(progress: Progress, seconds_left: float | None) -> RenderableType:
 
 
 def _values(progress: Progress) -> Iterator[str]:
-    """Yield the newest metrics and scores; those older than the others say of which step they are."""
+    """Yield the newest metrics and scores. Those older than the last report are marked with their step."""
     current, _ = progress.newest.get("steps_per_second", (None, 0))
     for name, (step, value) in loss_first(progress.newest).items():
         if name == "input_wait" or name.endswith(_PER_SECOND):

@@ -1,4 +1,4 @@
-"""How fast the loop turns: the time of a step, rates, and how much of it waits for input."""
+"""The speed of a training loop: the time of a step, rates per second, and the share of waiting for input."""
 
 import itertools
 import statistics
@@ -12,14 +12,23 @@ _MOST_TURNS = 10_000
 
 
 class StepTime:
-    """Gives the median time between two turns, so that those which also evaluate or save do not count.
+    """The time of a training step, measured in the loop: `fit(..., on_step=step_time)`.
 
-    For the loop: `fit(..., on_step=step_time)`. After whatever waits for the newest step, reports too,
-    the host launches a few steps without waiting for any, in turns that take no time. Where there are so few
-    turns that those would decide, the mean is given, which they leave right.
+    It is the median time between two steps, so that steps with an evaluation or a save do not distort it.
+    After each wait for the devices, the host launches a few steps in almost no time. If there are so few
+    steps that these would distort the median, the mean is used, which they do not distort.
 
     Args:
-      ahead: how many steps the loop runs ahead of the devices, `train.RUN_AHEAD`.
+      ahead: number of steps that the loop runs ahead of the devices, `train.RUN_AHEAD`.
+      clock: returns the time in seconds, from any origin.
+
+    Example:
+      >>> times = iter([0.0, 0.5, 1.0, 1.5])
+      >>> step_time = mw.metrics.StepTime(ahead=0, clock=lambda: next(times))
+      >>> for step in range(4):
+      ...     step_time(mw.when.Tick(step))
+      >>> step_time.seconds()
+      0.5
     """
 
     def __init__(self, ahead: int, clock: Callable[[], float] = time.perf_counter):
@@ -27,11 +36,11 @@ class StepTime:
         self._turns: deque[float] = deque(maxlen=_MOST_TURNS)
 
     def __call__(self, tick: Tick) -> None:
-        """A turn of the loop."""
+        """Record the time of a step."""
         self._turns.append(self._clock())
 
     def seconds(self) -> float | None:
-        """Return the seconds of a step since this was last asked, or None of fewer than two turns."""
+        """Return the time of a step since the last call, in seconds; None after fewer than two steps."""
         intervals = [end - begin for begin, end in itertools.pairwise(self._turns)]
         while len(self._turns) > 1:  # the next interval begins where this one ended
             self._turns.popleft()
@@ -42,15 +51,15 @@ class StepTime:
 
 
 def never_counted() -> float:
-    """A count of seconds that stays at 0."""
+    """Return 0 seconds: the count of a thing that is not measured."""
     return 0.0
 
 
 class Pace:
-    """Counts steps and seconds between two reports.
+    """A count of the steps and seconds between two reports.
 
-    A report waits for its step's numbers, so between the ends of two of them just the steps counted
-    were computed. Single turns would tell less: after each report the host first runs ahead.
+    A report waits for the numbers of its step. So between two reports exactly the counted steps were
+    computed. Times of single steps would say less, as the host runs ahead after each report.
     """
 
     def __init__(
@@ -65,14 +74,14 @@ class Pace:
         self._num_steps = 0
 
     def turn(self) -> None:
-        """One more step was launched. The first starts the clock and is not counted."""
+        """Count a step that was launched. The first one starts the clock and is not counted."""
         if self._begun is None:
             self._begun = self._now()
         else:
             self._num_steps += 1
 
     def report(self) -> dict[str, float]:
-        """Return the rates of the steps since the last report, all of which are done, and begin anew."""
+        """Return the rates since the last report, all of whose steps are done, and start again."""
         now = self._now()
         seconds, waited, paused = (new - old for new, old in zip(now, self._begun or now, strict=True))
         num_steps, self._num_steps, self._begun = self._num_steps, 0, now

@@ -19,12 +19,16 @@ _DT_STRING, _START = (
 
 
 class TensorBoard:
-    """A `Writer` into one event file. `tensorboard` opens it."""
+    """A writer to one TensorBoard event file; use `tensorboard` to open one.
+
+    Args:
+      directory: directory of the event file; it is created if missing.
+    """
 
     def __init__(self, directory: str | Path):
         self._messages = messages()
         now = time.time_ns()
-        # TensorBoard reads a directory's files by name; two may begin in one second.
+        # TensorBoard reads a directory's files in the order of their names; two may begin in the same second.
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
         place = local_path(directory)
         place.mkdir(parents=True, exist_ok=True)
@@ -70,7 +74,7 @@ class TensorBoard:
                 summary.simple_value = as_float(name, value)
 
     def forget_after(self, step: int) -> None:
-        """Let TensorBoard forget what earlier files say of later steps: a run continues from `step`."""
+        """Make TensorBoard ignore later steps in earlier files, as a run continues from `step`."""
         self._write(step=step + 1, session_log=self._messages["SessionLog"](status=_START))
 
     def close(self) -> None:
@@ -80,19 +84,24 @@ class TensorBoard:
 
 @contextmanager
 def tensorboard(directory: str | Path, *, after: int | None = None) -> Generator[TensorBoard, None, None]:
-    """Open a writer into a new TensorBoard event file in `directory`.
+    """Open a writer to a new TensorBoard event file, and close it on leaving the context.
 
-    An event is with the operating system when the writer returns: a killed process loses none. Values are
+    When the writer returns, the operating system has the event: a killed process loses none. Values are
     stored as float32.
 
     Args:
-      directory: made if missing. TensorBoard shows all event files in it as one run. Nothing can be appended
-        at an address: write into a directory that is `storage.mirrored` there.
-      after: the step that a run continues from. TensorBoard then forgets what earlier files say
-        of later steps; None lets everything stand.
+      directory: directory of the event file; it is created if missing. TensorBoard shows all event files in
+        a directory as one run. It cannot be a URL: to report to a store, write to a directory that
+        `storage.mirrored` copies there.
+      after: the step that a run continues from. TensorBoard then ignores later steps in earlier files. None
+        keeps everything.
 
     Raises:
-      UsageError: the directory is an address.
+      UsageError: `directory` is a URL.
+
+    Example:
+      >>> with mw.metrics.tensorboard("events") as write:
+      ...     write(50, {"loss": 0.25, "sample": "Once upon a time"})
     """
     board = TensorBoard(directory)
     if after is not None:

@@ -1,4 +1,4 @@
-"""Trackers: writers to services of others, which need not be installed, and whose failures end no run."""
+"""Trackers: writers to other services. Their packages are optional, and their failures do not end a run."""
 
 import functools
 import importlib
@@ -15,13 +15,16 @@ from meshwright.metrics._kinds import Image, Values, as_float
 from meshwright.metrics._writers import Writer, tee
 
 Tracker = Writer | Callable[[], AbstractContextManager[Writer]]
-"""A writer, or what opens one: `functools.partial(mw.metrics.wandb, project="digits")`."""
+"""A writer, or a function that opens one: `functools.partial(mw.metrics.wandb, project="digits")`."""
 
 log = logging.getLogger("meshwright")
 
 
 def is_writer(tracker: Tracker) -> bool:
-    """Return whether a tracker is a writer, and not what opens one: whether it takes a step and values.
+    """Return True if a tracker is a writer, False if it is a function that opens one.
+
+    Args:
+      tracker: the tracker. A writer takes a step and its values; a function that opens one takes nothing.
 
     Raises:
       UsageError: it is neither.
@@ -29,26 +32,31 @@ def is_writer(tracker: Tracker) -> bool:
     number = num_required(tracker, "tracker")
     if number not in (0, 2):
         raise UsageError(
-            f"a tracker takes (step, values), or nothing and opens what does; this takes {number} arguments: "
-            f"{tracker}."
+            f"a tracker is a writer, which takes (step, values), or opens one and takes no arguments; found "
+            f"one that takes {number}: {tracker}."
         )
     return number == 2
 
 
 def open_trackers(opened: ExitStack, *trackers: Tracker, tell: Callable[[str], None]) -> Writer:
-    """Return one writer to all of `trackers`, of which `opened` closes what had to be opened.
+    """Open trackers and return one writer to all of them.
 
-    One that raises, when it is opened, written to or closed, is put aside: `tell` is told of it, once, and
-    nothing more is written to it.
+    A tracker that raises, when it is opened, written to or closed, is not used any more.
+
+    Args:
+      opened: closes the opened trackers when it is closed itself.
+      trackers: writers, or functions that open one.
+      tell: called once with a message for each tracker that fails.
 
     Raises:
-      UsageError: one is no tracker; or its package is not installed, as it says when it is opened.
+      UsageError: a tracker is neither a writer nor a function that opens one, or its package is not
+        installed.
     """
     return tee(*(_PutAside(tracker, opened, tell) for tracker in trackers))
 
 
 class _PutAside:
-    """The writer of a tracker, until the tracker fails; then one that writes nothing."""
+    """A writer to a tracker that stops writing once the tracker has failed."""
 
     def __init__(self, tracker: Tracker, opened: ExitStack, tell: Callable[[str], None]):
         self._name, self._tell = _name_of(tracker), tell
@@ -81,7 +89,7 @@ class _PutAside:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave a tracker's context. It does not stop an exception that is on its way, nor replace it."""
+        """Leave a tracker's context, without suppressing or replacing an exception of the run."""
         try:
             context.__exit__(kind, error, traceback)
         except Exception as raised:
@@ -91,12 +99,12 @@ class _PutAside:
     def _fail(self, when: str, error: Exception) -> None:
         log.info("the tracker %s failed %s", self._name, when, exc_info=error)
         said = f"{type(error).__name__}: {error}"
-        self._tell(f"the tracker {self._name} failed {when}, and the run goes on without it: {said}")
-        self._write, self._tell = None, _nobody  # it is closed at the end nonetheless, and may fail again
+        self._tell(f"the tracker {self._name} failed {when}; the run continues without it: {said}")
+        self._write, self._tell = None, _nobody  # it is still closed at the end, and may fail again
 
 
 def as_media(package: Any, name: str, value: Any) -> Any:
-    """Return a value as W&B's package, or one like it, takes it; a text as it is."""
+    """Return a value as W&B, or a package like it, takes it. Text stays as it is."""
     match value:
         case Histogram():
             return package.Histogram(np_histogram=value.bins())
@@ -109,7 +117,7 @@ def as_media(package: Any, name: str, value: Any) -> Any:
 
 
 def _nobody(text: str) -> None:
-    """Is told of what has been told."""
+    """Ignore a message, as the first one has been shown."""
 
 
 def _name_of(tracker: Any) -> str:
@@ -119,12 +127,13 @@ def _name_of(tracker: Any) -> str:
 
 
 def installed(package: str, attribute: str) -> Any:
-    """Return the module `package`, which is known by an attribute.
+    """Return the module of an installed package that has this attribute.
 
-    A run leaves folders called like its tracker behind, and those can be imported, too.
+    The attribute tells the package from a folder of the same name, such as runs of a tracker leave behind:
+    Python can import those, too.
 
     Raises:
-      UsageError: it is not installed.
+      UsageError: the package is not installed.
     """
     try:
         found = importlib.import_module(package)

@@ -11,13 +11,16 @@ from meshwright.metrics._writers import Writer
 
 @contextmanager
 def trackio(**init: Any) -> Generator[Writer, None, None]:
-    """Open a run with `trackio.init(**init)`, and finish it on leaving.
+    """Open a Trackio run as a writer, and finish it on leaving the context.
 
-    A run that goes on: `name="digits-7", resume="allow"`. It stays in `$TRACKIO_DIR` on this machine, unless
-    a `space_id` or `server_url` is given.
+    Use `name="digits-7", resume="allow"` to continue a run. Runs are kept in `$TRACKIO_DIR` on this machine,
+    unless `space_id` or `server_url` is given.
+
+    Args:
+      init: the arguments of `trackio.init`.
 
     Raises:
-      UsageError: trackio is not installed.
+      UsageError: the package trackio is not installed.
     """
     package = installed("trackio", "init")
     run = package.init(**init)

@@ -1,4 +1,4 @@
-"""What steps measured, packed on the devices and merged on the host."""
+"""The metrics of steps, packed into few arrays on the devices and merged on the host."""
 
 import itertools
 import math
@@ -17,24 +17,38 @@ from meshwright.metrics._mean import Mean, widened
 from meshwright.shown import values_of
 
 Metrics = Mapping[str, Mean | Histogram | ArrayLike]
-"""What one step measured: by name, scalars, `Mean`s of them or `Histogram`s of arrays."""
+"""The metrics of a step by name: scalars, `Mean`s of scalars, or `Histogram`s."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Packed(Mapping[str, Mean | Histogram]):
-    """Metrics by name in one array for each kind: the host's cost is per array, not per number."""
+    """Metrics by name, kept in one array for all means and one for all histograms.
+
+    The host's work grows with the number of arrays, not of metrics.
+
+    Example:
+      >>> packed = mw.metrics.Packed.of({"loss": mw.Mean.of(jnp.array([1.0, 2.0]))})
+      >>> packed["loss"]
+      Mean(1.5, count=2)
+    """
 
     means: jax.Array | None
-    """float[2, number of means]: totals, then counts. None where there are none."""
+    """The totals of the means, then their counts: float[2, number of means]. None if there are none."""
     histograms: Histogram | None
-    """One whose `parts` are float[number of histograms, 510]. None where there are none."""
+    """A histogram whose `parts` are float[number of histograms, 510]. None if there are none."""
     mean_names: tuple[str, ...] = field(metadata={"static": True})
+    """The names of the means, in order."""
     histogram_names: tuple[str, ...] = field(metadata={"static": True})
+    """The names of the histograms, in order."""
 
     @classmethod
     def of(cls, metrics: Mapping[str, Mean | Histogram]) -> Self:
-        """Return `metrics`, the parts of whose means are scalars: the means, then the histograms."""
+        """Return metrics in packed form: first the means, then the histograms.
+
+        Args:
+          metrics: the metrics by name. Totals and counts of means are scalars.
+        """
         means = {name: metric for name, metric in metrics.items() if isinstance(metric, Mean)}
         histograms = {name: metric for name, metric in metrics.items() if isinstance(metric, Histogram)}
         return cls(
@@ -63,7 +77,7 @@ class Packed(Mapping[str, Mean | Histogram]):
         means = values_of(self.means) if self.mean_names else np.zeros((2, 0))
         histograms = jax.tree.leaves(self.histograms)
         if means is None or means.ndim != 2 or any(values_of(x) is None for x in histograms):
-            return f"<metrics {', '.join(self)}>"  # inside `jit`, say
+            return f"<metrics {', '.join(self)}>"  # for example inside `jit`
         return "{" + ", ".join(f"{name!r}: {_shown(x)}" for name, x in merge([self]).items()) + "}"
 
 
@@ -76,14 +90,20 @@ def _stacked(totals: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> jax.Ar
 
 
 def merge(steps: Iterable[Metrics]) -> dict[str, Any]:
-    """Return each metric over all `steps`, in the order in which names first appear.
+    """Return the mean of each metric over several steps, and the sum of each histogram.
 
-    Of scalars and `Mean`s that is the exact mean, a float: totals and counts are summed in float64 on the
-    host and divided once. A scalar weighs 1. A metric that only some steps have is the mean over those; one
-    with count 0 is NaN. `Histogram`s add up.
+    Totals and counts are summed in float64 on the host and divided once. A scalar has the weight 1. A metric
+    that only some steps have is the mean over those steps. A mean with count 0 is NaN.
+
+    Args:
+      steps: the metrics of each step. The result has the order in which names first appear.
 
     Raises:
       UsageError: a metric is not a scalar.
+
+    Example:
+      >>> mw.metrics.merge([{"loss": 1.0}, {"loss": 2.0, "accuracy": 0.5}])
+      {'loss': 1.5, 'accuracy': 0.5}
     """
     sums: dict[str, Any] = {}
     for metrics in _joined(steps):
@@ -94,7 +114,7 @@ def merge(steps: Iterable[Metrics]) -> dict[str, Any]:
 
 
 def _joined(steps: Iterable[Metrics]) -> Iterator[Metrics]:
-    """Yield `steps`, those in a row that are packed alike summed as arrays, not number by number."""
+    """Yield the metrics of steps. Neighbours with the same layout are summed as arrays first, for speed."""
     for layout, alike in itertools.groupby(steps, _layout):
         if layout is None:
             yield from alike

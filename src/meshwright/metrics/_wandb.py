@@ -12,12 +12,15 @@ from meshwright.metrics._writers import Writer
 
 @contextmanager
 def wandb(**init: Any) -> Generator[Writer, None, None]:
-    """Open a run with `wandb.init(**init)`, and finish it on leaving.
+    """Open a Weights & Biases run as a writer, and finish it on leaving the context.
 
-    A run that goes on: `id="digits-7", resume="allow"`. Offline: `mode="offline"`.
+    Use `id="digits-7", resume="allow"` to continue a run, and `mode="offline"` to work offline.
+
+    Args:
+      init: the arguments of `wandb.init`.
 
     Raises:
-      UsageError: wandb is not installed.
+      UsageError: the package wandb is not installed.
     """
     package = installed("wandb", "init")
     run, program_ends = package.init(**init), False
@@ -29,8 +32,8 @@ def wandb(**init: Any) -> Generator[Writer, None, None]:
     def write(step: int, values: Values, /) -> None:
         run.log({name: as_media(package, name, value) for name, value in values.items()}, step=step)
 
-    # At the end of the program wandb finishes its run by itself, which knows with what exit code, and
-    # `finish` fails afterwards. This is called before that, as what is registered later is called earlier.
+    # At the end of the program wandb finishes its run by itself, with the exit code; `finish` fails after
+    # that. This function runs before wandb's, as Python calls later registrations first.
     atexit.register(leave_it_to_wandb)
     try:
         yield write

@@ -1,4 +1,4 @@
-"""Writers: where reports go, to several of them, or to one that takes its time behind the loop."""
+"""Writers: the receivers of reports, several at once, or one in the background."""
 
 import logging
 import threading
@@ -16,10 +16,10 @@ log = logging.getLogger("meshwright")
 
 
 class Writer(Protocol):
-    """Takes a report: the values known after a step. Steps never go down, but one may come twice.
+    """The receiver of reports: a function of a step and its values.
 
-    Every process of a run has the same values. Give a writer to process 0 only, and `tee()` to
-    the others.
+    Steps never go down, but a step may come twice. All processes of a run have the same values, so give a
+    writer to process 0 only, and `tee()` to the others.
     """
 
     def __call__(self, step: int, values: Values, /) -> None: ...
@@ -27,39 +27,49 @@ class Writer(Protocol):
 
 @runtime_checkable
 class Screen(Protocol):
-    """A writer for people may be told more than what is reported. `Console` is one."""
+    """A writer that also shows things which are not reports, such as `Console`."""
 
     def first(self, step: int, values: Values, /) -> None:
-        """Take the values of the first step alone, long before they are part of a report."""
+        """Show the metrics of the first step alone, before the first report."""
         ...
 
     def evaluated(self, step: int, scores: Values, /) -> None:
-        """Take the scores of an evaluation, which were reported just now."""
+        """Show the scores of an evaluation, which have just been reported."""
         ...
 
 
 @dataclass(frozen=True)
 class Tee:
-    """What `tee` returns."""
+    """A writer to several writers; `tee` makes it."""
 
     writers: tuple[Writer, ...]
 
     def __call__(self, step: int, values: Values, /) -> None:
-        """Hand the report on."""
+        """Pass the report on."""
         for writer in self.writers:
             writer(step, dict(values))
 
 
 def tee(*writers: Writer) -> Writer:
-    """Return a writer that hands each report to all of `writers`, in order; `tee()` writes nothing.
+    """Return a writer that passes each report to several writers, in order.
 
-    Each gets a dictionary of its own.
+    Args:
+      writers: the writers; each gets its own copy of the values. Without any, nothing is written.
+
+    Example:
+      >>> write = mw.metrics.tee(mw.metrics.jsonl("metrics.jsonl"), print)
+      >>> write(50, {"loss": 0.25})
+      50 {'loss': 0.25}
     """
     return Tee(writers)
 
 
 def screens_of(write: Writer) -> list[Screen]:
-    """Return `write` if it is a screen, else those among its `writers`, if it hands reports on to some."""
+    """Return the screens that a writer writes to.
+
+    Args:
+      write: a screen, or a writer made by `tee`, whose writers are searched. Other writers have no screen.
+    """
     if isinstance(write, Screen):
         return [write]
     return [screen for each in getattr(write, "writers", ()) for screen in screens_of(each)]
@@ -67,11 +77,20 @@ def screens_of(write: Writer) -> list[Screen]:
 
 @contextmanager
 def behind(write: Writer) -> Generator[Writer, None, None]:
-    """Open a writer that hands reports, in order, to a thread that calls `write`, and does not wait for it.
+    """Open a writer that does not wait: a thread in the background calls `write` with each report, in order.
 
-    Leaving waits until all are written. After one at which `write` raised no other is written, and what it
-    raised is raised by the next report or on leaving; where another exception is on its way, it is logged.
-    While a hundred reports wait, the next one waits, too. A process that is killed loses those that wait.
+    Leaving the context waits until all reports are written. If `write` raises, no later report is written,
+    and its exception is raised by the next report or on leaving the context; it is only logged if another
+    exception is being raised then. While 100 reports are waiting, the next one waits, too. A killed process
+    loses the reports that are waiting.
+
+    Args:
+      write: a slow writer, such as one that waits for a server.
+
+    Example:
+      >>> with mw.metrics.behind(print) as write:
+      ...     write(50, {"loss": 0.25})
+      50 {'loss': 0.25}
     """
     failures: list[Exception] = []
     room = threading.Semaphore(_MOST_WAITING)

@@ -1,9 +1,9 @@
-"""Runs, as their files tell of them: a page for each, several side by side, and a list of all.
+"""Reports about runs: an HTML page for one run, a page that compares several, and a list of all.
 
-Everything is read from run directories; of a run that goes on, was killed or lost files, as much as is
-there. `_run` and `_history` read, `_page`, `_comparison_page` and `_summary` say it, `_chart` and
-`_tables` draw. May import the rooms up to `predict`, and no run itself. Add a section to `_page`, from
-what `Run` has.
+Everything is read from the files of run directories. Runs that are still going, were killed or lost files
+are reported as far as their files allow. `_run` and `_history` read the files; `_page`, `_comparison_page`
+and `_summary` write the reports; `_chart` and `_tables` draw. This room may import the rooms up to
+`predict`. To add a section to the page, add it to `_page._sections`, from the values of `Run`.
 """
 
 from meshwright.report._back import WENT_BACK, Back, times_back

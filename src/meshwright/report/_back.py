@@ -1,4 +1,4 @@
-"""When a run went back to an earlier step, as it has noted itself: a line of JSON each time."""
+"""The record of when a run went back to an earlier step: one line of JSON each time."""
 
 import contextlib
 from dataclasses import dataclass
@@ -7,25 +7,29 @@ from pathlib import Path
 from meshwright.documents import parse_object, read_file
 
 WENT_BACK = "attempts/went_back.jsonl"
-"""The file in a run directory."""
+"""The record's file, relative to the run directory."""
 
 
 @dataclass(frozen=True)
 class Back:
-    """A run went back."""
+    """A return of a run to an earlier step."""
 
     time: float
-    """In seconds since 1970."""
+    """Time of the return, in seconds since 1970."""
     to: int
-    """The step that it went on from."""
+    """Step that the run continued from."""
     newest: int
-    """The newest step of which there was a checkpoint."""
+    """Newest step that had a checkpoint before the return."""
     mark: str
-    """What the names of the checkpoints end in that were set aside."""
+    """Ending of the names of the checkpoints that were moved aside."""
 
 
 def times_back(directory: Path) -> list[Back]:
-    """Return when the run in `directory` went back, in order; lines that cannot be read are left out."""
+    """Return each time that a run went back to an earlier step, in order.
+
+    Args:
+      directory: the run directory. Lines of the record that cannot be read are left out.
+    """
     path, found = directory / WENT_BACK, []
     if path.is_file():
         for line in read_file(path).splitlines():

@@ -1,8 +1,8 @@
-"""A chart of curves over steps, as SVG that needs no script: directly labelled, with its numbers as texts.
+"""A chart of curves over steps, as SVG without scripts. Its curves are labelled, its numbers are text.
 
-Each curve is a line through the means of its columns over a band from their lowest to their highest values.
-What is not finite is a cross at the upper edge. Names and newest values stand at the ends of the curves, so
-that none covers another.
+A curve with many points is thinned to columns: a line through their means, over a band from their lowest to
+their highest values. Values that are not finite are drawn as crosses at the upper edge. The name and newest
+value stand at the end of each curve, moved apart so that none covers another.
 """
 
 import bisect
@@ -20,7 +20,7 @@ from meshwright.report._thin import Column, not_finite, segments
 
 WIDTH, HEIGHT = 380.0, 212.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 304.0, 10.0, 186.0
-"""Where the plot lies: at its right the labels, below it the steps."""
+"""Edges of the plot in the figure. The labels are to its right, the steps below it."""
 _MOST_COLUMNS = 150
 _MOST_DOTS = 24
 _MOST_READINGS = 90
@@ -31,7 +31,7 @@ _MOST = 8
 
 
 class Label(NamedTuple):
-    """What stands at the end of a curve."""
+    """The name and newest value at the end of a curve."""
 
     name: str
     value: str
@@ -41,7 +41,7 @@ class Label(NamedTuple):
 
 
 def end_labels(labels: Sequence[Label], bottom: float) -> Iterator[Html]:
-    """Yield the texts, moved apart: name over value of a few curves, one line each of many."""
+    """Yield the labels, moved apart: in two lines, name and value, for a few curves; in one line for many."""
     height = 25.0 if len(labels) <= 3 else 12.5
     shown = sorted(labels[:_MOST], key=lambda label: label.y)
     for label, y in zip(shown, _apart([label.y for label in shown], height, bottom), strict=True):
@@ -82,15 +82,15 @@ def _cut(name: str) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart."""
+    """A curve of a chart."""
 
     label: str
-    """May be "", where there is only one."""
+    """Name at the end of the curve; may be "" if the chart has only one curve."""
     points: Series
     tone: int
-    """Which of the page's colours it has."""
+    """Number of its colour on the page."""
     best: Best | None = None
-    """Ringed, if it is known."""
+    """Best value, marked with a ring; None if it is not known."""
 
 
 def chart(
@@ -105,10 +105,12 @@ def chart(
     """Return a figure of the curves over the steps 0 to `last_step`.
 
     Args:
-      curves: which all have points.
+      title: heading of the figure.
+      curves: the curves; each has at least one point.
+      last_step: right end of the steps' axis.
       restarts: the steps from which the run was continued.
-      from_zero: whether the axis begins there, so that what hardly changes looks so.
-      note: what else is to be said, beside the title.
+      from_zero: begin the values' axis at 0, so that small changes look small.
+      note: text beside the title.
     """
     drawn = [segments(curve.points, _MOST_COLUMNS) for curve in curves]
     x = Scale(0, max(1, last_step), LEFT, RIGHT)
@@ -155,7 +157,7 @@ def _restart(at: float, step: int) -> Html:
 
 
 def _window(*curves: Html) -> Html:
-    """Return the curves cut at the plot's upper and lower edge, with room for rings at its sides."""
+    """Return the curves, clipped at the plot's upper and lower edges, with room for rings at its sides."""
     width, height = RIGHT - LEFT + 12, BOTTOM - TOP + 2
     place = {"x": LEFT - 6, "y": TOP - 1, "width": width, "height": height}
     return tag("svg", *curves, **place, viewBox=f"{LEFT - 6} {TOP - 1} {width} {height}")
@@ -206,7 +208,7 @@ def _label(curve: Curve, found: Sequence[Sequence[Column]], y: Scale) -> Label:
 
 
 def _readings(curves: Sequence[Curve], x: Scale) -> Iterator[Html]:
-    """Yield what is read where the pointer rests: invisible bars, each with the values at its steps."""
+    """Yield invisible bars that show, under the mouse pointer, the values at their steps."""
     steps = sorted({step for curve in curves for step in curve.points.steps})
     size = math.ceil(len(steps) / _MOST_READINGS)
     ends = [*steps[size - 1 : -1 : size], steps[-1]]

@@ -1,4 +1,4 @@
-"""Runs side by side: in what they differ, and what became of them."""
+"""A comparison of runs: their differing settings and environments, and their scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,23 @@ from meshwright.tables import wrapped
 
 _ALWAYS_DIFFERENT = ("workdir",)
 BEST = ", best"
-"""What the names of rows end with that are of the best values, not the last."""
+"""Ending of the names of rows that hold best values instead of last ones."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two or more runs, and what of them is not the same; each list has an entry for each run."""
+    """Two or more runs and their differences. Lists have one entry per run, None if it has no value."""
 
     runs: Sequence[Run]
+    """The runs that are compared."""
     names: Sequence[str]
-    """Short ones that tell them apart."""
+    """Short, distinct names of the runs."""
     settings: Mapping[str, Sequence[str | None]]
-    """By dotted path, where their descriptions differ."""
+    """The settings that differ, by dotted path."""
     environment: Mapping[str, Sequence[str | None]]
-    """By name, where their environments do."""
+    """The facts about machine, mesh and versions that differ, by name."""
     scores: Mapping[str, Sequence[float | None]]
-    """The last value of the loss and of each score, and the best."""
+    """The last and the best value of the loss and of each score, by name."""
 
     def named(self) -> list[tuple[str, Run]]:
         """Return the runs with their names."""
@@ -37,13 +38,16 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Compare runs.
+    """Return the comparison of two or more runs.
+
+    Args:
+      runs: the runs, as `read_run` returns them.
 
     Raises:
-      UsageError: they are fewer than two.
+      UsageError: there are fewer than two runs.
     """
     if len(runs) < 2:
-        raise UsageError("a comparison is of two runs or more.")
+        raise UsageError(f"a comparison needs two runs or more; found {len(runs)}.")
     return Comparison(
         runs,
         _short_names([Path(run.place) for run in runs]),
@@ -54,7 +58,12 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def comparison_text(found: Comparison, *, width: int | None = None) -> str:
-    """Return a comparison for people: the runs, what differs, the scores; in lines of at most `width`."""
+    """Return a comparison as text: the runs, the differing settings and environments, the scores.
+
+    Args:
+      found: the comparison.
+      width: longest line, in characters; longer ones are wrapped. None wraps nothing.
+    """
     lines = [f"{name}: {run.ending.state}, {facts_of(run)[0]}" for name, run in found.named()]
     for title, rows in (("configuration", found.settings), ("environment", found.environment)):
         lines += ["", f"{title}: {'' if rows else 'the same'}".rstrip()]
@@ -65,7 +74,11 @@ def comparison_text(found: Comparison, *, width: int | None = None) -> str:
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Return a comparison as strict JSON can hold it."""
+    """Return a comparison as a dict that can be written as strict JSON.
+
+    Args:
+      found: the comparison. Values that are not finite become text.
+    """
     return {
         "runs": [document(run) for run in found.runs],
         "settings": {path: list(values) for path, values in found.settings.items()},
@@ -78,7 +91,7 @@ def comparison_document(found: Comparison) -> dict[str, Any]:
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, Sequence[float | None]]:
-    """Return the rows of the loss and of each score: the last values, and the best."""
+    """Return two rows for the loss and for each score: the runs' last values, and their best."""
     found: dict[str, Sequence[float | None]] = {}
     for name in ("loss", *dict.fromkeys(name for run in runs for name in run.scores)):
         found[name] = [run.series[name].last if name in run.series else None for run in runs]
@@ -87,14 +100,14 @@ def _scores(runs: Sequence[Run]) -> dict[str, Sequence[float | None]]:
 
 
 def _different(each: Sequence[Mapping[str, str]], but: Sequence[str] = ()) -> dict[str, Sequence[str | None]]:
-    """Return the values of those keys at which not all mappings agree."""
+    """Return the values of the keys at which the mappings differ."""
     keys = dict.fromkeys(key for values in each for key in values if key not in but)
     found = {key: [values.get(key) for values in each] for key in keys}
     return {key: values for key, values in found.items() if len(set(values)) > 1}
 
 
 def _environment(run: Run) -> dict[str, str]:
-    """Return what decides how a run goes: the machine, the mesh and the versions, in one flat mapping."""
+    """Return the facts that may change a run's results: machine, mesh and versions, in one flat mapping."""
     told = run.environment
     packages = told["packages"] if isinstance(told.get("packages"), dict) else {}
     here = {name: told[name] for name in ("commit", "python", "devices", "processes", "mesh") if name in told}
@@ -102,7 +115,7 @@ def _environment(run: Run) -> dict[str, str]:
 
 
 def _short_names(directories: Sequence[Path]) -> list[str]:
-    """Return the directories' own names, or as much of their paths as tells them apart."""
+    """Return the names of the directories, with as many parent folders as make them distinct."""
     paths = [directory.absolute() for directory in directories]
     for depth in range(1, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-depth:]) for path in paths]

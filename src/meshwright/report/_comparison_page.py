@@ -1,4 +1,4 @@
-"""The page of a comparison: what differs, the scores, and the curves of all runs over one another."""
+"""The page of a comparison: the differences, the scores, and the curves of all runs in the same charts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from meshwright.report._words import number_or_dash, said, steps_of
 
 
 def comparison_page(found: Comparison) -> str:
-    """Return a comparison as a page that stands by itself."""
+    """Return a comparison as one HTML file that needs no other."""
     title = " · ".join(found.names)
     return document(title, style(), tag("header", tag("h1", title)), *_sections(found))
 
@@ -50,11 +50,11 @@ def _runs(found: Comparison) -> Html:
         ]
         for i, (name, run) in enumerate(found.named())
     ]
-    return table(["run", "state", "directory", "steps", "trained"], rows, caption="What is compared", texts=3)
+    return table(["run", "state", "directory", "steps", "trained"], rows, caption="Compared runs", texts=3)
 
 
 def _quantities(found: Comparison) -> list[Quantity]:
-    """Return a chart for each number that more than one run has, without those of single arrays."""
+    """Return a chart for each number that more than one run reports, leaving out numbers of single arrays."""
     evaluations = {name for run in found.runs for name in run.evaluations}
     names = sorted({name for run in found.runs for name in run.series})
     charts = []
@@ -71,7 +71,7 @@ def _quantities(found: Comparison) -> list[Quantity]:
 
 
 def _marked(values: Sequence[float | None], mode: Mode | None) -> list[Part]:
-    """Return the values as cells, the best marked where they are not all the same."""
+    """Return the values as cells; if they differ, the best one is marked."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     best = (min if mode == "min" else max)(finite) if mode and len(set(values)) > 1 and finite else None
     return [

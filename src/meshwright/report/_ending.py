@@ -1,4 +1,4 @@
-"""How a run ended, or whether it goes on, and what went wrong, as its files and logs tell."""
+"""The state of a run, and the warnings and errors in its logs."""
 
 import itertools
 import re
@@ -11,33 +11,31 @@ from meshwright.checkpoint import is_held
 from meshwright.documents import read_file
 
 _STILL_NEW = 600.0
-"""Seconds after which a run that nothing else tells of is taken for dead when it reports no more."""
+"""Time without a report, in seconds, after which a run is taken for dead if nothing else tells its state."""
 _ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:,\d+)? ([A-Z]+) ", re.MULTILINE)
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended.
-
-    `finished`, `stopped` (told to, with the state saved), `diverged`, `failed`, `killed` (without a word),
-    `running`, or `unknown`.
-    """
+    """The state of a run, and its last message."""
 
     state: str
+    """`finished`, `stopped` (on request, with the state saved), `diverged`, `failed`, `killed` (without any
+    message), `running` or `unknown`."""
     message: str = ""
-    """What it said at the end, if anything."""
+    """The run's last message, or ""."""
 
 
 def ending_of(
     outcome: Mapping[str, Any] | None, checkpoints: str | None, silent_seconds: float | None
 ) -> Ending:
-    """Return how a run ended.
+    """Return the state of a run.
 
     Args:
-      outcome: what `outcome.json` says; None where there is none.
-      checkpoints: where they are, a directory or an address; None where that is not known.
-      silent_seconds: how long ago the last report was; None if there is none.
+      outcome: the contents of `outcome.json`; None if the file does not exist.
+      checkpoints: directory or URL of the checkpoints; None if it is not known.
+      silent_seconds: time since the last report; None if there is no report.
     """
     if outcome is not None:
         return Ending(str(outcome.get("ended", "finished")), str(outcome.get("message", "")))
@@ -56,11 +54,11 @@ class Incident:
 
     time: str
     process: str
-    """The name of its log, without the ending."""
+    """Name of the process's log, without the suffix."""
     level: str
     message: str
     details: str
-    """The lines that follow, a traceback above all."""
+    """The lines that follow the message, such as a traceback."""
 
 
 def incidents_of(directory: Path) -> list[Incident]:

@@ -1,4 +1,4 @@
-"""What a run reported, number by number: curves, attempts, and the best of each score."""
+"""The reports of a run, sorted by number: curves, attempts, and the best value of each score."""
 
 import itertools
 import math
@@ -14,41 +14,44 @@ Report = Mapping[str, float]
 Mode = Literal["min", "max"]
 
 _AT_START = "compile_seconds"
-"""Only the report that opens an attempt has it; its other numbers are the state's sizes."""
+"""A number that only the first report of an attempt has. The others in that report are sizes of the state."""
 _LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rmse", "wer", "cer", "fid"}
 _HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
-"""Words in the names of scores that say what is better."""
-
-
+"""Words in the names of scores that tell whether lower or higher is better."""
 _TRAINERS = "eval"
-"""What a `Trainer` calls its evaluation, which its settings do not describe by name."""
+"""The name of a `Trainer`'s evaluation, which its settings do not mention."""
 _LARGEST = 1e100
 
 
 @dataclass(frozen=True)
 class Series:
-    """The values of one number, in the order of their steps."""
+    """The values of one reported number, in the order of their steps."""
 
     steps: MutableSequence[int]
+    """Steps of the reports, ascending."""
     values: MutableSequence[float]
+    """The value at each step."""
 
     @property
     def last(self) -> float:
-        """Return the newest value."""
+        """The newest value."""
         return self.values[-1]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one process of a run did before it ended, or was ended."""
+    """The part of a run from one start of the program to its end."""
 
     started: float
-    """In seconds since 1970; its step was compiled by then."""
+    """Time when training started, after compiling, in seconds since 1970."""
     seconds: float
-    """From then to its last report."""
+    """Time from then to the last report."""
     first_step: int
+    """Step that training started from."""
     last_step: int
+    """Last step that was reported."""
     compile_seconds: float | None
+    """Time that the step took to compile; None if it was not reported."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +59,31 @@ class Best:
     """The best value of a score."""
 
     step: int
+    """Step of the value."""
     value: float
+    """The best finite value; the newest of equal ones."""
     mode: Mode
+    """`min` if lower values are better, `max` if higher ones are."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What a run reported, taken apart while it is read: a hundred thousand reports are not held."""
+    """The reports of a run as curves. They are split up while reading, so as not to keep 100,000 reports."""
 
     series: Mapping[str, Series]
-    """Each number over the steps, without what is told once at the start of an attempt."""
+    """Each number over the steps, except those that an attempt reports only at its start."""
     sizes: Mapping[str, float]
-    """What the newest attempt told at its start: sizes of the state, FLOPs of a step."""
+    """The numbers that the newest attempt reported at its start: sizes of the state, FLOPs of a step."""
     attempts: Sequence[Attempt]
-    """The processes that reported, one after the other."""
+    """The attempts, in the order of time."""
     step: int
     """The last step that was reported."""
     last: Report | None
-    """The last report; None where there is none."""
+    """The last report; None if there is none."""
 
 
 def history_of(reports: Iterable[Report]) -> History:
-    """Return the history that these reports, in the order in which they were made, tell."""
+    """Return the history of a run from its reports, given in the order in which they were made."""
     series: dict[str, Series] = {}
     ends: list[tuple[Report, Report]] = []
     seconds: list[float] = []
@@ -101,7 +107,7 @@ def history_of(reports: Iterable[Report]) -> History:
 
 
 def _ordered(points: Series) -> Series:
-    """Return the points in the order of their steps, of those of one step the newest."""
+    """Return the points in the order of their steps; of several at the same step, only the newest."""
     if all(a < b for a, b in itertools.pairwise(points.steps)):
         return points
     ordered = sorted(dict(zip(points.steps, points.values, strict=True)).items())
@@ -109,7 +115,7 @@ def _ordered(points: Series) -> Series:
 
 
 def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> list[str]:
-    """Return the names of a run's evaluations: those described, and those that told how long they took."""
+    """Return the names of a run's evaluations: those in its settings, and those that reported their time."""
     described = [match[1] for path in settings if (match := re.match(r"evaluations\.([^.]+)\.", path))]
     timed = [name.removesuffix("/seconds") for name in series if name.endswith("/seconds")]
     trainers = [_TRAINERS for name in series if name.startswith(f"{_TRAINERS}/")]
@@ -117,19 +123,19 @@ def evaluators_of(series: Mapping[str, Series], settings: Mapping[str, str]) -> 
 
 
 def evaluated(name: str, evaluations: Sequence[str]) -> tuple[str, str] | None:
-    """Return of which evaluation a number is and what it is, `("test", "loss")`; None of one of training."""
+    """Split a score's name into evaluation and rest, `("test", "loss")`; None for numbers of training."""
     first, slash, rest = name.partition("/")
     return (first, rest) if slash and first in evaluations else None
 
 
 def scores_of(series: Mapping[str, Series], evaluations: Sequence[str]) -> dict[str, Series]:
-    """Return what evaluations found, without how long they took."""
+    """Return the numbers that evaluations reported, except their times."""
     found = {name: evaluated(name, evaluations) for name in series}
     return {name: series[name] for name, place in found.items() if place and place[1] != "seconds"}
 
 
 def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
-    """Return whether a score is best when lowest or highest: as the run was told, else by its name."""
+    """Return whether a lower or a higher score is better: from the run's settings, else from its name."""
     for path, value in settings.items():
         if path.endswith(".metric") and value in (repr(name), repr(old_names.score_before(name))):
             told = settings.get(f"{path.removesuffix('.metric')}.mode")
@@ -141,12 +147,12 @@ def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
 
 
 def is_finite(value: float) -> bool:
-    """Return whether a value is a number; what lies far beyond float32 is taken for infinite."""
-    return abs(value) < _LARGEST  # NaN is not
+    """Return whether a value is finite. Values far beyond the range of float32 count as infinite."""
+    return abs(value) < _LARGEST  # False for NaN
 
 
 def best_of(points: Series, mode: Mode | None) -> Best | None:
-    """Return the best finite value, the newest of equals; None where nothing says what is better."""
+    """Return the best finite value, the newest of equal ones; None if `mode` is None or none is finite."""
     pairs = zip(points.values, points.steps, strict=True)
     finite = ((value, step) for value, step in pairs if is_finite(value))
     sign = 1 if mode == "max" else -1
@@ -155,7 +161,7 @@ def best_of(points: Series, mode: Mode | None) -> Best | None:
 
 
 def _seconds_between(before: Report, after: Report) -> float:
-    """Return how long it took from one report to another: of a clock that was set back, nothing."""
+    """Return the time between two reports in seconds; 0 if the clock was set back in between."""
     seconds = after.get("time", math.nan) - before.get("time", math.nan)
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 

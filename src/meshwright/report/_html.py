@@ -1,4 +1,4 @@
-"""HTML and SVG put together from parts, so that no text of a run can be taken for markup."""
+"""HTML and SVG built from parts. All text from a run is escaped, so that it cannot act as markup."""
 
 import html
 import re
@@ -8,7 +8,7 @@ _VOID = ("meta", "br")
 
 
 class Html(str):
-    """Text that is HTML already. Any other text is escaped where it is put in."""
+    """Text that is HTML already. Any other text is escaped when it is inserted."""
 
     __slots__ = ()
 
@@ -17,7 +17,10 @@ Part = str | Html | None
 
 
 def tag(name: str, /, *parts: Part, **attributes: str | float | None) -> Html:
-    """Return an element of these parts. None adds nothing; `class_` and `stroke_width` are spelled so."""
+    """Return an element with these parts and attributes; those that are None are left out.
+
+    Attributes are spelled as Python names: `class_` for `class`, `stroke_width` for `stroke-width`.
+    """
     told = "".join(
         f' {key.removesuffix("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()
@@ -29,17 +32,17 @@ def tag(name: str, /, *parts: Part, **attributes: str | float | None) -> Html:
 
 
 def breakable(name: str) -> Html:
-    """Return a name that may go on in a new line after each of its parts."""
+    """Return a name in which a browser may break the line after each `/`, `_` and `.`."""
     return Html(re.sub(r"([/_.])(?=\w)", r"\1<wbr>", _escaped(name)))
 
 
 def joined(parts: Iterable[Part]) -> Html:
-    """Return the parts one after the other."""
+    """Return the parts, concatenated."""
     return Html("".join(_escaped(part) for part in parts if part is not None))
 
 
 def document(title: str, style: str, *parts: Part) -> str:
-    """Return a page that stands by itself. `style` is CSS, ours and trusted."""
+    """Return an HTML file that needs no other. `style` is CSS and is not escaped, so it must be our own."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -56,7 +59,7 @@ def _escaped(part: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return `text` without what HTML may not hold: control characters, and halves of surrogate pairs."""
+    """Replace the characters that HTML must not contain: control characters and lone surrogates."""
     if text.isprintable():
         return text
     kept = (c if c.isprintable() or c in "\n\t " else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -18,7 +18,7 @@ _MOST_LINES_OPEN = 40
 
 
 def page(run: Run) -> str:
-    """Return the page of a run: HTML that stands by itself, without script and without the network."""
+    """Return the page of a run: one HTML file that needs no scripts, other files or network."""
     sections = {title: part for title, part in _sections(run) if part is not None}
     return document(
         f"{run.place} · {run.ending.state}",
@@ -31,12 +31,12 @@ def page(run: Run) -> str:
 
 
 def style() -> str:
-    """Return the style that all pages have."""
+    """Return the CSS of all pages."""
     return importlib.resources.files("meshwright.report").joinpath("page.css").read_text()
 
 
 def header(run: Run) -> Html:
-    """Return what it is, how it ended, and in a line what ran where."""
+    """Return the top of the page: the run's state, name, facts and last message."""
     ending = run.ending
     return tag(
         "header",
@@ -44,13 +44,13 @@ def header(run: Run) -> Html:
         tag("h1", run.place),
         tag("p", " · ".join(facts_of(run)), class_="facts"),
         tag("p", ending.message, class_="message") if ending.message else None,
-        tag("p", f"Not there: {', '.join(run.missing)}", class_="note") if run.missing else None,
+        tag("p", f"Missing files: {', '.join(run.missing)}", class_="note") if run.missing else None,
         *(tag("p", damage, class_="note") for damage in run.damage),
     )
 
 
 def section(title: str, *parts: Part) -> Html:
-    """Return a part of a page under a heading that can be linked to."""
+    """Return a section of a page, under a heading with an anchor."""
     return tag("section", tag("h2", title), *parts, id=_anchor(title))
 
 
@@ -127,7 +127,7 @@ def _outputs(run: Run) -> Html | None:
         [f"{run.place}/outputs/{name}", f"{len(files)}", files[-1]] for name, files in run.outputs.items()
     ]
     return _tables.table(
-        ["evaluation", "files", "newest"], rows, caption="What the model made of each example"
+        ["evaluation", "files", "newest"], rows, caption="Files with the model's output for each example"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a run's newest profile went, as bars."""
+"""The times of a run's newest profile, as bars and tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,17 @@ from meshwright.report._html import Html, tag
 from meshwright.report._tables import table
 
 _LARGEST_NBYTES = 16 * 2**20
-"""Profiles are read at some 12 MB/s: a page should not keep the end of a run waiting."""
+"""Largest profile to read, at some 12 MB/s: writing the page must not delay the end of a run."""
 _NUM_OPS = 12
 PARTS = ("computing", "both", "only collectives", "idle")
 _MOST_DEVICES = 16
 
 
 def profile(directory: Path) -> tuple[Html | None, str | None]:
-    """Return what the newest profile below `directory` tells, if there is one, and what is wrong with it."""
+    """Return the section on the newest profile below `directory`, and the error in reading it.
+
+    Either may be None; both are if there is no profile.
+    """
     try:
         file = find_profiles(directory)[0]
     except InputError:

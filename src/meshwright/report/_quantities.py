@@ -1,4 +1,8 @@
-"""Which numbers of a run are drawn together: training and evaluation of one, and families of names."""
+"""The grouping of a run's numbers into charts.
+
+A number of training shares a chart with the same number of evaluations; numbers whose names begin alike,
+such as `norm/…`, share one, too.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +15,24 @@ NUM_TONES = 8
 _FAMILY = "/…"
 _MOST_OF_A_FAMILY = 8
 _SPEED = ("step_seconds", "mfu", "hfu", "input_wait", "tflops_per_device")
-"""What tells of speed, besides all that is per second and the seconds of evaluations."""
+"""Numbers about speed, besides those that end in `_per_second` and the seconds of evaluations."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is drawn in one chart."""
+    """The contents of a chart."""
 
     title: str
     curves: Sequence[Curve]
     is_speed: bool
-    """Whether it tells of how fast a run was, and not of what it learned."""
+    """True if the chart is about the run's speed, False if it is about learning."""
     note: str = ""
 
 
 def quantities(
     series: Mapping[str, Series], evaluations: Sequence[str], best: Mapping[str, Best]
 ) -> list[Quantity]:
-    """Return the charts: the loss, what is evaluated, the rest of training, then speed."""
+    """Return the charts in order: the loss, the scores, the rest of training, then speed."""
     curves: dict[str, list[Curve]] = {}
     for name, points in series.items():
         title, label, tone = _place(name, evaluations)
@@ -38,7 +42,7 @@ def quantities(
 
 
 def drawn(found: Sequence[Quantity], last_step: int, restarts: Sequence[int] = ()) -> list[Html]:
-    """Return the charts of `found`, all over the same steps."""
+    """Return the charts of `found` as HTML, all over the same steps."""
     return [
         chart(
             each.title,
@@ -53,12 +57,12 @@ def drawn(found: Sequence[Quantity], last_step: int, restarts: Sequence[int] = (
 
 
 def is_of_speed(title: str) -> bool:
-    """Return whether a number, or a chart, tells of how fast a run was."""
+    """Return whether a number, or a chart, is about the run's speed."""
     return title in _SPEED or title.endswith(("_per_second", " seconds", "/seconds"))
 
 
 def _place(name: str, evaluations: Sequence[str]) -> tuple[str, str, int]:
-    """Return the title of a number's chart, its name there, and its tone; -1 leaves that to the order."""
+    """Return the title of a number's chart, its label there, and its colour; -1 chooses the colour later."""
     if place := evaluated(name, evaluations):
         title = "evaluation seconds" if place[1] == "seconds" else place[1]
         return title, place[0], 1 + evaluations.index(place[0]) % (NUM_TONES - 1)
@@ -84,7 +88,7 @@ def _size(curve: Curve) -> float:
 
 
 def _order(quantity: Quantity) -> tuple[int, str]:
-    """Return by what charts are sorted: the loss, what is evaluated, the rest, single arrays; speed."""
+    """Return the key to sort charts by: the loss, scores, the rest, numbers of single arrays; then speed."""
     if quantity.title in _SPEED:
         return 4, str(_SPEED.index(quantity.title))
     is_family = quantity.title.endswith(_FAMILY)

@@ -1,4 +1,4 @@
-"""What the files of a run directory hold, as values. What is missing or damaged is named, and never fatal."""
+"""The contents of a run directory, as values. Missing and damaged files are listed, and never an error."""
 
 import contextlib
 import time
@@ -32,43 +32,47 @@ from meshwright.storage import local_path
 T = TypeVar("T")
 
 _MOST_DAMAGE = 3
-"""Lines of metrics that cannot be read are named up to this many."""
+"""Largest number of unreadable lines of metrics that are listed."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as its files tell of it."""
+    """The contents of a run's files: state, settings, curves, scores, checkpoints, warnings."""
 
     directory: Path
-    """Where its files were read."""
+    """Directory that the files were read from."""
     place: str
-    """Where it is: that directory, or the address of which that is a copy."""
+    """The run's directory, or its URL if `directory` is a copy."""
     ending: Ending
+    """State of the run, and its last message."""
     description: str
-    """As in `experiment.txt`."""
+    """All settings, one `path = value` per line, from `experiment.txt`."""
     environment: Mapping[str, Any]
+    """Machine, mesh, versions and command, from `environment.json`."""
     parameters: str
-    """The table of them, as in `state.txt`."""
+    """Table of the parameters, from `state.txt`."""
     history: History
-    """What it reported."""
+    """The run's reports, as curves and attempts."""
     checkpoints: Contents | None
-    """None where they are in no directory that can be looked into."""
+    """The checkpoints that exist; None if their directory cannot be read."""
     checkpoints_path: str | None
+    """Directory or URL of the checkpoints; None if it is not known."""
     settings_from: Mapping[int, str]
-    """The descriptions of its attempts, by the step that each went on from."""
+    """The settings of each attempt, by the step that the attempt continued from."""
     backs: Sequence[Back]
-    """When it went back to an earlier step."""
+    """The times at which the run went back to an earlier step."""
     incidents: Sequence[Incident]
+    """Warnings and errors in the logs, in the order of time."""
     outputs: Mapping[str, Sequence[str]]
-    """The files in which evaluations wrote what the model made of each example, by evaluation."""
+    """Names of the files with the model's output for each example, by evaluation."""
     missing: Sequence[str]
-    """The names of the files that are not there, of those that every run has."""
+    """Names of the files that every run has and this one does not."""
     damage: Sequence[str]
-    """What is wrong with files that are there."""
+    """Descriptions of the files that exist and cannot be read."""
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """The description by dotted path."""
+        """The settings by dotted path."""
         return description.values(self.description)
 
     @property
@@ -78,33 +82,33 @@ class Run:
 
     @property
     def sizes(self) -> Mapping[str, float]:
-        """What was reported once, such as `num_params`."""
+        """The numbers that were reported only once, such as `num_params`."""
         return self.history.sizes
 
     @property
     def attempts(self) -> Sequence[Attempt]:
-        """Its processes, one after the other."""
+        """The run's attempts, in the order of time."""
         return self.history.attempts
 
     @cached_property
     def evaluations(self) -> list[str]:
-        """The names of its evaluations."""
+        """The names of the evaluations."""
         return evaluators_of(self.series, self.settings)
 
     @cached_property
     def scores(self) -> dict[str, Series]:
-        """What its evaluations found."""
+        """Each score of an evaluation over the steps, by name: `test/accuracy`."""
         return scores_of(self.series, self.evaluations)
 
     @cached_property
     def best(self) -> dict[str, Best]:
-        """The best of each score, of which it is known what is better."""
+        """The best value of each score for which lower or higher is known to be better."""
         found = {name: best_of(points, mode_of(name, self.settings)) for name, points in self.scores.items()}
         return {name: best for name, best in found.items() if best is not None}
 
     @property
     def main_score(self) -> str | None:
-        """The score that it is best by: one that checkpoints are kept for, else the first."""
+        """The name of the most important score: one that checkpoints are kept by, else the first."""
         told = [value.strip("'") for path, value in self.settings.items() if path.endswith(".metric")]
         return next((name for name in (*told, *self.best) if name in self.best), None)
 
@@ -115,43 +119,54 @@ class Run:
 
     @property
     def max_steps(self) -> int | None:
-        """How many steps were asked for."""
+        """The number of steps in the settings; None if it is not known."""
         told = self.settings.get("max_steps", "")
         return int(told) if told.isdecimal() and len(told) < 20 else None
 
     @property
     def seconds(self) -> float:
-        """How long its processes trained, from the first report of each to its last."""
+        """The training time, from the first report to the last of each attempt, summed."""
         return sum(attempt.seconds for attempt in self.attempts)
 
 
 def is_run(directory: Path) -> bool:
-    """Return whether this is the directory of a run, whatever became of it."""
+    """Return whether a directory is that of a run, in whatever state.
+
+    Args:
+      directory: the directory; it need not exist.
+    """
     return any((directory / name).is_file() for name in ("experiment.txt", "metrics.jsonl"))
 
 
 def read_run(directory: str | Path, place: str | None = None) -> Run:
-    """Read what the run in `directory` left, whether or not it has ended.
+    """Read the files of a run that has ended or is still going.
 
     Args:
-      place: the address of which it is a copy, if it is one.
+      directory: the run directory.
+      place: the run's URL, if `directory` is a copy.
 
     Raises:
-      InputError: it is no run directory, or one that may not be looked into.
+      InputError: it is not a run directory, or it cannot be read.
+
+    Example:
+      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> run = mw.report.read_run(".")
+      >>> run.step, run.series["loss"].last
+      (10, 0.5)
     """
     try:
         return _run_in(local_path(directory), place)
     except OSError as error:
         raise InputError(
-            f"{place or directory} cannot be read: {error}.\n  Mend its permissions, or its disk."
+            f"{place or directory} cannot be read: {error}.\n  Check its permissions and its disk."
         ) from None
 
 
 def _run_in(directory: Path, place: str | None) -> Run:
     if not is_run(directory):
         raise InputError(
-            f"{place or directory} is no run: it has neither experiment.txt nor metrics.jsonl.\n"
-            "  Give the directory of a run; `meshwright runs` lists those below a directory."
+            f"{place or directory} is not a run: it has neither experiment.txt nor metrics.jsonl.\n"
+            "  Give the directory of a run. `meshwright runs DIR` lists the runs below a directory."
         )
     files = _Files(directory)
     told = files.read("experiment.txt", _text) or ""
@@ -181,7 +196,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
 
 
 def _settings_from(folder: Path) -> dict[int, str]:
-    """Return what is kept of the settings of attempts, by the step that each went on from."""
+    """Return the stored settings of attempts, by the step that each continued from."""
     found: dict[int, str] = {}
     for file in sorted(folder.glob("step_*.txt")) if folder.is_dir() else ():
         number = file.stem.removeprefix("step_")
@@ -192,7 +207,7 @@ def _settings_from(folder: Path) -> dict[int, str]:
 
 
 class _Files:
-    """Reads files of a run, and remembers which are missing or damaged."""
+    """A reader of a run's files that records which are missing or damaged."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -203,7 +218,7 @@ class _Files:
         return (self.directory / name).is_file()
 
     def read(self, name: str, reader: Callable[[Path], T]) -> T | None:
-        """Return what `reader` makes of the file; None where that cannot be done."""
+        """Return the result of `reader` for a file; None if the file is missing or cannot be read."""
         path = self.directory / name
         if not path.exists():
             self.missing.append(name)
@@ -219,7 +234,7 @@ def _ending(files: _Files, checkpoints: str | None, history: History) -> Ending:
     if "outcome.json" in files:
         outcome = files.read("outcome.json", _json_object)
         return Ending("unknown") if outcome is None else ending_of(outcome, checkpoints, None)
-    if is_held(files.directory / ".run.lock"):  # in rounds a run holds no checkpoints of its own
+    if is_held(files.directory / ".run.lock"):  # a run in rounds does not hold its checkpoints' lock
         return Ending("running")
     silent = None if history.last is None else time.time() - history.last.get("time", 0.0)
     return ending_of(None, checkpoints, silent)

@@ -1,4 +1,4 @@
-"""Where a value lies on an axis, and which values are written at it."""
+"""The scale of an axis: positions of values, and tick values."""
 
 import math
 import statistics
@@ -11,12 +11,12 @@ from meshwright.report._thin import Column
 _MOST_TICKS = 5
 _FEWEST_TO_CUT = 20
 _STEEP = 3.0
-"""How many times the range of the rest the beginning has where it is cut off."""
+"""A curve's beginning is cut off if it makes the range of values this many times larger."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places: `low` lies at `start`, `high` at `end`."""
+    """A map from values to positions: `low` lies at `start`, `high` at `end`."""
 
     low: float
     high: float
@@ -25,20 +25,20 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value, in between for those in between."""
+        """Return the position of a value."""
         low, high, at = (math.log(v) if self.is_log else v for v in (self.low, self.high, value))
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return two to five round values to write at the axis."""
+        """Return two to five round values to mark on the axis."""
         return _log_ticks(self.low, self.high) if self.is_log else _linear_ticks(self.low, self.high)
 
 
 def scale_of(columns: Sequence[Column], start: float, end: float, *, from_zero: bool) -> tuple[Scale, bool]:
-    """Return the scale for columns of values, and whether it leaves out some of their beginning.
+    """Return the scale for columns of values, and whether it cuts off their beginning.
 
-    It is logarithmic where half of all would lie in the lowest tenth of a linear one. What falls steeply at
-    first would leave no room for the rest, and is cut off.
+    The scale is logarithmic if half of the values would lie in the lowest tenth of a linear one. A beginning
+    that falls steeply is cut off, as it would leave little room for the rest.
     """
     low, high = _range(columns)
     if low > 0 and not from_zero and high > 10 * statistics.median(column.mean for column in columns):
@@ -83,7 +83,7 @@ def _linear_ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten; with twice and five times those, or all multiples, where there are too few."""
+    """Return powers of ten; if these are fewer than three, also multiples of them."""
     for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [factor * 10.0**power for power in powers for factor in factors]

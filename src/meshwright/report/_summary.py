@@ -1,4 +1,4 @@
-"""A run in a few lines, and as a document; and the runs that there are, a row each."""
+"""A run as a few lines of text or as JSON, and the list of all runs below a directory."""
 
 import os
 import time
@@ -16,13 +16,17 @@ from meshwright.tables import aligned, wrapped
 Document = dict[str, Any]
 _HEADS = ("run", "state", "step", "loss", "score", "best", "ago", "trained")
 _NUMBERS = (2, 3, 5, 6, 7)
-"""The columns of `_HEADS` that no width shortens."""
+"""Columns of `_HEADS` that hold numbers, which are never shortened."""
 _NEEDED = 6
-"""So many columns no width leaves out."""
+"""Number of columns that are never left out."""
 
 
 def document(run: Run) -> Document:
-    """Return how a run fares, as strict JSON can hold it."""
+    """Return the state, steps and scores of a run as a dict that can be written as strict JSON.
+
+    Args:
+      run: the run, as `read_run` returns it. Values that are not finite become text.
+    """
     last = None if run.history.last is None else run.history.last.get("time")
     return {
         "run": run.place,
@@ -44,7 +48,20 @@ def document(run: Run) -> Document:
 
 
 def summary(run: Run, *, width: int | None = None) -> str:
-    """Return how a run fares, for people, in lines of at most `width` where they can be."""
+    """Return the state, steps and scores of a run as a few lines of text.
+
+    Args:
+      run: the run, as `read_run` returns it.
+      width: longest line, in characters; longer ones are wrapped. None wraps nothing.
+
+    Example:
+      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> print(mw.report.summary(mw.report.read_run(".")))
+      .: unknown
+        10 steps in 0:00:00 · 20...Z
+        loss 0.5
+        missing files: experiment.txt, environment.json, state.txt, logs
+    """
     lines = [f"{run.place}: {run.ending.state}", f"  {' · '.join(facts_of(run))}"]
     lines += [f"  {line}" for line in run.ending.message.splitlines()]
     if "loss" in run.series:
@@ -53,15 +70,15 @@ def summary(run: Run, *, width: int | None = None) -> str:
         f"  {printable(name, keep='')} {number(points.last)}{_best(run, name)}"
         for name, points in run.scores.items()
     ]
-    lines += [f"  not there: {', '.join(run.missing)}"] if run.missing else []
+    lines += [f"  missing files: {', '.join(run.missing)}"] if run.missing else []
     lines += [f"  {damage}" for damage in run.damage]
     return "\n".join(wrapped(line, width=width, indent="    ") for line in lines)
 
 
 def find_runs(directory: str | Path) -> Iterator[Path]:
-    """Yield the run directories below `directory`, or itself; none is looked for inside of another.
+    """Yield the run directories below `directory`, or itself. Does not look for runs inside runs.
 
-    Folders that cannot be looked into are yielded, too: there may be runs in them.
+    Folders that cannot be read are yielded, too, as they may contain runs.
     """
     locked: list[OSError] = []
     for path, folders, _ in os.walk(local_path(directory), onerror=locked.append):
@@ -75,28 +92,34 @@ def find_runs(directory: str | Path) -> Iterator[Path]:
 def _may_be_run(path: Path) -> bool:
     try:
         return is_run(path)
-    except OSError:  # `read_run` says which
+    except OSError:  # `read_run` reports the error
         return True
 
 
 def list_runs(directory: str | Path, place: str | None = None) -> list[Document]:
-    """Return a `document` for each run below `directory`, the one that reported last first.
+    """Return a `document` for each run below a directory, the most recent report first.
 
-    What cannot be read at all has the state `damaged`, and a message.
+    A run that cannot be read at all has the state `damaged`, and a message.
 
     Args:
-      place: the address of which it is a copy, if it is one.
+      directory: the directory to search.
+      place: the URL of the directory, if `directory` is a copy.
+
+    Example:
+      >>> mw.report.list_runs(".")
+      []
     """
     found = [_document_of(path, _place_of(path, directory, place)) for path in find_runs(directory)]
     return sorted(found, key=lambda each: (-_last_report(each), each["run"]))
 
 
 def runs_table(runs: list[Document], *, width: int | None = None) -> str:
-    """Return the runs as a table, with what is wrong below the row of a damaged one.
+    """Return runs as a text table. The errors of a damaged run stand below its row.
 
     Args:
-      width: the most characters of a line. Where more were needed, times are left out, then long names lose
-        their middle.
+      runs: the runs, as `list_runs` returns them.
+      width: longest line, in characters. To fit, the columns of times are left out, then long names are cut
+        in the middle. None fits nothing.
     """
     rows = [_HEADS, *(tuple(printable(cell, keep="") for cell in _row(found)) for found in runs)]
     while width is not None and len(rows[0]) > _NEEDED and max(map(len, aligned(rows))) > width:
@@ -107,7 +130,7 @@ def runs_table(runs: list[Document], *, width: int | None = None) -> str:
 
 
 def _place_of(path: Path, directory: str | Path, place: str | None) -> str:
-    """Return where the run in `path` is, if `directory` is a copy of what is at `place`."""
+    """Return the URL of the run in `path`, if `directory` is a copy of `place`; else its path."""
     if place is None or path == Path(directory):
         return place or str(path)
     return join(place, path.relative_to(directory).as_posix())

@@ -19,7 +19,7 @@ _MOST_CHANGES = 5
 
 
 def table(heads: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str, texts: int = 0) -> Html:
-    """Return a table; all columns but the first `texts` hold numbers, which stand at the right."""
+    """Return a table. The first `texts` columns hold text; the others hold numbers and are right-aligned."""
     kinds = ["text" if i < texts else "number" for i in range(len(heads))]
     head = tag("tr", *(tag("th", x, scope="col", class_=kind) for x, kind in zip(heads, kinds, strict=True)))
     body = (
@@ -30,7 +30,7 @@ def table(heads: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str
 
 
 def evaluations(run: Run) -> Html | None:
-    """Return the scores by step, the newest first and the best of each marked."""
+    """Return the table of scores by step, the newest first, with the best of each marked."""
     names = list(run.scores)
     if not names:
         return None
@@ -54,7 +54,7 @@ def evaluations(run: Run) -> Html | None:
 
 
 def checkpoints(run: Run) -> Html | None:
-    """Return the checkpoints that are there, with what was scored at their steps."""
+    """Return the table of the checkpoints that exist, with the scores of their steps."""
     listed = run.checkpoints
     if listed is None or not (listed.checkpoints or listed.set_aside):
         return None
@@ -70,11 +70,11 @@ def checkpoints(run: Run) -> Html | None:
         for each in reversed(listed.checkpoints)
     ]
     rows += [[name, "set aside", *("" for _ in names), why_aside(name)] for name in listed.set_aside]
-    return table(["step", "size", *names, ""], rows, caption="Checkpoints that are there, the newest first")
+    return table(["step", "size", *names, ""], rows, caption="Existing checkpoints, the newest first")
 
 
 def attempts(run: Run) -> Html | None:
-    """Return the processes that trained one after the other, where there was more than one."""
+    """Return the table of attempts; None if there was only one."""
     if len(run.attempts) < 2:
         return None
     rows = [
@@ -88,12 +88,15 @@ def attempts(run: Run) -> Html | None:
         ]
         for each, back, changed in zip(run.attempts, _backs(run), _changes(run), strict=True)
     ]
-    heads = ["started", "from step", "to step", "trained", "compiled in", "what changed"]
-    return table(heads, rows, caption="The run was continued: its processes, one after the other", texts=1)
+    heads = ["started", "from step", "to step", "trained", "compiled in", "changes"]
+    return table(heads, rows, caption="The run was continued: its attempts, in the order of time", texts=1)
 
 
 def _backs(run: Run) -> list[str]:
-    """Return for each attempt from which step it went back, if it did: the first that began after that."""
+    """Return for each attempt the step that it went back from, as text; "" if it did not go back.
+
+    A return to an earlier step belongs to the first attempt that started after it.
+    """
     said = ["" for _ in run.attempts]
     for back in run.backs:
         later = (i for i, each in enumerate(run.attempts) if each.started >= back.time)
@@ -104,7 +107,7 @@ def _backs(run: Run) -> list[str]:
 
 
 def _changes(run: Run) -> list[str]:
-    """Return for each attempt in what its settings differ from those of the one before, if that is known."""
+    """Return for each attempt the settings that differ from the attempt before, as text; "" if not known."""
     known = [run.settings_from.get(each.first_step) for each in run.attempts]
     said = [""]
     for before, after in itertools.pairwise(known):
@@ -115,7 +118,7 @@ def _changes(run: Run) -> list[str]:
 
 
 def incidents(run: Run) -> Html | None:
-    """Return the newest warnings and errors of the logs."""
+    """Return the table of the newest warnings and errors in the logs."""
     if not run.incidents:
         return None
     newest = run.incidents[-_MOST_INCIDENTS:][::-1]
@@ -145,11 +148,11 @@ def _score(value: float | None, step: int, best: Best | None) -> Part:
 
 
 def best_number(value: float) -> Html:
-    """Return a number that is marked as the best."""
+    """Return a number marked as the best."""
     return tag("strong", tag("span", "best ", class_="mark"), number(value))
 
 
 def two_columns(pairs: Mapping[str, Part]) -> Html:
-    """Return names and what they are, in as many columns as there is room for."""
+    """Return a list of names with their values, in as many columns as fit."""
     rows = (tag("div", tag("dt", breakable(name)), tag("dd", value)) for name, value in pairs.items())
     return tag("dl", *rows, class_="pairs")

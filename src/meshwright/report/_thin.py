@@ -1,4 +1,4 @@
-"""Thousands of points as a few hundred columns, of which no extreme is lost."""
+"""Thinning of thousands of points to a few hundred columns that keep every extreme value."""
 
 import math
 import statistics
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from meshwright.report._history import Series, is_finite
 
 _SMALLEST = 1e-100
-"""What is smaller is drawn as 0: axes then need no care of where float64 ends."""
+"""Smaller values are drawn as 0, so that axes need not handle the limits of float64."""
 
 
 class Column(NamedTuple):
-    """Neighbouring points that are drawn at one place."""
+    """Neighbouring points that are drawn at the same position: their mean step and range of values."""
 
     step: float
     low: float
@@ -21,10 +21,10 @@ class Column(NamedTuple):
 
 
 def segments(points: Series, most_columns: int) -> list[list[Column]]:
-    """Return the finite values as unbroken stretches of at most about so many columns.
+    """Return the finite values as unbroken lists of columns, about `most_columns` in all.
 
-    Each column has the lowest and the highest of its values, as M4 keeps them (Jugel et al., VLDB 2014). A
-    stretch ends where a column has no finite value.
+    Each column keeps the lowest and the highest of its values, as M4 does (Jugel et al., VLDB 2014). A list
+    ends where a column has no finite value.
     """
     found: list[list[Column]] = [[]]
     for steps, values in _groups(points, most_columns):

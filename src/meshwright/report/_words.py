@@ -1,4 +1,4 @@
-"""What is said of a run in a few words, the same on its page and in a shell."""
+"""Short texts about a run, which are the same on its page and in a terminal."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from meshwright.times import utc_time
 
 
 def steps_of(run: Run) -> str:
-    """Return how far it came: `600 of 900 steps`."""
+    """Return the steps done: `600 of 900 steps`."""
     return f"{run.step:,}{'' if run.max_steps is None else f' of {run.max_steps:,}'} steps"
 
 
 def facts_of(run: Run) -> list[str]:
-    """Return how far, how long, when, on what and by which versions it ran, as far as that is known."""
+    """Return the run's steps, time, start, devices, mesh and versions, as far as they are known."""
     environment = run.environment
     started = run.attempts[0].started if run.attempts else None
     found = [
@@ -31,7 +31,7 @@ def date(seconds: float) -> str:
     """Return a time, in seconds since 1970, as `2026-11-21T03:57:12Z`."""
     try:
         return utc_time(seconds)
-    except (ValueError, OverflowError, OSError):  # a damaged file says anything
+    except (ValueError, OverflowError, OSError):  # a damaged file may contain any number
         return "at an unknown time"
 
 
@@ -41,19 +41,19 @@ def best_in_words(best: Best) -> str:
 
 
 def flat(value: Any) -> str:
-    """Return a value of a JSON file as one line."""
+    """Return a value of a JSON file as one line of text."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {part}" for key, part in value.items())
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def said(value: str | None) -> str:
-    """Return a value for people."""
+    """Return a text to show; `–` for None."""
     return "–" if value is None else value
 
 
 def number_or_dash(value: float | None) -> str:
-    """Return a number for people."""
+    """Return a number as text to show; `–` for None."""
     return "–" if value is None else number(value)
 
 

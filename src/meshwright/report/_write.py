@@ -1,4 +1,4 @@
-"""Pages as files."""
+"""Writing of pages to files."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,43 +12,55 @@ from meshwright.report._run import Run
 from meshwright.storage import put_file_at
 
 PAGE = "report.html"
-"""The name of a run's page, in its directory."""
+"""Name of a run's page in its directory."""
 
 
 def write_page(run: Run, to: str | Path | None = None) -> str:
-    """Write the page of a run, by default as `report.html` in its directory, and return where it is.
+    """Write the HTML page of a run and return its path.
 
     Args:
-      to: a file, or an address for it.
+      run: the run, as `read_run` returns it.
+      to: file or URL to write to; None writes `report.html` into the run's directory.
 
     Raises:
-      UsageError: it cannot be written there.
+      UsageError: the page cannot be written there.
+
+    Example:
+      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> mw.report.write_page(mw.report.read_run("."), "page.html")
+      'page.html'
     """
     return _write(page(run), to or run.directory / PAGE)
 
 
 def write_comparison(runs: Sequence[Run], to: str | Path) -> str:
-    """Write a page of two or more runs to a file, or to an address, and return where it is.
+    """Write an HTML page that compares two or more runs, and return its path.
+
+    Args:
+      runs: the runs, as `read_run` returns them.
+      to: file or URL to write to.
 
     Raises:
-      UsageError: it cannot be written there, or they are fewer than two.
+      UsageError: the page cannot be written there, or there are fewer than two runs.
     """
     return _write(comparison_page(compare(runs)), to)
 
 
 def _write(text: str, to: str | Path) -> str:
-    """Write a file at once: who looks at it meanwhile finds the old or the new."""
+    """Write a file atomically: a reader finds either the old page or the new one."""
     with put_file_at(to) as file:
         part = file.with_name(f".{file.name}.part")
         try:
-            part.unlink(missing_ok=True)  # a killed process's; or somebody's link, which would be followed
+            part.unlink(
+                missing_ok=True
+            )  # may be left by a killed process, or a link, which must not be followed
             with part.open("x", encoding="utf-8") as opened:
                 opened.write(text)
             part.replace(file)
         except OSError as error:
-            with suppress(OSError):  # a full disk is no place for half a page
+            with suppress(OSError):  # leave no half page on a full disk
                 part.unlink()
             raise UsageError(
-                f"the page cannot be written to {to}: {error.strerror}.\n  Give another place with --to FILE."
+                f"the page cannot be written to {to}: {error.strerror}.\n  Give another file with --to FILE."
             ) from None
     return str(to)
