@@ -1,9 +1,9 @@
-"""What a step takes of hardware that is not there: memory, network, time; and what it could take instead.
+"""Memory, network traffic and time of an experiment's training step on hardware that you do not have.
 
-`Site` is an experiment on some hardware; `_estimate` reads its traced step, `_topology` compiles it,
-`_roofline` turns both into seconds, `_changes` tries other settings, `_words` prints. May import
-`experiment` and all below. Add a chip to `_chips`; how a primitive's dimensions go together is told in
-`program`.
+`Site` pairs an experiment with hardware. `_estimate` reads the traced step, `_topology` describes devices
+to the hardware's compiler, `_roofline` turns both into seconds, `_changes` tries other settings, `_words`
+prints. May import `experiment` and all below. Add a chip in `_chips`; add how an operation relates the
+dimensions of its operands and results in the room `program`.
 """
 
 from meshwright.plan._changes import Change, cheapest_changes, ranked, search, tried

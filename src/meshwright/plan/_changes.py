@@ -1,4 +1,4 @@
-"""What to change in an experiment: so that its step fits, or so that it is quickest, over all meshes."""
+"""Search for settings with which a step fits, or is quickest, among meshes and a few settings."""
 
 import itertools
 import math
@@ -15,20 +15,23 @@ from meshwright.train import offload_opt_state
 
 Settings = Mapping[str, Any]
 OFFLOADED = "offloaded"
-"""Not a setting: the optimizer wrapped in `mw.train.offload_opt_state`."""
+"""Key for an optimizer wrapped in `mw.train.offload_opt_state`; it is not a field of `Experiment`."""
 REMATS = (None, "dots", "dots_no_batch")
-"""From what takes most memory to what takes most time."""
+"""Remat policies, from most memory to most time."""
 LONGEST_TENSOR = 16
+"""Longest tensor axis that is tried."""
 FINALISTS = 4
-"""Meshes of which the other settings are tried, too."""
+"""Number of best meshes for which other settings are tried, too."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Settings to change, and what the step then takes."""
+    """Changed settings, and the plan of the step with them."""
 
     settings: Settings
+    """New values by field of `Experiment`."""
     plan: Plan
+    """Plan of the step with these settings."""
 
     def __str__(self) -> str:
         written = (f"{name}={value}" for name, value in self.settings.items() if name != OFFLOADED)
@@ -37,9 +40,13 @@ class Change:
 
 
 def cheapest_changes(site: Site) -> list[Change]:
-    """Return the three changes after which the step fits and is quickest, estimated from the traced step.
+    """Return up to three changes that make the step fit, the quickest step first.
 
-    One setting is changed; two where no one is enough.
+    Single settings are tried first; pairs of settings only if no single one is enough. Everything is
+    estimated from the traced step.
+
+    Args:
+      site: The experiment on its hardware.
     """
     single = [*_single(site)]
     pairs = ({**a, **b} for a, b in itertools.combinations(single, 2) if a.keys() != b.keys())
@@ -51,7 +58,12 @@ def cheapest_changes(site: Site) -> list[Change]:
 
 
 def tried(site: Site, candidates: Iterable[Settings]) -> Iterator[Change]:
-    """Yield what becomes of the step with each of some settings, leaving out those that cannot be."""
+    """Yield the plan of the step for each of the candidate settings; impossible ones are skipped.
+
+    Args:
+      site: The experiment on its hardware.
+      candidates: New values by field of `Experiment`, for each candidate.
+    """
     for settings in candidates:
         try:
             yield Change(settings, replace(site, experiment=changed(site.experiment, settings)).plan())
@@ -60,7 +72,7 @@ def tried(site: Site, candidates: Iterable[Settings]) -> Iterator[Change]:
 
 
 def changed(experiment: Experiment, settings: Settings) -> Experiment:
-    """Return the experiment with `settings`."""
+    """Return the experiment with new values for some fields, and with an offloaded optimizer if asked."""
     fields = {name: value for name, value in settings.items() if name != OFFLOADED}
     if OFFLOADED in settings:
         fields["optimizer"] = offload_opt_state(experiment.optimizer)
@@ -68,9 +80,9 @@ def changed(experiment: Experiment, settings: Settings) -> Experiment:
 
 
 def meshes_of(hardware: Hardware) -> Iterator[str]:
-    """Yield every mesh of data, fsdp and tensor axes that the devices make, as text.
+    """Yield every mesh of data, fsdp and tensor axes that uses all devices, as text.
 
-    The tensor axis stays within devices with fast links among them, and is not longer than `LONGEST_TENSOR`.
+    The tensor axis stays within devices joined by fast links, and has at most `LONGEST_TENSOR` devices.
     """
     for tensor in divisors(math.gcd(hardware.group, LONGEST_TENSOR)):
         for fsdp in divisors(hardware.num_devices // tensor):
@@ -79,7 +91,7 @@ def meshes_of(hardware: Hardware) -> Iterator[str]:
 
 
 def divisors(number: int) -> list[int]:
-    """Return all numbers that divide it."""
+    """Return all divisors of a number, in order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
@@ -95,14 +107,17 @@ def _single(site: Site) -> Iterator[Settings]:
 
 
 def search(site: Site) -> list[Change]:
-    """Return meshes and settings, the best first: what fits before what does not, then by time.
+    """Return meshes and settings, the best first: those that fit before those that do not, then by time.
 
-    Tried are all meshes of data, fsdp and tensor axes with the experiment's own settings, and of the best few
-    also other choices of what is kept for the gradient, and other numbers of microbatches. Where none of the
-    meshes can be, the experiment's own stands for them. All is estimated from the traced step.
+    All meshes of data, fsdp and tensor axes are tried with the experiment's own settings. The best few are
+    also tried with other remat policies and other numbers of microbatches. If none of the meshes is possible,
+    the experiment's own mesh is used instead. Everything is estimated from the traced step.
+
+    Args:
+      site: The experiment on its hardware.
 
     Raises:
-      LayoutError: that cannot be, either. It says why.
+      LayoutError: No mesh is possible, not even the experiment's own; the message says why.
     """
     meshes = ranked([*tried(site, ({"mesh": mesh} for mesh in meshes_of(site.hardware)))])
     meshes = meshes or [Change({}, site.plan())]
@@ -118,7 +133,11 @@ def search(site: Site) -> list[Change]:
 
 
 def ranked(found: Sequence[Change]) -> list[Change]:
-    """Return what fits, the quickest first, and then what does not, the smallest first."""
+    """Return changes that fit, the quickest first, then the others, the smallest first.
+
+    Args:
+      found: The changes to sort.
+    """
 
     def key(change: Change) -> tuple[bool, float]:
         memory = change.plan.memory

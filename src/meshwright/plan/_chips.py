@@ -1,72 +1,79 @@
-"""What is known of accelerators besides their FLOP/s (`program.peak_flops`): memory, links, networks.
+"""Accelerators: memory, links and networks. Their FLOP/s are in `program.peak_flops`.
 
-By what JAX calls one device. Where it comes from:
+Each figure is for one JAX device. Sources:
 
-  NVIDIA  the data sheets of A100, H100, H200 and B200: memory, its bandwidth, half of NVLink's, whose
-          figure counts both directions. Networks are those of the DGX systems: InfiniBand at 200 Gbit/s
-          a GPU with A100s and 400 with the later ones. What the compiler asks for is as XLA has it for the
-          same GPUs (github.com/openxla/xla, xla/backends/gpu/target_config/specs).
-  Google  https://cloud.google.com/tpu/docs, per chip. A link of a torus carries, one way, the interconnect's
-          bandwidth in both directions by the number of links: four of v5e and v6e, six of v4 and v5p. A
-          ring along one axis uses two links of a chip, one each way. The network of a data centre is that of
-          a host's two 100 Gbit/s cards (v5e's page) over its chips; the same is taken for the others.
+  NVIDIA  The data sheets of A100, H100, H200 and B200 give memory size, memory bandwidth and NVLink
+          bandwidth; half of the last is used, since the sheets count both directions. Networks are those
+          of the DGX systems: InfiniBand with 200 Gbit/s per GPU for A100s, 400 for later chips. The
+          compiler's properties are copied from XLA's descriptions of these GPUs
+          (github.com/openxla/xla, xla/backends/gpu/target_config/specs).
+  Google  https://cloud.google.com/tpu/docs gives figures per chip. One torus link carries, in one direction,
+          the interconnect bandwidth (both directions) divided by the number of links: four for v5e and v6e,
+          six for v4 and v5p. A ring along one axis uses two links of a chip, one per direction. The
+          data-centre network is a host's two 100 Gbit/s cards (from v5e's page) divided by its chips; the
+          same is assumed for the other TPUs.
 """
 
 from dataclasses import dataclass
 
 GB = 1e9
-"""Vendors count in decimal."""
+"""Bytes of a gigabyte: vendors count in decimal."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What XLA's compiler must know of a GPU."""
+    """Properties of a GPU that XLA's compiler needs."""
 
     capability: tuple[int, int]
-    """Of CUDA's compute capability, major and minor."""
+    """CUDA compute capability, major and minor."""
     cores: int
-    """Streaming multiprocessors."""
+    """Number of streaming multiprocessors."""
     lanes: int
-    """Of a core, for float32."""
+    """Float32 lanes of one multiprocessor."""
     clock_ghz: float
+    """Clock rate in GHz."""
     l2_bytes: int
+    """Bytes of L2 cache."""
     shared_bytes: int
-    """Of memory that the threads of a core share."""
+    """Bytes of shared memory of one multiprocessor."""
     shared_bytes_of_block: int
-    """The most of it that one block can have."""
+    """Most bytes of shared memory that one thread block can use."""
 
 
 @dataclass(frozen=True)
 class Tpu:
-    """What libtpu's compiler must know of a TPU."""
+    """Properties of a TPU that libtpu's compiler needs."""
 
     sides: int
-    """Of the torus that a slice is: two or three."""
+    """Number of dimensions of the torus that a slice is: two or three."""
     chip_config: str | None = None
-    """How the cores of a chip make devices; None where there is but one way."""
+    """libtpu's name for how a chip's cores form devices; None if there is only one way."""
     wraps_from: int | None = None
-    """The links of an axis close to a ring where all axes are at least so long and divide by it; None: never
-    told to the compiler."""
+    """An axis' links close to a ring if all axes of the slice are multiples of this length.
+
+    None: the compiler is
+    not told about rings.
+    """
 
 
 @dataclass(frozen=True)
 class Chip:
-    """An accelerator, as one device of JAX."""
+    """An accelerator, as one JAX device."""
 
     name: str
+    """Short name that people type, such as `h100`."""
     device_kind: str
-    """As JAX spells it, so that `peak_flops` and mesh rules know it."""
+    """`Device.device_kind` in JAX, as used by `peak_flops` and mesh rules."""
     memory_bytes: float
-    """What a program can use."""
+    """Bytes of memory that a program can use."""
     memory_bandwidth: float
-    """Bytes a second, read and written together."""
+    """Bytes per second read and written together."""
     link_bandwidth: float
-    """Bytes a second that one sends, along one axis of a mesh, to others that fast links join it with:
-    GPUs of its host, TPUs of its slice."""
+    """Bytes per second sent over fast links (inside a host or a TPU slice) along one mesh axis."""
     network_bandwidth: float
-    """Bytes a second that one sends to all others."""
+    """Bytes per second that a device sends to devices beyond its fast links."""
     target: Gpu | Tpu | None = None
-    """For the compiler; None of a CPU, which is at hand."""
+    """Properties for the compiler; None for a CPU, whose devices are present."""
 
 
 _HOPPER = Gpu((9, 0), 132, 128, 1.98, 52_428_800, 233_472, 232_448)
@@ -94,4 +101,4 @@ CHIPS = {
         Chip("v6e", "TPU v6 lite", 31.25 * 2**30, 1640e9, 200e9, 6.25e9, Tpu(2)),
     )
 }
-"""By the names that people give them."""
+"""Chips by short name."""

@@ -1,7 +1,8 @@
-"""What CPU devices get done, measured: no data sheet knows how many of them share how many cores.
+"""Measured speeds of CPU devices: no data sheet knows how many devices share how many cores.
 
-Products and collectives are timed alone. What passes through memory besides depends so much on what it is
-that a small transformer's step is timed, and what products and collectives do not explain is put down to it.
+Products and collectives are timed alone. The speed of memory depends too much on the operation for that:
+a small transformer's step is timed, and the time that its products and collectives do not explain counts
+as memory time.
 """
 
 import functools
@@ -24,17 +25,21 @@ from meshwright.plan._roofline import Rates, step_time
 from meshwright.sharding import Layout, make_mesh
 from meshwright.train import init_state, make_step
 
+# Sides of two square products. Their times separate a product's fixed cost from the cost of its operations.
 SMALL, LARGE = 64, 384
-"""Sides of square products, by whose times a product's fixed cost is told from that of its operations."""
+
 SENT_BYTES = 2**22
 REPETITIONS, TURNS = 7, 4
+# Its feed_forward width is not a power of two: with 256, a step took a tenth longer than with 344.
 MODEL = decoder.Config(layers=2)
-"""Its feed_forward is no power of two: a step took a tenth longer with 256 than with 344."""
 LENGTH, EXAMPLES = 128, 8
 
 
 def measured_rates(devices: Sequence[jax.Device]) -> Rates:
-    """Return what each of `devices` gets done while all of them do the same. Takes a few seconds."""
+    """Return the speeds of each device while all of `devices` do the same work.
+
+    Measuring takes a few seconds.
+    """
     mesh = make_mesh({"data": len(devices)}, devices)
     fixed, flops = _line(2 * SMALL**3, _product(mesh, SMALL), 2 * LARGE**3, _product(mesh, LARGE))
     of_none, of_bytes = _exchange(mesh, 1), _exchange(mesh, SENT_BYTES)
@@ -45,7 +50,7 @@ def measured_rates(devices: Sequence[jax.Device]) -> Rates:
         memory=float("inf"),
         link=link,
         network=link,
-        source=f"what {mesh.size} CPU devices of this machine were just measured to do",
+        source=f"speeds just measured on {mesh.size} CPU devices of this machine",
         product_seconds=fixed,
         member_seconds=of_none / mesh.size,
     )
@@ -53,7 +58,7 @@ def measured_rates(devices: Sequence[jax.Device]) -> Rates:
 
 
 def _line(x0: float, y0: float, x1: float, y1: float) -> tuple[float, float]:
-    """Return the cost of nothing, and how much is done in a second beyond it."""
+    """Return the fixed cost in seconds, and the units of work per second beyond it, from two measurements."""
     slope = max(y1 - y0, 1e-12) / (x1 - x0)
     return max(0.0, y0 - slope * x0), 1 / slope
 
@@ -67,7 +72,7 @@ def _exchange(mesh: Mesh, nbytes: int) -> float:
 
 
 def _memory(mesh: Mesh, rates: Rates) -> float:
-    """Return the bytes a second at which a small transformer's step takes as long as it does."""
+    """Return the memory speed in bytes per second that explains the time of a small transformer's step."""
     layout, tx = Layout(mesh), optax.adam(1e-3)
     init = functools.partial(decoder.init, MODEL)
     step = make_step(lambda params, batch, key: decoder.loss(MODEL, params, batch), tx, layout)
@@ -95,7 +100,7 @@ def _memory(mesh: Mesh, rates: Rates) -> float:
 
 
 def _of_each(mesh: Mesh, function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -> float:
-    """Return how long `function` of an array of this shape takes on each device, all at once."""
+    """Return the seconds that `function` of an array of this shape takes when all devices run it at once."""
 
     def several(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, TURNS, lambda _, y: function(y) * 1e-3, x)

@@ -1,4 +1,4 @@
-"""`plan`: what an experiment's step takes of hardware that is not there, and what else it could take."""
+"""`plan`: the memory, network traffic and time of an experiment's step on hardware that you do not have."""
 
 import math
 import resource
@@ -18,6 +18,7 @@ from meshwright.plan._values import Plan
 from meshwright.sharding import apply_mesh_rules
 
 HOST_BANDWIDTH = 1e9
+"""Bytes per second that one host is assumed to write of a checkpoint."""
 
 
 def plan(
@@ -28,29 +29,55 @@ def plan(
     bandwidth: float = HOST_BANDWIDTH,
     rates: Rates | None = None,
 ) -> Plan:
-    """Return what the experiment's step takes of each device of hardware that need not be there.
+    """Return the memory, network traffic and time that the experiment's training step takes on some hardware.
 
-    Mesh rules apply as they would there. Nothing of the state is in memory, and nothing is run there.
+    The experiment's mesh rules apply as they would on that hardware. No array of the state is allocated, and
+    nothing runs on the hardware.
 
     Args:
-      on: `h100:64x8`, hosts and GPUs of each; `v5e:16x16`, the topology of a TPU slice; `cpu:8`.
-      compiled: compile the step with the hardware's own compiler, where its plugin is installed. Otherwise
+      experiment: The experiment to plan.
+      on: The hardware: `h100:64x8` is hosts × GPUs per host, `v5e:16x16` is the topology of a TPU slice, and
+        `cpu:8` is eight CPU devices of this machine.
+      compiled: Compile the step with the compiler of that hardware, if its plugin is installed. Otherwise
         memory and collectives are estimated from the traced step.
-      bandwidth: bytes a second that a host writes of a checkpoint.
-      rates: what a device gets done in a second; if left out from its data sheet, and measured of CPUs.
+      bandwidth: Bytes per second that one host writes of a checkpoint.
+      rates: Speeds of one device. By default they come from its data sheet; those of CPUs are measured.
 
     Raises:
-      UsageError: nothing is known of the hardware, or the experiment cannot be, as when it starts.
-      LayoutError: it does not fit the mesh.
+      UsageError: The hardware is unknown, or the experiment has an error that would also stop a run at its
+        start.
+      LayoutError: The experiment does not fit the mesh.
+
+    Example:
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/line",
+      ...     model=lambda key: {"w": jax.random.normal(key, (256, 64))},
+      ...     loss=lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(),
+      ...     optimizer=optax.adam(1e-3),
+      ...     input=mw.Input({"x": np.ones((64, 256), np.float32)}, batch_size=32),
+      ...     max_steps=100,
+      ... )
+      >>> planned = mw.plan.plan(experiment, "h100:8", compiled=False)
+      >>> planned.num_devices, planned.num_params, planned.memory.fits
+      (8, 16384, True)
     """
     site = site_of(experiment, on, bandwidth=bandwidth, rates=rates)
     return planned(site, site.compile if compiled else None)
 
 
 def planned(site: Site, compile_step: Callable[[], Compiled] | None) -> Plan:
-    """Return the plan of what `compile_step` gives; of the traced step where there is none, or no compiler.
+    """Return the plan of a site, with the time and memory that planning took.
 
-    Where that raises a `NotCompiledError`, too, and then the plan notes why.
+    If there is no `compile_step`, or the compiler is missing or refuses the step, the plan is an estimate
+    from the traced step. In the last two cases a note says why.
+
+    Args:
+      site: The experiment on its hardware.
+      compile_step: Compiles the step, such as `site.compile`; None estimates from the traced step.
+
+    Raises:
+      UsageError: See `plan`.
+      LayoutError: See `plan`.
     """
     started = time.perf_counter()
     made, note = _compiled_or_traced(site, compile_step)
@@ -63,7 +90,7 @@ def planned(site: Site, compile_step: Callable[[], Compiled] | None) -> Plan:
 
 
 def _compiled_or_traced(site: Site, compile_step: Callable[[], Compiled] | None) -> tuple[Plan, list[str]]:
-    estimate = site.plan()  # raises what is wrong with the experiment before a compiler starts
+    estimate = site.plan()  # raises errors of the experiment before a compiler starts
     if compile_step is None:
         return estimate, []
     if missing := missing_compiler(site.hardware):
@@ -82,11 +109,21 @@ def site_of(
     bandwidth: float = HOST_BANDWIDTH,
     rates: Rates | None = None,
 ) -> Site:
-    """Return the experiment on some hardware, as its mesh rules change it there. See `plan`."""
+    """Return the experiment on some hardware, changed as its mesh rules say for that hardware.
+
+    Args:
+      experiment: The experiment to plan.
+      on: The hardware, as in `plan`.
+      bandwidth: Bytes per second that one host writes of a checkpoint.
+      rates: Speeds of one device, as in `plan`.
+
+    Raises:
+      UsageError: The hardware is unknown, or the bandwidth is not a positive finite number.
+    """
     if not 0 < bandwidth < math.inf:
         raise UsageError(
-            f"bandwidth={bandwidth:g} is none: give the bytes of a checkpoint that a host writes a second, "
-            "as 1e9, which is --bandwidth 1."
+            f"bandwidth={bandwidth:g} must be positive and finite: it is the bytes per second that a host "
+            "writes of a checkpoint, such as 1e9, which is --bandwidth 1 on the command line."
         )
     hardware = hardware_named(on) if isinstance(on, str) else on
     with naming("mesh_rules"):
@@ -99,7 +136,7 @@ def _estimated(why: str) -> str:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process, or one that it waited for, ever held."""
+    """Return the most memory in bytes that this process, or any finished child process, ever used."""
     unit = 1 if sys.platform == "darwin" else 1024
     used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return max(used) * unit

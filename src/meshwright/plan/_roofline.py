@@ -1,9 +1,9 @@
-"""How long a step takes at best: what bounds it, and what of the network does not hide behind computing.
+"""The time of a step, at best: its slowest resource, and the network time that computing does not hide.
 
-A roofline (Williams et al., CACM 52(4), 2009): a matrix product takes as long as its operations at the
-device's rate or its bytes at the memory's, whichever is longer; the rest of the step is taken to be bound by
-memory. Collectives over the axes that split the batch move parameters and gradients, which XLA does while it
-computes; the others stand between products that wait for them.
+A roofline (Williams et al., CACM 52(4), 2009): a matrix product takes its FLOPs at the device's rate or its
+bytes at the memory's rate, whichever is longer. The rest of the step is assumed to be bound by memory.
+Collectives over the axes that split the batch move parameters and gradients, and XLA runs them while it
+computes. Products wait for all other collectives.
 """
 
 import math
@@ -16,51 +16,57 @@ from meshwright.plan._chips import Chip
 from meshwright.plan._estimate import Work
 from meshwright.program import peak_flops
 
+# The share of the data sheet's figures that good programs reach.
 COMPUTE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.7, 0.8, 0.8
-"""Of the data sheets' figures, what good programs get."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device gets done in a second."""
+    """Speeds of one device, for the estimate of times.
+
+    Example:
+      >>> rates = mw.plan.Rates({"bfloat16": 6e14}, memory=2.7e12, link=3.6e11, network=4e10, source="mine")
+      >>> rates.flops["bfloat16"]
+      600000000000000.0
+    """
 
     flops: Mapping[str, float]
-    """By dtype of what is multiplied."""
+    """FLOPs per second, by dtype of the factors of a product."""
     memory: float
-    """Bytes."""
+    """Bytes per second read and written."""
     link: float
-    """Bytes sent to those that fast links join it with."""
+    """Bytes per second sent over fast links."""
     network: float
-    """Bytes sent to others."""
+    """Bytes per second sent over the network."""
     source: str
-    """Where this is from, for people."""
+    """Source of these figures, for people."""
     product_seconds: float = 0.0
-    """What a matrix product takes however small it is."""
+    """Fixed seconds of each matrix product."""
     member_seconds: float = 0.0
-    """What a collective takes for each device that takes part, however small it is."""
+    """Fixed seconds of each collective, for each device that takes part."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The parts of a step's time, in seconds; the whole is less than their sum where they overlap."""
+    """Parts of a step's time in seconds. Network time is partly hidden behind the others."""
 
     compute: float
-    """Matrix products."""
+    """Seconds of matrix products."""
     memory: float
-    """What else passes through memory."""
+    """Seconds of all other reads and writes of memory."""
     network: Mapping[tuple[str, ...], float] = field(default_factory=dict)
-    """Collectives, by the mesh axes that they are over."""
+    """Seconds of collectives, by the mesh axes that they run over."""
     exposed: float = 0.0
-    """Of the network, what nothing is computed behind."""
+    """Seconds of collectives that no computing hides."""
 
     @property
     def seconds(self) -> float:
-        """The step."""
+        """Seconds of the whole step."""
         return self.compute + self.memory + self.exposed
 
 
 def published_rates(chip: Chip) -> Rates:
-    """Return what to expect of a chip by its data sheet."""
+    """Return the speeds to expect of a chip, from its data sheet."""
     dtypes = ("bfloat16", "float16", "float32")
     peaks = {dtype: peak_flops(chip.device_kind, dtype) for dtype in dtypes}
     return Rates(
@@ -83,13 +89,16 @@ def step_time(
     over: Mapping[str, int],
     hidden_axes: frozenset[str],
 ) -> StepTime:
-    """Return how long a step takes.
+    """Return the time of a step.
 
     Args:
-      other_nbytes: what is read and written beside the products.
-      inside: the sizes of the mesh's axes within groups of devices with fast links among them.
-      over: and over those groups.
-      hidden_axes: the axes that split the batch; see above.
+      products: Matrix products of one device.
+      other_nbytes: Bytes that one device reads and writes besides the products.
+      collectives: Collectives of one device.
+      rates: Speeds of one device.
+      inside: The part of each mesh axis inside a group of devices with fast links.
+      over: The part of each mesh axis over those groups.
+      hidden_axes: The mesh axes that split the batch; their collectives hide behind computing.
     """
     compute = sum(each.times * _seconds(each, rates) for each in products)
     memory = other_nbytes / rates.memory
@@ -101,7 +110,10 @@ def step_time(
 
 
 def _seconds(work: Work, rates: Rates) -> float:
-    """A dtype of which no rate is known is taken to be multiplied at the slowest that is."""
+    """Return the seconds of a product.
+
+    If the rate of its dtype is unknown, the slowest known rate is assumed.
+    """
     rate = rates.flops.get(work.dtype) or min(rates.flops.values())
     return rates.product_seconds + max(work.flops / rate, work.nbytes / rates.memory)
 
@@ -109,7 +121,10 @@ def _seconds(work: Work, rates: Rates) -> float:
 def _network_seconds(
     collective: Collective, rates: Rates, inside: Mapping[str, int], over: Mapping[str, int]
 ) -> float:
-    """Inside a group a ring; between groups, each device carries its share of what its group needs."""
+    """Return the seconds of a collective.
+
+    Devices of a group form a ring. Between groups, each device carries its share of its group's traffic.
+    """
     here = math.prod(inside.get(axis, 1) for axis in collective.axes)
     groups = math.prod(over.get(axis, 1) for axis in collective.axes)
     n, ring = collective.group_size, collective.sent_nbytes / rates.link

@@ -1,4 +1,4 @@
-"""An experiment put on hardware: what its step is there, traced and compiled."""
+"""An experiment on some hardware: its parts, its traced step and its compiled step."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,20 @@ from meshwright.tree import PyTree, nbytes
 
 @dataclass(frozen=True)
 class Compiled:
-    """What of a compiled step a plan is about."""
+    """Facts about a compiled step that a plan needs."""
 
     collectives: Sequence[Collective]
+    """Collectives of the program, for one device."""
     temporary_nbytes: int
-    """What is there while it runs, besides the state and the batch."""
+    """Bytes in one device's memory while the step runs, besides the state and the batch."""
 
 
 def compiled_from(document: Mapping[str, Any]) -> Compiled:
-    """Return what was written with `dataclasses.asdict` and as JSON."""
+    """Return the `Compiled` that was written as JSON from `dataclasses.asdict`.
+
+    Args:
+      document: The decoded JSON document.
+    """
 
     def one(named: dict[str, Any]) -> Collective:
         named["axes"] = tuple(named["axes"])
@@ -46,10 +51,10 @@ def compiled_from(document: Mapping[str, Any]) -> Compiled:
 
 
 class NotCompiledError(MeshwrightError):
-    """The hardware's compiler gave no program for it.
+    """The compiler of the hardware did not compile the step.
 
     Attributes:
-      too_large: whether it found that the device's memory is not enough.
+      too_large: True if the compiler found that the device's memory is too small.
     """
 
     def __init__(self, why: str):
@@ -59,20 +64,22 @@ class NotCompiledError(MeshwrightError):
 
 @dataclass(frozen=True)
 class Site:
-    """An experiment, and where it would run."""
+    """An experiment and the hardware that it would run on."""
 
     experiment: Experiment
+    """The experiment, changed as its mesh rules say for this hardware."""
     hardware: Hardware
+    """The hardware."""
     rows: PyTree
-    """Some rows to train on."""
+    """A few training examples; their shapes and dtypes are used."""
     given_rates: Rates | None
-    """What a device gets done in a second, where that is neither looked up nor measured."""
+    """Speeds of one device, if the caller gave them; otherwise they are looked up or measured."""
     bandwidth: float
-    """Bytes a second that a host writes of a checkpoint."""
+    """Bytes per second that one host writes of a checkpoint."""
 
     @property
     def rates(self) -> Rates:
-        """What a device gets done in a second; measured when first asked for, if it must be."""
+        """Speeds of one device; those of CPUs are measured at the first access, which takes seconds."""
         return self.given_rates or rates_of(self.hardware)
 
     @cached_property
@@ -82,28 +89,31 @@ class Site:
 
     @cached_property
     def jaxpr(self) -> Any:
-        """The step, as traced."""
+        """The jaxpr of the traced step."""
         return self.parts.step.trace(self.parts.target, self.parts.batch).jaxpr
 
     @cached_property
     def traced(self) -> TracedCosts:
-        """What the traced step is estimated to take."""
+        """Costs of the step, estimated from its jaxpr."""
         return traced_costs(self.jaxpr, self.parts.target, self.parts.layout)
 
     @property
     def ruled(self) -> list[str]:
-        """What a mesh rule sets here: a note, as it does so whatever a command line says; or nothing."""
+        """A note about the settings that a mesh rule changes here, which win over the command line.
+
+        Or nothing.
+        """
         rule = mesh_rule(self.experiment.mesh_rules, str(self.hardware))
         if rule is None or not rule[1].changes:
             return []
         return [f"the mesh rule {rule[0]!r} sets {', '.join(rule[1].changes)} here: change that there."]
 
     def compile(self) -> Compiled:
-        """Compile the step with the hardware's compiler.
+        """Compile the step with the compiler of the hardware.
 
         Raises:
-          NotCompiledError: it refuses, as that of TPUs does when their memory is not enough, or knows no such
-            hardware.
+          NotCompiledError: The compiler refused the step, as that of TPUs does if the device's memory is too
+            small, or it does not know the hardware.
         """
         try:
             mesh = self._mesh(described_devices(self.hardware))
@@ -115,7 +125,11 @@ class Site:
         return Compiled(collectives(text, parts.layout.mesh), ahead.temporary_bytes)
 
     def plan(self, compiled: Compiled | None = None) -> Plan:
-        """Return the plan: of what was compiled, if that is given."""
+        """Return the plan, of the compiled step if it is given, otherwise estimated from the traced step.
+
+        Args:
+          compiled: Facts about the compiled step, as `compile` returns.
+        """
         found = self.traced.collectives if compiled is None else compiled.collectives
         counted = count_flops(self.jaxpr)
         time, exchanges = self._time(found), _exchanges(found, self._split_over_groups()[0])
@@ -147,12 +161,12 @@ class Site:
         hardware, shape = self.hardware, self.experiment.mesh
         with naming("mesh"):
             if not isinstance(devices, int) and isinstance(hardware.chip.target, Tpu):
-                return make_mesh(shape, devices)  # along the torus
+                return make_mesh(shape, devices)  # mesh axes follow the torus
             groups = hardware.num_mesh_groups if ";" in shape else hardware.num_groups
             return grouped_mesh(shape, groups, devices)
 
     def _split_over_groups(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Return the sizes of the mesh's axes over groups with fast links among them, and inside each."""
+        """Return the sizes of mesh axes over groups of devices with fast links, and inside a group."""
         if self.hardware.num_groups == 1:
             return {}, self.parts.layout.mesh.shape
         return group_parts(self.experiment.mesh, self.hardware.num_groups, self.hardware.num_devices)
@@ -196,20 +210,23 @@ class Site:
 
 @cache
 def rates_of(hardware: Hardware) -> Rates:
-    """Return what its devices get done: of CPUs, which are at hand, measured."""
+    """Return the speeds of one device: measured for CPUs, from the data sheet for all others."""
     if hardware.chip.name == CPU:
         return measured_rates(described_devices(hardware))
     return published_rates(hardware.chip)
 
 
 def _bytes_on_device(arrays: PyTree) -> int:
-    """Return the bytes of structs in one device's memory; what is kept in the host's is not there."""
+    """Return the bytes of structs in the memory of one device.
+
+    Structs kept in the host's memory do not count.
+    """
     on_device = (x for x in jax.tree.leaves(arrays) if x.sharding.memory_kind in (None, "device"))
     return sum(device_bytes(x, x.sharding) for x in on_device)
 
 
 def _exchanges(found: Sequence[Collective], over: Mapping[str, int]) -> tuple[Exchange, ...]:
-    """Return collectives by kind and axes, those that send most first."""
+    """Return collectives grouped by kind and axes, those that send most first."""
     together: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
     for each in found:
         together[each.kind, each.axes].append(each)
@@ -244,10 +261,13 @@ def _mfu(counted: Flops, time: StepTime, hardware: Hardware) -> float | None:
 
 def _not_counted(counted: Flops) -> list[str]:
     notes = [
-        f"{name} runs {times} times; its work is not known" for name, times in counted.not_counted.items()
+        f"{name} runs {times} times; its FLOPs are not known and not counted"
+        for name, times in counted.not_counted.items()
     ]
     if counted.open_loops:
-        notes.append(f"{counted.open_loops} loops turn an unknown number of times, and count once")
+        notes.append(
+            f"{counted.open_loops} loops run an unknown number of iterations; one of each is counted"
+        )
     return notes
 
 
@@ -255,16 +275,16 @@ def _taken_whole(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"how {', '.join(names)} would be split over devices is not known, and estimated as if each device "
-        "did it whole"
+        f"it is not known how {', '.join(names)} would be split over devices: the estimate assumes that each "
+        "device does all of it"
     ]
 
 
 def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_summed: int) -> list[str]:
-    """Tell of all-reduces over the axes that split the batch that are more than all gradients in float32.
+    """Return a note if all-reduces over the axes of the batch send far more than float32 gradients need.
 
     Args:
-      num_summed: how many numbers all gradients of a step are, those of each microbatch counted.
+      num_summed: Number of gradient elements of a step, those of each microbatch counted.
     """
     summed = [each for each in exchanges if each.kind == "all-reduce" and batch_axes.issuperset(each.axes)]
     sent, needed = sum(each.sent_bytes for each in summed), 2 * 4 * num_summed
@@ -272,6 +292,6 @@ def _lost_splits(exchanges: Sequence[Exchange], batch_axes: frozenset[str], num_
         return []
     return [
         f"a device sends {human_bytes(sent)} in all-reduces over {'+'.join(sorted(batch_axes))}, where "
-        f"gradients need {human_bytes(needed)}: activations are split otherwise than by example. Keep them "
-        "so, with mw.sharding.shard_batch_dim in the model."
+        f"gradients need {human_bytes(needed)}: some activations are not split by example. Split them with "
+        "mw.sharding.shard_batch_dim in the model."
     ]

@@ -1,7 +1,7 @@
-"""Devices of hardware that is not there, for compilers that need none.
+"""Descriptions of absent devices, to compile for.
 
-JAX describes them (`jax.experimental.topologies`) with the help of a plugin: of GPUs `jax[cuda13]` or
-`jax[cuda12]`, which need no GPU for it, of TPUs libtpu, which runs on x86-64 Linux.
+JAX makes them (`jax.experimental.topologies`) with a plugin: `jax[cuda13]` or `jax[cuda12]` for GPUs, which
+need no GPU for this, and libtpu for TPUs, which runs on x86-64 Linux.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ TPU_ENVIRONMENT = {
 
 
 def missing_compiler(hardware: Hardware) -> str | None:
-    """Return what to install to compile for this hardware; None where it is there."""
+    """Return the package to install in order to compile for this hardware; None if it is installed."""
     if isinstance(hardware.chip.target, Gpu):
         return None if any(map(_is_installed, GPU_PLUGINS)) else "meshwright[cuda13]"
     if isinstance(hardware.chip.target, Tpu):
@@ -34,11 +34,11 @@ def missing_compiler(hardware: Hardware) -> str | None:
 
 
 def described_devices(hardware: Hardware) -> Sequence[jax.Device]:
-    """Return devices to compile for, of which nothing can be run on.
+    """Return devices that can be compiled for; no program can run on them, unless they are CPUs.
 
     Raises:
-      UsageError: there are fewer CPU devices than that.
-      JaxRuntimeError: the compiler knows no such topology.
+      UsageError: This process has fewer CPU devices than the hardware.
+      JaxRuntimeError: The compiler does not know the topology.
     """
     target = hardware.chip.target
     if isinstance(target, Gpu):
@@ -51,7 +51,7 @@ def described_devices(hardware: Hardware) -> Sequence[jax.Device]:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
+    except ModuleNotFoundError:  # its parent package is not installed
         return False
 
 
@@ -59,7 +59,7 @@ def _cpus(number: int) -> Sequence[jax.Device]:
     devices = jax.devices(CPU)
     if len(devices) < number:
         raise UsageError(
-            f"cpu:{number} is more than the {len(devices)} CPU devices that there are.\n  Start with "
+            f"cpu:{number} needs {number} CPU devices, but this process has {len(devices)}.\n  Start with "
             f"--fake-devices {number}, or XLA_FLAGS=--xla_force_host_platform_device_count={number}."
         )
     return devices[:number]
@@ -70,7 +70,7 @@ def _gpus(hardware: Hardware, target: Gpu) -> Sequence[jax.Device]:
     return topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
-        topology=f"1x{hosts}x{each}",  # slices, hosts, devices of a host
+        topology=f"1x{hosts}x{each}",  # slices, hosts, devices per host
         target_config=_target_config(hardware.chip, target),
     ).devices
 
@@ -81,7 +81,7 @@ def _tpus(hardware: Hardware, target: Tpu) -> Sequence[jax.Device]:
     if target.chip_config:
         options["chip_config_name"] = target.chip_config
     if target.wraps_from and all(side % target.wraps_from == 0 for side in hardware.shape):
-        # Without it, all-gathers become all-reduces, of twice the bytes.
+        # Without it, the compiler turns all-gathers into all-reduces, which send twice the bytes.
         options["wrap"] = (True,) * len(hardware.shape)
     if hardware.num_slices > 1:
         options["num_slices"] = hardware.num_slices
@@ -91,7 +91,7 @@ def _tpus(hardware: Hardware, target: Tpu) -> Sequence[jax.Device]:
 
 
 def _target_config(chip: Chip, gpu: Gpu) -> str:
-    """Return XLA's `GpuTargetConfigProto` as text; the limits are those of all GPUs since Pascal."""
+    """Return XLA's `GpuTargetConfigProto` as text; the constants hold for all GPUs since Pascal."""
     major, minor = gpu.capability
     return f"""
         gpu_device_info {{

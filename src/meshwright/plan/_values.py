@@ -1,4 +1,4 @@
-"""What a plan says of memory, network, time and checkpoints."""
+"""The parts of a plan: memory, network traffic, time and checkpoints."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,18 +12,21 @@ from meshwright.tree import PyTree
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """Every byte is written once, by one of the hosts that hold it, all hosts at the same time."""
+    """The size of a checkpoint and the time to write it.
+
+    Each byte is written once, by one of the hosts that hold it; all hosts write at the same time.
+    """
 
     nbytes: int
-    """All of it."""
+    """Bytes of the whole checkpoint."""
     host_nbytes: int
-    """Of one host, if all write alike."""
+    """Bytes that one host writes, if all hosts write equally much."""
     bandwidth: float
-    """Bytes a second that one host is taken to write."""
+    """Bytes per second that one host is assumed to write."""
 
     @property
     def seconds(self) -> float:
-        """From the copy to the commit; training goes on meanwhile."""
+        """Seconds from the copy to the commit; training continues meanwhile."""
         return self.host_nbytes / self.bandwidth
 
 
@@ -34,10 +37,17 @@ def checkpoint_cost(
     bandwidth: float,
     names: Callable[[str], str | None] | None = None,
 ) -> CheckpointCost:
-    """Return what a checkpoint of a state, of structs, costs that is saved with `casts`, by `names`.
+    """Return the cost of a checkpoint of `state`.
+
+    Args:
+      state: A pytree of arrays or of structs with shape and dtype.
+      casts: Pairs of a pattern and a dtype to save in.
+      num_hosts: Number of hosts that write.
+      bandwidth: Bytes per second that one host writes.
+      names: Maps the name of a leaf to the name to save it by, or to None, which leaves it out.
 
     Raises:
-      UsageError: as saving it does.
+      UsageError: A cast matches no leaf or cannot be applied, as when saving.
     """
     leaves = tree.named_leaves(state)
     dtypes = cast_dtypes(leaves, casts) if casts else {}
@@ -48,71 +58,91 @@ def checkpoint_cost(
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device."""
+    """Memory of one device at the fullest moment of a step, in bytes by use."""
 
     params: int
+    """Parameters."""
     optimizer: int
+    """State of the optimizer."""
     other_state: int
-    """Of the state: the step, the seed, the model's own."""
+    """Other parts of the training state: the step, the seed and the model's own state."""
     batch: int
+    """The device's part of a batch."""
     gradients: int
+    """Gradients."""
     temporary: int
-    """What else is there while the step runs: activations above all."""
+    """Other arrays that exist only while the step runs, mostly activations."""
     available: float
-    """What the device has."""
+    """Memory that the device has for a program."""
     refused: bool = False
-    """Whether the compiler found that it is not enough."""
+    """True if the compiler reported that the device's memory is too small."""
 
     @property
     def peak(self) -> int:
-        """The most at any time."""
+        """Sum of all uses, in bytes."""
         held = self.params + self.optimizer + self.other_state + self.batch
         return held + self.gradients + self.temporary
 
     @property
     def fits(self) -> bool:
-        """Whether the device has as much."""
+        """True if the peak is within the device's memory and the compiler did not refuse the step."""
         return self.peak <= self.available and not self.refused
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The collectives of one kind over the same axes of the mesh, in one step, of one device."""
+    """All collectives of one kind over the same mesh axes, in one step of one device."""
 
     kind: str
+    """XLA's name of the collective, such as `all-reduce`."""
     axes: tuple[str, ...]
+    """Mesh axes whose devices take part."""
     times: int
+    """Number of such collectives in a step."""
     sent_bytes: int
+    """Bytes that one device sends in all of them together."""
     crosses_groups: bool
-    """Whether it goes over the network, and not only over fast links, of a host or a TPU slice."""
+    """True if it uses the network between hosts or TPU slices, and not only the fast links inside them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step takes, and how long."""
+    """The resources that one training step takes, and the time."""
 
     hardware: str
+    """Hardware as `mw.sharding.hardware()` would print it there."""
     num_devices: int
+    """Number of devices."""
     mesh: Mapping[str, int]
+    """Size of each mesh axis."""
     settings: Mapping[str, object]
-    """Of the experiment, those that decide what it takes: batch size, microbatches, remat, dtype."""
+    """Settings of the experiment that decide the costs: batch size, microbatches, remat, dtype."""
     compiled: bool
-    """Whether it is of the program compiled for this hardware, or else estimated from the traced step."""
+    """True if read from the compiled program; False if estimated from the traced step."""
     num_params: int
+    """Number of parameters, over all devices."""
     memory: Memory
+    """Memory of one device."""
     exchanges: tuple[Exchange, ...]
+    """Collectives of one step, the largest traffic first."""
     model_flops: float
-    """Of a step on all devices, without what is computed twice."""
+    """FLOPs of a step over all devices, without recomputation."""
     hardware_flops: float
-    """With it."""
+    """FLOPs of a step over all devices, with recomputation."""
     time: StepTime
+    """Time of one step."""
     mfu: float | None
-    """Model FLOPs over what the devices can do in that time; None where their peak is not known."""
+    """Model FLOPs utilisation: model FLOPs per second over the devices' peak.
+
+    None if the peak is not known.
+    """
     assumptions: str
-    """Where the rates are from that times rest on."""
+    """Source of the device speeds that the times rest on."""
     checkpoint: CheckpointCost
+    """Cost of one checkpoint."""
     notes: tuple[str, ...]
-    """What is worth knowing: what was not counted, and why it was not compiled."""
+    """Remarks for the reader, such as work that was not counted, and why the step was not compiled."""
     planning_seconds: float = 0.0
+    """Seconds that planning took."""
     planning_bytes: int = 0
-    """The most memory that this process ever held."""
+    """Most memory in bytes that the planning process and its child processes used."""

@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""A plan as text for people."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,11 +9,15 @@ from meshwright.tables import aligned
 
 COLUMN = 24
 NUM_SHOWN = 10
-"""Of what was tried."""
+"""Most rows shown of a search."""
 
 
 def described(plan: Plan) -> str:
-    """Return a plan for people."""
+    """Return a plan as text for people.
+
+    Args:
+      plan: The plan.
+    """
     sections = [
         _heading(plan),
         _memory(plan.memory),
@@ -25,23 +29,39 @@ def described(plan: Plan) -> str:
 
 
 def described_changes(changes: Sequence[Change]) -> str:
-    """Return what to change so that a step fits, cheapest first."""
+    """Return the changes that make a step fit as a table, the quickest first.
+
+    Args:
+      changes: Changes, as `cheapest_changes` returns.
+    """
     if not changes:
-        return "Neither one change nor two make it fit: take more devices, or a smaller batch or model."
+        return "No one or two changes make it fit: use more devices, or a smaller batch or model."
     return "\n".join(
         ["What makes it fit, the least time first (estimated from the traced step):", *_table(changes)]
     )
 
 
 def described_search(found: Sequence[Change]) -> str:
-    """Return the best of what was tried."""
+    """Return the best results of a search as a table.
+
+    Args:
+      found: Changes, as `search` returns.
+    """
     best = found[:NUM_SHOWN]
     head = f"the best {len(best)} of {len(found)} tried (estimated from the traced step):"
     return "\n".join([head, *_table(best)])
 
 
 def seconds(value: float) -> str:
-    """Return seconds as a person would say them."""
+    """Return a time as short text with a unit.
+
+    Args:
+      value: Seconds.
+
+    Example:
+      >>> mw.plan.seconds(0.0123)
+      '12.3 ms'
+    """
     if value >= 100:
         return f"{value:.0f} s"
     if value >= 1:

@@ -1,12 +1,12 @@
-"""What a step takes, estimated from its jaxpr alone: no device, no compiler, any mesh, in a second.
+"""The costs of a step, estimated from its jaxpr alone: no device, no compiler, any mesh, in a second.
 
-What XLA does with a program, which the room `program` reads, is repeated in outline:
+The files repeat in outline the work of XLA on a program (see the room `program`):
 
-    _propagation.py               which axes of the mesh split each value
-    _traffic.py                   what devices exchange for it, by the shares of the work in _shares.py;
-                                  sums over devices wait in _sums.py
-    _schedule.py                  in which order it is all done
-    _buffers.py, _liveness.py     which values are ever in memory, and when
+    _propagation.py               the mesh axes that split each value
+    _traffic.py                   the collectives; _shares.py splits each operation's work over devices,
+                                  _sums.py delays sums over devices
+    _schedule.py                  the order of operations
+    _buffers.py, _liveness.py     the values that are stored in memory, and when
     _traced.py                    all of it together
 """
 

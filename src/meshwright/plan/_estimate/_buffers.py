@@ -1,7 +1,7 @@
-"""Which values of a program are ever in memory, as XLA fuses operations: the rest is computed on the way.
+"""The values of a program that are stored in memory after XLA has fused operations.
 
-An elementwise result that only elementwise operations and reductions read is never written. What matrix
-products, loops, lookups and exchanges read or make is.
+An elementwise result that only elementwise operations and reductions read is never stored: it is computed
+where it is read. Inputs and outputs of matrix products, loops, lookups and collectives are stored.
 """
 
 from collections.abc import Iterable
@@ -10,10 +10,16 @@ from meshwright.program import Memory, Operation, Program, Value, known_of
 
 
 class Buffers:
-    """The values of a program, without its bodies, that are in memory."""
+    """The stored values of a program, without those of its loop bodies."""
 
     def __init__(self, program: Program, kept: list[Value], exchanged: Iterable[Value]) -> None:
-        """`kept` are those of its results that stay in memory; `exchanged` what devices send each other."""
+        """Find the stored values.
+
+        Args:
+          program: The program.
+          kept: Its results that stay in memory.
+          exchanged: Values that devices send each other.
+        """
         self._program = program
         self._roots: dict[Value, Value] = {}
         for operation in program.operations:
@@ -34,7 +40,7 @@ class Buffers:
             self._read |= {value: read for value in operation.outputs if self._root(value) not in self._held}
 
     def sources(self, operation: Operation) -> set[Value]:
-        """Return what is read from memory to make the results of an operation."""
+        """Return the stored values that an operation reads, directly or through fused operations."""
         found: set[Value] = set()
         for value in operation.inputs:
             root = self._root(value)
@@ -42,19 +48,19 @@ class Buffers:
         return found
 
     def replaceable(self, operation: Operation) -> set[Value]:
-        """Return what the results of an operation may be written over, once nothing else reads it.
+        """Return the stored values that an operation's results may overwrite, if nothing reads them later.
 
-        What is summed up somewhere as well is not among it: XLA fuses both (a softmax, a norm, a mean), and
-        what a fused operation reads twice it may not overwrite.
+        A value that a reduction also reads is excluded. XLA fuses the reduction with this operation (a
+        softmax, a norm, a mean), and a fused operation cannot overwrite a value that it reads twice.
         """
         return self.sources(operation) - self._reduced
 
     def makes(self, operation: Operation) -> list[Value]:
-        """Return those of the results of an operation that get memory of their own."""
+        """Return the results of an operation that get memory of their own."""
         return [x for x in operation.outputs if x in self._held and self._root(x) is x]
 
     def last_reads(self, kept: Iterable[Value]) -> dict[Value, int]:
-        """Return for each value in memory the number of the last operation that reads it."""
+        """Return for each stored value the index of the last operation that reads it."""
         last = {}
         for i, operation in enumerate(self._program.operations):
             if is_whole(operation) or self.makes(operation):
@@ -62,10 +68,10 @@ class Buffers:
         return last | dict.fromkeys(map(self._root, kept), len(self._program.operations))
 
     def _root(self, value: Value) -> Value:
-        """Return the value in whose memory a value is."""
+        """Return the value whose memory a value shares."""
         return self._roots.get(value, value)
 
 
 def is_whole(operation: Operation) -> bool:
-    """Whether nothing is fused into an operation."""
+    """Return whether XLA fuses nothing into an operation."""
     return known_of(operation).memory in (Memory.WHOLE, Memory.IN_PLACE)

@@ -1,6 +1,7 @@
-"""How much memory a program takes at its fullest moment, by what it is for.
+"""The memory of a program at its fullest moment, by use.
 
-A value is there from the operation that makes it to the last that reads it. A loop adds its body's own peak.
+A value occupies memory from the operation that makes it to the last that reads it. A loop adds the peak of
+its body.
 """
 
 from collections import Counter, defaultdict
@@ -15,22 +16,25 @@ GRADIENTS, KEPT, GATHERED, WORKSPACE = "gradients", "kept", "gathered", "workspa
 
 
 class Timeline:
-    """What is in memory when, in bytes by use."""
+    """Bytes in memory over time, by use."""
 
     def __init__(self) -> None:
         self._changes: dict[int, Counter[str]] = defaultdict(Counter)
 
     def add(self, use: str, nbytes: int, start: int, end: int, *, in_place: bool = False) -> None:
-        """Add what is there from before operation `start` to after `end`; from after `start` if in place."""
+        """Add a value that lives from before operation `start` to after `end`.
+
+        From after `start` if in place.
+        """
         self._changes[2 * start + in_place][use] += nbytes
         self._changes[2 * end + 1][use] -= nbytes
 
     def before(self, i: int) -> Counter[str]:
-        """Return what comes before the i-th operation."""
+        """Return the changes just before the i-th operation."""
         return self._changes[2 * i]
 
     def after(self, i: int) -> Counter[str]:
-        """Return what comes, and what goes, after it."""
+        """Return the changes just after the i-th operation."""
         return self._changes[2 * i + 1]
 
 
@@ -40,14 +44,15 @@ class Liveness:
     def __init__(self, specs: Propagation, traffic: Traffic) -> None:
         self._specs, self._traffic = specs, traffic
         self.passed_nbytes = 0
-        """Bytes read and written by what is neither a matrix product nor a loop, in all."""
+        """Total bytes read and written by operations that are neither matrix products nor loops."""
 
     def peak(self, program: Program, kept: list[Value], times: int = 1) -> Counter[str]:
-        """Return the bytes at the fullest moment, by use; without those of the inputs.
+        """Return the bytes at the fullest moment, by use, without those of the inputs.
 
         Args:
-          kept: the results that get memory of their own.
-          times: how often the program runs, for `passed_nbytes`.
+          program: The program.
+          kept: The results that get memory of their own.
+          times: Number of runs of the program, for `passed_nbytes`.
         """
         program = scheduled(program)
         copied = [x for of in program.operations for x, _ in self._traffic.copies.get(of, [])]
@@ -70,7 +75,7 @@ class Liveness:
         return fullest
 
     def _inside(self, operation: Operation, times: int) -> Counter[str]:
-        """Return what the bodies of an operation take; what they stack up is written where it stays."""
+        """Return the peak of an operation's bodies, without values that are written into stacked results."""
         stacked = {tie.source for tie in operation.leaving if tie.target_stacked}
         turns = times * operation.turns
         kept = [[x for x in body.outputs if x not in stacked] for body in operation.bodies]
@@ -88,7 +93,7 @@ class Liveness:
                 ending[end].append(value)
 
     def _takes_over(self, operation: Operation, value: Value, buffers: Buffers, ending: list[Value]) -> bool:
-        """Whether a result takes the memory of one of `ending`, which nothing reads after this operation."""
+        """Return whether a result reuses the memory of a value in `ending`, which nothing reads later."""
         if is_whole(operation) and not operation.bodies:
             return known_of(operation).memory is Memory.IN_PLACE
         if any(tie.target is value and tie.target_stacked for tie in operation.leaving):
@@ -100,7 +105,7 @@ class Liveness:
         return bool(free)
 
     def _add_copies(self, timeline: Timeline, program: Program) -> None:
-        """A gathered operand is there from its first use to its last."""
+        """Add gathered operands, which exist from their first use to their last."""
         uses: dict[tuple[Value, int], list[int]] = defaultdict(list)
         for i, operation in enumerate(program.operations):
             for copy in self._traffic.copies.get(operation, []):
@@ -109,7 +114,10 @@ class Liveness:
             timeline.add(GATHERED, nbytes, found[0], found[-1])
 
     def _add_sums(self, timeline: Timeline, program: Program) -> None:
-        """Gradients that are yet to be summed and scattered wait for each other: XLA sends them together."""
+        """Add gradients before they are summed and scattered.
+
+        They wait for each other: XLA sends them together.
+        """
         for i, operation in enumerate(program.operations):
             for nbytes in self._traffic.sums.get(operation, []):
                 timeline.add(GRADIENTS, nbytes, i, len(program.operations))
@@ -122,7 +130,11 @@ class Liveness:
 
 
 def _use(program: Program, start: int, end: int) -> str:
-    """What is made in the forward pass and read in the backward one is kept; what that leaves, gradients."""
+    """Return the use of a value.
+
+    The forward pass makes values that the backward pass reads: these are kept. Values that the backward pass
+    leaves are gradients. All others are workspace.
+    """
     last = program.operations[min(end, len(program.operations) - 1)]
     is_backward = _is_backward(program.operations[start])
     if is_backward == _is_backward(last):

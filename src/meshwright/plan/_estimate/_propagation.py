@@ -1,10 +1,9 @@
-"""Which axes of the mesh split each value of a program, as Shardy finds it from what goes in and comes out.
+"""The mesh axes that split each value of a program, found from its inputs and outputs as Shardy does.
 
-Axes spread along dimensions that go together, forwards and backwards, until nothing changes: first through
-operations that leave all dimensions in place, then through the others; where two dimensions ask for one axis,
-that of the larger array gets it. As https://openxla.org/shardy/propagation; XLA uses it since JAX 0.7.
-
-How dimensions go together is written in letters, those of the rules of the room `program`.
+Axes spread along corresponding dimensions, forwards and backwards, until nothing changes: first through
+operations that keep all dimensions in place, then through the others. If two dimensions want the same axis,
+the one of the larger array gets it. See https://openxla.org/shardy/propagation; XLA uses it since JAX 0.7.
+Corresponding dimensions have the same letter, as in the rules of the room `program`.
 """
 
 import math
@@ -17,19 +16,22 @@ from jax.sharding import PartitionSpec
 from meshwright.program import Dims, Operation, Program, Tie, Value, rule_of, walk
 
 Spec = tuple[tuple[str, ...], ...]
-"""Of each dimension of an array, the axes of the mesh that split it, slowest first."""
+"""The mesh axes that split each dimension of an array, the slowest first."""
 Letters = tuple[int | None, ...]
-"""The letter of each dimension of an array; None for a dimension that must be whole."""
+"""The letter of each dimension of an array; None for a dimension that cannot be split."""
 
 
 class Splits(NamedTuple):
-    """The letters of all operands and results."""
+    """The letters of all operands and results of an operation."""
 
     inputs: list[Letters]
+    """Letters of each operand."""
     outputs: list[Letters]
+    """Letters of each result."""
     summed: frozenset[int]
-    """Letters of operands over which results are combined: split, they make partial sums."""
+    """Letters that are reduced over: if such a dimension is split, each device has a partial sum."""
     known: bool
+    """False if the rule of the operation is not known."""
 
     @property
     def sides(self) -> list[Letters]:
@@ -37,7 +39,7 @@ class Splits(NamedTuple):
 
 
 def splits_of(operation: Operation) -> Splits:
-    """Return how an operation without bodies may be split. Of merged dimensions, only the slowest may be."""
+    """Return how an operation without bodies may be split. Of merged dimensions, only the slowest can be."""
     rule = rule_of(operation)
     whole = rule.whole.union(*(dim[1:] for dims in (*rule.inputs, *rule.outputs) for dim in dims))
 
@@ -61,7 +63,7 @@ class Propagation:
         self._waiting: set[Operation | Tie] = set()
 
     def fix(self, value: Value, spec: PartitionSpec) -> None:
-        """Say where a value is; dimensions that are not left open stay so, whatever is fixed later."""
+        """Fix the spec of a value; later calls change only dimensions that were left unconstrained."""
         if value not in self._fixed:
             self.specs[value] = self.canonical(spec, value)
             open_dims = {d for d, entry in enumerate(spec) if entry is PartitionSpec.UNCONSTRAINED}
@@ -72,7 +74,7 @@ class Propagation:
         return tuple(map(self._axes, (*spec, *(None,) * (len(value.shape) - len(spec)))))
 
     def _axes(self, entry: Any) -> tuple[str, ...]:
-        """Return the axes of an entry of a `PartitionSpec`, but those of size 1."""
+        """Return the axes of one entry of a `PartitionSpec`, without those of size 1."""
         if entry is None or entry is PartitionSpec.UNCONSTRAINED:
             return ()
         axes = (entry,) if isinstance(entry, str) else entry
@@ -85,7 +87,7 @@ class Propagation:
         return math.prod(self.sizes[axis] for axis in axes)
 
     def nbytes(self, value: Value, spec: Spec | None = None) -> int:
-        """Return the bytes of a device's part of a value."""
+        """Return the bytes of one device's part of a value."""
         return value.nbytes // self.ways(axis for dim in spec or self.spec(value) for axis in dim)
 
     def rule(self, operation: Operation) -> Splits:
@@ -94,7 +96,7 @@ class Propagation:
         return self._rules[operation]
 
     def run(self, program: Program) -> None:
-        """Spread what is fixed over all other values of `program`."""
+        """Spread the fixed specs over all other values of `program`."""
         for operation in walk(program):
             self._constrain(operation)
             for link in (
@@ -139,7 +141,7 @@ class Propagation:
                     self._extend(value, letters.index(letter), axes)
 
     def _wishes(self, operation: Operation, rule: Splits) -> list[tuple[int, tuple[str, ...]]]:
-        """Return what axes each letter has somewhere, those of the largest array first."""
+        """Return the axes that each letter has anywhere, those of the largest array first."""
         found = []
         for value, letters in zip(operation.values, rule.sides, strict=True):
             for letter, axes in zip(letters, self.spec(value), strict=True):
@@ -156,7 +158,7 @@ class Propagation:
             self._extend(source, mine, self.spec(target)[theirs])
 
     def _extend(self, value: Value, d: int, axes: tuple[str, ...]) -> None:
-        """Split a dimension over those of `axes` that follow its own and are free, as far as it divides."""
+        """Split a dimension over the next axes of `axes` that are free, as long as they divide its size."""
         spec = self.spec(value)
         if d in self._fixed.get(value, ()) or axes[: len(spec[d])] != spec[d] or axes == spec[d]:
             return

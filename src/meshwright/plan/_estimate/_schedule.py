@@ -1,11 +1,12 @@
-"""The order in which a device does the operations of a program; it is not the jaxpr's.
+"""The order in which a device runs the operations of a program, which is not the order of the jaxpr.
 
-Products and loops are done depth first from the results, and of what each needs the end of the longest chain
-first: about as by `DFSMemoryScheduler` in XLA's xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc. So in
-a layer's backward pass what the layer before it waits for is made first; the gradients of its weights come
-last, and until then there is what they are products of.
+Products and loops run depth first from the results; of an operation's operands, the end of the longest
+chain comes first. This is roughly `DFSMemoryScheduler` in XLA's
+xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc. So a layer's backward pass first makes the values
+that the layer before it waits for. The gradients of its weights come last, and until then the factors of
+those products stay in memory.
 
-All else is done as soon as it can be, since XLA fuses what reads the same arrays.
+All other operations run as soon as possible, since XLA fuses operations that read the same arrays.
 """
 
 from collections import defaultdict
@@ -16,18 +17,18 @@ from meshwright.plan._estimate._buffers import is_whole
 from meshwright.program import Operation, Program
 
 Needed = dict[Operation, list[Operation]]
-"""For each operation those that make its operands."""
+"""For each operation, the operations that make its operands."""
 
 
 def scheduled(program: Program) -> Program:
-    """Return the program with its operations in the order in which they are done, but for those of bodies."""
+    """Return the program with its operations in the order of their execution; bodies are left as they are."""
     makers = {value: operation for operation in program.operations for value in operation.outputs}
     needed = {
         operation: list(dict.fromkeys(makers[value] for value in operation.inputs if value in makers))
         for operation in program.operations
     }
     results = [makers[value] for value in program.outputs if value in makers]
-    # What only has an effect leads to no result.
+    # Operations with only a side effect lead to no result.
     order = _depth_first([*results, *program.operations], needed)
     return replace(program, operations=_at_once(order, needed))
 
@@ -54,7 +55,7 @@ def _depth_first(results: Iterable[Operation], needed: Needed) -> list[Operation
 
 
 def _at_once(order: list[Operation], needed: Needed) -> list[Operation]:
-    """Move what may be fused to where the last of its operands is made, or to the start if it has none."""
+    """Move each operation that may be fused to just after its last operand, or to the start if none."""
     readers: Needed = defaultdict(list)
     for operation, operands in needed.items():
         for x in operands:

@@ -1,8 +1,8 @@
-"""How an operation's work is shared out: which of its dimensions each axis of the mesh splits while it runs.
+"""The split of an operation's work over devices: the dimension that each mesh axis splits while it runs.
 
-Its operands and results may ask for different ones, as weights that are split as the batch is. What most of
-them ask for is taken, as XLA does even where a batch is so small that it had better be sent to the weights;
-where as many ask for one as for another, the way that exchanges least.
+Operands and results may ask for different dimensions, as when weights are split over the axes of the batch.
+The dimension that most of them ask for is taken. XLA does so even if the batch is so small that sending it
+to the weights would be cheaper. In a tie, the dimension that exchanges fewest bytes is taken.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ from meshwright.plan._estimate._propagation import Propagation, Spec, Splits
 from meshwright.program import Operation
 
 Shares = dict[str, int]
-"""For each axis the letter of the dimensions that it splits."""
+"""For each mesh axis, the letter of the dimensions that it splits."""
 
 
 def shares_of(operation: Operation, specs: Propagation) -> Shares:
-    """Return how an operation is shared out; axes that split no dimension that may be split are left out."""
+    """Return how the work of an operation is split; axes that split none of its dimensions are left out."""
     rule = specs.rule(operation)
     axes = dict.fromkeys(axis for value in operation.values for dim in specs.spec(value) for axis in dim)
     candidates = {axis: _letters_on(axis, operation, rule, specs) for axis in axes}
@@ -30,14 +30,14 @@ def shares_of(operation: Operation, specs: Propagation) -> Shares:
 
 
 def shared_spec(letters: Iterable[int | None], shares: Shares, like: Spec) -> Spec:
-    """Return the spec of an operand or result during an operation, its axes in the order of `like`."""
+    """Return the spec of an operand or result during an operation, with axes in the order of `like`."""
     order = [axis for dim in like for axis in dim]
     ranked = sorted(shares, key=lambda axis: order.index(axis) if axis in order else len(order))
     return tuple(tuple(a for a in ranked if letter is not None and shares[a] == letter) for letter in letters)
 
 
 def _letters_on(axis: str, operation: Operation, rule: Splits, specs: Propagation) -> list[int]:
-    """Return the letters that most operands and results have on an axis."""
+    """Return the letters that most operands and results want on an axis; several in a tie."""
     found = [
         _letter_on(axis, letters, specs.spec(value))
         for value, letters in zip(operation.values, rule.sides, strict=True)
@@ -51,7 +51,7 @@ def _letter_on(axis: str, letters: Iterable[int | None], spec: Spec) -> int | No
 
 
 def _sent(axis: str, letter: int, operation: Operation, rule: Splits, specs: Propagation) -> float:
-    """Return about how many bytes are sent, if `axis` splits the dimensions of `letter`."""
+    """Return the approximate bytes that are sent if `axis` splits the dimensions of `letter`."""
     n, total = specs.sizes[axis], 0.0
     for value, letters in zip(operation.inputs, rule.inputs, strict=True):
         if _is_on(axis, specs.spec(value)) and _letter_on(axis, letters, specs.spec(value)) != letter:

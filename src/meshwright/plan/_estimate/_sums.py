@@ -1,7 +1,7 @@
-"""Sums over devices that are yet to be made.
+"""Sums over devices that are still to be made.
 
-Each is put off until others that it is added to are made, too, as XLA does; what a loop adds up is summed
-after it.
+A sum is put off until the values that it is added to are complete, too, as XLA does. A loop that adds up
+partial sums is followed by one sum over devices.
 """
 
 from collections import Counter
@@ -18,44 +18,50 @@ class Sum(NamedTuple):
     """A sum over devices."""
 
     axes: tuple[str, ...]
+    """Mesh axes to sum over."""
     nbytes: int
+    """Bytes of the array on one device."""
     source: str
+    """The operation that needs it, for people."""
 
 
 class PendingSums:
-    """The sums of a program that are put off, by the values that they make."""
+    """The sums of a program that are put off, by the values that they complete."""
 
     def __init__(self, specs: Propagation) -> None:
         self._specs = specs
         self._uses: Counter[Value] = Counter()
         self._pending: dict[Value, Sum] = {}
         self._carried: dict[Value, Value] = {}
-        """For what loops carry from turn to turn, what it was in the turn before."""
+        """For each value that a loop carries, the value that it had in the iteration before."""
 
     def __setitem__(self, value: Value, put_off: Sum) -> None:
-        """Put off the sum that makes a value."""
+        """Put off the sum that completes a value."""
         self._pending[value] = put_off
 
     def pop(self, value: Value) -> Sum | None:
-        """Return the sum that is to make a value, which is not put off any longer; None if there is none."""
+        """Remove and return the pending sum of a value; None if it has none."""
         return self._pending.pop(value, None)
 
     def meet(self, program: Program) -> None:
-        """Count who reads the values of a program that is about to be looked at."""
+        """Count the reads of each value of a program. Call it before the program's traffic is computed."""
         self._uses.update(x for operation in program.operations for x in operation.inputs)
         self._uses.update(program.outputs)
 
     def enter(self, loop: Operation) -> None:
-        """Note what a loop carries."""
+        """Record the values that a loop carries."""
         self._carried |= {tie.source: tie.target for tie in loop.carried}
 
     def leave(self, value: Value, outside: Value) -> None:
-        """Go on outside of a loop with the sum of a value that is but carried to its next turn."""
+        """Move a pending sum out of a loop, if its value is only carried to the next iteration."""
         if value in self._pending and value in self._carried and self._uses[value] == 1:
             self._pending[outside] = self._pending.pop(value)
 
     def put_off_by(self, operation: Operation) -> bool:
-        """Go on with the sums of operands as one of the result, and return whether that can be done."""
+        """Move the pending sums of an operation's operands to its result.
+
+        Return whether that was possible.
+        """
         if operation.kind not in (*_ADDITIONS, *_PASSING) or any(self._uses[x] > 1 for x in operation.inputs):
             return False
         result = operation.outputs[0]
@@ -69,7 +75,7 @@ class PendingSums:
         return True
 
     def is_scattered(self, value: Value, axes: tuple[str, ...], wanted: Spec) -> bool:
-        """Return whether all that reads a sum over `axes` wants the parts that these make."""
+        """Return whether every reader of a sum over `axes` wants it split over those axes."""
         return _axes(wanted) == _axes(self._specs.spec(value)).union(axes) and self._uses[value] == 1
 
 

@@ -1,4 +1,4 @@
-"""The costs of a traced step, for one device: its matrix products, and the estimate as a whole."""
+"""The costs of a traced step for one device: its matrix products, collectives and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,18 +18,20 @@ from meshwright.tree import PyTree, leaf_names
 
 @dataclass(frozen=True)
 class Work:
-    """A matrix product, on one device."""
+    """A matrix product, as one device does it."""
 
     flops: float
+    """FLOPs of one execution."""
     nbytes: float
-    """What it reads and writes."""
+    """Bytes that one execution reads and writes."""
     dtype: str
+    """Dtype of the factors."""
     times: int
-    """How often a step does it."""
+    """Number of executions in a step."""
 
 
 def works(program: Program, specs: Propagation, traffic: Traffic, times: int = 1) -> list[Work]:
-    """Return the products of a program, its bodies included."""
+    """Return the products of a program, including those in bodies of loops."""
     found = []
     for operation in program.operations:
         for body in operation.bodies:
@@ -43,7 +45,7 @@ def works(program: Program, specs: Propagation, traffic: Traffic, times: int = 1
 def _work(
     operation: Operation, flops: int, dtype: str, specs: Propagation, traffic: Traffic, times: int
 ) -> Work:
-    """Each device does an equal part; what it reads of a gathered operand is all that was gathered."""
+    """Return one device's part of a product; gathered operands are read whole."""
     axes = traffic.shares.get(operation, {})
     copies = dict(traffic.copies.get(operation, []))
     nbytes = sum(copies.get(value, specs.nbytes(value)) for value in operation.values)
@@ -52,50 +54,53 @@ def _work(
 
 @dataclass(frozen=True)
 class TracedMemory:
-    """Bytes of one device at the step's fullest moment, by what they are for."""
+    """Memory of one device at the fullest moment of a step, in bytes by use."""
 
     arguments: int
-    """The state and the batch. The new state takes the place of the old one."""
+    """The state and the batch. The new state replaces the old one in the same memory."""
     gradients: int
+    """Gradients."""
     kept: int
-    """What the forward pass keeps for the backward pass."""
+    """Activations that the forward pass keeps for the backward pass."""
     gathered: int
-    """Weights, and what else is split otherwise than an operation needs it."""
+    """Gathered copies of weights and other operands that an operation needs split in another way."""
     workspace: int
-    """All else."""
+    """All other values."""
 
     @property
     def temporary(self) -> int:
-        """What is there besides the arguments."""
+        """Bytes besides the arguments."""
         return self.gradients + self.kept + self.gathered + self.workspace
 
     @property
     def peak(self) -> int:
+        """Bytes of all uses together."""
         return self.arguments + self.temporary
 
 
 @dataclass(frozen=True)
 class TracedCosts:
-    """What one step takes of each device."""
+    """Costs of one step for each device."""
 
     collectives: Sequence[Collective]
-    """Whether they cross processes is not known of an abstract mesh, and said to be not so."""
+    """Collectives of the step. An abstract mesh has no processes, so none is marked as crossing them."""
     products: Sequence[Work]
-    """One for each matrix product of the program."""
+    """Matrix products of the step, one entry for each in the program."""
     other_nbytes: int
-    """What all else reads and writes, after fusion."""
+    """Bytes that all other operations read and write, after fusion."""
     memory: TracedMemory
+    """Memory of the device."""
     not_understood: tuple[str, ...]
-    """Primitives whose dimensions are not known to go together: what they need is taken to be whole."""
+    """Primitives without a rule for their dimensions; each device is assumed to do all of their work."""
 
 
 def traced_costs(jaxpr: Any, state: PyTree, layout: Layout) -> TracedCosts:
-    """Return what a step takes of each device, compiling nothing.
+    """Return the costs of a step for each device, without compiling it.
 
     Args:
-      jaxpr: of a step, `step.trace(state, batch).jaxpr`.
-      state: what it was traced for: arrays or structs with shardings.
-      layout: of which the mesh, which may be abstract, and the split of the batch are used.
+      jaxpr: The jaxpr of the step, `step.trace(state, batch).jaxpr`.
+      state: The state that the step was traced with: arrays or structs, with shardings.
+      layout: The layout, whose mesh (it may be abstract) and split of the batch are used.
     """
     program = program_of(jaxpr, leaf_names(state))
     specs = _placed(program, state, layout)
@@ -116,7 +121,7 @@ def traced_costs(jaxpr: Any, state: PyTree, layout: Layout) -> TracedCosts:
 
 
 def _placed(program: Program, state: PyTree, layout: Layout) -> Propagation:
-    """Fix where the state is, before and after, the batch, and the metrics, which are whole."""
+    """Return a propagation in which state, batch and metrics have fixed specs; metrics are not split."""
     specs = Propagation(dict(layout.mesh.shape))
     held = [x.sharding.spec for x in jax.tree.leaves(state)]
     batch = [layout.batch_sharding.spec] * (len(program.inputs) - len(held))

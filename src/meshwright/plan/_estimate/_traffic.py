@@ -1,6 +1,6 @@
-"""What devices exchange for a program whose values are split over a mesh, operation by operation.
+"""The collectives that devices need for a program whose values are split over a mesh.
 
-A program may also write exchanges out itself, inside `jax.shard_map`.
+A program may also contain collectives of its own, inside `jax.shard_map`.
 """
 
 from collections import defaultdict
@@ -16,23 +16,26 @@ _SCATTERS = ("scatter-add", "scatter_add")
 
 
 class Traffic:
-    """The exchanges of a program."""
+    """The collectives of a program."""
 
     def __init__(self, specs: Propagation) -> None:
         self.specs = specs
         self.collectives: list[Collective] = []
         self.shares: dict[Operation, Shares] = {}
         self.copies: dict[Operation, list[tuple[Value, int]]] = defaultdict(list)
-        """The operands that an operation reads elsewhere than they are, and their bytes there."""
+        """For each operation, the operands that are moved or gathered for it, and their bytes then."""
         self.sums: dict[Operation, list[int]] = defaultdict(list)
-        """Bytes of what an operation makes of its results before they are summed and scattered."""
+        """For each operation, the bytes of its partial sums before they are summed and scattered."""
         self._pending = PendingSums(specs)
         self._moved: dict[tuple[Value, Spec, float], bool] = {}
-        """Of operands that were wanted somewhere, whether they had to be brought there."""
+        """For each operand and wanted spec, whether the operand had to be moved."""
         self._open_loops = 0
 
     def run(self, program: Program, times: int = 1, results: Mapping[Value, Value] | None = None) -> None:
-        """Add the exchanges of a program that runs so many times; `results` are those of a body, outside."""
+        """Add the collectives of a program that runs `times` times.
+
+        `results` maps a body's outputs to those outside.
+        """
         self._pending.meet(program)
         for operation in program.operations:
             self._run(operation, times)
@@ -101,14 +104,14 @@ class Traffic:
             self._move(tie.source, (*whole, *target), times)
 
     def _bring(self, value: Value, wanted: Spec, times: int, operation: Operation) -> None:
-        """Bring an operand to where an operation needs it, made a sum first if it is yet to be."""
+        """Move an operand to the spec that an operation needs, after any pending sum of it."""
         self._resolve(value, times, wanted)
         self._move(value, wanted, times, operation)
 
     def _deliver(
         self, operation: Operation, value: Value, made: Spec, summed: tuple[str, ...], times: int
     ) -> None:
-        """Bring a result to where it is wanted, partial sums first."""
+        """Move a result to its spec in the program, after its partial sums are summed or put off."""
         wanted = self.specs.spec(value)
         scattered = tuple(axis for axis in summed if any(axis in dim for dim in wanted))
         left = tuple(axis for axis in summed if axis not in scattered)
@@ -124,13 +127,13 @@ class Traffic:
         self._reshard(value, made, wanted, times, _source(operation))
 
     def _resolve(self, value: Value, times: int, wanted: Spec = ()) -> None:
-        """Make a sum; scattered, if all that reads it wants the parts that the axes summed over make."""
+        """Make a pending sum, as a reduce-scatter if every reader wants its parts, else as an all-reduce."""
         if made := self._pending.pop(value):
             kind = "reduce-scatter" if self._pending.is_scattered(value, made.axes, wanted) else "all-reduce"
             self._add(kind, made.axes, made.nbytes, times, made.source)
 
     def _move(self, value: Value, wanted: Spec, times: int, operation: Operation | None = None) -> None:
-        """Bring an operand to where an operation needs it, once for each dtype that it is widened to."""
+        """Move an operand to a spec, once for each dtype that it is widened to."""
         width = value.itemsize
         if operation and is_product(operation):
             width = max(x.itemsize for x in operation.inputs)
@@ -153,7 +156,7 @@ class Traffic:
         return bool(moved or gathered)
 
     def _add(self, kind: str, axes: tuple[str, ...], nbytes: int, times: int, source: str) -> None:
-        """Add a collective, with what a device sends of it in a ring, as `hlo.Collective` has it."""
+        """Add a collective, with the bytes that one device sends in a ring, as in `hlo.Collective`."""
         axes = tuple(axis for axis in self.specs.sizes if axis in axes)
         n = self.specs.ways(axes)
         rounds = {"all-reduce": 2 * (n - 1), "collective-permute": n}.get(kind, n - 1)
@@ -169,7 +172,7 @@ def is_product(operation: Operation) -> bool:
 
 
 def _exchanged(before: Spec, after: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the axes that go over to another dimension, and those that split none any more."""
+    """Return the axes that move to another dimension, and the axes that no longer split any dimension."""
     held = {axis: d for d, dim in enumerate(before) for axis in dim}
     wanted = {axis: d for d, dim in enumerate(after) for axis in dim}
     moved = tuple(axis for axis in held if axis in wanted and held[axis] != wanted[axis])
@@ -181,7 +184,7 @@ def _source(operation: Operation) -> str:
 
 
 def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], int] | None:
-    """Return the kind, the axes and the bytes of what an operation exchanges; None if it is no collective."""
+    """Return the kind, mesh axes and bytes of a collective; None if the operation is not one."""
     kind = known_of(operation).exchange
     if not kind:
         return None
@@ -192,7 +195,7 @@ def exchange_of(operation: Operation) -> tuple[str, tuple[str, ...], int] | None
 
 
 def is_partly_manual(operation: Operation, sizes: Mapping[str, int]) -> bool:
-    """Whether an operation is a `shard_map` that leaves some axes of the mesh to XLA."""
+    """Return whether an operation is a `shard_map` that leaves some mesh axes to XLA."""
     if operation.kind != "shard_map":
         return False
     manual = operation.eqn.params["newly_manual_axes"]
@@ -200,5 +203,5 @@ def is_partly_manual(operation: Operation, sizes: Mapping[str, int]) -> bool:
 
 
 def _named(axes: str | Iterable[object]) -> tuple[str, ...]:
-    """Return the axes of the mesh among `axes`; numbers are dimensions, of what `vmap` made."""
+    """Return the mesh axes among `axes`; numbers stand for dimensions that `vmap` made."""
     return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if isinstance(axis, str))
