@@ -40,7 +40,6 @@ NOT_YET = {
     "evaluate",
     "fit",
     "from_checkpoint",
-    "functional",
     "make_mesh",
     "make_step",
     "mapped",

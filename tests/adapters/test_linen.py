@@ -44,7 +44,7 @@ def test_all_collections_become_one_state():
 
 
 def test_one_name_in_two_collections_is_refused():
-    with pytest.raises(UsageError, match=r"two collections .* one name: same"):
+    with pytest.raises(UsageError, match=r"two collections .* the same name: same"):
         functional(Counting(("same", "same")), X)
 
 

@@ -223,7 +223,7 @@ def test_a_model_with_a_state_predicts_with_the_state_given():
 
 def test_a_model_with_a_state_asks_for_it():
     predictor = mw.Predictor(deployer(), predict=lambda model, batch: model(batch), model=(initial, centred))
-    with pytest.raises(UsageError, match="this model has a state besides its parameters, and none was given"):
+    with pytest.raises(UsageError, match="this model has a state besides its parameters, but no model_state"):
         predictor.predict(ROWS[:, 0], 2, {"w": np.float32(2)})
 
 
@@ -232,12 +232,12 @@ def test_parameters_in_another_wrapping_are_told_what_to_give():
     called = lambda model, batch: model(batch["x"])
     predictor = mw.Predictor(run, predict=called, model=NnxMlp)
     trainer = mw.Trainer(run, model=NnxMlp, loss=lambda model, batch: 0.0, optimizer=optax.sgd(0.1))
-    with pytest.raises(UsageError, match=r"Give what is called `params` in it: trainer\.params"):
+    with pytest.raises(UsageError, match=r"Give its entry `params`: trainer\.params"):
         predictor.predict(rows, 2, trainer.state)
     module = NnxMlp(rngs=nnx.Rngs(0))
-    with pytest.raises(UsageError, match=r"give the arrays alone: (nnx\.\S*)\.") as raised:
+    with pytest.raises(UsageError, match=r"give plain arrays: (nnx\.\S*)\.") as raised:
         predictor.predict(rows, 2, module)
-    advice = re.search(r"alone: (.*)\.$", str(raised.value))[1]
+    advice = re.search(r"arrays: (.*)\.$", str(raised.value))[1]
     assert len(predictor.predict(rows, 2, eval(advice))) == 50
     linen, variables = LinenMlp(), LinenMlp().init(jax.random.key(0), ROWS[:1, :4])
     predictor = mw.Predictor(run, predict=called, model=mw.functional(linen, ROWS[:1, :4]))

@@ -1,10 +1,13 @@
-"""Any model as plain functions on plain trees, whichever library it was written with.
+"""Models of Flax, Equinox or plain functions, all as the same pair of functions on plain trees.
 
-A library's object is taken apart once: its structure stays here, and its arrays become dictionaries under the
-names of its attributes, `hidden/kernel`, without boxes or variables that rules and checkpoints would have to
-know. The object is rebuilt where a step is traced, so running the step costs nothing more.
+`functional` splits a library's object once. The structure is kept here; the arrays become nested dictionaries
+under the names of the attributes, `hidden/kernel`, so that sharding rules and checkpoints need not know the
+boxes or variables of any library. The object is rebuilt while a step is traced, which costs nothing at run
+time.
 
-Flax and Equinox are imported when a model of theirs is given, and not before.
+Each library has one file (`_linen`, `_nnx`, `_equinox`, `_pair`), which implements `_library.Library` and is
+imported only when such a model is given. May import ground rooms and `train`. Add a library as a new file,
+and tell it apart in `_functional`.
 """
 
 from meshwright.adapters._bound import Bound

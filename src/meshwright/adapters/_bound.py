@@ -1,4 +1,4 @@
-"""A model with its parameters in it, as users' functions call it: `model(x)`, `model.encode(x)`."""
+"""A model that holds its parameters, as users' functions call it: `model(x)`, `model.encode(x)`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,17 +9,17 @@ from meshwright.adapters._functional import Functional
 from meshwright.adapters._library import PyTree, reach
 
 BATCH_AXIS = "batch"
-"""What `eqx.nn.BatchNorm` is to call the axis over which models of one example are mapped."""
+"""The axis name over which a model of one example is mapped; give it to `eqx.nn.BatchNorm`."""
 
 
 class Part:
-    """A method or a module of a model, which is called as the model is. What is no function is itself."""
+    """A method or a submodule of a bound model, called in the same way as the model."""
 
     def __init__(self, whole: "Bound", path: str):
         self._whole, self._path = whole, path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what it makes of the arguments; randomness differs from call to call."""
+        """Return the output for these arguments. Each call draws other random numbers."""
         return self._whole._call(args, {**kwargs, "method": kwargs.get("method", self._path)})
 
     def __getattr__(self, name: str) -> Any:
@@ -32,13 +32,26 @@ class Part:
 
 
 class Bound(Part):
-    """A model with its parameters: what a user's function calls as `model(inputs)`, inputs being a batch.
+    """A model that holds its parameters, which a user's function calls as `model(batch)`.
 
-    Its methods and modules are called in the same way, `model.encode(inputs)` or `model.layers[0](inputs)`.
-    A model that is written for one example, as Equinox's are, is mapped over the first dimension of what is
-    given by position, each example with randomness of its own; what is given by name is given whole.
+    Methods and submodules are called in the same way: `model.encode(batch)`, `model.layers[0](batch)`. A
+    model for single examples, as in Equinox, is mapped over the first dimension of the positional arguments,
+    and each example draws its own random numbers. Keyword arguments are not mapped.
 
-    It lives while a step is traced. If it has a state, each call moves it on.
+    Use it only while a step is traced. If the model has a state, each call updates `model_state`.
+
+    Args:
+      model: The model, as `functional` returns it.
+      params: Its parameters, as `model.init` returns them.
+      model_state: Its state, such as the means of batch normalisation; None if it has none.
+      key: The key that random numbers are drawn from; None if there are none to draw.
+      train: True in training mode, False in evaluation mode.
+
+    Example:
+      >>> model = mw.functional((lambda key: {"w": jnp.ones(3)}, lambda params, x: x * params["w"]))
+      >>> bound = mw.adapters.Bound(model, {"w": jnp.ones(3)}, None, key=None, train=False)
+      >>> bound(jnp.zeros((2, 3))).shape
+      (2, 3)
     """
 
     def __init__(
@@ -54,10 +67,10 @@ class Bound(Part):
         self._num_calls += 1
 
         def apply(key: jax.Array | None, *args: Any) -> tuple[Any, PyTree]:
-            told: dict[str, Any] = {"key": key, "train": self._train, **kwargs}
+            options: dict[str, Any] = {"key": key, "train": self._train, **kwargs}
             if self.model_state is None:
-                return self._model.apply(self._params, *args, **told), None
-            return self._model.apply(self._params, *args, model_state=self.model_state, **told)
+                return self._model.apply(self._params, *args, **options), None
+            return self._model.apply(self._params, *args, model_state=self.model_state, **options)
 
         out, self.model_state = (_over_examples(apply) if self._model.per_example else apply)(key, *args)
         return out
@@ -78,7 +91,7 @@ def _is_called(x: Any) -> bool:
 
 
 def _over_examples(apply: Callable[..., tuple[Any, PyTree]]) -> Callable[..., tuple[Any, PyTree]]:
-    """Return `apply(key, *args) -> (out, state)` of one example as that of a batch, which has one state."""
+    """Return `apply(key, *args) -> (out, state)` for a batch, given that for one example."""
 
     def call(key: jax.Array | None, *args: Any) -> tuple[Any, PyTree]:
         num_examples = jax.tree.leaves(args)[0].shape[0]

@@ -1,4 +1,4 @@
-"""Equinox: modules are trees already, of arrays and of anything else."""
+"""Equinox models: modules are trees already, whose leaves are arrays and anything else."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,14 +8,25 @@ import jax
 import jax.numpy as jnp
 
 from meshwright import tree
-from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick, reach, wanted
+from meshwright.adapters._library import (
+    Axes,
+    PyTree,
+    abstract,
+    accepted,
+    call,
+    checked_module,
+    ordered_leaves,
+    reach,
+)
 from meshwright.train import Variables
 
 
 class Equinox:
-    """Floating arrays are parameters, as in `eqx.filter_grad`; other arrays and `StateIndex`es are state.
+    """An Equinox module as functions.
 
-    Modules are called as they are written, most for one example: `jax.vmap` `apply` over a batch.
+    Floating-point arrays are the parameters, as in `eqx.filter_grad`; other arrays and the values of
+    `StateIndex`es are the state. `apply` calls the module as it is written, mostly for one example: map it
+    over a batch with `jax.vmap`.
     """
 
     per_example = True
@@ -33,43 +44,52 @@ class Equinox:
         self.stateful = bool(self._state_names)
 
     def init(self, key: jax.Array) -> Variables:
-        """Return the arrays of a module made, or of the one there is."""
+        """Return the arrays of a new module or, if a module was given, those of that module."""
         named = tree.named_leaves(self._take_apart(key)[1])
         return Variables(_nested(named, self._param_names), _nested(named, self._state_names))
 
     def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> Any:
-        """Return the module, or the pair of it and its `eqx.nn.State`, in training or inference mode."""
-        leaves = dict(zip(self._param_names, pick(params, self._param_names, "params"), strict=True))
-        leaves |= zip(self._state_names, pick(model_state, self._state_names, "model_state"), strict=True)
+        """Return the module in training or inference mode; if stateful, paired with its `eqx.nn.State`."""
+        leaves = dict(
+            zip(self._param_names, ordered_leaves(params, self._param_names, "params"), strict=True)
+        )
+        leaves |= zip(
+            self._state_names, ordered_leaves(model_state, self._state_names, "model_state"), strict=True
+        )
         arrays = tree.map_named(lambda name, _: leaves[name], self._structs)
         model = eqx.nn.inference_mode(eqx.combine(arrays, self._static), not train)
         return eqx.nn.make_with_state(lambda: model)() if self._indexed else model
 
     def call(
-        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any], path: str
+        self,
+        model: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        path: str,
     ) -> tuple[Any, PyTree]:
-        """Return what the module returns, which is its new state, too, if it has any."""
+        """Return the output of the module, and its new state, {} if it has none."""
         if self._indexed:
             model, state = model
-            out = call(reach(model, path), args, kwargs, {**told, "state": state})
-            if wanted(reach(model, path), {"state": state}):
+            out = call(reach(model, path), args, kwargs, {**options, "state": state})
+            if accepted(reach(model, path), {"state": state}):
                 out, state = out
             model = _rejoined(model, state)
         else:
-            out = call(reach(model, path), args, kwargs, told)
+            out = call(reach(model, path), args, kwargs, options)
         return out, _nested(tree.named_leaves(eqx.filter(model, eqx.is_array)), self._state_names)
 
     def _take_apart(self, key: jax.Array) -> tuple[Any, Any]:
-        """Return the module without its arrays, and its arrays."""
+        """Return the module without its arrays, and the arrays."""
         model = self._make(key)
         if isinstance(model, tuple) and len(model) == 2:
             model = _rejoined(*model)
-        arrays, static = eqx.partition(made(model, eqx.Module, "key"), eqx.is_array)
+        arrays, static = eqx.partition(checked_module(model, eqx.Module, "key"), eqx.is_array)
         return static, arrays
 
 
 def _rejoined(model: Any, state: Any) -> Any:
-    """Return a module with its state inside, as it was before `make_with_state`."""
+    """Return the module with its state inside, as it was before `make_with_state`."""
     return jax.tree.map(
         lambda x: eqx.nn.StateIndex(state.get(x)) if _is_index(x) else x, model, is_leaf=_is_index
     )

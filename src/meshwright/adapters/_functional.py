@@ -1,4 +1,4 @@
-"""`functional`: what kind of model is this, and the one form in which all of them are handed on."""
+"""`functional`: find the library of a model, and give the model as plain functions, `Functional`."""
 
 import functools
 import importlib
@@ -21,19 +21,23 @@ class Functional:
     """A model as plain functions on plain trees. `functional` makes it."""
 
     axes: Mapping[str, Axes]
-    """By the names of the parameters that have them, the names that the model gave to their dimensions."""
+    """The names that the model gave to the dimensions of its parameters, by parameter name."""
     stateful: bool
-    """Does the model move arrays of its own, as batch normalisation does?"""
+    """True if the model updates arrays of its own, as batch normalisation does."""
     per_example: bool
-    """Is `apply` called with one example, not with a batch? So modules of Equinox are written."""
+    """True if `apply` takes one example instead of a batch, as Equinox modules do."""
     has_values: bool
-    """Was a module given, whose values `init` returns, whatever the key?"""
+    """True if a module was given: `init` then returns its values, whatever the key."""
     given: Any
-    """What `functional` was given, for people to read."""
+    """The object that `functional` was given, for reports."""
     _library: Library = field(repr=False)
 
     def init(self, key: jax.Array) -> PyTree:
-        """Return the parameters; those of a `stateful` model as `Variables(params, model_state)`."""
+        """Return the parameters; for a `stateful` model `Variables(params, model_state)`.
+
+        Args:
+          key: A typed PRNG key. It is ignored if the model was given with values (`has_values`).
+        """
         variables = self._library.init(key)
         return variables if self.stateful else variables.params
 
@@ -47,18 +51,25 @@ class Functional:
         method: str | Callable[..., Any] = "",
         **kwargs: Any,
     ) -> Any:
-        """Return what the model makes of `args` and `kwargs`; if given a `model_state`, also the new one.
+        """Return the model's output or, if a `model_state` is given, `(output, new_model_state)`.
 
-        With `method="encode"` that method is called instead, or a module inside, `method="decoder.embed"`. Of
-        Linen, `mutable=["cache"]` returns these collections beside the result, and `variables={"cache": …}`
-        gives some that are no part of the model's state, as `module.apply` does both.
+        For a Linen model, `mutable=["cache"]` also returns these collections, and `variables={"cache": …}`
+        supplies collections that are not part of the state; both as in `module.apply`.
 
-        The model hears of `train` and `key` as its library does it, and by the arguments with which
-        models usually ask: `train`, `training`, `is_training`, `deterministic`, `inference`, and `key`,
-        `rng`, `rngs`. In evaluation the new state is the one given.
+        Args:
+          params: The parameters, as `init` returns them.
+          args: Positional arguments of the model.
+          model_state: The state of a `stateful` model, as `init` returns it.
+          key: A typed PRNG key for dropout and the like. The model gets it in the way of its library, and as
+            `key`, `rng` or `rngs` if it has such an argument.
+          train: Training mode if true. The model gets it in the way of its library, and as `train`,
+            `training`, `is_training`, `deterministic` or `inference` if it has such an argument. In
+            evaluation the new state is the one given.
+          method: The name of a method to call instead, `"encode"`, also of a submodule, `"decoder.embed"`.
+          kwargs: Keyword arguments of the model.
 
         Raises:
-          UsageError: a tree is not the model's, or it needs a state, or a key to train.
+          UsageError: A tree does not fit the model, the model's state is missing, or training needs a key.
         """
         model = self.bind(params, model_state=model_state, key=key, train=train)
         path = method if isinstance(method, str) else method.__name__
@@ -75,38 +86,59 @@ class Functional:
         key: jax.Array | None = None,
         train: bool = False,
     ) -> Any:
-        """Return the user's own object with these arrays in it.
+        """Return an object of the model's own library that holds these arrays.
 
-        That is an `nnx.Module`; a bound Linen module; an `eqx.Module`, or if it is stateful the pair
-        of it and its `eqx.nn.State`; of a pair of functions, the second with `params` filled in.
+        It is an `nnx.Module`; a bound Linen module; an `eqx.Module`, or if it is stateful the pair of it and
+        its `eqx.nn.State`. For a pair of functions it is the second one with `params` filled in.
 
-        Raises: as `apply`.
+        Args:
+          params: The parameters, as `init` returns them.
+          model_state: The state of a `stateful` model, as `init` returns it.
+          key: A typed PRNG key for dropout and the like.
+          train: Training mode if true, evaluation mode otherwise.
+
+        Raises:
+          UsageError: As `apply`.
         """
         if self.stateful and model_state is None:
             raise UsageError(
-                "this model has a state besides its parameters, and none was given.\n"
-                "  `init` returns Variables(params, model_state): pass on model_state=variables.model_state."
+                "this model has a state besides its parameters, but no model_state was given.\n"
+                "  `init` returns Variables(params, model_state): pass model_state=variables.model_state."
             )
         return self._library.bind(params, {} if model_state is None else model_state, key, train)
 
 
 def functional(model: Any, *example_args: Any, **example_kwargs: Any) -> Functional:
-    """Return `model` as plain functions on plain trees. Nothing is allocated, whatever its size.
+    """Return `model` as plain functions on plain trees, with `init`, `apply` and `bind`.
+
+    No arrays are allocated, however large the model is.
 
     Args:
-      model: one of these, or a `Functional`, which is returned as it is:
-        - Flax NNX: a class of modules, any function of `rngs` that makes one, or a module;
-        - Flax Linen: a module. It is initialised outside any mesh, so that the names in its
-          `with_partitioning` need not be axes of one;
-        - Equinox: a class of modules, any function of `key` that makes one, or a module;
-        - a pair of functions `init(key, *example_args)` and `apply(params, *args)`. The second may
-          have parameters `model_state`, `key` and `train`, too; if the first returns
-          `Variables(params, model_state)`, then the second returns the new state beside its result.
-        A module of NNX or Equinox keeps its values: its `init` does not depend on the key.
-      example_args: what a Linen module is initialised with, arrays or `ShapeDtypeStruct`s.
+      model: One of these (a `Functional` is returned as it is):
+        - Flax NNX: a module, its class, or a function of `rngs` that makes one;
+        - Flax Linen: a module. It is initialised outside any mesh, so the names in its `with_partitioning`
+          need not be axes of a mesh;
+        - Equinox: a module, its class, or a function of `key` that makes one;
+        - a pair of functions `init(key, *example_args) -> params` and `apply(params, *args) -> output`. The
+          second may also take `model_state`, `key` and `train`. If `init` returns
+          `Variables(params, model_state)`, then `apply` returns `(output, new_model_state)`.
+        A given NNX or Equinox module keeps its values: its `init` ignores the key.
+      example_args: Example inputs, arrays or `ShapeDtypeStruct`s. Linen modules and pairs are initialised
+        with them.
+      example_kwargs: The same, by keyword.
 
     Raises:
-      UsageError: it is none of these.
+      UsageError: `model` is none of these.
+
+    Example:
+      >>> def init(key, x):
+      ...     return {"w": jnp.zeros((x.shape[-1], 2))}
+      >>> def apply(params, x):
+      ...     return x @ params["w"]
+      >>> model = mw.functional((init, apply), jnp.ones((4, 3)))
+      >>> params = model.init(mw.train.key_of(0))
+      >>> model.apply(params, jnp.ones((4, 3))).shape
+      (4, 2)
     """
     if isinstance(model, Functional):
         return model
@@ -129,7 +161,7 @@ def _library_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Li
     if "key" in _parameters(model):
         return _library("_equinox").Equinox(lambda key: model(key=key))
     raise UsageError(
-        f"cannot tell what kind of model {_described(model)} is. These are models:\n"
+        f"cannot tell what kind of model {_described(model)} is. Expected one of:\n"
         "  Flax NNX: a module, its class, or a function of `rngs` that makes one;\n"
         "  Flax Linen: a module and example inputs, functional(Mlp(), inputs);\n"
         "  Equinox: a module, its class, or a function of `key` that makes one;\n"
@@ -143,7 +175,7 @@ def _has_values(model: Any) -> bool:
 
 
 def _is(model: Any, library: str) -> bool:
-    """Is it a module of `library`? If that was never imported, it is not."""
+    """Return whether `model` is a module of `library`, which is imported if there is such a module."""
     return isinstance(model, getattr(sys.modules.get(library), "Module", ()))
 
 
@@ -152,13 +184,13 @@ def _library(file: str) -> Any:
         return importlib.import_module(f"meshwright.adapters.{file}")
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"this model takes the arguments of one of {error.name}'s, which is not installed.\n"
+            f"this model looks like one of {error.name}, which is not installed.\n"
             f"  Install it: pip install 'meshwright[{error.name}]'; or give a pair (init, apply)."
         ) from None
 
 
 def _parameters(model: Any) -> tuple[str, ...]:
-    """Return the names of what `model` is called with; none if that cannot be known."""
+    """Return the names of the parameters of `model`; () if it has no signature that can be read."""
     while isinstance(model, functools.partial):
         model = model.func
     # NNX's classes do not show their own signature.

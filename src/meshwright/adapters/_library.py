@@ -1,4 +1,4 @@
-"""What the adapter of each library provides, and the steps that they share."""
+"""The interface that the adapter of each library implements, and the functions that adapters share."""
 
 import functools
 import inspect
@@ -17,36 +17,41 @@ Axes = tuple[str | None, ...]
 
 
 class Library(Protocol):
-    """How one library does it. Trees of parameters and state are plain; a model without state has {}."""
+    """An adapter: one library's model as functions on plain trees. A model without state has the state {}."""
 
     axes: Mapping[str, Axes]
     stateful: bool
     per_example: bool
 
     def init(self, key: jax.Array) -> Variables:
-        """Return a model's arrays. Traceable."""
+        """Return the model's initial arrays. Can be traced."""
         ...
 
     def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> Any:
-        """Return the model with these arrays in it."""
+        """Return the library's own object, holding these arrays."""
         ...
 
     def call(
-        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any], path: str
+        self,
+        model: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        path: str,
     ) -> tuple[Any, PyTree]:
-        """Return what the bound `model`, or what it has at `path`, returns, and its state after that."""
+        """Call the bound `model`, or its attribute at `path`; return the output and the new state."""
         ...
 
 
 def mode_and_key(train: bool, key: jax.Array | None) -> dict[str, Any]:
-    """Return what a model may want to be told, by the usual names of the arguments."""
+    """Return the mode and the key under all the argument names that models usually have for them."""
     mode = {"train": train, "training": train, "is_training": train}
     mode |= {"deterministic": not train, "inference": not train}
     return mode if key is None else mode | {"key": key, "rng": key}
 
 
 def reach(model: Any, path: str) -> Any:
-    """Return what `model` has at `path`, attributes and keys with dots between them; "" is the model.
+    """Return the attribute of `model` at `path`: names and keys joined by dots; "" is the model itself.
 
     Raises:
       AttributeError: The model has no such attribute.
@@ -55,7 +60,7 @@ def reach(model: Any, path: str) -> Any:
     if path and isinstance(model, functools.partial):
         raise UsageError(
             f"there is no method {path!r}: this model is a pair of functions, (init, apply).\n"
-            "  Name `params` among the arguments of your function, and call what you want with them."
+            "  Let your function have an argument `params`, and call your own functions with it."
         )
     for key in path.split(".") if path else ():
         if isinstance(model, Mapping):
@@ -66,21 +71,21 @@ def reach(model: Any, path: str) -> Any:
 
 
 def call(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], told: Mapping[str, Any]
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Any:
-    """Call `model`, and tell it what it has parameters for that are not given yet."""
-    return model(*args, **{**wanted(model, told, len(args)), **kwargs})
+    """Call `model` with `args`, `kwargs`, and those `options` that it has further parameters for."""
+    return model(*args, **{**accepted(model, options, len(args)), **kwargs})
 
 
-def wanted(model: Callable[..., Any], told: Mapping[str, Any], num_given: int = 0) -> dict[str, Any]:
-    """Return those of `told` that `model` has parameters for, not counting the first `num_given`."""
+def accepted(model: Callable[..., Any], options: Mapping[str, Any], num_given: int = 0) -> dict[str, Any]:
+    """Return the `options` that `model` has parameters for, not counting the first `num_given` parameters."""
     parameters = enumerate(inspect.signature(model).parameters.values())
     names = {p.name for i, p in parameters if i >= num_given or p.kind is inspect.Parameter.KEYWORD_ONLY}
-    return {name: value for name, value in told.items() if name in names}
+    return {name: value for name, value in options.items() if name in names}
 
 
 def abstract(take_apart: Callable[[jax.Array], tuple[Any, PyTree]]) -> tuple[Any, PyTree]:
-    """Return `take_apart(key)`, its second part as structs. Allocates nothing, and asks for no device."""
+    """Return `take_apart(key)` with structs for the arrays of its second part. Uses no device."""
     kept = []
 
     def leaves(seed: jax.Array) -> PyTree:
@@ -93,24 +98,24 @@ def abstract(take_apart: Callable[[jax.Array], tuple[Any, PyTree]]) -> tuple[Any
 
 
 def arrays(examples: PyTree) -> PyTree:
-    """Return `examples` with zeros where there are structs."""
+    """Return `examples` with an array of zeros for each struct."""
     return jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, examples
     )
 
 
-def pick(values: PyTree, names: Sequence[str], what: str) -> list[Any]:
+def ordered_leaves(values: PyTree, names: Sequence[str], what: str) -> list[Any]:
     """Return the leaves of the plain tree `values` in the order of `names`.
 
     Raises:
-      UsageError: it has others than these, or not all.
+      UsageError: Some of `names` are missing, or `values` has others.
     """
     named = tree.named_leaves(values)
     missing = [name for name in names if name not in named]
     unknown = sorted(named.keys() - {*names})
     if missing or unknown:
         raise UsageError(
-            f"{what} is not this model's:\n"
+            f"{what} does not fit this model:\n"
             f"  missing: {', '.join(missing) or 'nothing'}\n"
             f"  unknown: {', '.join(unknown) or 'nothing'}\n"
             f"  The model has: {', '.join(names) or 'nothing'}.{_instead(named, names)}"
@@ -119,24 +124,24 @@ def pick(values: PyTree, names: Sequence[str], what: str) -> list[Any]:
 
 
 def _instead(named: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return what to give instead of what holds the model's arrays under other names, if it does."""
+    """Return advice where `named` holds the model's arrays under longer names; otherwise an empty text."""
     if {f"params/{name}" for name in names} <= named.keys():
-        return "\n  Give what is called `params` in it: trainer.params, variables['params'], state.params."
+        return "\n  Give its entry `params`: trainer.params, variables['params'] or state.params."
     if {f"{name}/value" for name in names} <= named.keys():
-        return "\n  Of a module of NNX give the arrays alone: nnx.to_pure_dict(nnx.state(module, nnx.Param))."
+        return "\n  From an NNX module give plain arrays: nnx.to_pure_dict(nnx.state(module, nnx.Param))."
     return ""
 
 
-def made(model: Any, module: type, argument: str) -> Any:
-    """Return `model`, which a function of `argument` made.
+def checked_module(model: Any, module: type, argument: str) -> Any:
+    """Return `model`, the result of a function that takes `argument`, if it is a `module`.
 
     Raises:
-      UsageError: it is not a `module`.
+      UsageError: It is something else.
     """
     if not isinstance(model, module):
         library = module.__module__.partition(".")[0]
         raise UsageError(
-            f"a function with a parameter `{argument}` must make a module of {library}'s; it made a "
-            f"{type(model).__name__}.\n  If it makes parameters, give a pair of functions: (init, apply)."
+            f"a function with a parameter `{argument}` must return a module of {library}, but it returned a "
+            f"{type(model).__name__}.\n  If it returns parameters, give a pair of functions: (init, apply)."
         )
     return model

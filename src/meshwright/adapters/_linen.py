@@ -1,4 +1,4 @@
-"""Flax Linen: modules are descriptions; their arrays lie in collections, one of which is the parameters."""
+"""Flax Linen models: modules hold no arrays; these lie in collections, one of which is `params`."""
 
 import inspect
 from collections import Counter
@@ -15,12 +15,12 @@ from meshwright.adapters._library import (
     Axes,
     PyTree,
     abstract,
+    accepted,
     arrays,
     call,
     mode_and_key,
-    pick,
+    ordered_leaves,
     reach,
-    wanted,
 )
 from meshwright.errors import UsageError
 from meshwright.train import Variables
@@ -29,7 +29,7 @@ _NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 class Linen:
-    """The collection `params` are the parameters; the others are merged into one tree, the state."""
+    """A Linen module as functions. All collections but `params` are merged into one tree, the state."""
 
     per_example = False
 
@@ -45,15 +45,15 @@ class Linen:
         self.stateful = bool(leaves)
 
     def init(self, key: jax.Array) -> Variables:
-        """Return the arrays that the module is initialised to."""
+        """Return the arrays that the module initialises."""
         return _variables(self._take_apart(key)[1])
 
     def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> linen.Module:
-        """Return a bound module, whose state can be changed in training."""
-        pick(params, self._param_names, "params")
-        pick(model_state, self._state_names, "model_state")
+        """Return a bound module; in training its state is mutable."""
+        ordered_leaves(params, self._param_names, "params")
+        ordered_leaves(model_state, self._state_names, "model_state")
         state = self._collections(model_state)
-        # Streams of other names than these draw from "params".
+        # Random streams of any other name fall back to "params".
         rngs = {} if key is None else dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
         mutable = list(state) if train else False
         return self._module.bind({"params": params, **state}, rngs=rngs, mutable=mutable)
@@ -63,13 +63,13 @@ class Linen:
         model: linen.Module,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        told: Mapping[str, Any],
+        options: Mapping[str, Any],
         path: str,
     ) -> tuple[Any, PyTree]:
-        """Return what the module returns; the call has changed its collections in place."""
+        """Return the output and the new state, which the call wrote into the module's collections."""
         if kwargs.keys() & {"mutable", "variables"}:
-            return self._with_collections(model, args, told, path, **kwargs), {}
-        out = call(reach(model, path), args, kwargs, told)
+            return self._with_collections(model, args, options, path, **kwargs), {}
+        out = call(reach(model, path), args, kwargs, options)
         moved = {path: leaf for _, path, leaf in _state_leaves(model.variables)}
         return out, unflatten_dict({path: moved[path] for path in self._collection_of})
 
@@ -77,18 +77,18 @@ class Linen:
         self,
         model: linen.Module,
         args: Sequence[Any],
-        told: Mapping[str, Any],
+        options: Mapping[str, Any],
         path: str,
         *,
         variables: Mapping[str, Any] = {},
         mutable: str | Sequence[str] = (),
         **kwargs: Any,
     ) -> Any:
-        """Return what the module returns with these collections, and beside it those that are `mutable`."""
+        """Return the output with `variables` added to the collections, and the `mutable` ones, if any."""
         names = [mutable] if isinstance(mutable, str) else list(mutable)
         rngs: Any = model.scope.rngs if model.scope else {}
         bound = self._module.bind({**model.variables, **variables}, rngs=rngs, mutable=names)
-        out = call(reach(bound, path), args, kwargs, told)
+        out = call(reach(bound, path), args, kwargs, options)
         return (out, {name: bound.variables.get(name, {}) for name in names}) if names else out
 
     def _collections(self, model_state: PyTree) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Linen:
         return {name: unflatten_dict(leaves) for name, leaves in collections.items()}
 
     def _take_apart(self, key: jax.Array) -> tuple[dict[str, Axes], dict[str, Any]]:
-        """Return the names of axes by parameter, and all collections, unboxed."""
+        """Return the axis names of each parameter, and all collections, unboxed."""
         args, kwargs = arrays(self._examples)
         # Under a mesh, boxes constrain arrays by the names of their axes, which the mesh may not have.
         with jax.sharding.use_abstract_mesh(_NO_MESH):
@@ -112,7 +112,7 @@ def _variables(collections: Mapping[str, Any]) -> Variables:
 
 
 def _state_leaves(collections: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Yield collection, path and value of all arrays but the parameters."""
+    """Yield the collection, path and value of each array outside `params`."""
     for name, collection in collections.items():
         if name != "params":
             leaves = flatten_dict(collection).items()
@@ -131,19 +131,19 @@ def _check_paths(paths: Sequence[tuple[str, ...]]) -> None:
     twice = ["/".join(path) for path, times in Counter(paths).items() if times > 1]
     if twice:
         raise UsageError(
-            f"two collections of this model have a variable of one name: {', '.join(twice)}.\n"
+            f"two collections of this model have a variable of the same name: {', '.join(twice)}.\n"
             "  All collections but `params` become one tree, the model's state: rename one of the variables."
         )
 
 
 def _checked(module: linen.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `kwargs` and what else `module` wants to be told when it is initialised."""
+    """Return `kwargs` with the mode and the key added as far as `module` takes them."""
     try:
-        whole = {**wanted(module, mode_and_key(train=False, key=None), len(args)), **kwargs}
+        whole = {**accepted(module, mode_and_key(train=False, key=None), len(args)), **kwargs}
         inspect.signature(module).bind(*args, **whole)
     except TypeError as error:
         raise UsageError(
             f"{type(module).__name__} cannot be initialised with the example inputs given: {error}.\n"
-            "  Give what the model is called with: functional(model, inputs); jax.ShapeDtypeStructs will do."
+            "  Give example inputs, as in a call: functional(model, inputs); jax.ShapeDtypeStructs will do."
         ) from None
     return whole

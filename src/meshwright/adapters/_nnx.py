@@ -1,4 +1,4 @@
-"""Flax NNX: modules are graphs of variables, among them the counters that random numbers are drawn by."""
+"""Flax NNX models: modules are graphs of variables, some of which are the state of random streams."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,13 +8,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from meshwright import tree
-from meshwright.adapters._library import Axes, PyTree, abstract, call, made, pick, reach
+from meshwright.adapters._library import Axes, PyTree, abstract, call, checked_module, ordered_leaves, reach
 from meshwright.errors import UsageError
 from meshwright.train import Variables, key_of
 
 
 class Nnx:
-    """`nnx.Param`s are parameters; streams of random numbers start anew at each call; the rest is state."""
+    """An NNX module as functions.
+
+    `nnx.Param`s are the parameters. Random streams start anew at each call, from the key. All other variables
+    are the state.
+    """
 
     per_example = False
 
@@ -27,19 +31,19 @@ class Nnx:
         self.axes: Mapping[str, Axes] = {name: tuple(spec) for name, spec in specs.items() if spec}
 
     def init(self, key: jax.Array) -> Variables:
-        """Return the arrays of a module made, or of the one there is."""
+        """Return the arrays of a new module or, if a module was given, those of that module."""
         params, _, state = self._take_apart(key)[1]
         return Variables(_plain(params), _plain(state))
 
     def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> nnx.Module:
-        """Return a module in training or evaluation mode. Without a key its streams start from key 0."""
+        """Return a module in training or evaluation mode. Without a key, its streams start from key 0."""
         param_names, stream_names, state_names = self._names
         if train and stream_names and key is None:
-            raise UsageError(f"to train, this model draws random numbers ({stream_names[0]}): give it a key.")
+            raise UsageError(f"in training this model draws random numbers ({stream_names[0]}): give a key.")
         values = (
-            pick(params, param_names, "params"),
+            ordered_leaves(params, param_names, "params"),
             _fresh(self._structs[1], key_of(0) if key is None else key),
-            pick(model_state, state_names, "model_state"),
+            ordered_leaves(model_state, state_names, "model_state"),
         )
         states = [
             jax.tree.unflatten(jax.tree.structure(structs), leaves)
@@ -52,20 +56,20 @@ class Nnx:
         model: nnx.Module,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        told: Mapping[str, Any],
+        options: Mapping[str, Any],
         path: str,
     ) -> tuple[Any, PyTree]:
-        """Return what the module returns; the call has changed its state in place."""
-        rngs = {"rngs": nnx.Rngs(told["key"])} if "key" in told else {}
-        out = call(reach(model, path), args, kwargs, {**told, **rngs})
+        """Return the output and the new state, which the call wrote into the module."""
+        rngs = {"rngs": nnx.Rngs(options["key"])} if "key" in options else {}
+        out = call(reach(model, path), args, kwargs, {**options, **rngs})
         state = tree.named_leaves(_plain(_split(model)[3]))
         return out, tree.nested({name: state[name] for name in self._names[2]})
 
     def _take_apart(self, key: jax.Array) -> tuple[dict[bool, Any], list[Any]]:
-        """Return the graphs in training and in evaluation, and parameters, streams and the rest."""
-        with nnx.use_eager_sharding(False):  # names of axes are for our rules; a mesh may not have them
-            model = made(self._make(nnx.Rngs(key)), nnx.Module, "rngs")
-            model = nnx.merge(*nnx.split(model))  # the user's own keeps its mode
+        """Return the graphs for training and evaluation, and the parameters, random streams and state."""
+        with nnx.use_eager_sharding(False):  # axis names are for sharding rules; a mesh may not have them
+            model = checked_module(self._make(nnx.Rngs(key)), nnx.Module, "rngs")
+            model = nnx.merge(*nnx.split(model))  # a copy: the user's own module keeps its mode
         _keep_arrays(model)
         model.train()
         training, *_ = _split(model)
@@ -83,7 +87,7 @@ def _plain(state: Any) -> dict[str, Any]:
 
 
 def _keep_arrays(model: nnx.Module) -> None:
-    """Have plain arrays taken for data: in a trace NNX takes them for constants, and they would leak."""
+    """Mark plain arrays as data: in a trace NNX would treat them as constants, and tracers would leak."""
     for _, node in list(nnx.iter_graph(model)):
         for name, value in list(vars(node).items()) if isinstance(node, nnx.Pytree) else ():
             if isinstance(value, jax.Array):
@@ -91,7 +95,7 @@ def _keep_arrays(model: nnx.Module) -> None:
 
 
 def _fresh(streams: Any, key: jax.Array) -> list[jax.Array]:
-    """Return keys, and counts of 0, for the leaves of `streams`."""
+    """Return fresh leaves for `streams`: new keys, and counts of 0."""
 
     def one(i: int, x: jax.ShapeDtypeStruct) -> jax.Array:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

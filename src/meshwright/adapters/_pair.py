@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 
-from meshwright.adapters._library import Axes, PyTree, abstract, arrays, mode_and_key, reach, wanted
+from meshwright.adapters._library import Axes, PyTree, abstract, accepted, arrays, mode_and_key, reach
 from meshwright.errors import UsageError
 from meshwright.train import Variables
 
 
 class Pair:
-    """The user's own functions. Their trees are handed on as they are."""
+    """The user's own two functions. Their trees are used as they are."""
 
     per_example = False
 
@@ -27,31 +27,31 @@ class Pair:
         self.axes: Mapping[str, Axes] = {}
         _, first = abstract(lambda key: (None, self._made(key)))
         self.stateful = isinstance(first, Variables)
-        if self.stateful and "model_state" not in wanted(apply, {"model_state": None}):
+        if self.stateful and "model_state" not in accepted(apply, {"model_state": None}):
             raise UsageError(
                 "init returns Variables(params, model_state), but apply has no parameter `model_state`.\n"
-                "  Let it be apply(params, *args, model_state), and return (out, new_model_state)."
+                "  Write apply(params, *args, model_state), and return (out, new_model_state)."
             )
 
     def init(self, key: jax.Array) -> Variables:
-        """Return what the user's `init` does."""
+        """Return the result of the user's `init`, with the state {} if it has none."""
         made = self._made(key)
         return made if isinstance(made, Variables) else Variables(made, {})
 
     def bind(self, params: PyTree, model_state: PyTree, key: jax.Array | None, train: bool) -> Any:
-        """Return `apply` with all but the inputs."""
-        told = {"model_state": model_state, **mode_and_key(train, key)}
-        return functools.partial(self._apply, params, **wanted(self._apply, told))
+        """Return `apply` with everything but the inputs filled in."""
+        options = {"model_state": model_state, **mode_and_key(train, key)}
+        return functools.partial(self._apply, params, **accepted(self._apply, options))
 
     def call(
         self,
         model: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        told: Mapping[str, Any],
+        options: Mapping[str, Any],
         path: str,
     ) -> tuple[Any, PyTree]:
-        """Return the result and the new state, which are what a stateful `apply` returns."""
+        """Return the output and the new state."""
         returned = reach(model, path)(*args, **kwargs)
         if not self.stateful:
             return returned, {}
