@@ -38,7 +38,7 @@ GROUND = {
 } | VERSION
 FLOORS = [
     GROUND,
-    {"program", "hlo"},
+    {"program", "hlo", "nn"},
     {"sharding", "input", "metrics", "arrays", "profile"},
     {"train", "checkpoint"},
     {"formats", "adapters", "predict"},
@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "hlo": set(),
     "profile": {"hlo"},
     "program": set(),
+    "nn": set(),
     "checkpoint": {"arrays"},
 }
 LIBRARIES = {

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from meshwright.formats import open_source
     from meshwright.input import Batched, Bucketed, batches, mapped
     from meshwright.metrics import Mean
+    from meshwright.nn import attention
     from meshwright.patterns import optional
     from meshwright.predictor import Predictor
     from meshwright.sharding import Layout, auto, make_mesh, match, override
@@ -63,6 +64,7 @@ _MORE_ROOMS = (
     "experiment",
     "formats",
     "hlo",
+    "nn",
     "patterns",
     "profile",
     "program",
@@ -94,6 +96,7 @@ __all__ = [
     "Trainer",
     "Watchdog",
     "__version__",
+    "attention",
     "auto",
     "batches",
     "checkpoint",
@@ -134,6 +137,7 @@ _NAMES = {
     "formats": ("open_source",),
     "input": ("Batched", "Bucketed", "batches", "mapped"),
     "metrics": ("Mean",),
+    "nn": ("attention",),
     "patterns": ("optional",),
     "predictor": ("Predictor",),
     "sharding": ("Layout", "auto", "make_mesh", "match", "override"),

@@ -70,8 +70,7 @@ def test_scanning_over_layers_is_the_same_as_one_after_the_other(cfg):
         x, windows = params["embedding"][TOKENS] * cfg.embedding_scale, cfg.layer_windows()
         for i, frequencies in enumerate(cfg.layer_frequencies()):
             layer = jax.tree.map(lambda x, i=i: x[i], params["layers"])
-            mask = decoder.visible(cfg, x, None if windows is None else windows[i], None)
-            x = decoder.block(cfg, layer, x, frequencies, mask)
+            x = decoder.block(cfg, layer, x, frequencies, None if windows is None else windows[i])
         return decoder.scores(cfg, params, decoder.rms_norm(cfg, x, params["norm"]))
 
     params = params_of(cfg)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from meshwright import nn
 from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
@@ -169,7 +170,7 @@ def features(
 
     def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
         layer, frequencies_H, window = inputs
-        x_BTD = block(cfg, layer, x_BTD, frequencies_H, visible(cfg, x_BTD, window, segments_BT))
+        x_BTD = block(cfg, layer, x_BTD, frequencies_H, window, segments_BT)
         return shard_batch_dim(x_BTD), None
 
     # A scan shares nothing between its turns, so that what is computed twice need not be kept apart.
@@ -193,7 +194,12 @@ def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:
 
 
 def block(
-    cfg: Config, layer: PyTree, x_BTD: jax.Array, frequencies_H: jax.Array, mask: jax.Array | None = None
+    cfg: Config,
+    layer: PyTree,
+    x_BTD: jax.Array,
+    frequencies_H: jax.Array,
+    window: jax.Array | None = None,
+    segments_BT: jax.Array | None = None,
 ) -> jax.Array:
     """One layer: attention, then feed-forward, each added to what comes in."""
 
@@ -201,14 +207,19 @@ def block(
         out_BTD = compute(rms_norm(cfg, x_BTD, layer[f"{part}_norm"]))
         return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
 
-    x_BTD = added("attention", lambda x: attention(cfg, layer, x, frequencies_H, mask))
+    x_BTD = added("attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT))
     return added("feed_forward", lambda x: feed_forward(cfg, layer, x))
 
 
 def attention(
-    cfg: Config, layer: PyTree, x_BTD: jax.Array, frequencies_H: jax.Array, mask: jax.Array | None
+    cfg: Config,
+    layer: PyTree,
+    x_BTD: jax.Array,
+    frequencies_H: jax.Array,
+    window: jax.Array | None = None,
+    segments_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of all heads to the positions of `mask`, without one to all before."""
+    """Return the attention of all heads to the positions before, in the same segment and the window."""
 
     def heads(name: str) -> jax.Array:
         out = x_BTD @ layer[name] + (layer[f"{name}_bias"] if cfg.query_bias else 0)
@@ -218,41 +229,9 @@ def attention(
     if cfg.query_norm:
         q_BTNH, k_BSGH = rms_norm(cfg, q_BTNH, layer["q_norm"]), rms_norm(cfg, k_BSGH, layer["k_norm"])
     q_BTNH, k_BSGH = rotate(q_BTNH, frequencies_H), rotate(k_BSGH, frequencies_H)
-    if cfg.attention_cap is None:
-        out = jax.nn.dot_product_attention(
-            q_BTNH, k_BSGH, v_BSGH, mask=mask, is_causal=mask is None, scale=cfg.query_scale
-        )
-    else:
-        assert mask is not None  # `visible` makes one wherever there is a cap
-        out = capped_attention(cfg, q_BTNH, k_BSGH, v_BSGH, mask)
+    seen = {"causal": True, "window": window, "segments": segments_BT}
+    out = nn.attention(q_BTNH, k_BSGH, v_BSGH, **seen, softcap=cfg.attention_cap, scale=cfg.query_scale)
     return out.reshape(*x_BTD.shape[:2], -1) @ layer["o"]
-
-
-def capped_attention(
-    cfg: Config, q_BTNH: jax.Array, k_BSGH: jax.Array, v_BSGH: jax.Array, mask: jax.Array
-) -> jax.Array:
-    """As `jax.nn.dot_product_attention`, with scores bent into ± `cfg.attention_cap` (Gemma 2, 2024)."""
-    q_BTGRH = q_BTNH.reshape(*k_BSGH.shape[:3], -1, cfg.head_size) * (cfg.query_scale or cfg.head_size**-0.5)
-    scores_BGRTS = jnp.einsum("btgrh,bsgh->bgrts", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
-    masked = jnp.where(mask[:, :, None], capped(scores_BGRTS, cfg.attention_cap), -jnp.inf)
-    weights = jax.nn.softmax(masked).astype(v_BSGH.dtype)
-    return jnp.einsum("bgrts,bsgh->btgrh", weights, v_BSGH).reshape(q_BTNH.shape)
-
-
-def visible(
-    cfg: Config, x_BTD: jax.Array, window: jax.Array | None, segments_BT: jax.Array | None
-) -> jax.Array | None:
-    """Return which positions S each T sees, bool[B or 1, 1, T, S]; None where all before it will do."""
-    if window is None and segments_BT is None and cfg.attention_cap is None:
-        return None
-    time = jnp.arange(x_BTD.shape[1])
-    distance_TS = time[:, None] - time
-    seen_BTS = (distance_TS >= 0)[None]
-    if window is not None:
-        seen_BTS &= distance_TS < window
-    if segments_BT is not None:
-        seen_BTS &= segments_BT[:, :, None] == segments_BT[:, None]
-    return seen_BTS[:, None]
 
 
 def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright import nn
 from meshwright.errors import UsageError
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
@@ -119,7 +120,7 @@ def attention(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
     q_BTNH, k_BTNH, v_BTNH = (
         dense(layer, name, x_BTD).reshape(*x_BTD.shape[:2], cfg.heads, -1) for name in "qkv"
     )
-    out_BTNH = jax.nn.dot_product_attention(q_BTNH, k_BTNH, v_BTNH, is_causal=True)
+    out_BTNH = nn.attention(q_BTNH, k_BTNH, v_BTNH, causal=True)
     return dense(layer, "o", out_BTNH.reshape(x_BTD.shape))
 
 

@@ -1,0 +1,251 @@
+"""Attention block by block, in XLA's own operations, on any hardware; with its own gradient.
+
+For each pair of a block of queries and one of keys that it may see, in turn, the scores are computed, and
+what was summed for the queries so far is scaled to the largest score seen (an online softmax: Milakov and
+Gimelshein, arXiv:1805.02867). The gradient computes the scores again, from the logarithms of the sums (Dao,
+arXiv:2205.14135, algorithm 4). The pairs are known when the program is traced, so that its length and what it
+computes are.
+
+Shapes: B rows, T queries, S keys, K heads of keys, each for G heads of queries, H features; t and s are
+those of a block.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.nn._given import Bias, Given, visible
+from meshwright.tree import PyTree
+
+BLOCK = 512
+"""Queries, and keys, of a block."""
+
+
+@dataclass(frozen=True)
+class _Static:
+    """What the program is made for."""
+
+    causal: bool
+    window: int | None
+    softcap: float | None
+    scale: float
+    length: int
+    """Keys that there are, before they are padded to whole blocks."""
+    bias: Any
+    """The function of a `Bias`."""
+    block: tuple[int, int]
+    """Queries and keys of a block."""
+    dtype: Any
+    """Of scores and sums."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Where a pair of blocks is."""
+
+    i: jax.Array
+    j: jax.Array
+    t: jax.Array
+    """int[t], the positions of its queries."""
+    s: jax.Array
+    """int[s], the positions of its keys."""
+
+
+def blockwise(given: Given, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
+    """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
+    B, T, N, H = given.q.shape
+    S, K = given.k.shape[1:3]
+    sizes = min(block, T), min(block, S)
+    window = given.window if isinstance(given.window, int) else None
+    bias = given.bias.function if isinstance(given.bias, Bias) else None
+    static = _Static(
+        given.causal, window, given.softcap, float(given.scale), S, bias, sizes, given.scores_dtype
+    )
+    q = _blocks(given.q.reshape(B, T, K, N // K, H), sizes[0])
+    k, v = (_blocks(x, sizes[1]) for x in (given.k, given.v))
+    marks: PyTree = {"window": None if window is not None else given.window}
+    if given.segments is not None:
+        marks |= {"t": _blocks(given.segments[0], sizes[0]), "s": _blocks(given.segments[1], sizes[1])}
+    operand = given.bias.operand if isinstance(given.bias, Bias) else _padded(given.bias, (B, N, K), sizes)
+    out, lse = _attend(static, q, k, v, operand, marks)
+    out = _rows(out, T).reshape(B, T, N, H)
+    return out.astype(given.v.dtype), jnp.moveaxis(_rows(lse, T), 1, -1).reshape(B, N, T)
+
+
+def _blocks(x: jax.Array, size: int) -> jax.Array:
+    """Return [blocks, B, size, ...] of [B, T, ...], with zeros after the last."""
+    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % size), *[(0, 0)] * (x.ndim - 2)])
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
+
+
+def _rows(x: jax.Array, length: int) -> jax.Array:
+    """Return [B, T, ...] of [blocks, B, size, ...]."""
+    x = jnp.moveaxis(x, 0, 1)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
+
+
+def _padded(bias: jax.Array | None, sizes: tuple[int, int, int], block: tuple[int, int]) -> jax.Array | None:
+    """Return [B or 1, K or 1, G or 1, T, S] of [B or 1, N or 1, T, S], in whole blocks."""
+    if bias is None:
+        return None
+    _, N, K = sizes
+    heads = (1, 1) if bias.shape[1] == 1 else (K, N // K)
+    bias = bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
+    return jnp.pad(bias, [*[(0, 0)] * 3, (0, -bias.shape[3] % block[0]), (0, -bias.shape[4] % block[1])])
+
+
+def _pairs(static: _Static, num_q: int, num_k: int) -> np.ndarray:
+    """Return the pairs of blocks of which some query may see some key, int32[pairs, 2], queries in order."""
+    return np.array([*_seen(static, num_q, num_k)], np.int32).reshape(-1, 2)
+
+
+def _seen(static: _Static, num_q: int, num_k: int) -> Iterator[tuple[int, int]]:
+    t, s = static.block
+    reach = static.window
+    for i in range(num_q):
+        for j in range(num_k):
+            nearest, farthest = i * t - (j + 1) * s + 1, (i + 1) * t - 1 - j * s
+            if static.causal and farthest < 0:
+                continue
+            if reach is not None and (nearest >= reach or (not static.causal and farthest <= -reach)):
+                continue
+            yield i, j
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, operand: PyTree, marks: PyTree
+) -> tuple[jax.Array, jax.Array]:
+    """Return [blocks, B, t, K, G, H] and the logarithms of the sums, [blocks, B, t, K, G]."""
+
+    def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
+        at = _place(static, pair)
+        here = jax.tree.map(lambda x: x[at.i], sums)
+        scores = _scores(static, at, q, k, operand, marks)[0]
+        largest = jnp.maximum(here["largest"], scores.max(-1))
+        finite = jnp.where(jnp.isfinite(largest), largest, 0)
+        weights, shrunk = jnp.exp(scores - finite[..., None]), jnp.exp(here["largest"] - finite)
+        seen = jnp.einsum(
+            "bkgts,bskh->bkgth", weights.astype(v.dtype), v[at.j], preferred_element_type=static.dtype
+        )
+        new = {
+            "largest": largest,
+            "total": here["total"] * shrunk + weights.sum(-1),
+            "values": here["values"] * shrunk[..., None] + seen,
+        }
+        return jax.tree.map(lambda x, part: x.at[at.i].set(part), sums, new), None
+
+    blocks, B, t, K, G, H = q.shape
+    shape = blocks, B, K, G, t
+    start = {
+        "largest": jnp.full(shape, -jnp.inf, static.dtype),
+        "total": jnp.zeros(shape, static.dtype),
+        "values": jnp.zeros((*shape, H), static.dtype),
+    }
+    sums, _ = jax.lax.scan(one, start, jnp.asarray(_pairs(static, blocks, k.shape[0])))
+    is_empty = sums["total"] == 0
+    out = sums["values"] / jnp.where(is_empty, 1, sums["total"])[..., None]
+    lse = jnp.where(is_empty, -jnp.inf, sums["largest"] + jnp.log(jnp.where(is_empty, 1, sums["total"])))
+    return jnp.moveaxis(out, 4, 2), jnp.moveaxis(lse, 4, 2)
+
+
+def _attend_forward(static: _Static, *inputs: Any) -> tuple[Any, Any]:
+    out, lse = _attend(static, *inputs)
+    out, lse = checkpoint_name(out, "attention"), checkpoint_name(lse, "attention")
+    return (out, lse), (inputs, out, lse)
+
+
+def _attend_backward(static: _Static, kept: Any, changes: Any) -> tuple[Any, ...]:
+    """Return the gradients of queries, keys, values and of what the bias is made of."""
+    (q, k, v, operand, marks), out, lse = kept
+    d_out, d_lse = changes
+    # A row of the softmax's Jacobian needs the sum over all of its keys, which is that of out * d_out.
+    delta = jnp.moveaxis((out * d_out).sum(-1) - d_lse, 2, 4)
+    lse = jnp.moveaxis(jnp.where(jnp.isfinite(lse), lse, 0), 2, 4)
+    d_out = jnp.moveaxis(d_out, 2, 4).astype(v.dtype)
+
+    def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
+        at = _place(static, pair)
+        scores, slope, add_bias = _scores(static, at, q, k, operand, marks)
+        weights = jnp.exp(scores - lse[at.i][..., None])
+        product = partial(jnp.einsum, preferred_element_type=static.dtype)
+        d_v = product("bkgts,bkgth->bskh", weights.astype(v.dtype), d_out[at.i])
+        d_scores = weights * (product("bkgth,bskh->bkgts", d_out[at.i], v[at.j]) - delta[at.i][..., None])
+        d_products = ((d_scores * slope) * static.scale).astype(q.dtype)
+        new = {
+            "q": sums["q"].at[at.i].add(product("bkgts,bskh->btkgh", d_products, k[at.j])),
+            "k": sums["k"].at[at.j].add(product("bkgts,btkgh->bskh", d_products, q[at.i])),
+            "v": sums["v"].at[at.j].add(d_v),
+            "operand": add_bias(sums["operand"], d_scores),
+        }
+        return new, None
+
+    wide = partial(jnp.zeros_like, dtype=static.dtype)
+    start = {"q": wide(q), "k": wide(k), "v": wide(v), "operand": jax.tree.map(wide, operand)}
+    sums, _ = jax.lax.scan(one, start, jnp.asarray(_pairs(static, q.shape[0], k.shape[0])))
+    found = {"q": q, "k": k, "v": v, "operand": operand}
+    cast = jax.tree.map(lambda like, x: x.astype(like.dtype), found, sums)
+    return cast["q"], cast["k"], cast["v"], cast["operand"], None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _place(static: _Static, pair: jax.Array) -> _Block:
+    (i, j), (t, s) = pair, static.block
+    return _Block(i, j, i * t + jnp.arange(t), j * s + jnp.arange(s))
+
+
+def _scores(static: _Static, at: _Block, q: jax.Array, k: jax.Array, operand: PyTree, marks: PyTree) -> Any:
+    """Return the scores [B, K, G, t, s] of a pair of blocks, -inf where a query does not see a key.
+
+    Also their derivative by the products, before the bias; and a function that adds the gradient of what the
+    bias is made of to a sum, given that of the scores.
+    """
+    scores = jnp.einsum("btkgh,bskh->bkgts", q[at.i], k[at.j], preferred_element_type=static.dtype)
+    scores, slope = scores * static.scale, jnp.ones((), static.dtype)
+    if static.softcap is not None:
+        bent = jnp.tanh(scores / static.softcap)
+        scores, slope = static.softcap * bent, 1 - bent**2
+    bias, add = _bias(static, at, operand, scores.shape)
+    if bias is not None:
+        scores += bias
+    segments = (marks["t"][at.i], marks["s"][at.j]) if "t" in marks else None
+    window = static.window if static.window is not None else marks["window"]
+    mask = visible(static.causal, window, segments, at.t, at.s)
+    if static.length % static.block[1]:  # the last block of keys is padded
+        is_there = (at.s < static.length)[None, None]
+        mask = is_there if mask is None else mask & is_there
+    if mask is not None:
+        scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    return scores, slope, add
+
+
+def _bias(static: _Static, at: _Block, operand: PyTree, shape: tuple[int, ...]) -> Any:
+    """Return the bias of a pair of blocks, and what adds the gradient of its operand to a sum."""
+    if static.bias is not None:
+        _, K, G, t, s = shape
+
+        def of(operand: PyTree) -> jax.Array:
+            return static.bias(operand, at.t, at.s).astype(static.dtype).reshape(K, G, t, s)
+
+        bias, pulled = jax.vjp(of, operand)
+        return bias, lambda sums, change: jax.tree.map(jnp.add, sums, pulled(change.sum(0))[0])
+    if operand is None:
+        return None, lambda sums, change: sums
+    t, s = static.block
+    place = 0, 0, 0, at.i * t, at.j * s
+    bias = jax.lax.dynamic_slice(operand, place, (*operand.shape[:3], t, s))
+    axes = tuple(axis for axis in range(3) if operand.shape[axis] == 1)
+
+    def add(sums: jax.Array, change: jax.Array) -> jax.Array:
+        part = change.sum(axes, keepdims=True)
+        return jax.lax.dynamic_update_slice(sums, part.astype(sums.dtype), place)
+
+    return bias, add

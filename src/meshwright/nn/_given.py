@@ -1,0 +1,154 @@
+"""The arguments of attention, checked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.errors import UsageError
+
+Segments: TypeAlias = tuple[jax.Array, jax.Array]
+
+
+class Bias(NamedTuple):
+    """What is added to the scores, computed for each block of queries and keys, so that it is never whole.
+
+    Example:
+      >>> slopes = jnp.array([0.5, 0.25])  # ALiBi's, of two heads
+      >>> bias = mw.nn.Bias(lambda slopes, t, s: -slopes[:, None, None] * abs(t[:, None] - s), slopes)
+      >>> x = jnp.ones((1, 8, 2, 4))
+      >>> mw.attention(x, x, x, bias=bias).shape
+      (1, 8, 2, 4)
+    """
+
+    function: Callable[[Any, jax.Array, jax.Array], jax.Array]
+    """`(operand, t, s) -> [N, len(t), len(s)]`: of int32 positions of queries and keys, for all N heads."""
+    operand: Any
+    """A pytree of arrays that the function reads, a table of distances say. It has a gradient."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What attention is computed of."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    causal: bool
+    segments: Segments | None
+    window: int | jax.Array | None
+    softcap: float | None
+    scale: float
+    bias: jax.Array | Bias | None
+    leaves_rows_empty: bool
+    """Whether there may be queries that see no key."""
+
+    @classmethod
+    def of(
+        cls,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        causal: bool,
+        segments: Any,
+        window: Any,
+        softcap: float | None,
+        scale: float | None,
+        bias: Any,
+    ) -> "Given":
+        """Check the arguments of `attention`.
+
+        Raises:
+          UsageError: they do not go together.
+        """
+        q, k, v = (jnp.asarray(x) for x in (q, k, v))
+        _check_arrays(q, k, v)
+        is_pair = isinstance(segments, tuple)
+        both = None if segments is None else (segments if is_pair else (segments, segments))
+        _check_segments(q, k, both)
+        if isinstance(window, int) and window < 1:
+            raise UsageError(f"window={window}: it is at least 1, with which a query sees its own position.")
+        if softcap is not None and not softcap > 0:
+            raise UsageError(f"softcap={softcap}: scores are bent into ± a number above 0.")
+        _check_bias(q, k, bias)
+        is_empty = is_pair or (window is not None and q.shape[1] > k.shape[1])
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return cls(q, k, v, causal, both, window, softcap, scale, bias, is_empty)
+
+    @property
+    def scores_dtype(self) -> Any:
+        """The dtype of scores and sums: float32, or wider where the queries are."""
+        return jnp.promote_types(self.q.dtype, jnp.float32)
+
+
+def visible(
+    causal: bool, window: Any, segments: Segments | None, t: jax.Array, s: jax.Array
+) -> jax.Array | None:
+    """Return which keys each query sees, bool[B or 1, t, s]; None where it sees all.
+
+    Args:
+      segments: int[B, t] of the queries and int[B, s] of the keys.
+      t: int[t], the positions of the queries.
+      s: int[s], the positions of the keys.
+    """
+    distance = t[:, None] - s
+    seen = []
+    if causal:
+        seen.append((distance >= 0)[None])
+    if window is not None:
+        seen.append((distance < window)[None])
+        if not causal:
+            seen.append((distance > -window)[None])
+    if segments is not None:
+        seen.append(segments[0][:, :, None] == segments[1][:, None])
+    if not seen:
+        return None
+    found = seen[0]
+    for each in seen[1:]:
+        found = found & each
+    return found
+
+
+def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise UsageError(f"attention takes q [B, T, N, H] and k, v [B, S, K, H]: found {shapes}.")
+    if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise UsageError(f"k and v have one shape, and B and H of q are theirs: found {shapes}.")
+    if q.shape[2] % k.shape[2]:
+        raise UsageError(f"the heads of keys divide those of queries: found {shapes}.")
+    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (q, k, v)):
+        raise UsageError(f"q, k and v are floating: found {q.dtype}, {k.dtype} and {v.dtype}.")
+
+
+def _check_segments(q: jax.Array, k: jax.Array, segments: Segments | None) -> None:
+    if segments is None:
+        return
+    found = tuple(x.shape for x in segments)
+    if found != (q.shape[:2], k.shape[:2]):
+        raise UsageError(
+            f"segments are {found[0]} of queries and {found[1]} of keys: expected {q.shape[:2]} and "
+            f"{k.shape[:2]}, B and the positions."
+        )
+
+
+def _check_bias(q: jax.Array, k: jax.Array, bias: Any) -> None:
+    if bias is None:
+        return
+    (B, T, N, _), S = q.shape, k.shape[1]
+    if isinstance(bias, Bias):
+        places = jax.ShapeDtypeStruct((T,), jnp.int32), jax.ShapeDtypeStruct((S,), jnp.int32)
+        found = jax.eval_shape(bias.function, bias.operand, *places).shape
+        if found != (N, T, S):
+            raise UsageError(
+                f"the function of a Bias returns [N, t, s]: expected {(N, T, S)}, found {found}."
+            )
+    elif (
+        bias.ndim != 4
+        or bias.shape[0] not in (1, B)
+        or bias.shape[1] not in (1, N)
+        or bias.shape[2:] != (T, S)
+    ):
+        raise UsageError(f"bias is [B or 1, N or 1, T, S]: expected {(B, N, T, S)}, found {bias.shape}.")

@@ -1,0 +1,229 @@
+"""Attention in every form is what its definition says: values, gradients, logarithms of sums."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import meshwright as mw
+from meshwright.errors import UsageError
+from meshwright.nn._blockwise import blockwise
+from meshwright.nn._dense import plain
+from meshwright.nn._given import Given
+from soak import cases
+
+DEFAULTS = {"causal": False, "segments": None, "window": None, "softcap": None, "scale": None, "bias": None}
+
+
+def arrays(shape, *, heads_of_keys=None, keys=None, seed=0):
+    """Return q [B, T, N, H], and k and v [B, S, K, H], of normal numbers."""
+    B, T, N, H = shape
+    random = np.random.default_rng(seed)
+    of_keys = B, keys or T, heads_of_keys or N, H
+    return [jnp.asarray(random.normal(size=size), jnp.float32) for size in (shape, of_keys, of_keys)]
+
+
+def given_of(q, k, v, **asked):
+    return Given.of(q, k, v, **DEFAULTS | asked)
+
+
+def by(form, q, k, v, **asked):
+    """Return a number that all outputs are in, of which to take the gradient, and the outputs."""
+    out, lse = form(given_of(q, k, v, **asked))
+    weights = jnp.cos(jnp.arange(out.size)).reshape(out.shape)
+    total = (out * weights).sum() + jnp.sin(jnp.where(jnp.isfinite(lse), lse, 0)).sum()
+    return total, (out, lse)
+
+
+def check(q, k, v, block=8, **asked):
+    """Hold the form by blocks to the definition."""
+    forms = plain, partial(blockwise, block=block)
+    calls = [jax.jit(jax.grad(partial(by, form, **asked), (0, 1, 2), has_aux=True)) for form in forms]
+    close = partial(np.testing.assert_allclose, atol=2e-5)
+    jax.tree.map(close, *(call(q, k, v) for call in calls))
+
+
+@st.composite
+def asked(draw):
+    """Draw shapes, masks and a bias; the rows end in the middle of a block or with one."""
+    heads = draw(st.sampled_from([1, 2]))
+    shape = 2, draw(st.sampled_from([5, 16, 21])), 2 * heads, 4
+    keys = draw(st.sampled_from([None, 11, 24]))
+    B, T, N, _ = shape
+    S = keys or T
+    random = np.random.default_rng(draw(st.integers(0, 9)))
+    segments = {
+        "none": None,
+        "one": jnp.asarray(random.integers(0, 3, (B, T))) if keys is None else None,
+        "two": (jnp.asarray(random.integers(0, 3, (B, T))), jnp.asarray(random.integers(0, 3, (B, S)))),
+    }[draw(st.sampled_from(["none", "one", "two"]))]
+    bias = draw(st.sampled_from([None, (1, 1), (B, N), (1, N)]))
+    window = draw(st.sampled_from([None, 1, 3, 12]))
+    return (shape, heads, keys), {
+        "causal": draw(st.booleans()),
+        "segments": segments,
+        "window": jnp.asarray(window) if window and draw(st.booleans()) else window,
+        "softcap": draw(st.sampled_from([None, 2.0])),
+        "scale": draw(st.sampled_from([None, 0.7])),
+        "bias": None if bias is None else jnp.asarray(random.normal(size=(*bias, T, S)), jnp.float32),
+    }
+
+
+@settings(max_examples=cases(4, 300))
+@given(asked())
+def test_blocks_come_to_what_the_definition_says(case):
+    (shape, heads, keys), asked = case
+    check(*arrays(shape, heads_of_keys=heads, keys=keys), **asked)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_gradient_of_a_bias_is_that_of_the_definition(size):
+    q, k, v = arrays((2, 19, 4, 4), heads_of_keys=2)
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=(size, 4, 19, 19)), jnp.float32)
+    found, expected = (
+        jax.jit(jax.grad(lambda bias, form=form: by(form, q, k, v, bias=bias, causal=True)[0]))(bias)
+        for form in (partial(blockwise, block=8), plain)
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def distances(table, t, s):
+    return table[:, jnp.clip(t[:, None] - s, 0, 5)]
+
+
+def test_a_bias_that_is_computed_is_that_of_an_array_and_has_its_gradient():
+    q, k, v = arrays((2, 19, 4, 4), heads_of_keys=2)
+    table = jnp.asarray(np.random.default_rng(1).normal(size=(4, 6)), jnp.float32)
+
+    def of(form, table):
+        return by(form, q, k, v, bias=mw.nn.Bias(distances, table), causal=True)[0]
+
+    whole = distances(table, jnp.arange(19), jnp.arange(19))[None]
+    small = partial(blockwise, block=8)
+    expected = by(plain, q, k, v, bias=whole, causal=True)[0]
+    np.testing.assert_allclose(of(small, table), expected, rtol=1e-5)
+    found, expected = (jax.jit(jax.grad(partial(of, form)))(table) for form in (small, plain))
+    np.testing.assert_allclose(found, expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_a_query_that_sees_no_key_gives_nothing_and_has_no_gradient(form):
+    q, k, v = arrays((1, 4, 2, 4))
+    segments = jnp.array([[1, 1, 7, 1]]), jnp.array([[1, 1, 1, 2]])
+
+    def total(q):
+        return (mw.attention(q, k, v, segments=segments, form=form) ** 2).sum()
+
+    assert not mw.attention(q, k, v, segments=segments, form=form)[:, 2].any()
+    gradient = jax.grad(total)(q)
+    assert np.isfinite(gradient).all()
+    assert not gradient[:, 2].any()
+
+
+def test_parts_over_several_sets_of_keys_are_joined_by_the_logarithms():
+    q, k, v = arrays((1, 12, 2, 4))
+    parts = [mw.attention(q, k[:, of], v[:, of], with_lse=True) for of in (slice(0, 5), slice(5, 12))]
+    weights = jax.nn.softmax(jnp.stack([lse for _, lse in parts]), axis=0)
+    joined = sum(
+        out * weight.swapaxes(1, 2)[..., None] for (out, _), weight in zip(parts, weights, strict=True)
+    )
+    np.testing.assert_allclose(joined, mw.attention(q, k, v), atol=1e-5)
+
+
+def test_blocks_that_no_query_sees_are_not_computed():
+    q, k, v = arrays((1, 64, 1, 4))
+
+    def length(**asked):
+        jaxpr = jax.make_jaxpr(lambda q: blockwise(given_of(q, k, v, **asked), block=8)[0])(q)
+        scans = [e for e in all_equations(jaxpr.jaxpr) if e.primitive.name == "scan"]
+        return scans[0].params["length"]
+
+    assert (length(), length(causal=True), length(causal=True, window=8)) == (64, 36, 15)
+
+
+def all_equations(jaxpr):
+    found = []
+    for equation in jaxpr.eqns:
+        found.append(equation)
+        for value in equation.params.values():
+            for each in value if isinstance(value, (tuple, list)) else (value,):
+                below = getattr(each, "jaxpr", each)
+                if hasattr(below, "eqns"):
+                    found += all_equations(below)
+    return found
+
+
+def test_no_array_of_queries_times_keys_is_there_in_the_gradient_of_long_rows():
+    T = 4096
+    x = jax.ShapeDtypeStruct((1, T, 1, 8), jnp.float32)
+    loss = lambda q, k, v: mw.attention(q, k, v, causal=True).sum()
+    jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(x, x, x)
+    largest = max(
+        v.aval.size for e in all_equations(jaxpr.jaxpr) for v in e.outvars if hasattr(v.aval, "size")
+    )
+    assert largest <= T * T / 8
+
+
+def test_bfloat16_is_as_near_to_float32_as_the_dense_form():
+    q, k, v = (x.astype(jnp.bfloat16) for x in arrays((1, 40, 2, 8)))
+    exact = plain(given_of(*(x.astype(jnp.float32) for x in (q, k, v)), causal=True))[0]
+    found = blockwise(given_of(q, k, v, causal=True), block=8)[0]
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=0.03)
+
+
+def test_it_is_mapped_over_further_axes():
+    q, k, v = (jnp.stack([x, 2 * x]) for x in arrays((1, 20, 2, 4)))
+    call = partial(mw.attention, causal=True, form="blockwise")
+    found = jax.vmap(call)(q, k, v)
+    np.testing.assert_allclose(found[1], call(q[1], k[1], v[1]), atol=1e-6)
+
+
+def test_second_derivatives_are_those_of_the_definition():
+    q, k, v = arrays((1, 9, 1, 2))
+
+    def twice(form):
+        inner = jax.grad(lambda q: (form(given_of(q, k, v, causal=True))[0] ** 2).sum())
+        return jax.jit(jax.grad(lambda q: (inner(q) ** 2).sum()))(q)
+
+    np.testing.assert_allclose(twice(partial(blockwise, block=4)), twice(plain), atol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", ["data=2,tensor=4", "data=8", "tensor=2,fsdp=4"])
+def test_it_is_split_over_a_mesh_by_rows_and_heads(mesh):
+    q, k, v = arrays((8, 24, 4, 4))
+    mesh = mw.make_mesh(mesh)
+    axes = [tuple(a for a in ("data", "fsdp") if a in mesh.axis_names) or None]
+    spec = jax.P(*axes, None, "tensor" if "tensor" in mesh.axis_names else None)
+    sharding = jax.NamedSharding(mesh, spec)
+    call = jax.jit(lambda q, k, v: blockwise(given_of(q, k, v, causal=True), block=8)[0])
+    found = call(*(jax.device_put(x, sharding) for x in (q, k, v)))
+    np.testing.assert_allclose(found, call(q, k, v), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": (1, 4, 4)}, r"takes q \[B, T, N, H\]"),
+        ({"q": (1, 4, 3, 4)}, "divide those of queries"),
+        ({"q": (2, 4, 4, 4)}, "B and H of q are theirs"),
+        ({"segments": jnp.zeros((1, 3), int)}, r"segments are \(1, 3\) of queries"),
+        ({"window": 0}, "window=0"),
+        ({"softcap": -1.0}, "softcap=-1.0"),
+        ({"bias": jnp.zeros((4, 4))}, r"bias is \[B or 1, N or 1, T, S\]"),
+        ({"bias": mw.nn.Bias(lambda x, t, s: x, jnp.zeros(3))}, r"returns \[N, t, s\].*found \(3,\)"),
+        ({"form": "blokwise"}, "Did you mean 'blockwise'"),
+        ({"form": "cudnn", "softcap": 1.0}, "cudnn' cannot do softcap"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change, message):
+    q, k, v = arrays((1, 4, 4, 4), heads_of_keys=2)
+    asked = dict(change)
+    if "q" in asked:
+        q = jnp.zeros(asked.pop("q"))
+    with pytest.raises(UsageError, match=message):
+        mw.attention(q, k, v, **asked)
