@@ -23,7 +23,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+FROM = ("flax", "hugging-face", "keras", "levanter", "lightning", "maxtext")
 PAGES = [ROOT / "docs/index.md", ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
+PAGES += [ROOT / f"docs/coming-from-{name}.md" for name in FROM]
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?P<options>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S
 )
