@@ -108,3 +108,10 @@ def test_blocks_of_python_that_are_not_run_are_rare():
     code = [code for page in PAGES for language, _, code, _ in blocks(page) if language == "python"]
     left_out = [each for each in code if NOT_RUN.match(each)]
     assert len(left_out) <= max(1, len(code) // 10)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ("index", "quickstart")])
+def test_every_test_that_a_page_names_is_there(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    assert named
+    assert not [each for each in named if f"\ndef {each[1]}(" not in (ROOT / each[0]).read_text()]
