@@ -23,7 +23,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+FROM = ("flax", "hugging-face", "keras", "levanter", "lightning", "maxtext")
 PAGES = [ROOT / "docs/index.md", ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
+PAGES += [ROOT / f"docs/coming-from-{name}.md" for name in FROM]
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?P<options>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S
 )
@@ -106,3 +108,10 @@ def test_blocks_of_python_that_are_not_run_are_rare():
     code = [code for page in PAGES for language, _, code, _ in blocks(page) if language == "python"]
     left_out = [each for each in code if NOT_RUN.match(each)]
     assert len(left_out) <= max(1, len(code) // 10)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ("index", "quickstart")])
+def test_every_test_that_a_page_names_is_there(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    assert named
+    assert not [each for each in named if f"\ndef {each[1]}(" not in (ROOT / each[0]).read_text()]
