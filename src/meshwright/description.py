@@ -8,8 +8,10 @@ import re
 from dataclasses import dataclass
 
 from meshwright import old_names
+from meshwright.docstrings import documented
 
 
+@documented
 @dataclass(frozen=True)
 class Difference:
     """A setting that differs between two descriptions."""

@@ -1,7 +1,7 @@
 """Docstrings of attributes, put where `help()` shows them.
 
-Python keeps no docstring of an attribute, so `help()` of a class does not show the texts below its fields.
-They are read from the source once, where the class is made.
+Python does not keep docstrings of attributes, so `help()` of a class does not show the texts below its
+fields. Here they are read from the source, once, when the class is made.
 """
 
 import ast
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def documented(cls: type[T]) -> type[T]:
     """Add an `Attributes:` section to the docstring of a class, from the texts below its fields.
 
-    Without the source, as where only compiled files are installed, the docstring stays as it is.
+    If there is no source, because only compiled files are installed, the docstring does not change.
     """
     texts = dict(_texts(_classes(cls.__module__).get(cls.__qualname__)))
     if texts and cls.__doc__:
@@ -30,14 +30,14 @@ def documented(cls: type[T]) -> type[T]:
 
 @lru_cache(1)  # the classes of one file are made one after the other
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Return the classes of a module's file by name; none where there is no source."""
+    """Return the classes of a module's file by name; {} if there is no source."""
     found = sys.modules[module]
     lines = linecache.getlines(found.__file__ or "", vars(found))
     return {node.name: node for node in ast.parse("".join(lines)).body if isinstance(node, ast.ClassDef)}
 
 
 def _texts(cls: ast.ClassDef | None) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a class that have a text below them, each with it, indented as under `Args:`."""
+    """Yield the name and text of each field with a text below it, indented as in an `Args:` section."""
     for field, below in pairwise(cls.body if cls else ()):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

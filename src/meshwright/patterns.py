@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import jax
 
+from meshwright.docstrings import documented
 from meshwright.errors import UsageError, listed, nearest
 
 V = TypeVar("V")
@@ -89,6 +90,7 @@ def compiled(pattern: str) -> Callable[[str], Found | None]:
     return matched
 
 
+@documented
 @jax.tree_util.register_static  # so that the state of an optimizer can contain its rules
 @dataclass(frozen=True)
 class Table:

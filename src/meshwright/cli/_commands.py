@@ -141,7 +141,13 @@ def _add_looks_at_runs(commands: Commands) -> None:
         "in the current directory)",
     )
     runs = commands.add("runs", "_runs", "List the runs under a directory or URL: state, step, loss, score.")
-    runs.add_argument("directory", nargs="?", metavar="DIR", default="runs", help="default: runs")
+    runs.add_argument(
+        "directory",
+        nargs="?",
+        metavar="DIR",
+        default="runs",
+        help="the directory or URL to search (default: runs)",
+    )
     trace = commands.add("trace", "_trace", "Show how the time of profiled steps was spent.")
     trace.add_argument("path", metavar="RUN", help="a run, a directory of profiles, or an .xplane.pb file")
     trace.add_argument(

@@ -64,7 +64,7 @@ class Commands:
             metavar="FILE",
             action="append",
             default=[],
-            help="read settings from a YAML file; may be given several times, and the last file wins",
+            help="read settings from a YAML file; may be repeated, and the last file wins",
         )
         return made
 

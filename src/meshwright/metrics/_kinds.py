@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from jax.typing import ArrayLike
 
+from meshwright.docstrings import documented
 from meshwright.errors import UsageError
 from meshwright.metrics._histogram import Histogram
 
@@ -22,6 +23,7 @@ A writer leaves out the kinds that it cannot show.
 """
 
 
+@documented
 @dataclass(frozen=True)
 class Image:
     """A picture in a report.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from meshwright.docstrings import documented
 from meshwright.metrics._histogram import Histogram
 from meshwright.metrics._kinds import as_float
 from meshwright.metrics._mean import Mean, widened
@@ -20,6 +21,7 @@ Metrics = Mapping[str, Mean | Histogram | ArrayLike]
 """The metrics of a step by name: scalars, `Mean`s of scalars, or `Histogram`s."""
 
 
+@documented
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Packed(Mapping[str, Mean | Histogram]):

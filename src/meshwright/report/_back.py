@@ -4,12 +4,14 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
 
 WENT_BACK = "attempts/went_back.jsonl"
 """The record's file, relative to the run directory."""
 
 
+@documented
 @dataclass(frozen=True)
 class Back:
     """A return of a run to an earlier step."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshwright.docstrings import documented
 from meshwright.errors import UsageError
 from meshwright.metrics import json_number
 from meshwright.report._run import Run
@@ -17,6 +18,7 @@ BEST = ", best"
 """Ending of the names of rows that hold best values instead of last ones."""
 
 
+@documented
 @dataclass(frozen=True)
 class Comparison:
     """Two or more runs and their differences. Lists have one entry per run, None if it has no value."""

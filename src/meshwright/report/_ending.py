@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.checkpoint import is_held
+from meshwright.docstrings import documented
 from meshwright.documents import read_file
 
 _STILL_NEW = 600.0
@@ -16,6 +17,7 @@ _ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:,\d+)? ([A-Z]+) ", 
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
 
 
+@documented
 @dataclass(frozen=True)
 class Ending:
     """The state of a run, and its last message."""
@@ -48,6 +50,7 @@ def ending_of(
     return Ending("running" if goes_on else "killed")
 
 
+@documented
 @dataclass(frozen=True)
 class Incident:
     """A warning or an error that a process logged."""

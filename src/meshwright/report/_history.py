@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright import old_names
+from meshwright.docstrings import documented
 
 Report = Mapping[str, float]
 Mode = Literal["min", "max"]
@@ -23,6 +24,7 @@ _TRAINERS = "eval"
 _LARGEST = 1e100
 
 
+@documented
 @dataclass(frozen=True)
 class Series:
     """The values of one reported number, in the order of their steps."""
@@ -38,6 +40,7 @@ class Series:
         return self.values[-1]
 
 
+@documented
 @dataclass(frozen=True)
 class Attempt:
     """The part of a run from one start of the program to its end."""
@@ -54,6 +57,7 @@ class Attempt:
     """Time that the step took to compile; None if it was not reported."""
 
 
+@documented
 @dataclass(frozen=True)
 class Best:
     """The best value of a score."""
@@ -66,6 +70,7 @@ class Best:
     """`min` if lower values are better, `max` if higher ones are."""
 
 
+@documented
 @dataclass(frozen=True)
 class History:
     """The reports of a run as curves. They are split up while reading, so as not to keep 100,000 reports."""

@@ -88,7 +88,7 @@ def _figures(run: Run) -> Html | None:
 
 
 def _numbers(run: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield the numbers to know a run by: name, value, and what is to be said of it."""
+    """Yield the run's most important numbers: name, value, and a note."""
     series, sizes = run.series, run.sizes
     if "loss" in series:
         yield "loss", number(series["loss"].last), f"of training, step {series['loss'].steps[-1]:,}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright import description
+from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
 from meshwright.formats import Contents, contents
@@ -35,6 +36,7 @@ _MOST_DAMAGE = 3
 """Largest number of unreadable lines of metrics that are listed."""
 
 
+@documented
 @dataclass(frozen=True)
 class Run:
     """The contents of a run's files: state, settings, curves, scores, checkpoints, warnings."""
