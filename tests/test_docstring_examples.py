@@ -16,8 +16,6 @@ import meshwright as mw
 ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 NAMES = {"mw": mw, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
 NOT_YET = {
-    "Batched",
-    "Bucketed",
     "Checkpoints",
     "Deployer",
     "Evaluation",
@@ -33,13 +31,11 @@ NOT_YET = {
     "Trainable",
     "Trainer",
     "Watchdog",
-    "batches",
     "early_stopping",
     "evaluate",
     "fit",
     "from_checkpoint",
     "make_step",
-    "mapped",
     "open_source",
     "restore",
     "run",

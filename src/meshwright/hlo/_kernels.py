@@ -71,6 +71,11 @@ def memory_traffic(hlo: str) -> int:
 
     Args:
       hlo: HLO text of the compiled step.
+
+    Example:
+      >>> compiled = jax.jit(jnp.sin).lower(jnp.ones(1024)).compile()
+      >>> mw.hlo.memory_traffic(compiled.as_text())
+      8192
     """
     return sum(kernel.times * kernel.nbytes for kernel in kernels(hlo))
 

@@ -138,6 +138,11 @@ def walk(program: Program) -> Iterator[Operation]:
 
     Args:
       program: The program.
+
+    Example:
+      >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x))(1.0)
+      >>> "sin" in [operation.kind for operation in mw.program.walk(mw.program.program_of(jaxpr))]
+      True
     """
     for operation in program.operations:
         yield operation

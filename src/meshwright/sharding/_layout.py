@@ -236,6 +236,12 @@ def place(arrays: PyTree, shardings: PyTree) -> PyTree:
     Args:
       arrays: A pytree of arrays or structs.
       shardings: A tree of shardings with the same structure.
+
+    Example:
+      >>> arrays = {"w": jnp.ones((512, 256))}
+      >>> shardings = mw.Layout(mw.make_mesh("fsdp=8")).shardings(arrays)
+      >>> mw.sharding.place(arrays, shardings)["w"].shape
+      (512, 256)
     """
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arrays, shardings)
 

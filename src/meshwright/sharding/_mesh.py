@@ -121,6 +121,10 @@ def group_parts(
 
     Raises:
       LayoutError: See `make_mesh`.
+
+    Example:
+      >>> mw.sharding.group_parts("data=-1; fsdp=4,tensor=2", 4, 32)
+      ({'data': 4}, {'fsdp': 4, 'tensor': 2})
     """
     if isinstance(shape, str) and ";" in shape:
         return _parts(shape, num_devices, num_groups)
@@ -132,6 +136,12 @@ def in_mesh(mesh: Mesh | AbstractMesh) -> AbstractContextManager[Any]:
 
     Args:
       mesh: The mesh; an abstract one serves for tracing only.
+
+    Example:
+      >>> with mw.sharding.in_mesh(mw.make_mesh("data=8")):
+      ...     y = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, jax.P("data")))(jnp.ones(8))
+      >>> y.sharding.spec
+      P('data',)
     """
     return jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
 

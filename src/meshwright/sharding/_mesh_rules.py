@@ -148,6 +148,11 @@ def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
 
     Raises:
       UsageError: A pattern, of any of the rules, is not a regular expression.
+
+    Example:
+      >>> rules = (("NVIDIA.*:8", mw.override(mesh="fsdp=8")), (".*", mw.override()))
+      >>> mw.sharding.mesh_rule(rules, "NVIDIA H200:8")[0]
+      'NVIDIA.*:8'
     """
     patterns = [_compiled(pattern) for pattern, _ in rules]
     found = (rule for rule, pattern in zip(rules, patterns, strict=True) if pattern.fullmatch(hardware))

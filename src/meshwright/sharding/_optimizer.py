@@ -28,6 +28,13 @@ def beside_params(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:
       state: Optimizer state: a pytree of arrays or structs.
       params: Parameters: a pytree of arrays or structs.
       shardings: Shardings of the parameters, a tree with the same structure.
+
+    Example:
+      >>> params = {"w": jnp.ones((512, 256))}
+      >>> shardings = mw.Layout(mw.make_mesh("fsdp=8")).shardings(params)
+      >>> state = optax.adam(1e-3).init(params)
+      >>> mw.sharding.beside_params(state, params, shardings)[0].mu["w"].spec
+      P('fsdp',)
     """
     named = tree.named_leaves(params)
     placed = tree.named_leaves(shardings)
