@@ -16,14 +16,11 @@ import meshwright as mw
 ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 NAMES = {"mw": mw, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
 NOT_YET = {
-    "Batched",
-    "Bucketed",
     "Checkpoints",
     "Deployer",
     "Evaluation",
     "Experiment",
     "Input",
-    "Layout",
     "Logging",
     "Predictor",
     "Profile",
@@ -34,18 +31,12 @@ NOT_YET = {
     "Trainable",
     "Trainer",
     "Watchdog",
-    "auto",
-    "batches",
     "early_stopping",
     "evaluate",
     "fit",
     "from_checkpoint",
-    "make_mesh",
     "make_step",
-    "mapped",
-    "match",
     "open_source",
-    "override",
     "restore",
     "run",
 }

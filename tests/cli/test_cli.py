@@ -85,7 +85,7 @@ def train(tmp_path, monkeypatch):
         (["steps=many"], 2, "steps=many: expected int, found 'many'"),
         (["max_steps=0"], 2, "Experiment.max_steps is 0; it must be at least 1"),
         (["mesh=data=3"], 2, "mesh data=3 needs 3 devices, this run has 8"),
-        (["batch_size=6"], 2, "a batch of 6 examples does not divide by 8"),
+        (["batch_size=6"], 2, "a batch of 6 examples cannot be split into 8 equal parts"),
         (["microbatches=3"], 2, "microbatches=3 does not divide input.batch_size=8"),
         (["microbatches=2"], 2, "multiple of 16"),
         (["rule=tesnor"], 2, "error: rules: cannot split params/w: the mesh has no axis 'tesnor'"),

@@ -46,7 +46,7 @@ def test_rules_may_be_a_dictionary_of_those_of_several_models(deployer, params):
 
 
 def test_what_is_no_rule_and_what_does_not_fit_are_told(deployer, params):
-    with pytest.raises(UsageError, match=r"is no sharding rule.\n.*mw.match\("):
+    with pytest.raises(UsageError, match=r"is not a sharding rule.\n.*mw.match\("):
         deployer.get_params_spec(params, [(("hidden", "w"), P("mp"))])
     with pytest.raises(LayoutError, match="hidden/w"):
         deployer.get_params_spec({"hidden": {"w": np.ones((3, 3))}}, RULES[:1])
@@ -95,7 +95,7 @@ def test_a_trainer_and_a_predictor_take_a_dictionary_of_rules_by_model(deployer)
             {"x": np.ones((8, 8))}, 1, params
         ),
     ):
-        with pytest.raises(UsageError, match=r"sharding rules for 'modl', .*Did you mean 'model'"):
+        with pytest.raises(UsageError, match=r"sharding rules are given for 'modl', .*Did you mean 'model'"):
             refused()
 
 
@@ -148,7 +148,7 @@ def test_what_is_no_array_or_cannot_be_read_is_named(deployer):
     with pytest.raises(UsageError, match=r"params/w is a Tensor of torch.float8, which .*\n.*\.numpy\(\)"):
         deployer.shard_params({"w": unreadable}, {"w": P()})
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"])
-    with pytest.raises(UsageError, match=r"params is no array but a str.\n.*load_ckpt"):
+    with pytest.raises(UsageError, match=r"params is not an array but a str.\n.*load_ckpt"):
         predictor.predict({"x": np.ones(8)}, 1, "ckpts/best")
 
 

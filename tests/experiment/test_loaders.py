@@ -64,12 +64,12 @@ def test_any_examples_can_be_evaluated_on(examples, tmp_path):
 
 
 def test_a_loader_that_is_given_as_examples_is_refused_before_the_run_begins(tmp_path):
-    with pytest.raises(ExamplesError, match=r"input: the items .*\n\s+Say so, mw.Batched\(loader\)"):
+    with pytest.raises(ExamplesError, match=r"input: the items .*\n\s+Wrap it, mw.Batched\(loader\)"):
         mw.run(experiment(tmp_path, input=mw.Input(MapDataset([], 64, LISTED.__getitem__).batch(16), 16)))
 
 
 def test_a_generator_of_batches_that_is_given_as_examples_is_told_of_batched(tmp_path):
-    with pytest.raises(UsageError, match=r"gives batches, say so: mw.Batched\(loader\)"):
+    with pytest.raises(UsageError, match=r"yields batches, wrap it: mw.Batched\(loader\)"):
         mw.run(experiment(tmp_path, input=mw.Input(lambda: iter([batch(0)]), 16, epochs=1)))
 
 

@@ -79,7 +79,7 @@ def test_devices_that_cannot_be_read_are_an_error(mesh):
 
 
 def test_a_mesh_of_another_size_is_an_error(mesh):
-    with pytest.raises(UsageError, match=r"is for 16 devices, and the mesh .* has 8"):
+    with pytest.raises(UsageError, match=r"is for 16 devices, but the mesh .* has 8"):
         collectives(program(num_partitions=16), mesh)
 
 

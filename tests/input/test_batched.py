@@ -53,17 +53,17 @@ def test_pairs_of_tensors_are_tuples_of_arrays():
 @pytest.mark.parametrize(
     ("items", "says"),
     [
-        ([{"id": np.arange(8)}], "item 0 of the loader has 8 examples, and a batch 4"),
+        ([{"id": np.arange(8)}], "item 0 of the loader has 8 examples, but a batch has 4"),
         (
             [{"id": np.arange(3)}] * 2,
-            "batch 0 of the loader has 3 examples, is not the last, and a batch has 4",
+            "batch 0 of the loader has 3 examples, is not the last, but a batch has 4",
         ),
-        ([{"id": np.arange(3)}], "batch 0 of the loader has 3 examples, and a batch has 4"),
+        ([{"id": np.arange(3)}], "batch 0 of the loader has 3 examples, but a batch has 4"),
         ([{"id": np.arange(4)}, {"id": np.arange(2)}, {"id": np.arange(4)}], "batch 1 .* is not the last"),
-        ([{"id": np.arange(4), "x": np.arange(3)}], r"no batch: the first dimensions .* \[\(3,\), \(4,\)\]"),
+        ([{"id": np.arange(4), "x": np.arange(3)}], r"not a batch: the first dimensions .* \[\(3,\), \(4,\)\]"),
         ([{"id": np.int64(1)}], "Leave out mw.Batched if the items are single examples"),
         ([{"id": list("abcd")}], "id is text"),
-        ([{"id": [[1], [1, 2], [1], [1]]}], "no batch of arrays"),
+        ([{"id": [[1], [1, 2], [1], [1]]}], "not a batch of arrays"),
     ],
 )
 def test_what_is_no_batch_of_the_stated_size_is_told(items, says):
@@ -74,9 +74,9 @@ def test_what_is_no_batch_of_the_stated_size_is_told(items, says):
 @pytest.mark.parametrize(
     ("loader", "says"),
     [
-        ({"id": np.arange(4)}, "A mapping of arrays is given as it is"),
-        ((x for x in ()), "Give the function that makes it"),
-        (7, "takes a loader, .* found int"),
+        ({"id": np.arange(4)}, "Pass a mapping of arrays without mw.Batched"),
+        ((x for x in ()), "Give a function that makes it"),
+        (7, "takes a loader that yields batches; found int"),
     ],
 )
 def test_what_is_no_loader_is_told(loader, says):
@@ -112,7 +112,7 @@ def test_a_collate_is_for_examples():
     ids=["DataLoader", "grain", "grain, mapped", "function", "function of the epoch", "again"],
 )
 def test_a_loader_of_batches_that_is_given_as_examples_is_refused_with_what_to_write(given):
-    with pytest.raises(ExamplesError, match=r"are batches already .*\n\s+Say so, mw.Batched\(loader\)"):
+    with pytest.raises(ExamplesError, match=r"are already batches .*\n\s+Wrap it, mw.Batched\(loader\)"):
         next(mw.batches(given, 4, SHARDING))
 
 
@@ -173,7 +173,7 @@ def test_with_a_state_nothing_is_read_again():
 
 def test_an_iterator_is_read_once_and_its_end_is_that_of_the_data():
     assert ids(mw.batches(Iterator(dataset(10)), 4, SHARDING)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(ExamplesError, match="read once, and there are to be 2 epochs"):
+    with pytest.raises(ExamplesError, match="read once only, but epochs=2"):
         mw.batches(Iterator(dataset(10)), 4, SHARDING, epochs=2)
 
 
@@ -202,7 +202,7 @@ def test_a_loader_without_state_goes_on_with_the_batch_size_that_it_had():
     first = batches(DataLoader(examples(48), 4))
     next(first)
     other = batches(DataLoader(examples(48), 8), 8)
-    with pytest.raises(InputError, match="no whole number of the loader's batches"):
+    with pytest.raises(InputError, match="not a whole number of the loader's batches"):
         other.set_state(first.get_state()) or next(other)
 
 

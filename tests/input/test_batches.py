@@ -217,7 +217,7 @@ def test_what_is_no_set_of_examples_is_refused(examples, says):
 
 
 def test_a_batch_size_that_does_not_divide_is_refused():
-    with pytest.raises(LayoutError, match="batch of 6 examples does not divide by 4"):
+    with pytest.raises(LayoutError, match="batch of 6 examples cannot be split into 4 equal parts"):
         mw.batches(numbers(10), 6, SHARDING)
 
 

@@ -167,13 +167,17 @@ def test_what_cannot_be_grouped_is_told(more, says):
 @pytest.mark.parametrize(
     ("given", "collate", "says"),
     [
-        (bucketed([2, 3], {"token": 0}), None, "'token', which an example has not. Did you mean 'tokens'"),
+        (
+            bucketed([2, 3], {"token": 0}),
+            None,
+            "'token', which an example does not have. Did you mean 'tokens'",
+        ),
         (bucketed([2, 3], {"id": 0}), None, r"id of shape \(\) cannot be padded"),
-        (mw.Bucketed(texts([9, 9]), [2, 2], BUCKETS, {"tokens": 0}), None, "Is `lengths` that of each"),
-        (mw.Bucketed(texts([2, 3]), [2, 3], BUCKETS), None, "is not told how to pad"),
+        (mw.Bucketed(texts([9, 9]), [2, 2], BUCKETS, {"tokens": 0}), None, "Check that `lengths` has the length of each"),
+        (mw.Bucketed(texts([2, 3]), [2, 3], BUCKETS), None, "has no `pad`"),
         (mw.Bucketed(texts([2, 3]), [2, 3], BUCKETS), lambda examples: {}, "a collate that takes `length`"),
-        (texts([2, 2]), lambda examples, length: {}, "known of mw.Bucketed"),
-        (lambda epoch: bucketed([2, 3]), None, "nothing that a function of the epoch may return"),
+        (texts([2, 2]), lambda examples, length: {}, "only mw.Bucketed"),
+        (lambda epoch: bucketed([2, 3]), None, "a function of the epoch cannot return one"),
     ],
 )
 def test_what_does_not_fit_together_is_told(given, collate, says):

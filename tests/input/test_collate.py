@@ -63,7 +63,7 @@ def test_lists_and_mappings_that_are_no_trees_become_arrays_by_name():
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        ({"text": ["a", "b"]}, "text is text, which no device computes with"),
+        ({"text": ["a", "b"]}, "text is text, which no device can compute with"),
         ({"a": {"b": np.array([None, None])}}, "a/b is of type object"),
         ({"ids": [[1, 2], [3]]}, r"ids, which `collate` returned for 2 examples, cannot be an array"),
         ({"x": np.zeros(3)}, r"x, which .* for 2 examples, has shape \(3,\)"),

@@ -65,8 +65,8 @@ def test_peeking_reads_nothing_twice():
 @pytest.mark.parametrize(
     ("now", "says"),
     [
-        (lambda epoch: of_epoch(epoch)[:2], "4 examples of epoch 0 were read then, and now it has 2"),
-        (lambda: iter(of_epoch(0)[:3]), "4 examples of epoch 0 were read then, and now it has 3"),
+        (lambda epoch: of_epoch(epoch)[:2], "4 examples of epoch 0 were read then, but there are only 2 now"),
+        (lambda: iter(of_epoch(0)[:3]), "4 examples of epoch 0 were read then, but there are only 3 now"),
         (of_epoch(0), "num_examples was None, is 5"),
     ],
 )

@@ -162,5 +162,5 @@ def test_a_damaged_profile_is_told(tmp_path, capsys, content):
 def test_a_profile_that_was_cut_short_is_told(traced, tmp_path):
     whole = profile.find_profiles(traced)[0].read_bytes()
     (tmp_path / "cut.xplane.pb").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match=r"cut\.xplane\.pb is no profile, or a damaged one"):
+    with pytest.raises(InputError, match=r"cut\.xplane\.pb is not a profile, or is damaged"):
         profile.summarize(tmp_path / "cut.xplane.pb")

@@ -153,5 +153,5 @@ def test_nothing_is_warned_of_where_no_axis_splits_parameters():
 
 
 def test_a_head_size_beside_a_function_is_an_error():
-    with pytest.raises(LayoutError, match="head_size=64 is not needed"):
+    with pytest.raises(LayoutError, match="head_size=64 and a function are both given"):
         mw.auto({"w": struct(4, 4)}, lambda params: params["w"].sum(), head_size=64)

@@ -197,7 +197,7 @@ def test_a_gradient_that_cannot_be_told_apart_by_devices_is_refused():
     state = mw.train.init_state(
         lambda key: {"w": jnp.ones(maps), "dot": jnp.ones(same)}, optax.sgd(1), 0, layout
     )
-    with pytest.raises(LayoutError, match="within a shard_map that leaves mesh axis 'tensor' to XLA"):
+    with pytest.raises(LayoutError, match="inside a shard_map that leaves mesh axis 'tensor' to XLA"):
         mw.make_step(loss, optax.sgd(1), layout)(state, {"x": jnp.ones((B, 6, 6, C))})
 
 

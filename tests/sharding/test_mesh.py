@@ -38,7 +38,7 @@ def test_axes_are_auto_so_that_ordinary_model_code_runs():
         ("data=-1,fsdp=-1", "at most one may be -1"),
         ("data=0", "at least 1"),
         ("data", "cannot read 'data'"),
-        ("data=2,data=4", "there twice"),
+        ("data=2,data=4", "appears twice"),
         ("", "cannot read"),
     ],
 )
@@ -123,7 +123,7 @@ def test_one_process_is_one_group():
     ("text", "says"),
     [
         ("data=3; fsdp=4", r"needs 3 groups .* before the semicolon, this run has 2"),
-        ("data=2; fsdp=3", "needs 3 devices, behind the semicolon, each group has 4"),
+        ("data=2; fsdp=3", "needs 3 devices, after the semicolon, each group has 4"),
         ("data=2; fsdp=-1,tensor=3", "needs a multiple of 3 devices, .* each group has 4"),
         ("data=-1,expert=-1; fsdp=4", r"at most one may be -1 \(the rest of 2 groups"),
         ("data=2; fsdp=-1,tensor=-1", r"at most one may be -1 \(the rest of 4 devices"),

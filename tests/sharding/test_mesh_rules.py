@@ -128,7 +128,7 @@ def test_a_path_that_leads_nowhere_is_refused(path, message):
 
 
 def test_a_setting_and_a_part_of_it_are_not_both_changed():
-    with pytest.raises(UsageError, match="both 'inner' and a setting of it"):
+    with pytest.raises(UsageError, match="both 'inner' and a setting inside it"):
         mw.override({"inner.size": 4}, inner=Inner())(Described())
 
 

@@ -49,7 +49,7 @@ def test_a_stream_ends_the_run(in_order):
     made = trainer()
     fit(made, mw.Batched(stream()), epochs=None, max_steps=100)
     assert (made.step, arrays(made) == in_order) == (12, True)
-    with pytest.raises(ExamplesError, match="which is read once, and there are to be 2 epochs"):
+    with pytest.raises(ExamplesError, match="which can be read once only, but epochs=2"):
         fit(trainer(), mw.Batched(stream()), epochs=2)
 
 
@@ -77,7 +77,7 @@ def test_a_second_fit_goes_on_in_the_stream_also_where_a_process_begins_anew(is_
 
 
 def test_a_loader_that_is_given_as_examples_is_refused_with_what_to_write():
-    with pytest.raises(ExamplesError, match=r"Say so, mw.Batched\(loader\)"):
+    with pytest.raises(ExamplesError, match=r"Wrap it, mw.Batched\(loader\)"):
         fit(trainer(), DataLoader(LISTED, 16))
 
 

@@ -1,8 +1,8 @@
-"""Compiled programs, read from their HLO text: what they compute, move and exchange.
+"""Compiled programs, read from their HLO text: FLOPs, memory traffic and collectives.
 
-`_program` parses the text, `_executions` says what is run and how often, and the other files count one
-thing each: products, kernels, collectives; `_files` and `_graph` write it down. May import ground rooms
-only. Add an operation of the compiler's to the file that counts it.
+`_program` parses the text, `_executions` finds the instructions that run and how often, and the other files
+count one thing each: products, kernels, collectives. `_files` and `_graph` write a program to files. May
+import ground rooms only. To support a new HLO operation, change the file that counts it.
 """
 
 from meshwright.hlo._collectives import Collective, collectives

@@ -1,4 +1,4 @@
-"""What a step exchanges between devices, read from the HLO text of the compiled step.
+"""Collectives of a step, read from the HLO text of the compiled step.
 
 %all-gather.3 = f32[8,128]{1,0} all-gather(%p), replica_groups=[4,2]<=[8], dimensions={1}
 """
@@ -17,50 +17,59 @@ from meshwright.hlo._program import Computation, Instruction, Program, collectiv
 
 MAX_SOURCE = 80  # letters
 PASSED_ON = ("collective-permute", "collective-broadcast", "send")
-"""Kinds of which a device sends all that it has."""
+"""Kinds in which a device sends all of its data."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange of a program."""
+    """A collective of a program."""
 
     kind: str
-    """As in HLO: `all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `collective-permute`, …"""
+    """Name in HLO: `all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `collective-permute`, …"""
     axes: tuple[str, ...]
-    """The axes of the mesh along which its devices differ, in the mesh's order."""
+    """Mesh axes along which the participating devices differ, in the order of the mesh."""
     group_size: int
-    """How many devices take part together."""
+    """Number of devices that take part together."""
     times: int
-    """How often a step does it, the turns of all loops around it multiplied."""
+    """Number of executions in a step, with the iterations of all enclosing loops."""
     nbytes: int
-    """Of one time, on one device: of the whole array, which is the result of an all-gather, and the operand
-    of the other kinds."""
+    """Bytes of the whole array, on one device: the result of an all-gather, the operand of other kinds."""
     sent_nbytes: int
-    """What a device sends of one time, where n devices stand in a ring: n - 1 times an n-th of the array, and
-    of an all-reduce twice that (Patarasuk and Yuan, 2009); of a permutation all."""
+    """Bytes that one device sends in one execution, in a ring of n devices.
+
+    It is (n - 1) / n of the array, twice that for an all-reduce (Patarasuk and Yuan, 2009), and all of it for
+    a permutation.
+    """
     crosses_processes: bool
-    """Whether devices that take part together are of several processes."""
+    """True if the participating devices belong to several processes."""
     source: str
-    """Which operation of the traced function it comes from, shortened; "" where the compiler does not say."""
+    """Operation of the traced function that it comes from, shortened; "" if the compiler does not say."""
     in_open_loop: bool = False
-    """It is in a loop whose number of turns is not known, and `times` is for one turn."""
+    """True if it is in a loop with an unknown number of iterations; `times` then counts one iteration."""
 
 
 def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) -> list[Collective]:
-    """Return what a program, such as `compiled.as_text()`, exchanges.
+    """Return the collectives of a compiled program.
 
-    Async pairs count once, and so do the several fusions that one exchange is spread over on a TPU. Of the
-    branches of a condition only the one that makes the most bytes counts. What a device exchanges with itself
-    is left out.
+    Async pairs count once, and so do several fusions that share one collective on a TPU. Of a condition's
+    branches only the one that makes most bytes counts. A collective of a device with itself is left out.
 
     Args:
-      mesh: whose devices, in its order, the program was compiled for.
-      devices_per_host: so many devices, in the order of their ids, are a process's; instead of what they
-        say. For meshes of virtual devices.
+      hlo: HLO text, such as `compiled.as_text()`.
+      mesh: The mesh that the program was compiled for.
+      devices_per_host: Number of consecutive device ids that belong to one process, for meshes of virtual
+        devices. By default the devices themselves tell their process.
 
     Raises:
-      UsageError: the program is for another number of devices than the mesh has.
-      ValueError: the devices of a collective are written in a way that is not known.
+      UsageError: The program is for another number of devices than the mesh has.
+      ValueError: The devices of a collective are written in an unknown form.
+
+    Example:
+      >>> mesh = mw.make_mesh("data=8")
+      >>> x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=mw.Layout(mesh).batch_sharding)
+      >>> compiled = jax.jit(lambda x: x.sum()).lower(x).compile()
+      >>> [(found.kind, found.axes) for found in mw.hlo.collectives(compiled.as_text(), mesh)]
+      [('all-reduce', ('data',))]
     """
     program = parse(hlo)
     places, hosts = places_of(program, mesh), _hosts(mesh, devices_per_host)
@@ -73,17 +82,23 @@ def collectives(hlo: str, mesh: Mesh, *, devices_per_host: int | None = None) ->
 
 
 class Exchange(NamedTuple):
-    """A collective in a program."""
+    """A collective instruction, and its place in a program."""
 
     op: Instruction
+    """The instruction."""
     within: Computation
+    """The computation that contains it."""
     caller: Instruction
-    """The fusion that it is in, or itself."""
+    """The fusion that contains it, or the instruction itself."""
     run: Execution
+    """The execution of the computation."""
 
 
 def exchanging(program: Program, run: Execution) -> Iterator[Exchange]:
-    """Yield the collectives of a computation and of its fusions; one that several share in the first."""
+    """Yield the collectives of a computation and of its fusions.
+
+    One shared by several counts in the first.
+    """
     spread: set[str | None] = set()
     for op in run.computation.values():
         if kind_of(op):
@@ -96,14 +111,14 @@ def exchanging(program: Program, run: Execution) -> Iterator[Exchange]:
 
 
 def kind_of(op: Instruction) -> str | None:
-    """Return which kind of collective an instruction is; of a pair of start and done, the first is one."""
+    """Return the kind of a collective instruction; of an async pair, only the start has one."""
     if op.opcode.endswith(("-done", "-update")):
         return None
     return _kind_of_send(op) if op.opcode == "send" else collective_of(op.opcode)
 
 
 def _kind_of_send(op: Instruction) -> str | None:
-    """Return what is done between slices of TPUs, which is sent through the hosts; callbacks are, too."""
+    """Return the kind of a transfer between TPU slices, which passes through the hosts, as callbacks do."""
     if over_slices := re.search(r'_xla_megascale_transfer_type="(\w+)"', op.attributes):
         kind = over_slices[1].lower().replace("_", "-")
         return "collective-permute" if kind == "one-to-one" else kind
@@ -115,7 +130,7 @@ def _collective(found: Exchange, groups: Groups, mesh: Mesh, hosts: np.ndarray) 
     size = max(map(len, groups), default=1)
     members = np.array([device for group in groups for device in group], int)
     firsts = np.array([group[0] for group in groups for _ in group], int)
-    is_scattered = (found.caller.attribute("calls") or "").startswith("all-reduce-scatter")  # TPUs' name
+    is_scattered = (found.caller.attribute("calls") or "").startswith("all-reduce-scatter")  # on TPUs
     kind = "reduce-scatter" if is_scattered else kind_of(op) or ""
     given = sum(nbytes(found.within[name].type) for name in op.operands)
     whole = given * size if kind == "all-gather" else given
@@ -139,13 +154,13 @@ def _sent(kind: str, whole: int, group_size: int) -> int:
 
 
 def _shortened(source: str) -> str:
-    """Leave out what all sources of a step have in them: `transpose(jvp())/while/dot_general`."""
+    """Remove the parts that are common to all sources: `transpose(jvp())/while/dot_general`."""
     source = re.sub(r"^jit\([^)]*\)/|\b(?:body|closed_call|checkpoint|rematted_computation)/", "", source)
     return source if len(source) <= MAX_SOURCE else source[: MAX_SOURCE - 1] + "…"
 
 
 def _hosts(mesh: Mesh, devices_per_host: int | None) -> np.ndarray:
-    """Return the host of each device of a mesh, in its order."""
+    """Return the host of each device of a mesh, in the order of the mesh."""
     if devices_per_host is None:
         return np.array([device.process_index for device in mesh.devices.flat])
     ids = np.array([device.id for device in mesh.devices.flat])
@@ -153,6 +168,6 @@ def _hosts(mesh: Mesh, devices_per_host: int | None) -> np.ndarray:
 
 
 def _axes(members: np.ndarray, firsts: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes along which devices are elsewhere than the first ones of their groups."""
+    """Return the axes along which devices differ from the first ones of their groups."""
     places = zip(*(np.unravel_index(each, mesh.devices.shape) for each in (members, firsts)), strict=True)
     return tuple(axis for axis, (x, y) in zip(mesh.axis_names, places, strict=True) if np.any(x != y))

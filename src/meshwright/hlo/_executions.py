@@ -1,8 +1,8 @@
-"""What of a compiled program is run, and how often.
+"""The computations of a compiled program that run, and how often.
 
-How often a loop turns, CPUs' and GPUs' programs say. Those of TPUs do not, and are read: the condition
-compares a counter, which is an element of the tuple that the loop carries, with a constant, and the body adds
-another to it.
+Programs for CPUs and GPUs state the number of iterations of a loop. Programs for TPUs do not, and it is
+inferred: the condition compares a counter, an element of the tuple that the loop carries, with a constant,
+and the body adds another constant to it.
 
     %condition (c) -> pred[] {                            %body (b) -> (s32[], …) {
       %limit = s32[] constant(6)                            %step = s32[] constant(2)
@@ -10,8 +10,8 @@ another to it.
       ROOT %lt = pred[] compare(%i, %limit), direction=LT   %next = s32[] add(%i, %step)
     }                                                       ROOT %t = (s32[], …) tuple(%next, …) }
 
-Loops over the layers of a model go from 0 by 1. Those that multiply a matrix while the rest of it arrives
-(windowed einsums) may go by 2, two pieces a turn.
+Loops over the layers of a model count from 0 by 1. Loops that multiply a matrix while the rest of it arrives
+(windowed einsums) may count by 2, two pieces per iteration.
 """
 
 import re
@@ -24,19 +24,19 @@ KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 class Execution(NamedTuple):
-    """A computation that is run."""
+    """A computation that runs."""
 
     computation: Computation
     times: int
-    """In one step, the turns of all loops around it multiplied."""
+    """Number of executions in one step, with the iterations of all enclosing loops."""
     in_open_loop: bool
-    """Of some loop around it the number of turns is not known; `times` is for one."""
+    """True if an enclosing loop has an unknown number of iterations; `times` then counts one iteration."""
 
 
 def executions(program: Program) -> Iterator[Execution]:
-    """Yield the entry and what it calls, each as often as it is called; what is inside of fusions is not.
+    """Yield the entry computation and all that it calls, without the insides of fusions.
 
-    Of the branches of a condition only the one that makes the most bytes.
+    Of a condition's branches only the one that makes most bytes is included.
     """
     return _called(program, Execution(program.computations[program.entry], 1, False))
 
@@ -51,7 +51,7 @@ def _called(program: Program, caller: Execution) -> Iterator[Execution]:
 
 
 def _calls(program: Program, computation: Computation, op: Instruction) -> list[tuple[str, int | None]]:
-    """Return the computations that an instruction runs, and how often: None, where that is not known."""
+    """Return the computations that an instruction runs, each with its number of runs, None if not known."""
     if op.opcode == "while":
         trips = trip_count(program, computation, op)
         return [(op.attribute(name) or "", trips) for name in ("condition", "body")]
@@ -75,7 +75,10 @@ def _bytes_made(program: Program, name: str) -> int:
 
 
 def trip_count(program: Program, caller: Computation, loop: Instruction) -> int | None:
-    """Return how often `loop`, an instruction of `caller`, turns; None where it counts to no constant."""
+    """Return the number of iterations of `loop`, an instruction of `caller`.
+
+    None if it has no constant limit.
+    """
     if known := KNOWN_TRIPS.search(loop.attributes):
         return int(known[1])
     condition, body = (program.computations[loop.attribute(name) or ""] for name in ("condition", "body"))
@@ -90,32 +93,35 @@ def trip_count(program: Program, caller: Computation, loop: Instruction) -> int 
 class _Loop(NamedTuple):
     caller: Computation
     carried: Instruction
-    """What it starts from, a tuple."""
+    """The tuple that the loop starts with."""
     body: Computation
 
     def turns(self, counter: Instruction, limit: int | None) -> int | None:
-        """Return how often a counter is less than `limit`; a start that is not seen is taken to be 0."""
+        """Return the number of iterations in which a counter is below `limit`.
+
+        An unknown start counts as 0.
+        """
         step = self.step(counter) if counter.opcode == "get-tuple-element" else None
         if step is None or step < 1 or limit is None:
             return None
         return max(0, -(-(limit - (self.start(counter) or 0)) // step))
 
     def constant(self, op: Instruction, within: Computation) -> int | None:
-        """Return the value of an instruction of the loop, if it is one and the same in every turn."""
+        """Return the value of an instruction of the loop, if it is the same constant in every iteration."""
         op = _original(op, within)
         is_kept = op.opcode == "get-tuple-element" and _is_element(self.after(op), op)
         return self.start(op) if is_kept else _literal(op)
 
     def start(self, element: Instruction) -> int | None:
-        """Return what an element of what is carried is before the first turn."""
+        """Return the value of a carried element before the first iteration."""
         return _literal(_original(_at(element, self.carried, self.caller), self.caller))
 
     def after(self, element: Instruction) -> Instruction:
-        """Return what makes an element of what is carried, for the next turn."""
+        """Return the instruction that makes a carried element for the next iteration."""
         return _original(_at(element, root_of(self.body), self.body), self.body)
 
     def step(self, element: Instruction) -> int | None:
-        """Return what a turn adds to an element of what is carried, if it does that and no more."""
+        """Return the constant that an iteration adds to a carried element; None if it does anything else."""
         op, step = self.after(element), 0
         while op.opcode == "add":
             terms = [(self.constant(self.body[name], self.body), name) for name in op.operands]

@@ -1,8 +1,8 @@
-"""A compiled program as files: its optimized HLO, and its graph.
+"""A compiled program as files: its optimized HLO text, and its graph.
 
-<directory>/<name>.hlo.txt    what the compiler made of it, every operation
-<directory>/<name>.dot        the graph of it, without what is inside of fusions
-<directory>/<name>.svg        the same as a picture, where Graphviz is there to draw it
+<directory>/<name>.hlo.txt    HLO text with every operation
+<directory>/<name>.dot        the graph, without the insides of fusions
+<directory>/<name>.svg        the graph as a picture, if Graphviz is installed
 """
 
 import importlib
@@ -17,29 +17,35 @@ from meshwright.errors import MeshwrightError, UsageError
 from meshwright.hlo._graph import to_dot
 from meshwright.storage import join, put_at
 
-MAX_NODES = 1500  # of which Graphviz takes a minute, and the picture is metres wide
+MAX_NODES = 1500  # Graphviz takes a minute for so many, and the picture is metres wide
 DRAWING_SECONDS = 120
 
 log = logging.getLogger("meshwright")
 
 
 def save_hlo(compiled: jax.stages.Compiled, directory: str | Path, name: str = "step") -> list[str]:
-    """Write a compiled program as text, as a graph and, where possible, as a picture; return where they are.
+    """Write a compiled program as text, as a graph and, if possible, as a picture, and return their paths.
 
-    The operations have the names that profiles call them by. Without Graphviz (`dot`, or the package
-    pygraphviz), or where the graph is too large to be looked at, there is no picture, and a warning says why.
+    Operations have the same names as in profiles. Without Graphviz (`dot`, or the package pygraphviz), or if
+    the graph is too large to look at, there is no picture, and a warning says why.
 
     Args:
-      directory: made if missing; or an address, `s3://bucket/run`.
-      name: what the files are called, but for what follows the dot.
+      compiled: The compiled program.
+      directory: A directory, made if missing, or an address such as `s3://bucket/run`.
+      name: Name of the files, without their extensions.
 
     Raises:
-      UsageError: the directory cannot be written to, or the address cannot be opened.
-      MeshwrightError: this platform does not show its programs; or the store cannot be written to.
+      UsageError: The directory cannot be written to, or the address cannot be opened.
+      MeshwrightError: This platform does not show its programs, or the store cannot be written to.
+
+    Example:
+      >>> compiled = jax.jit(jnp.sin).lower(1.0).compile()
+      >>> mw.hlo.save_hlo(compiled, "hlo", "sine")[:2]
+      ['hlo/sine.hlo.txt', 'hlo/sine.dot']
     """
     text = compiled.as_text()
     if text is None:
-        raise MeshwrightError("the compiler of these devices does not show the programs that it makes.")
+        raise MeshwrightError("the compiler of these devices does not show its programs as HLO text.")
     dot, num_nodes = to_dot(text)
     contents = {"hlo.txt": text, "dot": dot, "svg": _picture(dot, num_nodes)}
     files = {f"{name}.{kind}": content for kind, content in contents.items() if content}
@@ -58,12 +64,12 @@ def _write(file: Path, content: str) -> None:
 
 
 def _picture(dot: str, num_nodes: int) -> str | None:
-    """Return the graph as SVG, or say why there is none."""
+    """Return the graph as SVG; None, with a warning, if it cannot be drawn."""
     if num_nodes > MAX_NODES:
-        log.warning("no picture of the program: %d operations are too many to be looked at", num_nodes)
+        log.warning("no picture of the program: a graph of %d operations is too large to draw", num_nodes)
         return None
     try:
-        # What comes before would load a style sheet.
+        # The text before `<svg` would load a style sheet.
         _, begin, svg = _drawn(dot).partition("<svg ")
         if begin:
             return begin + svg

@@ -1,7 +1,6 @@
-"""The graph of a compiled program, from its HLO text, in DOT, which Graphviz draws.
+"""The graph of a compiled program as DOT text for Graphviz, made from its HLO text.
 
-XLA's own drawing is had by private names only, shows the inside of every fusion, and loads a font from the
-network.
+XLA's own drawing has private names only, shows the inside of every fusion, and loads a font from the network.
 """
 
 import json
@@ -14,9 +13,9 @@ from meshwright.hlo._program import Instruction, Program, collective_of, parse
 LAYOUT = re.compile(r"\{[^}]*\}|/\*.*?\*/")
 
 PLUMBING = {"bitcast", "constant", "get-tuple-element", "tuple"}
-"""Operations that are not drawn: edges go through them."""
+"""Operations that are not drawn: edges pass through them."""
 CALLING = {"async-start", "call", "conditional", "while"}
-"""Those whose computations are drawn beside them; that of a fusion is not, as a fusion runs as one."""
+"""Operations whose computations are drawn beside them. A fusion's computation is not: it runs as one."""
 COLORS = {
     "parameter": "#eeeeee",
     "fusion": "#d9e8f6",
@@ -30,7 +29,7 @@ COLLECTIVE_COLOR = "#f6c6c6"
 
 
 def to_dot(hlo: str) -> tuple[str, int]:
-    """Return the graph of a program and its number of nodes."""
+    """Return the graph of a program as DOT text, and its number of nodes."""
     program = parse(hlo)
     drawn = {name: list(program.computations[name].values()) for name in _reached(program)}
     num_nodes = sum(op.opcode not in PLUMBING for ops in drawn.values() for op in ops)
@@ -41,9 +40,9 @@ def to_dot(hlo: str) -> tuple[str, int]:
 
 
 def _reached(program: Program) -> list[str]:
-    """Return the entry and what is called from it, other than by fusions."""
+    """Return the entry computation and all computations called from it, except by fusions."""
     reached = [program.entry]
-    for name in reached:  # which grows
+    for name in reached:  # the loop appends to it
         ops = program.computations[name].values()
         called = dict.fromkeys(each for op in ops if op.opcode in CALLING for each in op.mentions)
         reached += [each for each in called if each in program.computations and each not in reached]
@@ -51,14 +50,14 @@ def _reached(program: Program) -> list[str]:
 
 
 def _cluster(name: str, ops: Sequence[Instruction]) -> Iterator[str]:
-    """Yield a computation as a box with its operations in it."""
+    """Yield a computation as a box that contains its operations."""
     yield f"subgraph {_quoted(f'cluster_{name}')} {{ label={_quoted(name)}; fontname=Helvetica;"
     yield from (_node(op) for op in ops if op.opcode not in PLUMBING)
     yield "}"
 
 
 def _edges(ops: Sequence[Instruction]) -> Iterator[str]:
-    """Yield the edges within a computation, whose operations come after their operands."""
+    """Yield the edges inside a computation, whose operations follow their operands."""
     stand_for: dict[str, list[str]] = {}
     for op in ops:
         operands = list(dict.fromkeys(each for name in op.mentions for each in stand_for.get(name, ())))
@@ -85,4 +84,4 @@ def _node(op: Instruction) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # the same escapes, for what stands in HLO
+    return json.dumps(text, ensure_ascii=False)  # DOT and JSON escape the characters of HLO in the same way

@@ -1,14 +1,14 @@
-"""Which devices take part in a collective together, read from its line in an HLO text.
+"""The groups of devices of a collective, read from its line in an HLO text.
 
-Written in one of these ways, of which the first four mean {0,2} and {1,3} here:
+They are written in one of these ways; the first four mean {0,2} and {1,3} here:
 
     replica_groups={{0,2},{1,3}}                      listed; {} is all devices
-    replica_groups=[2,2]<=[2,2]T(1,0)                 0, 1, 2, 3 as [2,2], transposed, as [2,2]: a group a row
-    replica_groups=mesh['a'=2,'b'=2] {'a'}            0, 1, 2, 3 as a mesh: those along its axis a
+    replica_groups=[2,2]<=[2,2]T(1,0)                 0, 1, 2, 3 as [2,2], transposed, as [2,2]: a row a group
+    replica_groups=mesh['a'=2,'b'=2] {'a'}            0, 1, 2, 3 as a mesh: groups along its axis a
     source_target_pairs={{0,2},{2,0},{1,3},{3,1}}     of a permutation
 
-A program for several slices of TPUs is that of one slice, whose devices it numbers. What it exchanges with
-the others is sent through the hosts, to devices numbered 100,000 × slice, from 1, + place in the slice:
+A program for several TPU slices is the program of one slice, and numbers that slice's devices. Its exchange
+with other slices passes through the hosts, to devices numbered 100,000 × slice (from 1) + place in the slice:
 
     _xla_megascale_target={{100000,200000},{100001,200001}}
     _xla_megascale_target={{100000->200000},{200000->100000}}
@@ -28,21 +28,21 @@ from meshwright.hlo._program import Instruction, Program
 SLICE = 100_000
 
 Groups = Sequence[Sequence[int]]
-"""Numbers of devices, those that take part together in one row."""
+"""Numbers of devices; each row is a group that takes part together."""
 
 
 def places_of(program: Program, mesh: Mesh) -> np.ndarray:
-    """Return int[slices, partitions]: where in the mesh, flat, the devices of a program are.
+    """Return int[slices, partitions]: the place of each device of a program in the flattened mesh.
 
     Raises:
-      UsageError: the program is for another number of devices than the mesh has.
+      UsageError: The program is for another number of devices than the mesh has.
     """
     size = program.num_partitions
     if mesh.size == size:
         return np.arange(size)[None]
     if size == 1 or mesh.size % size:
         raise UsageError(
-            f"the program is for {size} devices, and the mesh {dict(mesh.shape)} has {mesh.size}.\n"
+            f"the program is for {size} devices, but the mesh {dict(mesh.shape)} has {mesh.size}.\n"
             "  Give the mesh that it was compiled for."
         )
     slices = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
@@ -50,13 +50,14 @@ def places_of(program: Program, mesh: Mesh) -> np.ndarray:
 
 
 def device_groups(op: Instruction, places: np.ndarray) -> Groups:
-    """Return the devices that take part in a collective together, by their places in the mesh.
+    """Return the groups of devices of a collective, as places in the mesh.
 
     Args:
-      places: of each device of the program, see `places_of`.
+      op: The collective.
+      places: Place of each device of the program, see `places_of`.
 
     Raises:
-      ValueError: they are written in a way that is not known.
+      ValueError: The groups are written in an unknown form.
     """
     if target := re.search(r'_xla_megascale_target=(\{\{.*?\}\}|"[^"]*")', op.attributes):
         return [[int(places[n // SLICE - 1, n % SLICE]) for n in group] for group in _over_slices(target[1])]
@@ -120,7 +121,7 @@ def _along_axes(mesh: str, device_ids: str, axes: str) -> Groups:
 
 
 def _parts(size: int, taken: Sequence[tuple[str, str]]) -> list[tuple[int, bool]]:
-    """Return the sizes that an axis is split in, and which of them are taken: `[("", "")]` is all of it."""
+    """Return the sizes that an axis is split into, and whether each is taken: `[("", "")]` takes it all."""
     if len(taken) == 0 or not taken[0][0]:
         return [(size, len(taken) > 0)]
     parts, outer = [], 1
@@ -131,7 +132,7 @@ def _parts(size: int, taken: Sequence[tuple[str, str]]) -> list[tuple[int, bool]
 
 
 def _connected(pairs: Groups) -> Groups:
-    """Return the devices that are joined by pairs of source and target."""
+    """Return the groups of devices that are joined by pairs of source and target."""
     groups: dict[int, set[int]] = {}
     for pair in pairs:
         fewer, more = sorted((groups.setdefault(device, {device}) for device in pair), key=len)

@@ -1,6 +1,6 @@
-"""What each kernel of a compiled step computes, and what it reads and writes of a device's memory.
+"""Kernels of a compiled step: their FLOPs, and the bytes that they read from and write to device memory.
 
-A fusion is one kernel: what is made and used inside of it stays on the chip.
+A fusion is one kernel: values that are made and used inside it stay on the chip.
 """
 
 from collections.abc import Iterator
@@ -15,57 +15,75 @@ from meshwright.hlo._program import Computation, Instruction, Program, memory_by
 NO_KERNEL = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"),
     *("partition-id", "replica-id", "add-dependency", "domain"),
-    *("while", "conditional", "call", "async-start"),  # what they call is
+    *("while", "conditional", "call", "async-start"),  # the instructions that they call are kernels
 }
 SLICES = {"slice", "dynamic-slice", "gather"}
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""Those that change some of their first operand where it is, and which operand is what they put there."""
+"""Operations that change a part of their first operand in place, with the index of the operand written."""
 NOTHING = {"AllocateBuffer", "AsyncCollectiveDone"}
-"""Custom calls that move nothing: of the second, the fusions before it did."""
+"""Custom calls that move no data; for the second, the earlier fusions did."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One instruction of a program that a device runs as a whole."""
+    """An instruction of a program that a device runs as a whole."""
 
     name: str
-    """As in profiles."""
+    """Name as in profiles."""
     opcode: str
+    """Name of the HLO operation."""
     times: int
-    """How often a step runs it, the turns of all loops around it multiplied."""
+    """Number of executions in a step, with the iterations of all enclosing loops."""
     flops: int
-    """Floating-point operations of the matrix products in it, of one time."""
+    """Floating-point operations of its matrix products, for one execution."""
     nbytes: int
-    """What it reads and writes of the device's memory, of one time."""
+    """Bytes that it reads from and writes to device memory, for one execution."""
     source: str
-    """Which operation of the traced function it comes from; "" where the compiler does not say."""
+    """Operation of the traced function that it comes from; "" if the compiler does not say."""
     in_open_loop: bool = False
-    """It is in a loop whose number of turns is not known, and `times` is for one turn."""
+    """True if it is in a loop with an unknown number of iterations; `times` then counts one iteration."""
 
 
 def kernels(hlo: str) -> list[Kernel]:
-    """Return what a device runs in a step, from the text of the compiled program.
+    """Return the kernels that a device runs in a step.
 
-    - Operands are read and results written once each: caches are not known of.
-    - Of what is sliced, gathered, scattered or updated in place, alone or in a fusion, the part counts.
-    - On TPUs what the compiler keeps on the chip (VMEM) is free, and bringing it there counts.
-    - Products are dots, convolutions and calls of cuBLAS; not of cuDNN, nor kernels of one's own (Pallas,
-      Triton), for whose operations see `count_flops`.
-    - Of the branches of a condition only the one that makes the most bytes counts.
+    - Each operand is read once and each result written once: caches are not modelled.
+    - For slices, gathers, scatters and in-place updates, alone or in a fusion, only the part counts.
+    - On TPUs, data that the compiler keeps on the chip (VMEM) is free, but moving it there counts.
+    - Products are dots, convolutions and calls of cuBLAS; not those of cuDNN or of custom kernels (Pallas,
+      Triton), whose FLOPs `count_flops` counts if it can.
+    - Of a condition's branches only the one that makes most bytes counts.
+
+    Args:
+      hlo: HLO text of the compiled step.
+
+    Example:
+      >>> compiled = jax.jit(jnp.dot).lower(jnp.ones((8, 4)), jnp.ones((4, 2))).compile()
+      >>> sum(kernel.times * kernel.flops for kernel in mw.hlo.kernels(compiled.as_text()))
+      128
     """
     program = parse(hlo)
     return [kernel for run in executions(program) for kernel in _kernels(program, run)]
 
 
 def memory_traffic(hlo: str) -> int:
-    """Return the bytes that a device reads from and writes to its memory in a step: see `kernels`."""
+    """Return the bytes that a device reads from and writes to its memory in a step, counted as by `kernels`.
+
+    Args:
+      hlo: HLO text of the compiled step.
+
+    Example:
+      >>> compiled = jax.jit(jnp.sin).lower(jnp.ones(1024)).compile()
+      >>> mw.hlo.memory_traffic(compiled.as_text())
+      8192
+    """
     return sum(kernel.times * kernel.nbytes for kernel in kernels(hlo))
 
 
 class _Fusion(NamedTuple):
     inner: Computation
     going_on: frozenset[str]
-    """Collectives that were begun in an earlier fusion, which counts them."""
+    """Names of collectives that an earlier fusion began and counted."""
 
 
 def _kernels(program: Program, run: Execution) -> Iterator[Kernel]:
@@ -103,7 +121,10 @@ def _bytes(op: Instruction, computation: Computation) -> int:
 
 
 def _result_bytes(op: Instruction, operands: list[Instruction]) -> int:
-    """Return the bytes of the result; that of the first of an async pair has the operands in it as well."""
+    """Return the bytes of the result.
+
+    The start of an async pair also holds its operands, which do not count.
+    """
     result = memory_bytes(op.type)
     if op.opcode == "send" or (op.opcode.endswith("-start") and op.opcode != "all-reduce-start"):
         return result - sum(memory_bytes(each.type) for each in operands)
@@ -116,7 +137,7 @@ def _fusion_bytes(fusion: _Fusion) -> int:
 
 
 def _read(op: Instruction, fusion: _Fusion) -> int:
-    """Return what is read of a parameter of a fusion, or of a bitcast of one."""
+    """Return the bytes read of a parameter of a fusion, or of a bitcast of one."""
     uses = [use for use in fusion.inner.values() if op.name in use.operands]
     return min(memory_bytes(op.type), sum(_read_by(use, op, fusion) for use in uses))
 
@@ -133,7 +154,7 @@ def _read_by(use: Instruction, op: Instruction, fusion: _Fusion) -> int:
 
 
 def _written(op: Instruction, fusion: _Fusion) -> int:
-    """Return what is written of a result of a fusion, or of all in a tuple of such."""
+    """Return the bytes written for a result of a fusion, or for all results of a tuple."""
     operands = [fusion.inner[name] for name in op.operands]
     if op.opcode == "parameter" or _is_elsewhere(op, fusion):
         return 0

@@ -1,6 +1,6 @@
-"""What each kind of matrix product in a compiled program costs, in floating-point operations.
+"""Floating-point operations of the matrix products in a compiled program.
 
-A multiplication and the addition that goes with it are two operations.
+A multiplication with its addition counts as two operations.
 """
 
 import math
@@ -14,7 +14,7 @@ from meshwright.hlo._program import Computation, Instruction, Program, arrays
 
 
 def hlo_flops(program: Program, computation: Computation, op: Instruction) -> int:
-    """Return the operations of the products that an instruction does: itself, or in the fusion that it is."""
+    """Return the FLOPs of the products of an instruction: its own, or those inside a fusion."""
     inner = program.fused(op)
     if inner:
         return sum(hlo_flops(program, inner, each) for each in inner.values())
@@ -33,10 +33,10 @@ def _dot(result: Sequence[int], left: Sequence[int], contracted: Sequence[int]) 
 
 
 def _convolution(op: Instruction, left: Sequence[int], kernel: Sequence[int]) -> int:
-    """Return the operations of those places of the window that are on an element of the input.
+    """Return the FLOPs for those places of the window that meet an element of the input.
 
-    On TPUs dots are convolutions: what is contracted may be the window, and a batch the window as well, of
-    which at each place one element is on the input, dilated so that the others are between its elements.
+    On TPUs, dots are convolutions. The contracted dimension may be the window, and so may a batch dimension;
+    its input is then dilated so that only one element of the window meets the input at each place.
     """
     of_left, of_kernel, of_result = re.findall(r"dim_labels=(\w+)_(\w+)->(\w+)", op.attributes)[0]
     result = _shape(op.type)
@@ -49,17 +49,17 @@ def _convolution(op: Instruction, left: Sequence[int], kernel: Sequence[int]) ->
 
 
 class _Window(NamedTuple):
-    """How the window of a convolution lies along one dimension."""
+    """Position of a convolution's window along one dimension."""
 
     stride: int
     pad: int
-    """Before the first element."""
+    """Padding before the first element."""
     lhs_dilate: int
     rhs_dilate: int
 
 
 def _windows(op: Instruction, num_dims: int) -> list[_Window]:
-    """Read `window={size=8x2 stride=7x1 pad=0_0x1_1 lhs_dilate=8x1}`; all but the size may be left out."""
+    """Read `window={size=8x2 stride=7x1 pad=0_0x1_1 lhs_dilate=8x1}`; all but the size may be missing."""
     written = re.search(r"window=\{([^}]*)\}", op.attributes)
     fields = dict(field.split("=") for field in written[1].split()) if written else {}
 
@@ -73,7 +73,7 @@ def _windows(op: Instruction, num_dims: int) -> list[_Window]:
 
 
 def _places_on_input(size: int, window_size: int, places: int, window: _Window) -> int:
-    """Return how many pairs there are of a place of the window and an element in it that is on the input."""
+    """Return the number of pairs of a window's place and an element in it that meet the input."""
     at = np.arange(places)[:, None] * window.stride + np.arange(window_size) * window.rhs_dilate - window.pad
     return int(np.sum((at >= 0) & (at % window.lhs_dilate == 0) & (at // window.lhs_dilate < size)))
 

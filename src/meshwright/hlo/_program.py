@@ -3,9 +3,9 @@
     %fused_computation.1 (…) -> f32[8] {                      a computation
       ROOT %add.1 = f32[8]{0} add(%p.0, %p.1), metadata={op_name="jit(step)/add"}
     }
-    ENTRY %main (…) -> f32[8] { … }                           where it starts
+    ENTRY %main (…) -> f32[8] { … }                           the computation that runs first
 
-The text is what JAX shows of a program, which is what one device runs. The grammar is that of XLA's
+JAX shows this text of a program; it is the program of one device. The grammar is that of XLA's
 `hlo_parser.cc`.
 """
 
@@ -35,48 +35,48 @@ FUSIONS = ("fusion", "fusion-start")
 
 
 class Instruction(NamedTuple):
-    """One line of a computation."""
+    """A line of a computation."""
 
     name: str
     type: str
-    """As written: `f32[8,128]{1,0}`, or a tuple of such in parentheses."""
+    """Type as written: `f32[8,128]{1,0}`, or a tuple of types in parentheses."""
     opcode: str
     operands: tuple[str, ...]
     literal: str
-    """What is between the parentheses: the value of a constant, the number of a parameter."""
+    """Text between the parentheses: the value of a constant, the number of a parameter."""
     attributes: str
     is_root: bool
 
     @property
     def source(self) -> str:
-        """Which operation of the traced function it comes from; "" where it does not say."""
+        """Operation of the traced function that it comes from; "" if the text does not say."""
         found = re.search(r'op_name="(.*?)"', self.attributes)
         return found[1].replace("\\'", "'") if found else ""
 
     @property
     def mentions(self) -> list[str]:
-        """Names of operands, of computations, and of what must have run before."""
+        """Names of operands, of computations, and of instructions that must run before."""
         return [*self.operands, *NAME.findall(QUOTED.sub("", self.attributes))]
 
     def attribute(self, name: str) -> str | None:
-        """Return an attribute that is a word: the name of a computation, a number."""
+        """Return an attribute that is one word: the name of a computation, or a number."""
         found = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
         return found and found[1]
 
 
 Computation = Mapping[str, Instruction]
-"""Instructions by name, operands before what uses them."""
+"""Instructions by name; operands come before the instructions that use them."""
 
 
 class Program(NamedTuple):
-    """Computations by name, and which of them is the whole."""
+    """Computations by name, with the entry computation."""
 
     computations: Mapping[str, Computation]
     entry: str
     num_partitions: int
 
     def fused(self, op: Instruction) -> Computation:
-        """Return what is inside of a fusion, which runs as one; of other instructions nothing."""
+        """Return the computation inside a fusion, which runs as one; empty for other instructions."""
         return self.computations[op.attribute("calls") or ""] if op.opcode in FUSIONS else {}
 
 
@@ -95,14 +95,14 @@ def parse(hlo: str) -> Program:
 
 
 def root_of(computation: Computation) -> Instruction:
-    """Return the instruction whose result is the computation's."""
+    """Return the instruction that makes the result of a computation."""
     return next(op for op in computation.values() if op.is_root)
 
 
 def arrays(type_: str) -> Iterator[tuple[tuple[int, ...], int, str]]:
     """Yield the shape, the bits of an element and the layout of each array in a type.
 
-    Bits are those of the name: `bf16`, `f8e4m3fn`, `s4`, `c64`. A `pred` is a byte, a `token` nothing.
+    The bits are those in the name: `bf16`, `f8e4m3fn`, `s4`, `c64`. A `pred` has 8 bits, a `token` none.
     """
     for letters, digits, sizes, layout in ARRAY.findall(type_):
         shape = tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
@@ -115,10 +115,10 @@ def nbytes(type_: str) -> int:
 
 
 def memory_bytes(type_: str) -> int:
-    """Return the bytes of those arrays in a type that are in the device's memory.
+    """Return the bytes of the arrays in a type that are in the device's memory.
 
-    Not in it are those of memory space 5, which is the host's memory, and on TPUs, whose layouts have tiles,
-    `{1,0:T(8,128)S(1)}`, those of any space but 0: they are on the chip. On GPUs space 1 is for NCCL.
+    Memory space 5 is the host's memory. On TPUs, whose layouts have tiles, `{1,0:T(8,128)S(1)}`, all spaces
+    but 0 are on the chip. On GPUs space 1 is for NCCL, in device memory.
     """
     return sum(math.prod(shape) * bits // 8 for shape, bits, layout in arrays(type_) if _is_in_memory(layout))
 
@@ -138,6 +138,16 @@ def _instruction(found: re.Match[str]) -> Instruction:
 
 
 def collective_of(name: str) -> str | None:
-    """Return which kind of collective the operation of this name is: `all-reduce`, say."""
+    """Return the kind of collective that an operation's name denotes, such as `all-reduce`.
+
+    None if it is none.
+
+    Args:
+      name: Name of an operation, as in profiles.
+
+    Example:
+      >>> mw.hlo.collective_of("all-reduce.12")
+      'all-reduce'
+    """
     found = _COLLECTIVE.match(name)
     return found and re.sub(r"(?<=[a-z])(?=[A-Z])", "-", found[1]).lower()

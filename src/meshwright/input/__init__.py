@@ -1,4 +1,9 @@
-"""Batches of examples, in an order that is a pure function of a counter."""
+"""Batches of examples, in an order that is a pure function of a counter.
+
+`_source` reads examples, `_order` shuffles them, `_stretches` and `_samples` run over epochs, and `_batches`
+makes global batches of them; `_padded` is for evaluation. May import `process` and the ground floor. To
+support another kind of examples, add it to `_samples` (training) and `_ordered` (evaluation).
+"""
 
 from meshwright.input._batched import Batched
 from meshwright.input._batches import Batches, batches

@@ -1,4 +1,4 @@
-"""Reading ahead in threads, in an order that threads have no say in."""
+"""Reading ahead in threads, with results in an order that does not depend on the threads."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -15,10 +15,10 @@ Label = TypeVar("Label")
 def read_ahead(
     tasks: Iterator[tuple[Callable[[], T], Label]], num_threads: int
 ) -> Generator[tuple[T, Label], None, None]:
-    """Yield what each of `tasks` returns, with its label, in their order; up to two more are read ahead.
+    """Yield the result of each task, with its label, in order; up to two more results are read ahead.
 
-    One thread at a time takes the next of `tasks`, so that they may come from a generator that reads, too;
-    then it does what it took while others take theirs. Without threads all happens when asked for.
+    One thread at a time takes the next task, so that `tasks` may be a generator that also reads; it then runs
+    the task while other threads take theirs. Without threads each task runs when its result is asked for.
     """
     return _in_threads(tasks, num_threads) if num_threads else ((task(), label) for task, label in tasks)
 
@@ -35,7 +35,7 @@ def _in_threads(
                 results.put(result)  # in the order of the tasks
                 task = next(tasks, None)
             result.set_result(task and (task[0](), task[1]))
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # the reader of the result gets it
             result.set_exception(error)
 
     threads = ThreadPoolExecutor(num_threads, thread_name_prefix="input")

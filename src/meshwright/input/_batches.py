@@ -1,8 +1,8 @@
-"""Global batches from examples, in an order that a number or two describe.
+"""Global batches of examples, in an order that one or two numbers describe.
 
-Each process reads only the rows of the batch that its own devices hold; threads read ahead. What
-was read ahead is no part of the state: the state is the number of samples *returned*, so it is
-true at every moment, and means the same on any number of processes and with any batch size.
+Each process reads only the rows of a batch that its own devices hold; threads read ahead. The state does not
+depend on reading ahead: it is the number of samples *returned*. So it is right at every moment, and has the
+same meaning for any number of processes and any batch size.
 """
 
 import contextlib
@@ -32,10 +32,7 @@ from meshwright.tree import PyTree
 
 
 class Batches:
-    """An endless (or `epochs` long) iterator of global batches. See `batches`, which makes one.
-
-    A context manager: leaving it stops the threads that read ahead.
-    """
+    """An iterator of global batches; `batches` makes it. Leaving it as a context stops its threads."""
 
     def __init__(
         self,
@@ -55,16 +52,16 @@ class Batches:
         self._batch_size, self._rows, self._place = batch_size, rows, place
         self._examples, self._reader = examples, reader(examples, collate)
         self._num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
-        self._position = Position(0, 0)  # after the batch last returned: the whole state
+        self._position = Position(0, 0)  # after the batch returned last: the whole state
         self._ahead: Generator[tuple[PyTree, Position], None, None] | None = None
         self._peeked: tuple[PyTree, Position] | None = None
-        self._source: Source | None = None  # of the first examples of the batch that is read first
+        self._source: Source | None = None  # source of the first examples that are read
         self._facts: dict[str, str] | None = None
         self._are_local = isinstance(examples, Batched) and examples.rows == "local"
         self.state_is_global = not self._are_local
-        """Whether it is the same on all processes, and good for any number of them; see `DataIterator`."""
+        """True if the state is the same on all processes and for any number of them; see `DataIterator`."""
         self.wait_seconds = 0.0
-        """How long `__next__` has waited for examples, in all."""
+        """Total seconds that `__next__` has waited for examples."""
 
     def __enter__(self) -> Self:
         return self
@@ -76,35 +73,35 @@ class Batches:
         return self
 
     def __next__(self) -> PyTree:
-        """Return the next global batch: numpy arrays in one process, global jax arrays in several.
+        """Return the next global batch: NumPy arrays in one process, global JAX arrays in several.
 
         Raises:
-          StopIteration: fewer than a whole batch are left of the last epoch.
-          ExamplesError: the examples do not stack, or `collate` did not return a batch.
+          StopIteration: The rest of the last epoch does not fill a batch.
+          ExamplesError: The examples cannot be stacked, or `collate` did not return a batch.
         """
         started = time.perf_counter()
-        with jax.profiler.TraceAnnotation("input wait"):  # the name by which `profile` knows it
+        with jax.profiler.TraceAnnotation("input wait"):  # the name that the room `profile` looks for
             batch, self._position = self._peeked or self._read()
         self._peeked = self._source = None
         self.wait_seconds += time.perf_counter() - started
         return self._place(batch)
 
     def peek(self) -> PyTree:
-        """Return this process's rows of the next batch as numpy arrays, and do not move.
+        """Return this process's rows of the next batch as NumPy arrays, without moving on.
 
         Raises:
-          UsageError: there is not one whole batch.
+          UsageError: The examples do not fill a batch.
         """
         if self.is_empty() or self._peeked is None:
             raise UsageError(
-                f"the examples that are left do not fill one batch of {self._batch_size}; "
-                "make the batch smaller or the epochs more.\n  If what they are read from gives batches, "
-                "say so: mw.Batched(loader)."
+                f"the remaining examples do not fill one batch of {self._batch_size}.\n"
+                "  Use a smaller batch_size or more epochs. If the source yields batches, wrap it: "
+                "mw.Batched(loader)."
             )
         return self._peeked[0]
 
     def is_empty(self) -> bool:
-        """Are there no whole batches left? What is read to find out is kept for `next`."""
+        """Return whether no whole batch is left; a batch that is read to find out is kept for `next`."""
         try:
             self._peeked = self._peeked or self._read()
         except StopIteration:
@@ -112,38 +109,37 @@ class Batches:
         return False
 
     def facts(self) -> dict[str, str]:
-        """Return what must be the same on all processes, as settings by name, and do not move. Collective.
+        """Return values that must be equal on all processes, by name, without moving on. Collective.
 
-        That is the position and, told before the first batch is taken, the number of the examples and digests
-        of three. Where a function returned an iterable, which is not to be used up, they are of those in one
-        batch.
+        They are the position and, before the first batch is taken, the number of examples and digests of
+        three of them; those of one batch, if a function returned an iterable, which must not be used up.
         """
         if self._facts is None:
             self.is_empty()  # reads ahead
             self._facts = facts_of([] if self._are_local else self._source or [])
         position = self.get_state()
         if self._are_local:
-            position.pop("state", None)  # of this process's loader
+            position.pop("state", None)  # each process's loader has its own state
         return {**self._facts, "batch_size": str(self._batch_size), "position": str(position)}
 
     def shapes(self) -> list[PyTree]:
-        """Return rows, as structs, of all other shapes than the next batch's that may come, and do not move.
+        """Return rows, as structs, of other shapes that later batches may have, without moving on.
 
-        They are known of `Bucketed` examples, and where `Batched` names them; else there are none.
+        They are known for `Bucketed` examples, and if `Batched` names them.
         """
         shapes = shapes_of(self._examples, self._reader)
         return without(shapes, self.peek()) if shapes else []
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the batch last returned, and what it holds good for."""
+        """Return the position after the batch returned last, and the seed and data that it belongs to."""
         return self._samples.state(self._position)
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from `state`, which `get_state` gave.
+        """Continue from a state that `get_state` returned.
 
         Raises:
-          InputError: the state is of another seed or another number of examples, so that going on
-            would repeat some and leave out others.
+          InputError: The state belongs to another seed or another number of examples; continuing would repeat
+            some examples and leave out others.
         """
         _check_same_data(state, self.get_state())
         epoch, samples, inner = state.get("epoch", 0), state["samples"], from_json(state.get("state"))
@@ -151,7 +147,7 @@ class Batches:
         self._forget_ahead()
 
     def close(self) -> None:
-        """Stop the threads. What was read ahead is dropped, and an iterator that was given set back."""
+        """Stop the threads, and set a given iterator back to the position after the last batch used."""
         self._forget_ahead()
         leave(self._examples, self._position.state)
 
@@ -163,12 +159,15 @@ class Batches:
         except StopIteration:
             raise
         except BaseException:
-            self._forget_ahead()  # so that trying again reads again
+            self._forget_ahead()  # so that another attempt reads again
             raise
 
     def _from(self, position: Position) -> Generator[tuple[PyTree, Position], None, None]:
-        """Read one batch after the other from `position` on."""
-        read, num_threads = self._reader, self._num_threads  # the generator must not keep `self` alive
+        """Yield the batches from `position` on."""
+        read, num_threads = (
+            self._reader,
+            self._num_threads,
+        )  # so that the generator does not keep `self` alive
         each = shares(self._samples, position, self._batch_size, self._rows)
         first = list(itertools.islice(each, 1))
         self._source = first[0][0][0].source if first else None
@@ -189,7 +188,7 @@ def _check_same_data(state: dict[str, Any], mine: dict[str, Any]) -> None:
             "the data changed since the checkpoint: "
             + ", ".join(f"{key} was {state.get(key)}, is {mine.get(key)}" for key in changed)
             + ".\n  Continuing would repeat some examples and leave out others. "
-            "Give back the same data and seed, or start a new run."
+            "Restore the same data and seed, or start a new run."
         )
 
 
@@ -214,41 +213,46 @@ def batches(
 ) -> Batches:
     """Return an iterator of global batches of `batch_size` examples, split as `sharding` says.
 
-    The stream of samples runs on over epochs, each in a new order; a batch may hold the end of one
-    and the start of the next. What does not fill a batch at the end of the last epoch is left out.
-
-    Threads read ahead until it is closed: `with mw.batches(...) as data:`.
+    The stream of samples runs on over epochs, each in a new order; a batch may hold the end of one epoch and
+    the start of the next. Samples that do not fill a batch at the end of the last epoch are left out. Threads
+    read ahead until the iterator is closed, best by `with mw.batches(...) as data:`.
 
     Args:
-      examples: one of
-
-        - a mapping of arrays, or anything with `__len__` and `__getitem__`;
-        - a function of the epoch, `epoch -> examples`, counted from 0 and called again where a run
-          continues: the same epoch must give the same examples;
-        - an iterable, or a function of nothing that returns a new one each time, `() -> iterable`. Its
-          order is its own, whatever `seed`; to continue in the middle of an epoch, its iterator is given
-          the state that it had (`get_state` and `set_state`), and if it has none, what was read is read
-          again and skipped; and each of several processes reads all of it, of which it keeps its share of
-          each batch. Threads take from it in turn, one at a time;
-        - an iterator with `get_state` and `set_state`, which is read once: its end is that of the data;
-        - one of `Batched` (a loader's batches), `Bucketed` (examples of several lengths) and `mapped(...)`.
-      batch_size: the number of examples in a batch, over all processes.
-      sharding: how the first dimension of each array is split: `Layout.batch_sharding`.
-      collate: makes a batch of a list of examples, see `Collate`; without it they are stacked.
-          seed: the seed of the order; None reads the examples in their own order.
-      epochs: how often all examples are read; None reads them for ever.
-      num_threads: how many threads read and collate ahead; 0 does it when asked. The default is 0 for arrays
-        in memory without `collate`, where handing over to a thread costs more than the reading, and 2 for all
-        else.
-      map_seed: the seed and the number of the first epoch, by which functions of `mapped` draw; the
-        default is `(seed or 0, 0)`.
+      examples: One of these:
+        - A mapping of arrays, or any object with `__len__` and `__getitem__`.
+        - A function of the epoch, `epoch -> examples`. Epochs count from 0, and the function is called again
+          when a run continues: it must return the same examples for the same epoch.
+        - An iterable, or a function `() -> iterable` that returns a new one each time. It keeps its own
+        order,
+          whatever `seed`. To continue inside an epoch, its iterator gets its state back (`get_state` and
+          `set_state`); without these, the used examples are read again and skipped. Each process reads all of
+          it and keeps its rows of each batch. One thread at a time reads from it.
+        - An iterator with `get_state` and `set_state`, which is read once: the data end with it.
+        - A `Batched` (a loader's batches), a `Bucketed` (examples of several lengths) or `mapped(...)`.
+      batch_size: Number of examples in a batch, over all processes.
+      sharding: Split of the first dimension of each array, `Layout.batch_sharding`.
+      collate: Makes a batch of a list of examples, see `Collate`; by default they are stacked.
+      seed: Seed of the order; None reads the examples in their own order.
+      epochs: Number of times that all examples are read; None is endless.
+      num_threads: Number of threads that read and collate ahead; with 0, batches are read when asked for. The
+        default is 0 for arrays in memory without `collate`, for which a thread costs more than the reading,
+        and 2 otherwise.
+      map_seed: Seed and number of the first epoch for the randomness of `mapped`; `(seed or 0, 0)` by
+        default.
 
     Returns:
-      An iterator of pytrees of arrays [batch_size, ...]: of NumPy in one process, global ones in several.
+      An iterator of pytrees of arrays [batch_size, ...]: of NumPy in one process, global JAX arrays in
+      several.
 
     Raises:
-      LayoutError: `batch_size` does not divide over the devices.
-      ExamplesError: there are no examples.
+      LayoutError: The mesh does not divide `batch_size`.
+      ExamplesError: There are no examples.
+
+    Example:
+      >>> sharding = mw.Layout(mw.make_mesh("data=8")).batch_sharding
+      >>> with mw.batches({"x": np.ones((64, 3)), "y": np.arange(64)}, 16, sharding, epochs=1) as data:
+      ...     [batch["x"].shape for batch in data]
+      [(16, 3), (16, 3), (16, 3), (16, 3)]
     """
     return Batches(
         examples,

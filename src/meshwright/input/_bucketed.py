@@ -1,4 +1,4 @@
-"""Examples of several lengths, each batch padded to one of a few."""
+"""Examples of several lengths; each batch is padded to one of a few lengths."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,24 +18,34 @@ from meshwright.tree import PyTree
 
 @dataclass(frozen=True, repr=False)
 class Bucketed(PartSource):
-    """Examples of several lengths: `mw.Bucketed(examples, lengths, buckets=(64, 128), pad={"tokens": 0})`.
+    """Examples of several lengths, batched with others of similar length and padded.
 
-    In training, a batch is of examples of one bucket, padded to the bucket's length. What is left of the
-    buckets at the end of an epoch is put together, the longest first, so that each example comes once an
-    epoch. The step is compiled for every length before the first one. In evaluation and prediction the order
-    is the examples' own, and each batch is padded to the bucket of the longest in it.
+    In training, a batch has examples of one bucket, padded to the bucket's length. At the end of an epoch the
+    remaining examples of all buckets are batched together, the longest first, so that each example comes once
+    per epoch. The step is compiled for every length before it starts. In evaluation and prediction the order
+    is the examples' own, and each batch is padded to the bucket of its longest example.
 
-    All of that follows from `lengths`, which every process knows: they need not talk about shapes.
+    All of this follows from `lengths`, which every process knows: processes need not exchange shapes.
 
     Args:
-      examples: what can be indexed.
-      lengths: int[num_examples], of each example.
-      buckets: the lengths that batches may have.
-      pad: the arrays to pad, by name (`tokens`, `text/labels`), and with what. Their first dimension is
-        padded at its end. Empty, if a `collate` does it, which then takes the batch's length as `length`.
+      examples: Examples that can be indexed.
+      lengths: Length of each example, int[num_examples].
+      buckets: Lengths that batches may have, ascending.
+      pad: Fill value of each array to pad, by name (`tokens`, `text/labels`); the end of its first dimension
+        is padded. Leave it empty if a `collate` pads; that function takes the batch's length as `length`.
 
     Raises:
-      ExamplesError: the examples are not indexed, or the lengths are not theirs or exceed all buckets.
+      ExamplesError: The examples cannot be indexed, or the lengths are not one per example or exceed all
+        buckets.
+
+    Example:
+      >>> lengths = [5, 60, 7, 50]
+      >>> examples = [{"tokens": np.ones(length, np.int32)} for length in lengths]
+      >>> bucketed = mw.Bucketed(examples, lengths, buckets=(16, 64), pad={"tokens": 0})
+      >>> sharding = mw.Layout(mw.make_mesh("data=2", jax.devices()[:2])).batch_sharding
+      >>> with mw.batches(bucketed, 2, sharding, epochs=1) as data:
+      ...     sorted(batch["tokens"].shape for batch in data)
+      [(2, 16), (2, 64)]
     """
 
     examples: Any
@@ -47,8 +57,8 @@ class Bucketed(PartSource):
         if not is_indexed(self.examples) or isinstance(self.examples, Mapping):
             raise ExamplesError(
                 "mw.Bucketed takes examples that can be indexed, such as a list of dictionaries; "
-                f"{type(self.examples).__name__} cannot.\n  Of a loader whose batches are padded already, "
-                "mw.Batched(loader, shapes=[...]) names the shapes."
+                f"{type(self.examples).__name__} cannot.\n  For a loader whose batches are already padded, "
+                "use mw.Batched(loader, shapes=[...])."
             )
         lengths = np.asarray(self.lengths)
         if lengths.shape != (len(self.examples),) or lengths.dtype.kind not in "iu":
@@ -76,18 +86,18 @@ class Bucketed(PartSource):
         return f"Bucketed({len(self)} examples, buckets={list(self.buckets)}, pad={dict(self.pad)})"
 
     def select(self, ids: Iterable[int]) -> "Bucketed":
-        """Return some of the examples, as data sets of Hugging Face do."""
+        """Return some of the examples, as `select` of Hugging Face's data sets does."""
         ids = list(ids)
         return replace(self, examples=[self.examples[i] for i in ids], lengths=np.asarray(self.lengths)[ids])
 
     @cached_property
     def bucket_of(self) -> np.ndarray:
-        """The number of each example's bucket: int64[num_examples]."""
+        """Number of each example's bucket, int64[num_examples]."""
         return np.searchsorted(self.buckets, self.lengths)
 
     @cached_property
     def members(self) -> list[np.ndarray]:
-        """The examples of each bucket, in their order: int64[k] for each."""
+        """Ids of the examples of each bucket in order, int64[k] for each."""
         order, sizes = (
             np.argsort(self.bucket_of, kind="stable"),
             np.bincount(self.bucket_of, minlength=len(self.buckets)),
@@ -96,16 +106,16 @@ class Bucketed(PartSource):
 
     @cached_property
     def digest(self) -> str:
-        """A digest of which example is in which bucket."""
+        """A digest of the assignment of examples to buckets."""
         said = f"{list(self.buckets)}".encode() + self.bucket_of.astype("<i8").tobytes()
         return hashlib.sha256(said).hexdigest()[:12]
 
     def length_of(self, ids: np.ndarray) -> int:
-        """Return the length to which a batch of these examples is padded."""
+        """Return the length that a batch of these examples is padded to."""
         return int(self.buckets[int(self.bucket_of[ids].max())])
 
     def fetch(self, part: Part) -> list[PyTree]:
-        """Return the examples of a part of this source, padded if it says to what length."""
+        """Return the examples of a part of this source, padded if the part has a length."""
         examples = rows_of(part._replace(source=self.examples))
         length = part.length
         return examples if length is None or not self.pad else [self._padded(x, length) for x in examples]
@@ -117,7 +127,7 @@ class Bucketed(PartSource):
         if missing:
             close = nearest(missing[0], list(named))
             raise ExamplesError(
-                f"mw.Bucketed: pad names {missing[0]!r}, which an example has not."
+                f"mw.Bucketed: pad names {missing[0]!r}, which an example does not have."
                 f"{f' Did you mean {close!r}?' if close else ''}\n  It has: {', '.join(named) or 'no names'}."
             )
         return structure.unflatten(
@@ -129,7 +139,7 @@ class Bucketed(PartSource):
         if not x.ndim or len(x) > length:
             raise ExamplesError(
                 f"mw.Bucketed: {name} of shape {x.shape} cannot be padded to length {length}.\n"
-                "  Is `lengths` that of each example?"
+                "  Check that `lengths` has the length of each example."
             )
         widths = [(0, length - len(x)), *[(0, 0)] * (x.ndim - 1)]
         return np.pad(x, widths, constant_values=self.pad[name])

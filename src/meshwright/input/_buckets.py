@@ -1,11 +1,11 @@
 """The order of examples that are grouped by length.
 
-Each bucket has an order of its own, a permutation as that of all examples would be; the state is how many of
-each bucket were read. The bucket of the next batch is drawn, by the seed, the epoch and the number of samples
-read, among those that have enough left for it, in proportion to the batches that they have left. So any
-position can be jumped to, no process has a say, and a run goes on with another batch size without repeating
-or leaving out an example. What fills no batch of its own is put together at the end of an epoch, the longest
-first.
+Each bucket has its own order, a permutation made like that of all examples. The state is the number of
+examples read from each bucket. The bucket of the next batch is drawn, by the seed, the epoch and the number
+of samples read, among those with enough examples left, in proportion to their remaining batches. So a run can
+start at any position, processes have no influence, and a run continues with another batch size without
+repeating or leaving out an example. Examples that fill no batch of one bucket are batched together at the end
+of an epoch, the longest first.
 """
 
 import math
@@ -41,7 +41,7 @@ class Buckets:
 
 
 class Grouped:
-    """The samples that are left of an epoch, of which so many of each bucket are taken."""
+    """The remaining samples of an epoch, after some of each bucket were taken."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Grouped:
 
     @property
     def state(self) -> list[int]:
-        """How many of each bucket are taken."""
+        """Number of samples taken from each bucket."""
         return self._taken.tolist()
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
@@ -77,16 +77,19 @@ class Grouped:
         return self._source.members[bucket][order.ids(int(start), np.arange(count))]
 
     def _counts(self, num_samples: int) -> np.ndarray:
-        """Return how many to take of each bucket: all of one, or at the end of the longest that are left."""
+        """Return the number of samples to take from each bucket: all from one, or at the end the longest."""
         left = self._sizes - self._taken
         whole = left // num_samples
         if whole.any():
             return num_samples * (np.arange(len(left)) == self._drawn(whole))
-        before = np.cumsum(left[::-1])[::-1] - left  # in longer buckets
+        before = np.cumsum(left[::-1])[::-1] - left  # number left in longer buckets
         return np.clip(num_samples - before, 0, left)
 
     def _drawn(self, whole: np.ndarray) -> int:
-        """Return the next batch's bucket, of those with `whole` batches left; without a seed, the first's."""
+        """Return the bucket of the next batch, one with `whole` batches left.
+
+        Without a seed, that of the first example.
+        """
         if self._seed is None:
             nexts = [self._next(bucket) if n else math.inf for bucket, n in enumerate(whole)]
             return int(np.argmin(nexts))

@@ -1,4 +1,4 @@
-"""From a list of examples to one batch of arrays: stacked, or made by a function of the user's."""
+"""Batches of arrays from lists of examples: stacked, or made by the user's function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,9 +12,10 @@ from meshwright.errors import ExamplesError
 from meshwright.tree import PyTree
 
 Collate = Callable[..., PyTree]
-"""Makes a batch of a list of examples: a dictionary (or pytree) of arrays, whose first dimensions run over
-the list. It is called in the threads that read, with this process's examples only. Of `Bucketed` examples it
-may take, as `length`, to what length the whole batch is padded."""
+"""Function that makes a batch of a list of examples: a pytree of arrays whose first dimensions run over the
+list. The reading threads call it, with this process's examples only. For `Bucketed` examples it may take
+the length that the whole batch is padded to, as `length`.
+"""
 
 
 _ARRAYS = (np.ndarray, list)
@@ -22,14 +23,14 @@ _NUMBERS = (np.generic, int, float, complex)
 
 
 def collated(collate: Collate, examples: list[Any]) -> PyTree:
-    """Return `collate(examples)` as a pytree of NumPy arrays; lists in it are taken as arrays.
+    """Return `collate(examples)` as a pytree of NumPy arrays; lists in it become arrays.
 
     Raises:
-      ExamplesError: a leaf is not an array with a row for each example.
+      ExamplesError: A leaf is not an array with a row for each example.
     """
     batch = collate(examples)
     if isinstance(batch, Mapping) and not isinstance(batch, dict):
-        batch = dict(batch)  # tokenizers return mappings that are no pytrees
+        batch = dict(batch)  # tokenizers return mappings that are not pytrees
     structure = jax.tree.structure(batch, is_leaf=_is_list)
     named = tree.named_leaves(batch, is_leaf=_is_list)
     arrays = structure.unflatten([_column(name, x, len(examples)) for name, x in named.items()])
@@ -38,12 +39,14 @@ def collated(collate: Collate, examples: list[Any]) -> PyTree:
 
 
 def stack(examples: Sequence[PyTree], ids: np.ndarray) -> PyTree:
-    """Return `examples` as one pytree of arrays; lists in them are taken as arrays.
+    """Return `examples` as one pytree of arrays; lists in them become arrays.
 
-    `ids` (int64[k]) are only for the error message.
+    Args:
+      examples: The examples.
+      ids: Their numbers for error messages, int64[k].
 
     Raises:
-      ExamplesError: the examples differ in structure or shape.
+      ExamplesError: The examples differ in structure or shape.
     """
     try:
         return _stacked(examples)
@@ -52,9 +55,9 @@ def stack(examples: Sequence[PyTree], ids: np.ndarray) -> PyTree:
 
 
 def _stacked(examples: Sequence[PyTree]) -> PyTree:
-    """Stack `examples`: what most are made of, dictionaries, tuples and arrays, column by column.
+    """Stack dictionaries, tuples and arrays column by column.
 
-    To take each of them apart as any pytree, and compare its structure, takes as long as reading them.
+    Handling each example as an arbitrary pytree, and comparing structures, would take as long as reading it.
     """
     first = examples[0]
     kind = type(first)
@@ -74,15 +77,15 @@ def _stacked(examples: Sequence[PyTree]) -> PyTree:
 
 
 def check_numbers(batch: PyTree) -> None:
-    """Raise an `ExamplesError` that names the leaf, if one is not of numbers or booleans."""
+    """Raise an `ExamplesError` that names a leaf which is not numeric or boolean."""
     if all(_is_numeric(x.dtype) for x in jax.tree.leaves(batch)):
         return
     for name, x in tree.named_leaves(batch).items():
         if not _is_numeric(x.dtype):
             what = "text" if x.dtype.kind in "US" else f"of type {x.dtype}"
             raise ExamplesError(
-                f"{name or 'the batch'} is {what}, which no device computes with.\n"
-                "  Leave it out, or give a `collate` that makes numbers of it."
+                f"{name or 'the batch'} is {what}, which no device can compute with.\n"
+                "  Leave it out, or give a `collate` that turns it into numbers."
             )
 
 
@@ -91,7 +94,7 @@ def _is_list(x: Any) -> bool:
 
 
 def _is_numeric(dtype: np.dtype) -> bool:
-    return dtype.kind in "biufc" or jnp.issubdtype(dtype, np.number)  # bfloat16 and its like are of kind V
+    return dtype.kind in "biufc" or jnp.issubdtype(dtype, np.number)  # bfloat16 and similar have kind V
 
 
 def _column(name: str, x: Any, num_examples: int) -> np.ndarray:
@@ -110,7 +113,7 @@ def _column(name: str, x: Any, num_examples: int) -> np.ndarray:
 
 
 def _unlike(examples: Sequence[PyTree], ids: np.ndarray) -> ExamplesError | None:
-    """Return an error that names the first example that differs from the first one, and in what."""
+    """Return an error that names the first example that differs from the first one, and the difference."""
     first = _shapes(examples[0])
     for i, example in zip(ids.tolist(), examples, strict=True):
         other, pair = _shapes(example), f"examples {ids[0]} and {i} differ"

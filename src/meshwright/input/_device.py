@@ -1,4 +1,4 @@
-"""Which rows of a global batch this process holds, and how they become global arrays."""
+"""Rows of a global batch that this process holds, and global arrays made of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,15 +12,23 @@ from meshwright.tree import PyTree
 
 
 def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
-    """Return the rows of a global batch that this process's devices hold: int64[k], ascending.
+    """Return the rows of a global batch that this process's devices hold, int64[k], ascending.
+
+    Args:
+      batch_size: Number of examples in the global batch.
+      sharding: Split of the batch, `Layout.batch_sharding`.
 
     Raises:
-      LayoutError: `batch_size` does not divide over the devices.
+      LayoutError: The mesh does not divide `batch_size`.
+
+    Example:
+      >>> mw.input.local_rows(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
+      array([0, 1, 2, 3, 4, 5, 6, 7])
     """
     ways = sharding.mesh.size // max(1, _copies(sharding))
     if batch_size % ways:
         raise LayoutError(
-            f"a batch of {batch_size} examples does not divide by {ways}, the ways the mesh "
+            f"a batch of {batch_size} examples cannot be split into {ways} equal parts, as the mesh "
             f"{dict(sharding.mesh.shape)} splits it ({sharding.spec}).\n"
             f"  Make the batch size a multiple of {ways}, or the mesh's batch axes smaller."
         )
@@ -29,15 +37,31 @@ def local_rows(batch_size: int, sharding: NamedSharding) -> np.ndarray:
 
 
 def placing(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
-    """Return `as_global`'s function; in one process one that leaves the arrays to the step: that is faster.
+    """Return the function of `as_global`.
 
-    Raises: as `local_rows`.
+    In one process, a function that leaves arrays as they are, which is faster.
+
+    Raises:
+      LayoutError: See `local_rows`.
     """
     return as_global(batch_size, sharding) if jax.process_count() > 1 else lambda batch: batch
 
 
 def as_global(batch_size: int, sharding: NamedSharding) -> Callable[[PyTree], PyTree]:
-    """Return a function that makes this process's rows of a batch into global arrays."""
+    """Return a function that makes global JAX arrays of this process's rows of a batch.
+
+    Args:
+      batch_size: Number of examples in the global batch.
+      sharding: Split of the batch, `Layout.batch_sharding`.
+
+    Raises:
+      LayoutError: The mesh does not divide `batch_size`.
+
+    Example:
+      >>> place = mw.input.as_global(8, mw.Layout(mw.make_mesh("data=8")).batch_sharding)
+      >>> place({"x": np.ones((8, 2))})["x"].sharding.spec
+      P('data',)
+    """
     rows = local_rows(batch_size, sharding)
     spans = {span: _positions(rows, *span) for span in _spans(batch_size, sharding)}
 
@@ -64,7 +88,7 @@ def _addressable(batch_size: int, sharding: NamedSharding) -> dict[Any, tuple[sl
 
 
 def _copies(sharding: NamedSharding) -> int:
-    """How many devices hold each row."""
+    """Return the number of devices that hold each row."""
     used = {axis for entry in sharding.spec for axis in ((entry,) if isinstance(entry, str) else entry or ())}
     unused = [size for axis, size in sharding.mesh.shape.items() if axis not in used]
     return int(np.prod(unused, dtype=np.int64))

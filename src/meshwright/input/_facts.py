@@ -1,4 +1,4 @@
-"""What processes that read the same examples can say of them: how many there are, and digests of three."""
+"""Facts about examples that all processes should agree on: their number, and digests of three."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,19 +12,19 @@ from meshwright.input._protocol import Source
 from meshwright.input._source import Part, as_source, num_examples, rows_of
 
 _READINGS = 4
-"""So often each of the three is read: of examples that are made at random no digest is told."""
+"""Number of readings of each of the three; examples made at random differ between them and get no digest."""
 
 
 def facts_of(examples: Any) -> dict[str, str]:
-    """Return the number of examples and digests of the first, the middle and the last, as settings by name.
+    """Return the number of examples, and digests of the first, the middle and the last, by name.
 
-    Collective: where examples are made at random, which any process may notice, the number stands alone.
+    Collective: if any process finds that examples are made at random, all return the number alone.
 
     Args:
-      examples: what can be indexed.
+      examples: Examples that can be indexed.
 
     Raises:
-      ExamplesError: it cannot be indexed.
+      ExamplesError: They cannot be indexed.
     """
     source = as_source(examples) if num_examples(examples) else []
     ids = sorted({0, len(source) // 2, len(source) - 1}) if len(source) else []
@@ -39,7 +39,7 @@ def _digests(source: Source, ids: list[int]) -> Iterable[str]:
 
 
 def _digest(example: Any) -> str:
-    """Return a digest of all that an example holds; of what is neither numbers nor text, of its type only."""
+    """Return a digest of an example; of leaves that are neither numbers nor text, only the type counts."""
     leaves, structure = jax.tree.flatten(example, is_leaf=lambda x: x is None)
     found = hashlib.sha256(str(structure).encode())
     for x in leaves:

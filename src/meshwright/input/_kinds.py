@@ -10,17 +10,32 @@ _GATHERING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def is_indexed(examples: Any) -> bool:
-    """Return whether `examples` can be read in any order: they have a length and are indexed."""
-    # PyTorch's IterableDataset has the methods, one of which always raises.
+    """Return whether `examples` have a length and can be indexed, so that they can be read in any order.
+
+    Args:
+      examples: Examples of any kind.
+
+    Example:
+      >>> mw.input.is_indexed([1, 2]), mw.input.is_indexed(iter([1, 2]))
+      (True, False)
+    """
+    # PyTorch's IterableDataset has both methods, but one of them always raises.
     is_iterated = any(kind.__name__ == "IterableDataset" for kind in type(examples).__mro__)
     return hasattr(examples, "__len__") and hasattr(examples, "__getitem__") and not is_iterated
 
 
 def by_epoch(examples: Callable[..., Any]) -> Callable[[int], Any]:
-    """Return a function of the epoch, of one that takes it (its one required argument) or takes none.
+    """Return a function of the epoch, made of a function that takes the epoch or nothing.
+
+    Args:
+      examples: A function with at most one required argument, the epoch.
 
     Raises:
-      ExamplesError: the function requires more.
+      ExamplesError: The function has more required arguments.
+
+    Example:
+      >>> mw.input.by_epoch(lambda: [1, 2])(0)
+      [1, 2]
     """
     required = [
         parameter.name
@@ -29,28 +44,28 @@ def by_epoch(examples: Callable[..., Any]) -> Callable[[int], Any]:
     ]
     if len(required) > 1:
         raise ExamplesError(
-            f"a function that gives examples takes the epoch or nothing; this one requires {required}.\n"
-            "  Bind the rest: functools.partial(function, ...)."
+            f"a function that returns examples takes the epoch or nothing; this one requires {required}.\n"
+            "  Bind the other arguments: functools.partial(function, ...)."
         )
     return examples if required else lambda epoch: examples()
 
 
 def iterated(examples: Any) -> Iterable[Any]:
-    """Return what a function of the epoch returned.
+    """Return the result of a function of the epoch, if it is iterable.
 
     Raises:
-      ExamplesError: it cannot be iterated over.
+      ExamplesError: It is not.
     """
     if not isinstance(examples, Iterable):
         raise ExamplesError(
-            f"the function that gives examples returned a {type(examples).__name__}.\n"
-            "  Return an iterable of them, or what can be indexed and has a length."
+            f"the function that returns examples returned a {type(examples).__name__}.\n"
+            "  Return an iterable of examples, or an object with __len__ and __getitem__."
         )
     return examples
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function has a parameter of this name; of some written in C that is not known."""
+    """Return whether a function has a parameter with this name; False for C functions without a signature."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):

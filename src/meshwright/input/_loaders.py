@@ -1,7 +1,7 @@
-"""Other libraries' loaders, told by their attributes, since none of those libraries is imported.
+"""Recognition of other libraries' loaders by their attributes, since none of those libraries is imported.
 
-A loader of batches that is given as if its items were examples would be stacked once more, to batches of
-batches. So what says of itself that it makes batches is refused, with what to write instead.
+If a loader of batches is given as if its items were examples, the batches would be stacked to batches of
+batches. So loaders that are known to make batches are refused, with the correct call in the error.
 """
 
 from collections.abc import Iterator
@@ -11,29 +11,29 @@ from meshwright.errors import ExamplesError
 
 _LIBRARIES = ("grain", "tensorflow")
 _ABOVE = ("_parents", "_input_dataset", "_operations")
-"""Where data sets of these libraries keep what they were made from."""
+"""Attributes in which data sets of these libraries keep the data sets that they were made from."""
 _UNDO = ("unbatch", "flatmap", "flat_map", "interleave")
-"""After these, items are examples again, or may be."""
+"""Operations after which items are examples again, or may be."""
 
 
 def check_not_batched(examples: Any) -> None:
     """Check that the items of `examples` are not known to be batches.
 
     Raises:
-      ExamplesError: they are those of a PyTorch DataLoader, of grain's `.batch` or of tf.data's.
+      ExamplesError: They come from a PyTorch DataLoader, or from `.batch` of grain or tf.data.
     """
     found = makes_batches(examples)
     if found:
         raise ExamplesError(
-            f"the items of {type(examples).__name__} are batches already ({found}), and would be stacked to "
-            "batches of batches.\n  Say so, mw.Batched(loader), with the same batch size; or let it give "
+            f"the items of {type(examples).__name__} are already batches ({found}), and would be stacked to "
+            "batches of batches.\n  Wrap it, mw.Batched(loader), with the same batch size; or let it yield "
             "single examples: no `.batch(...)`, or DataLoader(..., batch_size=None)."
         )
 
 
 def makes_batches(examples: Any) -> str | None:
-    """Return what makes batches of the examples, or None where nothing is known to."""
-    if getattr(examples, "_auto_collation", False) is True:  # a DataLoader's, and its iterators'
+    """Return the setting that batches the examples, as text; None if none is known."""
+    if getattr(examples, "_auto_collation", False) is True:  # a DataLoader, or its iterator
         return f"batch_size={getattr(examples, 'batch_size', None)}"
     return next(_batching(examples, 0), None)
 

@@ -1,4 +1,4 @@
-"""A function of each example, with randomness that is the example's own."""
+"""Functions applied to each example, with randomness that belongs to the example."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,25 +15,32 @@ from meshwright.input._source import Arrays, Part, PartSource, rows_of
 from meshwright.tree import PyTree
 
 Function = Callable[..., PyTree]
-"""`example -> example`, or with a second argument that is called `rng`, a `numpy.random.Generator`."""
+"""`example -> example`, or with a second argument called `rng`, a `numpy.random.Generator`."""
 
 
 def mapped(function: Function, examples: Any) -> Any:
-    """Return `examples` with `function` applied to each one when it is read: to decode, crop or augment.
+    """Return `examples` with `function` applied to each when it is read, to decode, crop or augment.
 
-    What it returns goes wherever examples go. The function is called in the threads that read, by each
-    process for its own examples only. If it has an argument called `rng`, it is given a generator by that
-    name: `np.random.default_rng([seed, epoch, number])`, of the run's seed and the example's number, which is
-    its index, or where examples have none its place in the epoch. So an example draws the same on any number
-    of processes, threads and devices and after any restart, and something else in each epoch. In evaluation
+    The result can be used wherever examples can. The function is called in the reading threads, by each
+    process for its own examples only. If it has an argument called `rng`, it gets the generator
+    `np.random.default_rng([seed, epoch, number])`, with the run's seed and the example's number: its index,
+    or its place in the epoch if examples have no index. So an example gets the same random numbers on any
+    number of processes, threads and devices and after any restart, and others in each epoch. In evaluation
     and prediction, seed and epoch are 0.
 
     Args:
-      function: of an example, and perhaps `rng`. Apart from what it draws it must be pure.
-      examples: as `batches` takes them, but no `Batched`: its loader maps them itself.
+      function: Function of an example, and perhaps of `rng`. Apart from `rng` it must be pure.
+      examples: Examples as `batches` takes them, except `Batched`: map inside its loader instead.
 
     Raises:
-      ExamplesError: they are batches, or grouped by length already.
+      ExamplesError: They are batches, or already grouped by length.
+
+    Example:
+      >>> def brighter(example, rng):
+      ...     return {"image": example["image"] / 255 + rng.normal(scale=0.1)}
+      >>> images = mw.mapped(brighter, {"image": np.zeros((10, 8, 8))})
+      >>> len(images), images[0]["image"].shape
+      (10, (8, 8))
     """
     if isinstance(examples, Batched | Bucketed):
         kind = type(examples).__name__
@@ -61,7 +68,7 @@ def _mapped_epoch(function: Function, examples: Callable[[int], Any], epoch: int
 
 @dataclass(frozen=True, repr=False)
 class Mapped(PartSource):
-    """A source of which each example is what `functions`, one after the other, make of it."""
+    """A source whose examples are changed by `functions`, one after the other."""
 
     examples: Any
     functions: tuple[Function, ...]
@@ -78,7 +85,10 @@ class Mapped(PartSource):
         return f"Mapped({len(self)} examples)"
 
     def select(self, ids: Iterable[int]) -> "Mapped":
-        """Return some of the examples, as data sets of Hugging Face do; they draw what the first ones do."""
+        """Return some of the examples, as `select` of Hugging Face's data sets does.
+
+        They get the random numbers of the first examples.
+        """
         return replace(self, examples=[self.examples[i] for i in ids])
 
     def fetch(self, part: Part) -> list[PyTree]:
@@ -92,7 +102,7 @@ class Mapped(PartSource):
 
 @dataclass(frozen=True)
 class MappedIterable:
-    """An iterable of which each item is what `functions` make of it."""
+    """An iterable whose items are changed by `functions`, one after the other."""
 
     examples: Iterable[Any]
     functions: tuple[Function, ...]
@@ -104,14 +114,14 @@ class MappedIterable:
 
 
 def seeded(examples: Any, map_seed: tuple[int, int]) -> Any:
-    """Return `examples`, whose mapping functions draw by a seed and the number of the first epoch."""
+    """Return `examples` with a seed and the number of the first epoch for the randomness of `mapped`."""
     if isinstance(examples, Bucketed):
         return replace(examples, examples=seeded(examples.examples, map_seed))
     return replace(examples, map_seed=map_seed) if isinstance(examples, Mapped) else examples
 
 
 def _in_turn(functions: tuple[Function, ...]) -> Callable[[PyTree, Sequence[int]], PyTree]:
-    """Return a function that applies all of them to an example, with one generator made of what is given."""
+    """Return a function that applies all functions to an example, with one generator seeded by `draw`."""
     asking = [(function, takes(function, "rng")) for function in functions]
     is_asked = any(asks for _, asks in asking)
 

@@ -1,22 +1,21 @@
 """The order of the data: a pure function of a counter.
 
-Position `c` of a run belongs to epoch `c // n`; the record it reads is `order(c % n)`, a bijection
-of 0..n-1 keyed by the seed and the epoch. So the whole state of an input is one integer, any
-position can be jumped to, and neither processes nor batch sizes have a say in the order.
+Position `c` of a run belongs to epoch `c // n` and reads the record `order(c % n)`, where `order` is a
+bijection of 0..n-1 keyed by the seed and the epoch. So the whole state of an input is one integer, a run can
+start at any position, and neither processes nor batch sizes affect the order.
 
-The bijection is a generalised Feistel network: positions are cells of the smallest near-square table
-that holds n, and rounds shift a cell's row by a hash of its column and its column by a hash of its row.
-The few that land on n or above are sent through again (Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", 2002, their cycle-walking and generalised Feistel ciphers). It computes 64 rows of 10^12
-records in about a tenth of a millisecond. `Order` computes a few thousand at once, which costs little
-more than one batch of them.
+The bijection is a generalised Feistel network. Positions are cells of the smallest near-square table with at
+least n cells. A round shifts a cell's row by a hash of its column, or its column by a hash of its row. The
+few cells that land on n or above pass through the network again (Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", 2002: cycle-walking and generalised Feistel ciphers). It computes 64 rows of 10^12 records in
+about a tenth of a millisecond. `Order` computes a few thousand at once, which costs little more than 64.
 """
 
 import math
 
 import numpy as np
 
-ROUNDS = 6  # 4 already pass for random permutations; two more cost microseconds
+ROUNDS = 6  # 4 rounds already pass tests of randomness; two more cost microseconds
 
 WINDOW = 8192  # positions computed at once
 
@@ -24,14 +23,14 @@ Uint64s = np.ndarray
 
 
 class Order:
-    """The order of the records of one run: positions in, record ids out."""
+    """The order of the records of one run: it maps positions to record ids."""
 
     def __init__(self, num_records: int, seed: int | None):
         self._num_records, self._seed = num_records, seed
         self._window = 0, np.empty(0, np.int64)
 
     def ids(self, start: int, offsets: np.ndarray) -> np.ndarray:
-        """Return the records at positions `start + offsets` (int64[k], ascending from 0 on)."""
+        """Return the records at positions `start + offsets`, int64[k]; the offsets ascend from 0."""
         first, ids = self._window
         length = int(offsets[-1]) + 1
         if start < first or start + length > first + len(ids):
@@ -44,12 +43,16 @@ def record_ids(positions: np.ndarray, num_records: int, seed: int | None) -> np.
     """Return the record that each position of a run reads.
 
     Args:
-      positions: int64[k], counted from 0 over all epochs.
-      num_records: how many records an epoch has.
-      seed: of the shuffle; None leaves the records in their own order.
+      positions: Positions counted from 0 over all epochs, int64[k].
+      num_records: Number of records in an epoch.
+      seed: Seed of the shuffle; None keeps the records in their own order.
 
     Returns:
-      int64[k], each in 0..num_records-1. Within one epoch no record comes twice.
+      Record numbers, int64[k], each in 0..num_records-1. Within one epoch no record comes twice.
+
+    Example:
+      >>> sorted(mw.input.record_ids(np.arange(4), 4, seed=0).tolist())
+      [0, 1, 2, 3]
     """
     epochs, within = np.divmod(np.asarray(positions, np.int64), num_records)
     if seed is None:
@@ -76,11 +79,11 @@ def _feistel(x: Uint64s, table: tuple[int, int], keys: Uint64s) -> Uint64s:
 
 
 def _remainder(x: Uint64s, n: np.uint64) -> Uint64s:
-    return x - x // n * n  # NumPy divides by one number with multiplications, and has no such `%`
+    return x - x // n * n  # NumPy divides by a scalar with fast multiplications, but has no such fast `%`
 
 
 def _hash(x: Uint64s) -> Uint64s:
-    return _mix(x) >> np.uint64(1)  # room for a sum that must not wrap
+    return _mix(x) >> np.uint64(1)  # so that a later sum does not overflow
 
 
 def _round_keys(seed: int, epochs: np.ndarray) -> Uint64s:
@@ -91,7 +94,7 @@ def _round_keys(seed: int, epochs: np.ndarray) -> Uint64s:
 
 
 def _mix(x: Uint64s) -> Uint64s:
-    """SplitMix64's finaliser (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    """Return SplitMix64's finaliser (Steele, Lea and Flood, 2014): each input bit affects each output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -17,16 +17,18 @@ from meshwright.tree import PyTree
 
 
 def ordered(examples: Any, batch_size: int, rows: np.ndarray, start: int) -> Iterator[tuple[Part, range]]:
-    """Yield what to read of each batch, and the numbers of its examples, from example `start` on.
+    """Yield the parts to read for each batch, and the numbers of its examples, from example `start` on.
 
-    Of a last batch that is not full the last example stands for those that it lacks. A function of the epoch
-    is asked for epoch 0.
+    A last batch that is not full is filled with its last example. A function of the epoch gets epoch 0.
 
     Args:
-      rows: of a batch, those to be read: int64[k], ascending.
+      examples: Examples of any kind.
+      batch_size: Number of examples in a batch.
+      rows: Rows of a batch to read, int64[k], ascending.
+      start: Number of the first example.
 
     Raises:
-      ExamplesError: they are of no kind that can be read.
+      ExamplesError: The examples cannot be read.
     """
     items = first_epoch(examples)
     if isinstance(examples, Batched):
@@ -38,7 +40,15 @@ def ordered(examples: Any, batch_size: int, rows: np.ndarray, start: int) -> Ite
 
 
 def each_example(examples: Any) -> Iterator[PyTree]:
-    """Yield all examples once, in order; of a loader's batches their rows."""
+    """Yield all examples once, in order; for a loader of batches, their rows.
+
+    Args:
+      examples: Examples of any kind that `batches` takes.
+
+    Example:
+      >>> list(mw.input.each_example(lambda: [1, 2, 3]))
+      [1, 2, 3]
+    """
     items = first_epoch(examples)
     if not isinstance(examples, Batched):
         source = as_source(items) if is_indexed(items) else None
@@ -51,18 +61,18 @@ def each_example(examples: Any) -> Iterator[PyTree]:
 
 
 def first_epoch(examples: Any) -> Any:
-    """Return what to iterate over, or index, to have all examples or a loader's batches.
+    """Return an object to iterate over, or to index, that has all examples or a loader's batches.
 
     Raises:
-      ExamplesError: they are of no such kind, or an iterator, which is read once.
+      ExamplesError: They are not examples, or an iterator, which can be read once only.
     """
     items = examples.loader if isinstance(examples, Batched) else examples
     if callable(items) and not is_indexed(items):
         return iterated(by_epoch(items)(0))
     if isinstance(items, Iterator):
         raise ExamplesError(
-            f"a {type(items).__name__} can be read once, and an evaluation reads all examples each time.\n"
-            "  Give the function that makes it: `lambda: ...`."
+            f"a {type(items).__name__} can be read once only, but an evaluation reads all examples each "
+            "time.\n  Give a function that makes it: `lambda: ...`."
         )
     return items if isinstance(items, Iterable) else as_source(items)
 
@@ -93,7 +103,8 @@ def _of_loader(
 ) -> Iterator[tuple[Part, range]]:
     if start % batch_size:
         raise InputError(
-            f"{start} examples were done before, which is no whole number of batches of {batch_size}."
+            f"{start} examples were done before, which is not a whole number of batches of {batch_size}.\n"
+            "  Continue with the batch size that was used before."
         )
     is_local = batched.rows == "local"
     num_rows, number = len(rows) if is_local else batch_size, start // batch_size
@@ -103,7 +114,7 @@ def _of_loader(
         if was_smaller or (is_local and len(batch) < num_rows):
             raise ExamplesError(
                 f"batch {number - was_smaller} of the loader is smaller than {num_rows} examples.\n"
-                "  Only the last may be, and none where rows='local'."
+                "  Only the last batch may be smaller, and none if rows='local'."
             )
         here = np.arange(num_rows) if is_local else rows
         count = batch_size if is_local else len(batch)

@@ -31,13 +31,30 @@ def padded_batches(
     collate: Collate | None = None,
     num_threads: int | None = None,
 ) -> Iterator[tuple[PyTree, np.ndarray | jax.Array]]:
-    """Yield `(batch, weights)` over all `examples`, once and in order: what an `Evaluator` takes.
+    """Yield `(batch, weights)` over all `examples`, once and in order, as `Evaluator` takes them.
 
-    Arguments and what is raised: as `numbered_batches`. The last batch is filled up with copies of the last
-    example.
+    The last batch is filled with copies of the last example.
+
+    Args:
+      examples: As for `batches`; a function of the epoch gets epoch 0.
+      batch_size: Number of examples in a batch, over all processes.
+      sharding: Split of the batch, `Layout.batch_sharding`.
+      collate: As for `batches`.
+      num_threads: As for `batches`.
 
     Yields:
       A global batch, and float32[batch_size]: 1 for an example that counts, 0 for a filler.
+
+    Raises:
+      LayoutError: The mesh does not divide `batch_size`.
+      ExamplesError: There are no examples.
+
+    Example:
+      >>> sharding = mw.Layout(mw.make_mesh("data=8")).batch_sharding
+      >>> for batch, weights in mw.input.padded_batches(np.arange(10), 8, sharding):
+      ...     int(weights.sum())
+      8
+      2
     """
     rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     numbered = numbered_batches(examples, batch_size, sharding, collate=collate, num_threads=num_threads)
@@ -59,17 +76,27 @@ def numbered_batches(
 ) -> Iterator[tuple[PyTree, range]]:
     """Yield `(batch, ids)` over all `examples`, once and in order: for prediction.
 
-    The last batch is filled up with copies of the last example. There may be no examples.
+    The last batch is filled with copies of the last example. There may be no examples.
 
     Args:
-      examples: as `batches` takes; a function of the epoch is asked for epoch 0.
-      start: the number of the first example; those before it are left out.
-
-    The other arguments and what is raised: as `batches`.
+      examples: As for `batches`; a function of the epoch gets epoch 0.
+      batch_size: Number of examples in a batch, over all processes.
+      sharding: Split of the batch, `Layout.batch_sharding`.
+      collate: As for `batches`.
+      num_threads: As for `batches`.
+      start: Number of the first example; earlier ones are left out.
 
     Yields:
-      A global batch, and the numbers of its examples, which come first in it: of what is computed of the
-      batch, the first `len(ids)` rows are theirs.
+      A global batch, and the numbers of its examples, which are its first `len(ids)` rows.
+
+    Raises:
+      LayoutError: The mesh does not divide `batch_size`.
+      ExamplesError: The examples cannot be read.
+
+    Example:
+      >>> sharding = mw.Layout(mw.make_mesh("data=8")).batch_sharding
+      >>> [ids for batch, ids in mw.input.numbered_batches(np.arange(10), 8, sharding)]
+      [range(0, 8), range(8, 10)]
     """
     rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
@@ -91,10 +118,18 @@ def _said(length: int | None, start: int, batch_size: int) -> dict[str, str]:
 
 
 def some_rows(examples: Any, batch_size: int) -> PyTree:
-    """Return the first example, in a batch of its own, padded as it is in the first batch.
+    """Return the first example in a batch of its own, padded as in the first batch.
+
+    Args:
+      examples: Examples of any kind that `batches` takes.
+      batch_size: Number of examples in the first batch.
 
     Raises:
-      ExamplesError: there is none, or it is no example.
+      ExamplesError: There are no examples, or the first one cannot be read.
+
+    Example:
+      >>> mw.input.some_rows([{"x": [1, 2, 3]}], 8)["x"].shape
+      (1, 3)
     """
     if isinstance(examples, Batched):
         return jax.tree.map(lambda x: x[None], next(each_example(examples)))

@@ -1,4 +1,4 @@
-"""What an input is to the rest: examples one can index, and an iterator with a bookmark."""
+"""Protocols of an input: examples that can be indexed, and an iterator with a state."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -7,11 +7,10 @@ from meshwright.tree import PyTree
 
 
 class Source(Protocol):
-    """Examples in any order: a list, a memory map, an Arrow table, a folder of files.
+    """Examples that can be read in any order: a list, a memory map, an Arrow table, a folder of files.
 
-    A source may also have `__getitems__(ids)`, which is then used instead of one call an example.
-    It returns a list of examples, or, cheaper by far, a batch: a pytree of arrays whose first
-    dimension runs over `ids`.
+    A source may also have `__getitems__(ids)`, which then replaces one call per example. It returns a list of
+    examples or, much cheaper, a batch: a pytree of arrays whose first dimension runs over `ids`.
     """
 
     def __len__(self) -> int: ...
@@ -27,19 +26,20 @@ class VectorSource(Protocol):
 
 @runtime_checkable
 class DataIterator(Protocol):
-    """What `mw.fit` takes batches from. grain's iterators are some, too.
+    """An iterator of batches for `mw.fit`, with a state. Iterators of grain are also accepted.
 
-    A checkpoint holds the state of each process's iterator, and can be resumed by as many processes. Where
-    the state is the same on all of them and holds good for any number, `state_is_global = True` says so.
-    One with a method `facts()`, which returns texts by name, is compared by them before a run begins.
+    A checkpoint holds the state of each process's iterator, and the run can be continued with the same number
+    of processes. If the state is the same on all processes and valid for any number of them, the iterator has
+    `state_is_global = True`. An iterator may have a method `facts()`, which returns texts by name; before a
+    run begins, these are compared between processes.
     """
 
     def __next__(self) -> PyTree: ...
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position just after the batch last returned, as JSON-able values."""
+        """Return the position just after the batch returned last, as JSON-able values."""
         ...
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from a position that `get_state` gave, perhaps in another process."""
+        """Continue from a position that `get_state` returned, perhaps in another process."""
         ...

@@ -1,4 +1,4 @@
-"""How the examples of one batch become its arrays, told from the kind of examples and the `collate`."""
+"""The function that makes a batch's arrays of its examples, chosen by their kind and the `collate`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,14 +14,14 @@ from meshwright.input._source import Part, read
 from meshwright.tree import PyTree
 
 Read = Callable[[Sequence[Part]], PyTree]
-"""Returns the rows of one batch that this process needs, as arrays."""
+"""Function that returns this process's rows of one batch as arrays."""
 
 
 def reader(examples: Any, collate: Collate | None) -> Read:
     """Return the function that reads the parts of a batch of `examples`.
 
     Raises:
-      ExamplesError: `collate` and the examples do not go together.
+      ExamplesError: The `collate` does not suit the examples.
     """
     takes_length = collate is not None and takes(collate, "length")
     _check(examples, collate, takes_length)
@@ -40,23 +40,23 @@ def reader(examples: Any, collate: Collate | None) -> Read:
 def _check(examples: Any, collate: Collate | None, takes_length: bool) -> None:
     if isinstance(examples, Batched) and collate is not None:
         raise ExamplesError(
-            "a collate makes batches of examples, and mw.Batched gives batches.\n"
+            "a collate makes a batch of examples, but mw.Batched already yields batches.\n"
             "  Leave out the collate, or let the loader call it."
         )
     if isinstance(examples, Bucketed) and not examples.pad and not takes_length:
         raise ExamplesError(
-            "mw.Bucketed is not told how to pad: its processes must agree on the shape of a batch.\n"
+            "mw.Bucketed has no `pad`, so that processes cannot agree on the shape of a batch.\n"
             '  Give pad={"tokens": 0}, or a collate that takes `length` and pads to it: '
             "collate(examples, length)."
         )
     if takes_length and not isinstance(examples, Bucketed):
         raise ExamplesError(
-            "the collate takes `length`, which is known of mw.Bucketed(examples, lengths, buckets) only."
+            "the collate takes `length`, which only mw.Bucketed(examples, lengths, buckets) gives."
         )
 
 
 def shapes_of(examples: Any, read: Read) -> list[PyTree]:
-    """Return rows, as structs, of each shape that batches of `examples` are known to have, if any are."""
+    """Return rows, as structs, of each shape that batches of `examples` are known to have."""
     if isinstance(examples, Batched):
         return [tree.abstract(batch) for batch in examples.shapes]
     if not isinstance(examples, Bucketed):
@@ -66,11 +66,11 @@ def shapes_of(examples: Any, read: Read) -> list[PyTree]:
 
 
 def without(shapes: Sequence[PyTree], rows: PyTree) -> list[PyTree]:
-    """Return those of `shapes` that are not those of `rows`, however many rows they have."""
+    """Return the shapes that differ from that of `rows`, whatever their number of rows."""
     return [shape for shape in shapes if shapes_said(shape) != shapes_said(rows)]
 
 
 def shapes_said(rows: PyTree) -> str:
-    """Return of which shapes an example of a batch is, as text."""
+    """Return the shapes of the arrays of a batch, without the number of rows, as text."""
     named = tree.named_leaves(tree.abstract(rows))
     return ", ".join(f"{name} {x.dtype}{list(x.shape[1:])}" for name, x in named.items())

@@ -1,9 +1,9 @@
-"""The samples of a run, one after the other from any position on, and the batches that they fill.
+"""The samples of a run, in order from any position on, and the batches that they fill.
 
-They come in stretches. Examples that can be indexed are one stretch, which runs on over all epochs in
-the order of `_order.py`. Of all else there is a stretch for each epoch: shuffled, where a function returns
-what can be indexed; else in its own order, and then to continue in the middle is to set the iterator's state,
-or to skip.
+Samples come in stretches. Examples that can be indexed are one stretch, which runs over all epochs in the
+order of `_order.py`. All other examples have one stretch per epoch. It is shuffled if a function returns
+examples that can be indexed; otherwise it has its own order, and continuing inside it means setting the
+iterator's state, or skipping.
 """
 
 import math
@@ -35,7 +35,7 @@ class Samples(Protocol):
         ...
 
     def state(self, position: Position) -> dict[str, Any]:
-        """Return `position`, and what it holds good for, as JSON-able values."""
+        """Return `position`, and the seed and data that it belongs to, as JSON-able values."""
         ...
 
 
@@ -43,10 +43,13 @@ def samples_of(examples: Any, seed: int | None, epochs: int | None, map_seed: tu
     """Return the samples of `examples` of any kind that `batches` takes.
 
     Args:
-      map_seed: of what mapping functions draw: the seed, and the number of the first epoch.
+      examples: The examples.
+      seed: Seed of the order; None keeps their own order.
+      epochs: Number of epochs; None is endless.
+      map_seed: Seed and number of the first epoch for the randomness of `mapped`.
 
     Raises:
-      ExamplesError: they are of no such kind, or there are none.
+      ExamplesError: They are of an unknown kind, or there are none.
     """
     examples = readable_again(examples, epochs)
     if isinstance(examples, Bucketed):
@@ -57,10 +60,14 @@ def samples_of(examples: Any, seed: int | None, epochs: int | None, map_seed: tu
 
 
 def readable_again(examples: Any, epochs: int | None) -> Any:
-    """Return `examples` such that they can be read from their beginning more than once.
+    """Return `examples` in a form that can be read from the beginning more than once.
+
+    Args:
+      examples: Examples of any kind.
+      epochs: Number of times that they will be read.
 
     Raises:
-      ExamplesError: they are an iterator that cannot, or are to be read in more epochs than an iterator has.
+      ExamplesError: They are an iterator without a state, or an iterator to be read in several epochs.
     """
     if isinstance(examples, Batched):
         return replace(examples, loader=readable_again(examples.loader, epochs))
@@ -71,19 +78,28 @@ def readable_again(examples: Any, epochs: int | None) -> Any:
     check_readable_again(examples)
     if (epochs or 1) > 1:
         raise ExamplesError(
-            f"a {type(examples).__name__} is an iterator, which is read once, and there are to be {epochs} "
-            "epochs.\n  Give what makes it: the data set itself, or a function of the epoch."
+            f"a {type(examples).__name__} is an iterator, which can be read once only, but epochs={epochs}.\n"
+            "  Give the data set itself, or a function of the epoch that returns an iterator."
         )
     return Once(examples)
 
 
 def num_epochs_of(examples: Any, epochs: int | None) -> int | None:
-    """Return in how many epochs `examples` are read, if at most so many are: an iterator in one."""
+    """Return the number of epochs in which `examples` are read: at most one for an iterator.
+
+    Args:
+      examples: Examples of any kind.
+      epochs: Number of epochs asked for; None is endless.
+
+    Example:
+      >>> mw.input.num_epochs_of([1, 2], 3)
+      3
+    """
     return 1 if isinstance(_innermost(examples), Iterator | Once) else epochs
 
 
 def leave(examples: Any, state: Any) -> None:
-    """Let an iterator, of which more was read ahead, stand where it did after what was used: at `state`."""
+    """Set an iterator that was read ahead to `state`, the position after the examples that were used."""
     innermost = _innermost(examples)
     if isinstance(innermost, Once):
         innermost.stand(state)
@@ -96,7 +112,12 @@ def _innermost(examples: Any) -> Any:
 
 
 def of_epoch(examples: Any, epoch: int) -> Any:
-    """Return the examples of one epoch: where they are a function of it, that function called when read."""
+    """Return the examples of one epoch; a function of the epoch is called when they are read.
+
+    Args:
+      examples: Examples of any kind.
+      epoch: Number of the epoch, from 0.
+    """
     if isinstance(examples, Batched):
         return replace(examples, loader=of_epoch(examples.loader, epoch))
     if callable(examples) and not is_indexed(examples):
@@ -107,15 +128,18 @@ def of_epoch(examples: Any, epoch: int) -> Any:
 def shares(
     samples: Samples, position: Position, batch_size: int, rows: np.ndarray
 ) -> Iterator[tuple[list[Part], Position]]:
-    """Yield what to read of each whole batch from `position` on, and the position after it.
+    """Yield the parts to read for each whole batch from `position` on, and the position after it.
 
-    A batch may come from several stretches; of some of them there may be nothing to read.
+    A batch may come from several stretches; for some of these there may be nothing to read.
 
     Args:
-      rows: of a batch, those to be read: int64[k], ascending.
+      samples: The samples of the run.
+      position: Position of the first batch.
+      batch_size: Number of examples in a batch.
+      rows: Rows of a batch to read, int64[k], ascending.
 
     Raises:
-      ExamplesError: an epoch has no examples.
+      ExamplesError: An epoch has no examples.
     """
     stretch, parts, filled = samples.open(position), [], 0
     while stretch is not None:
@@ -136,7 +160,7 @@ def _next_epoch(position: Position) -> Position:
     if not samples:
         raise ExamplesError(
             f"epoch {epoch} has no examples.\n"
-            "  A function that gives examples must return a new iterable each time it is called."
+            "  A function that returns examples must return a new iterable each time it is called."
         )
     return Position(epoch + 1, 0)
 
@@ -158,7 +182,7 @@ class _Fixed:
 
 
 class _ByEpoch:
-    """What a function returns for each epoch, or an iterable that is read anew: a stretch for each."""
+    """Examples of a function of the epoch, or an iterable that is read anew: a stretch for each epoch."""
 
     def __init__(self, examples: Any, seed: int | None, epochs: int | None, map_seed: tuple[int, int]):
         self._batched = examples if isinstance(examples, Batched) else None
@@ -174,10 +198,10 @@ class _ByEpoch:
         if isinstance(items, Batched | Bucketed):
             kind = type(items).__name__
             raise ExamplesError(
-                f"the function that gives examples returned a mw.{kind}.\n"
-                f"  Write it around the function: mw.{kind}(lambda epoch: ...)."
+                f"the function that returns examples returned a mw.{kind}.\n"
+                f"  Put it around the function: mw.{kind}(lambda epoch: ...)."
                 if self._batched is None and kind == "Batched"
-                else f"a mw.{kind} is no loader, and nothing that a function of the epoch may return."
+                else f"a mw.{kind} is not a loader, and a function of the epoch cannot return one."
             )
         if self._batched is not None:
             return Ready(self._batched, iterated(items), epoch, start, state)
@@ -190,7 +214,7 @@ class _ByEpoch:
         if start > len(source):
             raise InputError(
                 f"the data changed since the checkpoint: {start} examples of epoch {epoch} were read then, "
-                f"and now it has {len(source)}.\n  Give back the same data, or start a new run."
+                f"but there are only {len(source)} now.\n  Restore the same data, or start a new run."
             )
         first, stop = epoch * len(source), (epoch + 1) * len(source)
         return Indexed(source, Order(len(source), self._seed), first + start, stop)

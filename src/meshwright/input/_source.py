@@ -1,4 +1,4 @@
-"""From examples to one batch of numpy arrays."""
+"""Sources of examples, and one batch of NumPy arrays read from them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,13 +16,18 @@ from meshwright.tree import PyTree
 
 
 class Arrays:
-    """Examples kept as whole arrays: `Arrays({"image": images, "label": labels})`.
+    """Examples kept as whole arrays, such as `mw.input.Arrays({"image": images, "label": labels})`.
 
     Args:
-      arrays: a pytree of arrays (memory maps too) whose first dimensions are equal.
+      arrays: A pytree of arrays (memory maps too) with equal first dimensions.
 
     Raises:
-      ExamplesError: there is no array, or the first dimensions differ.
+      ExamplesError: There is no array, or the first dimensions differ.
+
+    Example:
+      >>> examples = mw.input.Arrays((np.zeros((10, 3)), np.arange(10)))
+      >>> len(examples), examples[7][1]
+      (10, np.int64(7))
     """
 
     def __init__(self, arrays: PyTree):
@@ -30,7 +35,7 @@ class Arrays:
         if len(set(lengths.values())) != 1 or None in lengths.values():
             some = dict(list(lengths.items())[:4])
             raise ExamplesError(
-                f"the arrays' first dimensions must be equal; they are {some or 'not there'}.\n"
+                f"the arrays' first dimensions must be equal; they are {some or 'missing'}.\n"
                 "  Each value of the mapping must be an array; np.asarray makes one of a list."
             )
         self._arrays = arrays
@@ -38,7 +43,7 @@ class Arrays:
 
     @property
     def in_memory(self) -> bool:
-        """False where an array is a memory map, whose reading may wait for a disk."""
+        """False if an array is a memory map, whose reading may wait for a disk."""
         return not any(isinstance(x, np.memmap) for x in jax.tree.leaves(self._arrays))
 
     def __len__(self) -> int:
@@ -51,15 +56,22 @@ class Arrays:
         return self.rows(np.asarray(ids))
 
     def rows(self, ids: np.ndarray) -> PyTree:
-        """Return the examples `ids` (int64[k]) as one batch."""
+        """Return the examples `ids`, int64[k], as one batch."""
         return jax.tree.map(lambda x: np.asarray(x[ids]), self._arrays)
 
 
 def num_examples(examples: Any) -> int | None:
-    """Return how many examples there are, or None of what cannot be indexed.
+    """Return the number of examples; None if they cannot be indexed.
+
+    Args:
+      examples: Examples of any kind.
 
     Raises:
-      ExamplesError: a mapping's arrays are not of one length.
+      ExamplesError: The arrays of a mapping have different lengths.
+
+    Example:
+      >>> mw.input.num_examples({"x": np.zeros((10, 3))})
+      10
     """
     if not is_indexed(examples):
         return None
@@ -67,15 +79,22 @@ def num_examples(examples: Any) -> int | None:
 
 
 def as_source(examples: Any) -> Source:
-    """Return `examples` as a `Source`: a mapping of arrays is read by rows, the rest as it is.
+    """Return `examples` as a `Source`; a mapping of arrays becomes `Arrays`.
+
+    Args:
+      examples: Examples that can be indexed.
 
     Raises:
-      ExamplesError: `examples` cannot be indexed, or there are none.
+      ExamplesError: They cannot be indexed, or there are none.
+
+    Example:
+      >>> mw.input.as_source({"x": np.arange(10)})[3]
+      {'x': np.int64(3)}
     """
     source = Arrays(examples) if isinstance(examples, Mapping) else examples
     if isinstance(examples, tuple) and all(np.ndim(x) for x in examples):
         raise ExamplesError(
-            "a tuple of arrays is no set of examples.\n"
+            "a tuple of arrays is not a set of examples.\n"
             "  Give the arrays names, {'image': images, 'label': labels}, or wrap it in mw.input.Arrays."
         )
     check_not_batched(examples)
@@ -87,15 +106,15 @@ def as_source(examples: Any) -> Source:
 
 
 def unreadable(examples: Any) -> ExamplesError:
-    """Return the error for what is no set of examples."""
+    """Return the error for an object that is not a set of examples."""
     return ExamplesError(
-        f"examples must have __len__ and __getitem__; {type(examples).__name__} has not.\n"
+        f"examples must have __len__ and __getitem__; {type(examples).__name__} does not.\n"
         "  Make a list of them, or give a function that returns a new iterable for each epoch."
     )
 
 
 def num_threads_for(examples: Any, collate: Collate | None) -> int:
-    """Return how many threads read ahead by default: none where handing over costs more than the reading."""
+    """Return the default number of threads that read ahead: 0 if a thread would cost more than reading."""
     source = Arrays(examples) if isinstance(examples, Mapping) else examples
     return 0 if isinstance(source, Arrays) and source.in_memory and collate is None else 2
 
@@ -104,14 +123,15 @@ class Part(NamedTuple):
     """Some examples of a source."""
 
     source: Source
+    """The source."""
     ids: np.ndarray
-    """int64[k]."""
+    """Numbers of the examples, int64[k]."""
     first: int = 0
-    """The number of the source's first example, where the source is a piece of an epoch."""
+    """Number of the source's first example in the epoch, if the source is a piece of an epoch."""
     epochs: int | np.ndarray = 0
-    """The epoch of all, or int64[k], that of each."""
+    """Epoch of all examples, or of each, int64[k]."""
     length: int | None = None
-    """To what length they are padded."""
+    """Length that they are padded to, if any."""
 
 
 class PartSource:
@@ -123,10 +143,10 @@ class PartSource:
 
 
 def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
-    """Return the examples of all `parts` in one batch: a pytree of arrays, made by `collate` if there is one.
+    """Return the examples of all `parts` as one batch, made by `collate` if there is one.
 
     Raises:
-      ExamplesError: the examples do not stack, or `collate` did not return arrays of as many rows.
+      ExamplesError: The examples cannot be stacked, or `collate` returned arrays with another number of rows.
     """
     if collate is not None:
         return collated(collate, [example for part in parts for example in rows_of(part)])
@@ -135,16 +155,24 @@ def read(parts: Sequence[Part], collate: Collate | None) -> PyTree:
 
 
 def read_rows(source: Source, ids: np.ndarray) -> PyTree:
-    """Return the examples `ids` (int64[k]) as a batch: a pytree of arrays of shape [k, ...].
+    """Return some examples as a batch: a pytree of arrays [k, ...].
+
+    Args:
+      source: The source.
+      ids: Numbers of the examples, int64[k].
 
     Raises:
-      ExamplesError: the examples differ in structure or shape, or are not of numbers.
+      ExamplesError: The examples differ in structure or shape, or are not numeric.
+
+    Example:
+      >>> mw.input.read_rows([{"x": 1.0}, {"x": 2.0}], np.array([1, 0]))
+      {'x': array([2., 1.])}
     """
     return _stacked(Part(source, ids))
 
 
 def rows_of(part: Part) -> list[PyTree]:
-    """Return the examples of a part one by one, also where the source gives them as a batch."""
+    """Return the examples of a part one by one, even if the source returns them as a batch."""
     fetched = _fetched(part)
     if isinstance(fetched, list):
         return fetched
@@ -159,10 +187,10 @@ def _stacked(part: Part) -> PyTree:
 
 
 def _fetched(part: Part) -> PyTree:
-    """Return a list of examples, or what a source that fetches many at once makes of them."""
+    """Return a list of examples, or the batch of a source that fetches many at once."""
     source = part.source
     if isinstance(source, Arrays):
-        return source.rows(part.ids)  # a list of them would cost more than the rows
+        return source.rows(part.ids)  # much cheaper than a list of examples
     if isinstance(source, PartSource):
         return source.fetch(part)
     wanted = part.ids.tolist()

@@ -1,4 +1,4 @@
-"""Samples that are left of an epoch, or of all epochs, taken batch by batch in their order."""
+"""Remaining samples of an epoch, or of all epochs, taken batch by batch in order."""
 
 import base64
 from typing import Any, NamedTuple, Protocol
@@ -14,32 +14,37 @@ from meshwright.input._source import Arrays, Part
 
 
 class Position(NamedTuple):
-    """Where a run stands: so many samples into a stretch."""
+    """A position in a run: a number of samples into a stretch."""
 
     stretch: int
+    """Number of the stretch."""
     samples: int
+    """Number of samples of the stretch that were taken."""
     state: Any = None
-    """Of the stretch; see there."""
+    """State of the stretch; see `Stretch.state`."""
 
 
 class Stretch(Protocol):
-    """Samples that are left, in their order."""
+    """Remaining samples in order."""
 
     def take(self, num_samples: int, rows: np.ndarray) -> tuple[int, Part]:
-        """Move on by `num_samples`, or as many as are left; return how many, and those of them at `rows`.
+        """Move on by `num_samples`, or by as many as are left, and return their number and some of them.
 
-        Of `rows` (int64[k], ascending, below `num_samples`) those beyond the end are left out.
+        Args:
+          num_samples: Number of samples.
+          rows: Which of the samples to return, int64[k], ascending, below `num_samples`; those beyond the end
+            are left out.
         """
         ...
 
     @property
     def state(self) -> Any:
-        """What, besides the number of samples taken, says where this stands; None if nothing does."""
+        """The position besides the number of samples taken; None if that number is enough."""
         ...
 
 
 class Indexed:
-    """The samples at positions `start` to `stop`, counted from the first epoch on, of a source's order."""
+    """The samples at positions `start` to `stop` of a source's order, counted from the first epoch on."""
 
     state = None
 
@@ -61,7 +66,7 @@ class Indexed:
 
 
 class Iterated:
-    """What is left of an iterable after `start` examples of it."""
+    """The rest of an iterable after its first `start` examples."""
 
     def __init__(self, examples: Any, epoch: int, start: int, state: Any, map_seed: tuple[int, int]):
         self._functions = examples.functions if isinstance(examples, MappedIterable) else None
@@ -81,7 +86,7 @@ class Iterated:
 
 
 class Ready:
-    """What is left of the batches of an epoch after `start` examples of them."""
+    """The rest of an epoch's batches after their first `start` examples."""
 
     def __init__(self, batched: Batched, items: Any, epoch: int, start: int, state: Any):
         self._batched, self._items, self._epoch, self._start = batched, items, epoch, start
@@ -112,30 +117,30 @@ class Ready:
         num_batches, rest = divmod(self._start, batch_size)
         if rest and self._begin is None:
             raise InputError(
-                f"the run stopped after {self._start} examples of epoch {self._epoch}, which is no whole "
-                f"number of the loader's batches, now of {batch_size}.\n"
-                "  Continue with the batch size that it had."
+                f"the run stopped after {self._start} examples of epoch {self._epoch}, which is not a whole "
+                f"number of the loader's batches of {batch_size}.\n"
+                "  Continue with the batch size that the run had before."
             )
         return Cursor(self._items, self._begin, num_batches, f"batches of epoch {self._epoch}")
 
     def _check_last(self, found: int, expected: int, number: int) -> None:
-        """Raise an `ExamplesError` if a batch is smaller and not what was left at the end of an epoch."""
+        """Raise an `ExamplesError` if a batch is smaller than others and not the last of an epoch."""
         is_last = self._cursor is not None and not self._cursor.take(1)
         if is_last and number:
             return
         what = f"batch {number} of the loader has {found} examples" + ("" if is_last else ", is not the last")
         raise ExamplesError(
-            f"{what}, and a batch has {expected}.\n  Give the loader and the run one batch size; only what "
-            "is left at the end of an epoch may be smaller, and is left out."
+            f"{what}, but a batch has {expected}.\n  Give the loader and the run the same batch size; only "
+            "the last batch of an epoch may be smaller, and is left out."
         )
 
 
 def as_json(state: Any) -> Any:
-    """Return the state of a stretch as JSON can hold it: bytes, as some loaders have it, as text."""
+    """Return the state of a stretch in a form that JSON can hold: bytes, as some loaders use, become text."""
     return {"base64": base64.b64encode(state).decode()} if isinstance(state, bytes) else state
 
 
 def from_json(state: Any) -> Any:
-    """Return what `as_json` was given."""
+    """Return the state that `as_json` was given."""
     is_encoded = isinstance(state, dict) and state.keys() == {"base64"}
     return base64.b64decode(state["base64"]) if is_encoded else state

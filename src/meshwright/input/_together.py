@@ -1,4 +1,4 @@
-"""Results that every process must have one of, before any goes on with its own."""
+"""Agreement of all processes that each has a result, before any uses its own."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,14 +10,15 @@ T = TypeVar("T")
 
 
 def in_step(results: Iterator[T], about: str, said: Callable[[T], str]) -> Iterator[T]:
-    """Yield `results`, and before each see that all processes have one: who has more would wait for ever.
+    """Yield `results`, each after all processes have one. Otherwise a process with more would wait for ever.
 
     Args:
-      about: what the results are, as the object of a sentence.
-      said: what of a result must be the same on all processes.
+      results: Results of this process.
+      about: Name of the results, as the object of a sentence.
+      said: Returns the part of a result that must be equal on all processes, as text.
 
     Raises:
-      UsageError: on every process, when one has none left, or another one.
+      UsageError: A process has none left, or a different one; raised on every process.
     """
     for result in itertools.chain(results, [None]):
         text = "none are left" if result is None else said(result)

@@ -1,8 +1,8 @@
-"""Profiles of some steps, and where their time went.
+"""Profiles of some steps, and summaries of where their time went.
 
 `_trace` takes a profile while a run goes on, `_xplane` reads its file, `_measure` adds the times up and
-`_summary` holds and prints them. May import `hlo` and ground rooms. Add a figure to `Summary`, computed in
-`_measure`.
+`_summary` holds and prints them. May import `hlo` and ground rooms. Add a figure to `Summary`, and compute it
+in `_measure`.
 """
 
 from meshwright.profile._measure import summarize

@@ -1,4 +1,4 @@
-"""From the operations of a profile to where its time went."""
+"""Summaries of profiles: the times of steps, devices and operations."""
 
 import statistics
 from collections import defaultdict
@@ -15,10 +15,13 @@ from meshwright.storage import local_path
 
 
 def summarize(file: str | Path) -> Summary:
-    """Return where the time of a profile, an `.xplane.pb` file, went.
+    """Return a summary of a profile: the times of its steps, devices and operations.
+
+    Args:
+      file: An `.xplane.pb` file.
 
     Raises:
-      InputError: it cannot be read, is damaged, or is empty.
+      InputError: The file cannot be read, is damaged, or is empty.
     """
     recorded = read_profile(local_path(file))
     steps, ops = recorded.steps.values(), [op.span for ops in recorded.devices.values() for op in ops]
@@ -53,10 +56,10 @@ def _device_times(name: str, ops: Sequence[Op], window: Span) -> DeviceTimes:
 
 
 def _step_seconds(ops: Sequence[Op]) -> float | None:
-    """Return the median time between the ends of the program that takes longest.
+    """Return the median time between the ends of the longest program.
 
-    What ends last in it is in no loop, and so it ends once a step. Which step an operation belongs to, the
-    profiles of some devices do not say.
+    The operation that ends last in it is in no loop, and so it ends once per step. The profiles of some
+    devices do not say which step an operation belongs to.
     """
     module_seconds: dict[str, float] = defaultdict(float)
     for op in ops:

@@ -1,4 +1,4 @@
-"""Where the time of a profile went, as values and as text."""
+"""The summary of a profile, as values and as text."""
 
 import statistics
 from collections import defaultdict
@@ -10,27 +10,33 @@ NUM_OPS_SHOWN = 12
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What the host did for one step. It runs ahead of the devices, so this is not how long a step takes."""
+    """Times of the host for one step.
+
+    The host runs ahead of the devices, so this is not the time of a step.
+    """
 
     step: int
+    """Number of the step."""
     launch_seconds: float
+    """Seconds that the launch took."""
     until_next_seconds: float | None
-    """From its launch to that of the next; None of the last."""
+    """Seconds from its launch to the next one; None for the last step."""
 
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """What one device did while the profile was taken."""
+    """Times of one device during the profile."""
 
     name: str
+    """Name of the device."""
     busy_seconds: float
-    """While at least one operation ran."""
+    """Seconds in which at least one operation ran."""
     collective_seconds: float
-    """While a collective ran. Waiting for the other devices to come to it counts."""
+    """Seconds in which a collective ran, including its wait for other devices."""
     exposed_seconds: float
-    """While collectives ran and nothing else did."""
+    """Seconds in which collectives ran and nothing else did."""
     step_seconds: float | None
-    """The median from one end of the program to the next; None where there was only one."""
+    """Median seconds from one end of the program to the next; None if there was only one."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +44,40 @@ class OpTimes:
     """All runs of one operation of one program, over all devices."""
 
     name: str
-    """As in the program's HLO text."""
+    """Name as in the program's HLO text."""
     module: str
+    """Name of the compiled program."""
     collective: str | None
-    """Which kind of collective it is, if one."""
+    """Kind of collective, such as `all-reduce`; None for other operations."""
     count: int
+    """Number of runs."""
     seconds: float
+    """Seconds of all runs together."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Where the time of a profile went."""
+    """The times of a profile; as text, a table of them."""
 
     file: str
+    """Path of the profile."""
     seconds: float
-    """From the launch of its first step to the end of all that was launched."""
+    """Seconds from the launch of the first step to the end of all launched work."""
     input_wait_seconds: float | None
-    """How long the loop waited for examples in that time; None where the profile does not say."""
+    """Seconds in which the loop waited for examples; None if the profile does not say."""
     steps: Sequence[StepTimes]
+    """Times of the host for each step."""
     devices: Sequence[DeviceTimes]
+    """Times of each device."""
     ops: Sequence[OpTimes]
-    """The longest first."""
+    """Times of each operation, the longest first."""
 
     @property
     def step_seconds(self) -> float | None:
-        """How long a step takes the devices, the median over them; None where a profile is too short."""
+        """Seconds that the devices take for a step, the median over devices.
+
+        None if the profile is too short.
+        """
         found = [device.step_seconds for device in self.devices if device.step_seconds is not None]
         return statistics.median(found) if found else None
 

@@ -1,7 +1,7 @@
-"""The loop's `trace`: profiles of a few steps, in the files that TensorBoard's profiler and XProf read.
+"""`tracer`: profiles of a few steps, in the files that TensorBoard's profiler and XProf read.
 
-<directory>/plugins/profile/step_100/<host>.xplane.pb          what the profilers open
-<host>.trace.json.gz      the same for Perfetto (Chrome's JSON)
+<directory>/plugins/profile/step_100/<host>.xplane.pb          for the profilers
+                                     <host>.trace.json.gz      for Perfetto (Chrome's JSON)
 """
 
 import logging
@@ -17,7 +17,7 @@ from meshwright.storage import location, put_at
 from meshwright.when import Tick
 
 Trace = Callable[[Tick], AbstractContextManager[Any]]
-"""Wraps the launch of one step."""
+"""Function that wraps the launch of one step in a context."""
 
 log = logging.getLogger("meshwright")
 
@@ -30,47 +30,48 @@ def tracer(
     num_steps: int = 3,
     processes: Sequence[int] | Literal["all"] = (0,),
 ) -> Generator[Trace, None, None]:
-    """Open a `trace` that profiles `num_steps` steps from each of `start_steps` on.
+    """Return a context that gives a `trace` function for `mw.fit`, which profiles some steps.
 
-        with mw.profile.tracer("runs/digits", start_steps=(100,)) as trace:
-            mw.fit(..., trace=trace)
-
-    A profile ends when all that was launched in it is done, and before anything else of the loop's turn.
-    Leaving the context ends one that is still open, whatever ended the run. A start inside an open window is
-    skipped; one exactly `num_steps` after another is not. What goes wrong with profiling is logged as a
-    warning and the run goes on.
+    A profile ends when all work that was launched in it is done, before the loop continues. Leaving the
+    context ends an open profile, however the run ended. A start during an open profile is skipped; a start
+    exactly `num_steps` after another is not. Problems with profiling are logged as warnings, and the run goes
+    on.
 
     Args:
-      directory: made if missing; or an address, `s3://bucket/run`, where a window is put
-        when it ends. Each window goes to `plugins/profile/step_N` in it, on a run of several processes to
-        `step_N_process_P`. TensorBoard is given `directory`.
-      start_steps: the first update of each window, counted from 1 as ticks are.
-      processes: those that profile.
+      directory: A directory, made if missing, or an address such as `s3://bucket/run`, to which each profile
+        is copied when it ends. Each goes to `plugins/profile/step_N` in it, or to `step_N_process_P` in a run
+        of several processes. TensorBoard is given `directory`.
+      start_steps: First step of each profile; steps count from 1.
+      num_steps: Number of steps of each profile.
+      processes: Numbers of the processes that take profiles, or "all".
 
     Raises:
-      UsageError: a number that cannot be; or an address that cannot be opened.
+      UsageError: A number is out of range, or the address cannot be opened.
+
+    Example:
+      >>> with mw.profile.tracer("runs/digits", start_steps=(100,)) as trace:
+      ...     pass  # mw.fit(..., trace=trace)
     """
     _check(start_steps, num_steps, processes)
     if processes != "all" and jax.process_index() not in processes:
         yield lambda _: nullcontext()
         return
-    # To be told now that it cannot be.
-    location(directory)
+    location(directory)  # raises now if the address cannot be opened
     windows = _Windows(directory, frozenset(start_steps), num_steps)
     try:
         yield windows.step
         windows.finish()
     finally:
-        windows.close()  # after an error nothing is waited for: it may never come
+        windows.close()  # without waiting: after an error, launched work may never end
 
 
 class _Windows:
-    """The windows of one run, of which one is open at a time."""
+    """The profiles of one run, of which one is open at a time."""
 
     def __init__(self, directory: str | Path, starts: frozenset[int], num_steps: int):
         self._directory, self._starts, self._num_steps = directory, starts, num_steps
         self._first: int | None = None
-        self._place = ExitStack()  # what is open while a window is
+        self._place = ExitStack()  # contexts that are open while a profile is
 
     def step(self, tick: Tick) -> AbstractContextManager[Any]:
         if tick.step in self._starts:
@@ -85,7 +86,7 @@ class _Windows:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for what was launched, and close."""
+        """Wait for all launched work, and end the profile."""
         if self._first is not None:
             _wait_for_all_launched()
             self.close()
@@ -98,7 +99,7 @@ class _Windows:
             with self._place:
                 jax.profiler.stop_trace()
             log.info("profile of steps from %d on: tensorboard --logdir %s", first, self._directory)
-        except Exception as error:  # the errors of JAX, disks and stores have nothing in common
+        except Exception as error:  # errors of JAX, disks and stores have no common type
             log.warning("the profile of steps from %d on is lost: %s", first, error)
 
     def _open(self, step: int) -> None:
@@ -110,7 +111,7 @@ class _Windows:
         try:
             with ExitStack() as place:
                 directory = place.enter_context(put_at(self._directory))
-                # Now and not at the end: after a profile that it cannot write, JAX 0.10 cannot trace again.
+                # Made now: if JAX 0.10 cannot write a profile at its end, it can never trace again.
                 (directory / "plugins/profile" / _name(step)).mkdir(parents=True, exist_ok=True)
                 jax.profiler.start_trace(directory, profiler_options=options)
                 self._first, self._place = step, place.pop_all()
@@ -119,13 +120,16 @@ class _Windows:
 
 
 def _name(step: int) -> str:
-    """By step, not by time: two windows may end in one second, and hosts' clocks differ."""
-    many = jax.process_count() > 1  # of one host too, and the files are named for the host alone
+    """Return the name of a profile's directory.
+
+    It has the step, not the time: two profiles may end in one second, and hosts' clocks differ.
+    """
+    many = jax.process_count() > 1  # files are named by host, and one host may have several processes
     return f"step_{step}_process_{jax.process_index()}" if many else f"step_{step}"
 
 
 def _wait_for_all_launched() -> None:
-    """Wait until the arrays of this process hold their values; the loop keeps a step's outputs to itself."""
+    """Wait until the arrays of this process hold their values; the loop does not pass its outputs here."""
     jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
 
 
@@ -133,7 +137,7 @@ def _check(start_steps: Sequence[int], num_steps: int, processes: Sequence[int] 
     if num_steps < 1 or any(step < 1 for step in start_steps):
         raise UsageError(
             f"tracer: start_steps={tuple(start_steps)}, num_steps={num_steps}; steps count from 1, and a "
-            "profile has at least one."
+            "profile has at least one step."
         )
     if processes != "all" and not all(isinstance(number, int) and number >= 0 for number in processes):
-        raise UsageError(f"tracer: processes={processes!r}; give their numbers, such as (0,), or 'all'.")
+        raise UsageError(f"tracer: processes={processes!r}; give process numbers, such as (0,), or 'all'.")

@@ -1,10 +1,11 @@
-"""Profiles on a disk: which there are, and what one holds, as plain numbers.
+"""Profiles on a disk: a list of them, and the contents of one as plain numbers.
 
-<run>/plugins/profile/step_100/<host>.xplane.pb           one process
-<run>/plugins/profile/step_100_process_0/<host>.xplane.pb     several
+    <run>/plugins/profile/step_100/<host>.xplane.pb               one process
+    <run>/plugins/profile/step_100_process_0/<host>.xplane.pb     several processes
 
-A profile is planes of lines of events (XSpace, xplane.proto of XLA). What ran on a TPU is on the line
-"XLA Ops" of its plane, on a GPU on its streams; of CPU devices it is on the threads of the host's plane.
+A profile consists of planes, lines and events (XSpace, xplane.proto of XLA). Operations of a TPU are on the
+line "XLA Ops" of its plane, those of a GPU on its streams, and those of CPU devices on the threads of the
+host's plane.
 """
 
 import re
@@ -22,54 +23,54 @@ from meshwright.errors import InputError
 from meshwright.storage import local_path
 
 INPUT_WAIT = "input wait"
-"""What `input.Batches` calls the time in which it waits for examples."""
+"""Name that `input.Batches` gives to the time in which it waits for examples."""
 
 
 class Span(NamedTuple):
-    """A stretch of time, in seconds since the profile began."""
+    """An interval of time, in seconds since the profile began."""
 
     start: float
     end: float
 
 
 class Op(NamedTuple):
-    """One operation that ran on a device once."""
+    """An execution of an operation on a device."""
 
     name: str
-    """As the compiled program calls it: `all-reduce.12`."""
+    """Name in the compiled program: `all-reduce.12`."""
     module: str
-    """The compiled program; "" where the profile does not say."""
+    """Name of the compiled program; "" if the profile does not say."""
     span: Span
     is_outer: bool = False
-    """Whether it is only the frame of others: a loop, a call."""
+    """True if it only contains other operations, such as a loop or a call."""
 
     @property
     def seconds(self) -> float:
-        """Return how long it ran."""
+        """Return the seconds that it ran."""
         return self.span.end - self.span.start
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a profile holds."""
+    """The contents of a profile."""
 
     steps: Mapping[int, Span]
-    """The launch of each step on the host."""
+    """Launch of each step on the host."""
     input_waits: Sequence[Span] | None
-    """None where nothing in it says when the loop waited."""
+    """Waits for examples; None if the profile does not record them."""
     devices: Mapping[str, Sequence[Op]]
-    """What each device did."""
+    """Operations of each device."""
 
 
 def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
-    """Return the files of one window, those of all its processes.
+    """Return the files of one profile, those of all its processes.
 
     Args:
-      path: a run directory, a directory of profiles, or an `.xplane.pb` file.
-      step: the window's first step; None takes the window that was written last.
+      path: A run directory, a directory of profiles, or an `.xplane.pb` file.
+      step: First step of the profile; None takes the profile that was written last.
 
     Raises:
-      InputError: there is none.
+      InputError: There is no such profile.
     """
     path = local_path(path)
     if path.is_file():
@@ -79,7 +80,7 @@ def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
     if not found:
         raise InputError(
             f"{path} has no profile: there is no *.xplane.pb in it, nor in its plugins/profile/*.\n"
-            "  A run takes one of the steps from 100 on with profile.steps=100."
+            "  With profile.steps=100, a run takes a profile that begins at step 100."
         )
     windows = defaultdict(list)
     for file in found:
@@ -94,17 +95,17 @@ def find_profiles(path: str | Path, step: int | None = None) -> list[Path]:
 
 
 def read_profile(file: Path) -> Recorded:
-    """Return what a profile holds.
+    """Return the contents of a profile.
 
     Raises:
-      InputError: it cannot be read, is damaged, or holds neither steps nor operations.
+      InputError: The file cannot be read, is damaged, or holds neither steps nor operations.
     """
     try:
         profile = ProfileData.from_file(str(file))
     except (RuntimeError, OSError) as error:
-        raise InputError(f"{file} is no profile, or a damaged one: {error}") from None
+        raise InputError(f"{file} is not a profile, or is damaged: {error}") from None
     with warnings.catch_warnings():
-        # JAX 0.12 makes a type when stats are first read; where warnings are errors, its warning is an abort.
+        # JAX 0.12 warns when stats are first read, and aborts the process if warnings are errors.
         warnings.simplefilter("ignore", DeprecationWarning)
         recorded = _recorded(profile)
     if not (recorded.steps or recorded.devices):
@@ -125,7 +126,10 @@ def _recorded(profile: ProfileData) -> Recorded:
 
 
 def _marked(line: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Return what is no frame of Python, of which there are most, with its stats, which take long to read."""
+    """Return the events that are not Python frames, with their stats.
+
+    Most are frames, whose stats read slowly.
+    """
     return [(event, _stats(event)) for event in line.events if not event.name.startswith("$")]
 
 
@@ -139,7 +143,7 @@ def _accelerator_ops(plane: Any) -> list[Op]:
 
 
 def _cpu_ops(lines: Iterable[list[tuple[Any, dict[str, Any]]]]) -> dict[str, list[Op]]:
-    """Return what ran on each CPU device; all share the host's threads."""
+    """Return the operations of each CPU device; all share the host's threads."""
     devices: dict[str, list[Op]] = defaultdict(list)
     for line in lines:
         here: dict[str, list[Op]] = defaultdict(list)
@@ -152,7 +156,7 @@ def _cpu_ops(lines: Iterable[list[tuple[Any, dict[str, Any]]]]) -> dict[str, lis
 
 
 def _framed(ops: Sequence[Op]) -> list[Op]:
-    """Return a line's operations in their order, with those marked that another one lies in."""
+    """Return a line's operations in order, with those marked that contain another."""
     ordered = sorted(ops, key=lambda op: (op.span.start, -op.span.end))
     marked = [op._replace(is_outer=_lies_in(after.span, op.span)) for op, after in pairwise(ordered)]
     return marked + ordered[-1:]
@@ -163,7 +167,7 @@ def _lies_in(inner: Span, outer: Span) -> bool:
 
 
 def _op(event: Any, stats: Mapping[str, Any]) -> Op:
-    on_a_tpu = event.name.split(" = ")[0].removeprefix("%")  # where events are called by their whole HLO line
+    on_a_tpu = event.name.split(" = ")[0].removeprefix("%")  # TPU events are named by their whole HLO line
     return Op(str(stats.get("hlo_op") or on_a_tpu), str(stats.get("hlo_module", "")), _span(event))
 
 

@@ -1,8 +1,8 @@
-"""Traced programs: what they are made of, what they compute, and what share of their devices that uses.
+"""Traced programs: their operations, their floating-point operations, and the utilisation of devices.
 
-`_program` makes a list of operations of a jaxpr, `_primitives` is the table of what each primitive does,
-by the rules in `_dimensions` and `_products`; `_flops`, `_peaks` and `_utilisation` count. May import
-ground rooms only. Add a primitive to `_primitives`, and a device's peak to `_peaks`.
+`_program` makes a list of operations of a jaxpr. `_primitives` is the table of JAX's primitives, with the
+rules of `_dimensions` and `_products`. `_flops`, `_peaks` and `_utilisation` count. May import ground rooms
+only. Add a primitive to `_primitives`, and a device's peak to `_peaks`.
 """
 
 from meshwright.program._dimensions import Dims, Rule

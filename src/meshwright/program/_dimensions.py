@@ -1,10 +1,10 @@
-"""How the dimensions of an operation's operands and results go together, as Shardy's sharding rules say it.
+"""Rules that say which dimensions of an operation's operands and results correspond, as in Shardy.
 
     dot_general [B, K] × [K, N] -> [B, N]     "b k, k n -> b n", and k is summed over
     reshape     [B, T, D] -> [B * T, D]       "b t d -> (b t) d"
 
-Dimensions that share a letter are one. For an operation to be local, they are split over the same axes of the
-mesh. A dimension without a letter goes with no other. Which rule a primitive has is said in `_primitives.py`.
+Dimensions with the same letter correspond. An operation is local if they are split over the same mesh axes.
+A dimension without a letter corresponds to no other. `_primitives.py` lists the rule of each primitive.
 See https://openxla.org/shardy/sharding_representation.
 """
 
@@ -16,47 +16,50 @@ from typing import Any, NamedTuple
 
 Shapes = Sequence[tuple[int, ...]]
 Dims = tuple[tuple[int, ...], ...]
-"""The letters of each dimension of an array, which are numbers: mostly one. Merged dimensions have several,
-the slowest first."""
+"""The letters of each dimension of an array, as numbers. Most have one; merged dimensions have several, the
+slowest first.
+"""
 Letters = list[int | None]
-"""The same where no dimensions are merged."""
+"""A letter for each dimension, if no dimensions are merged."""
+# First number of the letters of a second operand, and of those of looked-up rows.
 SECOND, ROWS = 100, 200
-"""Where the numbers of other letters start: of a second operand, and of looked-up rows."""
 
 
 class Rule(NamedTuple):
-    """How the dimensions of one operation go together."""
+    """Correspondence between the dimensions of one operation's operands and results."""
 
     inputs: Sequence[Dims]
+    """Letters of each operand's dimensions."""
     outputs: Sequence[Dims]
+    """Letters of each result's dimensions."""
     summed: frozenset[int] = frozenset()
-    """Letters of operands over which results are combined: split, they make partial sums."""
+    """Letters that are reduced over: if such a dimension is split, each device has a partial sum."""
     whole: frozenset[int] = frozenset()
-    """Letters that must not be split while the operation runs, because it works along their dimensions."""
+    """Letters that cannot be split while the operation runs, because it works along their dimensions."""
     pieces: Sequence[tuple[int, int | None]] = ()
-    """Letters of dimensions, each with that of a slice of it; None if that has no dimension."""
+    """Pairs of a dimension's letter and the letter of a slice of it; None if the slice has no dimension."""
     sizes: Mapping[int, int] = {}
-    """The sizes of letters that share a dimension with others."""
+    """Sizes of letters that share a dimension with others."""
     known: bool = True
-    """False if shapes alone speak for this rule, and not all of them do."""
+    """False if the rule is guessed from shapes and they are ambiguous."""
 
 
 Dimensions = Callable[[Any, Shapes, Shapes], Rule]
-"""Returns the rule of an equation, given its parameters and the shapes of its operands and its results."""
+"""Function from the parameters of an equation and the shapes of operands and results to the rule."""
 
 
 def elementwise(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep dimensions in place, if they have one size in all arrays; size 1 stands for any."""
+    """Keep dimensions in place if they have one size in all arrays; size 1 matches any size."""
     return _in_place(inputs, outputs, any_size=frozenset({1}))
 
 
 def resized(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep dimensions in place. Others get another size, so that they must be whole."""
+    """Keep dimensions in place; those whose size changes must be whole."""
     return _in_place(inputs, outputs)._replace(known=True)
 
 
 def sliced(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep dimensions in place. Others are cut into pieces, or made of pieces."""
+    """Keep dimensions in place; those whose size changes are cut into pieces, or made of pieces."""
     rule, pieces = resized(params, inputs, outputs), []
     arrays = [list(zip(*each, strict=True)) for each in ((inputs, rule.inputs), (outputs, rule.outputs))]
     for (before, mine), (after, theirs) in itertools.product(*arrays):
@@ -67,7 +70,7 @@ def sliced(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def along(parameter: str) -> Dimensions:
-    """Keep dimensions in place, and the one that a parameter names whole."""
+    """Keep dimensions in place; the one that a parameter names must be whole."""
 
     def dimensions(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
         rule = elementwise(params, inputs, outputs)
@@ -77,20 +80,20 @@ def along(parameter: str) -> Dimensions:
 
 
 def matrices(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep dimensions in place, and the last two whole; those of a Fourier transform."""
+    """Keep dimensions in place; the last two must be whole, and those of a Fourier transform."""
     rule, last = elementwise(params, inputs, outputs), len(params.get("fft_lengths", (0, 0)))
     return rule._replace(whole=rule.whole.union(*(dim for of in rule.inputs for dim in of[-last:])))
 
 
 def one_by_one(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Give each result the dimensions of the operand in its place."""
+    """Give each result the dimensions of the operand at the same position."""
     letters = itertools.count()
     dims = [letters_of([next(letters) for _ in shape]) for shape in inputs]
     return Rule(dims, dims)
 
 
 def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozenset()) -> Rule:
-    """Return a letter for each size that a dimension has on both sides, or everywhere."""
+    """Return a rule with a letter for each size that a dimension has on both sides, or everywhere."""
     rank = max((len(shape) for shape in (*inputs, *outputs)), default=0)
     before, after = ([shape for shape in of if len(shape) == rank] for of in (inputs, outputs))
     sizes = [{shape[d] for shape in (*before, *after)} - any_size for d in range(rank)]
@@ -113,7 +116,7 @@ def _in_place(inputs: Shapes, outputs: Shapes, any_size: frozenset[int] = frozen
 
 
 def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """A lookup: where looked-up rows are split, each device finds what it has, and all is summed."""
+    """Rule of a lookup: if looked-up rows are split, each device finds its own, and results are summed."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batching = numbers.operand_batching_dims
     kept = [d for d in range(len(inputs[0])) if d not in {*numbers.collapsed_slice_dims, *batching}]
@@ -134,7 +137,10 @@ def gather(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def scatter(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """The gradient of a lookup: a sum, where updates are split; and each device takes what is its own."""
+    """Rule of a lookup's gradient: a sum if updates are split.
+
+    Each device takes the updates of its own rows.
+    """
     numbers = params["dimension_numbers"]
     batching = numbers.operand_batching_dims
     array, (updates,) = list(range(len(inputs[0]))), blanks(inputs[2])
@@ -194,7 +200,10 @@ def unstack(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def reshape(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Cut dimensions where one of either side ends. Where parts do not fit, nothing goes together."""
+    """Rule of a reshape: dimensions are cut where a dimension of either side ends.
+
+    If the parts do not fit, no dimensions correspond.
+    """
     spans = [_spans(inputs[0]), _spans(outputs[0])]
     parts = list(itertools.pairwise(sorted({1, *(end for of in spans for _, end in of)})))
     fitting = {letter for letter, (start, end) in enumerate(parts) if end % start == 0}
@@ -210,7 +219,7 @@ def reshape(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def _spans(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return for each dimension how many elements there are up to its start and up to its end."""
+    """Return for each dimension the number of elements up to its start and up to its end."""
     ends = [math.prod(max(size, 1) for size in shape[: d + 1]) for d in range(len(shape))]
     return list(zip([1, *ends], ends, strict=False))
 

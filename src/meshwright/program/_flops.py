@@ -1,8 +1,8 @@
-"""How many floating-point operations a function is made of, read off its jaxpr.
+"""Floating-point operations of a function, counted in its jaxpr.
 
-What XLA says of a compiled program counts the body of a loop once, which makes nothing of a model whose
-layers are scanned over (https://github.com/jax-ml/jax/issues/18672), and misses the calls into libraries
-that matrix products become on a GPU (22249).
+XLA's own count of a compiled program counts the body of a loop once, which is useless for a model with
+scanned layers (https://github.com/jax-ml/jax/issues/18672). It also misses matrix products that become
+library calls on a GPU (https://github.com/jax-ml/jax/issues/22249).
 """
 
 import math
@@ -25,33 +25,38 @@ class Product(NamedTuple):
     kind: str
     """`dot`, `ragged_dot`, `convolution` or `attention`."""
     dtype: str
-    """What is multiplied."""
+    """Dtype of the factors."""
     recomputed: bool
-    """A second time, rather than kept: by `jax.checkpoint`, or cuDNN's gradient of attention."""
+    """True if it is computed a second time to save memory: by `jax.checkpoint` or in cuDNN's attention."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of matrix products, on all devices together.
+    """Floating-point operations of matrix products, over all devices together.
 
-    All else, elementwise work above all, is left out, as is usual (PaLM, arXiv 2204.02311, appendix B).
+    All other work, mostly elementwise, is left out, as is usual (PaLM, arXiv 2204.02311, appendix B).
+
+    Example:
+      >>> counted = mw.program.flops(lambda a, b: a @ b, jnp.ones((8, 4)), jnp.ones((4, 2)))
+      >>> (counted + counted.times(2)).model
+      384
     """
 
     products: Mapping[Product, int] = field(default_factory=Counter)
-    """Operations by kind."""
+    """Floating-point operations by kind of product."""
     not_counted: Mapping[str, int] = field(default_factory=Counter)
-    """Primitives whose work is not known, such as `pallas_call`, and how often they run."""
+    """Number of executions of each primitive whose work is not known, such as `pallas_call`."""
     open_loops: int = 0
-    """`while` loops: how often they turn is not known, and their bodies are counted once."""
+    """Number of `while` loops with an unknown number of iterations; their bodies are counted once."""
 
     @property
     def model(self) -> int:
-        """Those that the mathematics asks for: what model FLOPs utilisation (MFU) is about."""
+        """Operations without recomputation, for model FLOPs utilisation (MFU)."""
         return sum(count for product, count in self.products.items() if not product.recomputed)
 
     @property
     def hardware(self) -> int:
-        """Those that the devices do, recomputation included: what hardware FLOPs utilisation is about."""
+        """Operations with recomputation, for hardware FLOPs utilisation (HFU)."""
         return sum(self.products.values())
 
     def __add__(self, other: "Flops") -> "Flops":
@@ -62,28 +67,46 @@ class Flops:
         )
 
     def times(self, number: int) -> "Flops":
-        """Return those of doing it all so many times."""
+        """Return the operations of `number` executions."""
         products = {product: number * count for product, count in self.products.items()}
         not_counted = {name: number * count for name, count in self.not_counted.items()}
         return Flops(products, not_counted, number * self.open_loops)
 
 
 def flops(function: Callable[..., Any], *arguments: Any) -> Flops:
-    """Return the operations of `function(*arguments)`: arrays, or `jax.ShapeDtypeStruct`s of global shapes.
+    """Return the floating-point operations of `function(*arguments)`.
 
-    Traced, neither compiled nor run. To the operation for matrix products, batched or not, convolutions and
-    attention, whatever transforms or control flow they are in, but:
+    The function is traced, and neither compiled nor run. The count is exact for matrix products, convolutions
+    and attention under any transformation or control flow, with these exceptions:
 
-    - of the branches of a condition that with most work counts, and `while` loops once (`fori_loop` with
-      constant bounds is none);
-    - attention counts whole, whatever its mask lets be;
-    - what `jax.shard_map` does on every device alike counts on each.
+    - A condition counts its branch with most work, and a `while` loop one iteration (`fori_loop` with
+    constant
+      bounds is counted in full).
+    - Attention counts in full, whatever its mask.
+    - Work that `jax.shard_map` repeats on every device counts on each.
+
+    Args:
+      function: Function of arrays.
+      arguments: Arrays, or `jax.ShapeDtypeStruct`s, of global shapes.
+
+    Example:
+      >>> mw.program.flops(lambda a, b: a @ b, jnp.ones((8, 4)), jnp.ones((4, 2))).model
+      128
     """
     return count_flops(jax.make_jaxpr(function)(*arguments))
 
 
 def count_flops(jaxpr: Any) -> Flops:
-    """Return the operations of a jaxpr, such as `jax.make_jaxpr(function)(*arguments)` or `Step.jaxpr`."""
+    """Return the floating-point operations of a jaxpr, counted as `flops` does.
+
+    Args:
+      jaxpr: Such as `jax.make_jaxpr(function)(*arguments)` or `Step.jaxpr`.
+
+    Example:
+      >>> jaxpr = jax.make_jaxpr(jnp.dot)(jnp.ones((8, 4)), jnp.ones((4, 2)))
+      >>> mw.program.count_flops(jaxpr).model
+      128
+    """
     return _of_program(program_of(jaxpr))
 
 
@@ -114,7 +137,7 @@ def _of_product(operation: Operation, kind: str, work: Work) -> Flops:
 
 
 def _repetitions(operation: Operation) -> int:
-    if operation.kind == "shard_map":  # its body is what one device does
+    if operation.kind == "shard_map":  # its body is the work of one device
         params = operation.eqn.params
         return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
     return operation.turns

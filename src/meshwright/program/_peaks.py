@@ -1,18 +1,18 @@
-"""How many floating-point operations a device can do in a second.
+"""Peak floating-point operations per second of devices.
 
-By what JAX calls one device: half a chip of TPU v2, v3 and TPU7x, one die of an MI250X. Dense products;
-the figures that vendors print largest are often of sparse ones, twice these. Where sources disagree the
-vendor's stands.
+Figures are for one JAX device: half a chip of TPU v2, v3 and TPU7x, one die of an MI250X. They hold for
+dense products; the largest figures that vendors print are often for sparse products, and twice as high. If
+sources disagree, the vendor's figure is used.
 
-  NVIDIA  the data sheets of V100, T4, A100, A10, A40, RTX A6000, L4, L40, L40S, H100, H200, Blackwell and
-          the DGX GB200 page. TF32 is half of bfloat16 on each that has it. H200 NVL: Lightning's table
-          alone. H20: torchtitan's.
-  AMD     the data sheets of MI250X, MI300X, MI325X, MI355X. 1307.4 rather than 1300 is what AMD's figure
-          for MI300A gives for its compute units.
-  Google  https://cloud.google.com/tpu/docs, per chip. JAX's own table (`jax.experimental.pallas.tpu`) says 46
-          and 140 of v2 and v3 per chip rather than 46 and 123, 920 rather than 918 of v6e.
+  NVIDIA  The data sheets of V100, T4, A100, A10, A40, RTX A6000, L4, L40, L40S, H100, H200, Blackwell and
+          the DGX GB200 page. TF32 is half of bfloat16 on each that has it. H200 NVL is in Lightning's table
+          only. H20 is from torchtitan.
+  AMD     The data sheets of MI250X, MI300X, MI325X, MI355X. 1307.4 instead of 1300 follows from AMD's
+          figure for MI300A and the numbers of compute units.
+  Google  https://cloud.google.com/tpu/docs, per chip. JAX's own table (`jax.experimental.pallas.tpu`) has 46
+          and 140 instead of 46 and 123 for v2 and v3 per chip, and 920 instead of 918 for v6e.
 
-Left out, so unknown: A10G (not an A10's; no figure of the vendor's found), and parts of a GPU (MIG).
+Unknown devices are left out: the A10G (not an A10; the vendor gives no figure), and parts of a GPU (MIG).
 """
 
 import re
@@ -26,7 +26,7 @@ def _volta(float16: float, float32: float) -> Peaks:
 
 
 def _nvidia(half: float) -> Peaks:
-    """From Ampere on: JAX multiplies float32 as TF32, unless told otherwise."""
+    """Return the peaks of GPUs from Ampere on, where JAX multiplies float32 as TF32 by default."""
     return {"bfloat16": half, "float16": half, "float32": half / 2}
 
 
@@ -35,7 +35,7 @@ def _amd(half: float) -> Peaks:
 
 
 def _tpu(bfloat16: float) -> Peaks:
-    """JAX multiplies float32 in one pass of bfloat16, unless told otherwise."""
+    """Return the peaks of TPUs, where JAX multiplies float32 in one pass of bfloat16 by default."""
     return {"bfloat16": bfloat16, "float32": bfloat16}
 
 
@@ -81,13 +81,18 @@ _PEAKS: dict[str, Peaks] = {
 
 
 def peak_flops(device_kind: str, dtype: str = "bfloat16") -> float | None:
-    """Return the most operations a second that a device does with products of `dtype`, or None if not known.
+    """Return the peak FLOP/s of a device for products of `dtype`; None if it is not known.
 
     float32 is multiplied as JAX does by default: as TF32 by NVIDIA's GPUs from Ampere on, in bfloat16 by TPUs
-    (https://docs.jax.dev/en/latest/201/precision.html). At a higher `precision` that many cannot be reached.
+    (https://docs.jax.dev/en/latest/201/precision.html). A higher `precision` cannot reach this rate.
 
     Args:
-      device_kind: `jax.Device.device_kind`: "NVIDIA H100 80GB HBM3".
+      device_kind: `jax.Device.device_kind`, such as "NVIDIA H100 80GB HBM3".
+      dtype: Name of the factors' dtype.
+
+    Example:
+      >>> mw.program.peak_flops("NVIDIA H100 80GB HBM3") / 1e12
+      989.5
     """
     fitting = [name for name in _PEAKS if _names(name, device_kind)]
     if not fitting or _names("MIG", device_kind):
@@ -97,5 +102,5 @@ def peak_flops(device_kind: str, dtype: str = "bfloat16") -> float | None:
 
 
 def _names(name: str, device_kind: str) -> bool:
-    """Whether a kind says `name` in whole words: "A10" is in "NVIDIA A10", and not in A100, A10G or A1000."""
+    """Return whether `device_kind` contains `name` as whole words: "A10" is not in A100, A10G or A1000."""
     return re.search(rf"(?<![a-z0-9]){name}(?![a-z0-9])", device_kind, re.IGNORECASE) is not None

@@ -1,16 +1,16 @@
-"""What is known of JAX's primitives. To teach a new one, add a line to the table: nothing else names it.
+"""The table of JAX's primitives. To support a new one, add a line: no other file names primitives.
 
-`auto`, the counting of operations and `plan` read the table. A line has as much of this as is not as usual:
+`auto`, the counting of FLOPs and `plan` read the table. A line states only properties that are not default:
 
-    dimensions   how the dimensions of operands and results go together, a rule of `_dimensions.py`; if left
-                 out, they stay in place
-    memory       whether XLA fuses it with others; if left out, it does
-    product      what `Flops` calls a matrix product, with `work`, its operations, a formula of `_products.py`
-    uncounted    it does work that is not elementwise, and how much is not known
-    exchange     what devices send each other for it, inside `shard_map`
+    dimensions   the correspondence between the dimensions of operands and results, a rule of
+                 `_dimensions.py`; by default they stay in place
+    memory       the storage of results; by default XLA fuses the operation with others
+    product      the name of a matrix product in `Flops`, with `work`, its FLOPs, a formula of `_products.py`
+    uncounted    the work is not elementwise, and its FLOPs are not known
+    exchange     the collective that it is, inside `shard_map`
 
-What is not in the table is taken to be elementwise, and `plan` names it where its shapes speak against that.
-Calls, which hold a jaxpr for all of their operands and results, are inlined and need no line.
+A primitive that is missing from the table is treated as elementwise, and `plan` names it if shapes show that
+this is wrong. Calls, which hold a jaxpr for all of their operands and results, are inlined and need no line.
 """
 
 from collections.abc import Callable
@@ -26,25 +26,37 @@ from meshwright.program._program import Equation, Operation
 
 
 class Memory(Enum):
-    """What becomes of an operation's results, as XLA fuses operations."""
+    """Storage of an operation's results after XLA has fused operations.
 
-    FUSED = "computed where they are read"
-    VIEW = "the operand, seen otherwise"
-    WRITTEN = "written, by an operation that what it reads is fused into"
-    REDUCED = "the same, and what is summed up there is not written over"
-    WHOLE = "written by an operation that nothing is fused into"
-    IN_PLACE = "the same, over its first operand"
+    Example:
+      >>> add = mw.program.program_of(jax.make_jaxpr(jnp.add)(1.0, 2.0)).operations[0]
+      >>> mw.program.known_of(add).memory.name
+      'FUSED'
+    """
+
+    FUSED = "not stored: computed where they are read"
+    VIEW = "the memory of the operand"
+    WRITTEN = "stored; the operations that make its operands may be fused into it"
+    REDUCED = "as WRITTEN; results may not overwrite the reduced operands"
+    WHOLE = "stored; nothing is fused into the operation"
+    IN_PLACE = "as WHOLE, in the memory of its first operand"
 
 
 class Primitive(NamedTuple):
-    """What is known of one primitive; see the head of this file."""
+    """Properties of one primitive; see the head of this file."""
 
     dimensions: Dimensions = dims.elementwise
+    """Function that makes the rule of its dimensions."""
     memory: Memory = Memory.FUSED
+    """Storage of its results."""
     product: str = ""
+    """Kind of matrix product; empty for other work."""
     work: Callable[[Equation, Rule], Work] | None = None
+    """Function that counts the FLOPs of a product."""
     uncounted: bool = False
+    """True if it does work that is neither elementwise nor counted."""
     exchange: str = ""
+    """Kind of collective; empty for other work."""
 
 
 def _each(names: str, *known: Any, **more: Any) -> dict[str, Primitive]:
@@ -129,12 +141,28 @@ UNKNOWN = Primitive()
 
 
 def known_of(operation: Operation) -> Primitive:
-    """Return what is known of an operation's primitive. JAX's versions differ in - or _ within its name."""
+    """Return the properties of an operation's primitive.
+
+    JAX's versions differ in - or _ within names; both find the same line.
+
+    Args:
+      operation: An operation of a program.
+    """
     return TABLE.get(operation.kind) or TABLE.get(operation.kind.replace("-", "_"), UNKNOWN)
 
 
 def rule_of(operation: Operation) -> Rule:
-    """Return how the dimensions of an operation without bodies go together."""
+    """Return the correspondence between the dimensions of an operation without bodies.
+
+    Args:
+      operation: An operation of a program.
+
+    Example:
+      >>> jaxpr = jax.make_jaxpr(jnp.transpose)(jnp.ones((8, 4)))
+      >>> rule = mw.program.rule_of(mw.program.program_of(jaxpr).operations[0])
+      >>> rule.inputs, rule.outputs
+      ([((0,), (1,))], [((1,), (0,))])
+    """
     dimensions, params = known_of(operation).dimensions, operation.eqn.params
     shapes = tuple([x.shape for x in operation.inputs]), tuple([x.shape for x in operation.outputs])
     try:
@@ -145,12 +173,16 @@ def rule_of(operation: Operation) -> Rule:
 
 @lru_cache(1024)
 def _rule(dimensions: Dimensions, params: tuple[tuple[str, Any], ...], *shapes: Shapes) -> Rule:
-    """Return a rule, which is kept, as layers repeat it."""
+    """Return a rule from a cache, as layers repeat it."""
     return dimensions(dict(params), *shapes)
 
 
 def product_flops(operation: Operation) -> tuple[int, str] | None:
-    """Return the operations of a matrix product, recomputed ones too, and its dtype; None of all else."""
+    """Return the FLOPs of a matrix product, with recomputation, and its dtype; None for other operations.
+
+    Args:
+      operation: An operation of a program.
+    """
     work = known_of(operation).work
     return (
         None

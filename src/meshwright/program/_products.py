@@ -1,6 +1,6 @@
-"""Matrix products: how their dimensions go together, and what they cost in floating-point operations.
+"""Matrix products: the correspondence between their dimensions, and their floating-point operations.
 
-A multiplication and the addition that goes with it are two operations.
+A multiplication with its addition counts as two operations.
 """
 
 import math
@@ -12,11 +12,11 @@ import numpy as np
 from meshwright.program._dimensions import Dims, Letters, Rule, Shapes, blanks, letters_of, no_letters
 from meshwright.program._program import Equation
 
+# First number of the letters that only the right operand has, and the number of the groups of rows.
 RIGHT, GROUPS = 100, 300
-"""Where the numbers of the letters start that only the right operand has, and the one of groups of rows."""
 BATCH, HEADS, SHARE, QUERIES, KEYS, INNER, OUTER = range(7)
-"""The letters of attention. `SHARE` heads of queries share one of keys; `INNER` are the features of both,
-`OUTER` those of values."""
+"""The letters of attention. `SHARE` heads of queries share one head of keys; `INNER` are the features of
+queries and keys, `OUTER` those of values."""
 
 
 def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
@@ -27,7 +27,7 @@ def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """[rows, in] × [experts, in, out] -> [rows, out]; where experts are split, a sum of what each has."""
+    """[rows, in] × [experts, in, out] -> [rows, out]; if experts are split, each device has a partial sum."""
     numbers = params["ragged_dot_dimension_numbers"]
     groups = list(numbers.rhs_group_dimensions)
     contracted, batch = numbers.dot_dimension_numbers
@@ -38,7 +38,7 @@ def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     right: Letters = [GROUPS] * len(inputs[1])
     for letter, d in zip(rest, kept, strict=True):
         right[d] = letter
-    experts = [] if groups else [GROUPS]  # the gradient for the matrices: an output for each expert
+    experts = [] if groups else [GROUPS]  # the gradient of the matrices has a result for each expert
     summed = frozenset((*(left[d] for d in contracted[0]), *([GROUPS] if groups else ())))
     of_all = [letters_of(left), letters_of(right), *map(no_letters, inputs[2:])]
     return Rule(of_all, [letters_of([*experts, *out])], summed)
@@ -70,20 +70,24 @@ def convolution(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def attention(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep the batch and the heads, of which several of queries may share one of keys and values."""
+    """Keep the batch and the heads; several heads of queries may share one of keys and values."""
     rule, out = _attention(params, inputs, inputs[3:])
     return rule._replace(outputs=[out, *map(no_letters, outputs[1:])])
 
 
 def attention_gradient(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """Keep the same. Results are gradients of the first operands; the last two go with attention's result."""
+    """Keep the same dimensions as `attention`.
+
+    The results are gradients of the first operands; the last two operands have the dimensions of attention's
+    result.
+    """
     rule, out = _attention(params, inputs, inputs[3:-2])
     of_all = [*rule.inputs, out, out][: len(inputs)]
     return rule._replace(inputs=of_all, outputs=[*rule.inputs[:3], *map(no_letters, outputs[3:])])
 
 
 def _attention(params: Any, inputs: Shapes, rest: Shapes) -> tuple[Rule, Dims]:
-    """Return the rule of queries, keys, values and other operands, and the dimensions of what they give."""
+    """Return the rule of queries, keys, values and other operands, and the dimensions of the result."""
     heads_first = params["layout"] == 1  # [batch, heads, length, head], else [batch, length, heads, head]
     query_heads, key_heads = (shape[1 if heads_first else 2] for shape in inputs[:2])
 
@@ -101,15 +105,16 @@ def _attention(params: Any, inputs: Shapes, rest: Shapes) -> tuple[Rule, Dims]:
 
 
 class Work(NamedTuple):
-    """The operations of one equation."""
+    """Floating-point operations of one equation."""
 
     needed: int
+    """Operations without recomputation."""
     recomputed: int = 0
-    """Those of a kernel that computes something a second time rather than keep it."""
+    """Operations that a kernel repeats instead of keeping their results."""
 
 
 def every_pair(eqn: Equation, rule: Rule) -> Work:
-    """Return a product for each place along all dimensions. Rows meet the matrix of their own group alone."""
+    """Return two operations for each combination of indices; rows meet the matrix of their own group only."""
     sizes = _sizes(eqn, rule)
     sizes.pop(GROUPS, None)
     return Work(2 * math.prod(sizes.values()))
@@ -122,9 +127,9 @@ def _sizes(eqn: Equation, rule: Rule) -> dict[int, int]:
 
 
 def convolution_work(eqn: Equation, rule: Rule) -> Work:
-    """Count products with elements that are there: neither padding, nor between dilated ones.
+    """Count products with existing elements only: neither padding nor the gaps of dilation.
 
-    So does XLA, and so a convolution and its two gradients cost the same.
+    XLA counts in the same way, and so a convolution and its two gradients cost the same.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     image, kernel, out = (x.aval.shape for x in (*eqn.invars[:2], *eqn.outvars))
@@ -148,24 +153,24 @@ def convolution_work(eqn: Equation, rule: Rule) -> Work:
 def _pairs(
     num_outputs: int, num_taps: int, size: int, stride: int, tap_step: int, dilation: int, padding: int
 ) -> int:
-    """Return how many pairs of an output and a tap, along one dimension, meet an element of the image."""
+    """Return the number of pairs of an output and a tap, in one dimension, that meet an image element."""
     outputs, taps = stride * np.arange(num_outputs), tap_step * np.arange(num_taps)
     few, many = sorted((outputs, taps), key=len)
     found = 0
-    for position in few:  # rather than all pairs at once: in a gradient both may be long
+    for position in few:  # not all pairs at once: in a gradient both lists may be long
         at = many + (position - padding)
         found += int(np.sum((at >= 0) & (at < dilation * size) & (at % dilation == 0)))
     return found
 
 
 def attention_work(eqn: Equation, rule: Rule) -> Work:
-    """Queries times keys, and weights times values: all of them, masked ones too."""
+    """Count queries times keys and weights times values, in full, whatever the mask."""
     inner, outer = _attention_products(eqn, rule)
     return Work(inner + outer)
 
 
 def attention_gradient_work(eqn: Equation, rule: Rule) -> Work:
-    """Two products for each one of the forward pass; the weights, which were not kept, are made again."""
+    """Count two products for each one of the forward pass, and the attention weights computed again."""
     inner, outer = _attention_products(eqn, rule)
     return Work(2 * (inner + outer), recomputed=inner)
 
@@ -177,6 +182,6 @@ def _attention_products(eqn: Equation, rule: Rule) -> tuple[int, int]:
 
 
 def dtype_of(eqn: Equation) -> str:
-    """Return what the operands are multiplied in: the wider of their dtypes."""
+    """Return the dtype of the multiplication: the wider one of the operands."""
     dtypes = [x.aval.dtype for x in eqn.invars[:2]]
     return max(dtypes, key=lambda dtype: dtype.itemsize).name

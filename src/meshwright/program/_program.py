@@ -1,9 +1,9 @@
-"""A jaxpr as a plain list of operations: calls inlined, what nothing needs left out, loops as bodies.
+"""A jaxpr as a plain list of operations: calls inlined, dead code removed, loops with bodies.
 
     jit[f](x) -> y                 the operations of f
-    scan[body](a, b) -> c          one operation with a body, and with ties: what enters and leaves it
+    scan[body](a, b) -> c          one operation with a body, and with ties at its inputs and outputs
 
-The values of the bodies are other values than those outside; ties say which are the same array.
+Values inside a body differ from those outside; ties connect two values that are the same array.
 """
 
 import math
@@ -15,18 +15,20 @@ from jax.extend.core import Var, jaxprs_in_params
 
 Jaxpr = Any
 Equation = Any
-"""A `jax.extend.core.JaxprEqn`, whose type says nothing of the shapes of arrays."""
+"""A `jax.extend.core.JaxprEqn`, whose type does not state the shapes of arrays."""
 _NOT_INLINED = ("scan", "while", "cond", "shard_map", "pallas_call")
 
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """An array, known by its identity."""
+    """An array of a program, identified by object identity."""
 
     shape: tuple[int, ...]
+    """Shape of the array."""
     itemsize: float
+    """Bytes of one element."""
     name: str = ""
-    """The parameter that it is."""
+    """Name of the parameter, if it is one."""
 
     @property
     def nbytes(self) -> int:
@@ -34,42 +36,57 @@ class Value:
 
 
 class Tie(NamedTuple):
-    """Two values that are one array; or one is a slice of the other along the other's first dimension."""
+    """Two values that are the same array, or one of which is a slice of the other's first dimension."""
 
     source: Value
+    """The value that gives the array."""
     target: Value
+    """The value that gets it."""
     source_stacked: bool = False
+    """True if the target is a slice of the source."""
     target_stacked: bool = False
+    """True if the source is a slice of the target."""
 
 
 @dataclass(eq=False)
 class Program:
-    """Operations one after the other."""
+    """A list of operations in order.
+
+    Example:
+      >>> program = mw.program.program_of(jax.make_jaxpr(jax.jit(jnp.dot))(jnp.ones((2, 3)), jnp.ones(3)))
+      >>> [operation.kind for operation in program.operations]
+      ['dot_general']
+    """
 
     inputs: list[Value]
+    """Inputs of the program."""
     outputs: list[Value]
+    """Results of the program."""
     operations: "list[Operation]"
 
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    """An equation that is no call."""
+    """An equation that is not a call."""
 
     eqn: Equation
+    """The equation of the jaxpr."""
     kind: str
-    """The name of its primitive."""
+    """Name of its primitive."""
     inputs: list[Value]
+    """Operands."""
     outputs: list[Value]
+    """Results."""
     callers: tuple[Equation, ...] = ()
-    """The calls and the loops that it is within, the outermost first."""
+    """Calls and loops that contain it, the outermost first."""
     bodies: Sequence[Program] = ()
-    """The body of a loop; the branches of a condition; what `shard_map` has each device do."""
+    """The body of a loop, the branches of a condition, or the program of each device in `shard_map`."""
     entering: Sequence[Tie] = ()
-    """Ties from its inputs to those of its bodies."""
+    """Ties from its inputs to the inputs of its bodies."""
     leaving: Sequence[Tie] = ()
-    """Ties from the outputs of its bodies to its own."""
+    """Ties from the outputs of its bodies to its own outputs."""
     carried: Sequence[Tie] = ()
-    """Ties from the outputs of a turn of a loop to the inputs of the next."""
+    """Ties from the outputs of one iteration to the inputs of the next."""
 
     @property
     def turns(self) -> int:
@@ -81,13 +98,18 @@ class Operation:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether `jax.checkpoint` has this computed a second time, by the name that profiles show, too."""
+        """True if `jax.checkpoint` computes it a second time, as the name in profiles shows."""
         stacks = (eqn.source_info.name_stack for eqn in (*self.callers, self.eqn))
         return any("rematted_computation" in str(stack) for stack in stacks)
 
 
 def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
-    """Return the program of a jaxpr, closed or not, with names for its first inputs."""
+    """Return the program of a jaxpr, closed or not.
+
+    Args:
+      jaxpr: The jaxpr.
+      names: Names of its first inputs, such as those of parameters.
+    """
     program = _program(jaxpr)
     for value, name in zip(program.inputs, names, strict=False):
         value.name = name
@@ -95,7 +117,16 @@ def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
-    """Yield all equations of a jaxpr as they stand, those within others after the one that they are of."""
+    """Yield all equations of a jaxpr; those inside another follow it.
+
+    Args:
+      jaxpr: The jaxpr, closed or not.
+
+    Example:
+      >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0)
+      >>> [eqn.primitive.name for eqn in mw.program.equations(jaxpr.jaxpr)]
+      ['jit', 'sin']
+    """
     for eqn in _open(jaxpr).eqns:
         yield eqn
         for inner in jaxprs_in_params(eqn.params):
@@ -103,7 +134,16 @@ def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
 
 
 def walk(program: Program) -> Iterator[Operation]:
-    """Yield all operations, those of bodies after the one that they are of."""
+    """Yield all operations of a program; those of bodies follow the operation that holds them.
+
+    Args:
+      program: The program.
+
+    Example:
+      >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x))(1.0)
+      >>> "sin" in [operation.kind for operation in mw.program.walk(mw.program.program_of(jaxpr))]
+      True
+    """
     for operation in program.operations:
         yield operation
         for body in operation.bodies:
@@ -139,7 +179,7 @@ def _inlined(
 
 
 def _call(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]] | None:
-    """Return the jaxpr that an equation calls and what it gives to it; None if it is no call."""
+    """Return the jaxpr that an equation calls, with the arguments; None if it is not a call."""
     if not eqn.params or eqn.primitive.name in _NOT_INLINED:
         return None
     if eqn.primitive.name == "custom_linear_solve":
@@ -151,7 +191,7 @@ def _call(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]] | 
 
 
 def _solve(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]]:
-    """Return how a linear system is solved. Beside it the equation holds what its gradient would do."""
+    """Return the jaxpr that solves a linear system. The equation also holds the jaxprs of its gradient."""
     lengths = eqn.params["const_lengths"]
     start = lengths.matvec + lengths.vecmat
     constants, right = arguments[start : start + lengths.solve], arguments[sum(lengths) :]
@@ -175,7 +215,10 @@ def _operation(
 
 
 def _tie_scan(scan: Operation) -> None:
-    """What is carried and what is sliced is read off the shapes: JAX's parameters for it change."""
+    """Tie the values of a scan.
+
+    Shapes show what is carried and what is sliced: JAX's parameters for it change.
+    """
     body = _tie_body(scan, scan.eqn.params["jaxpr"], scan.inputs, scan.outputs)
     num_whole = sum(not tie.source_stacked for tie in scan.entering)
     num_carried = sum(not tie.target_stacked for tie in scan.leaving)
@@ -192,7 +235,7 @@ def _tie_while(loop: Operation) -> None:
 
 
 def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: list[Value]) -> Program:
-    """Keep a body, and tie what enters and leaves it."""
+    """Add a body, and tie its inputs and outputs."""
     body = _program(jaxpr, (*operation.callers, operation.eqn))
     entering, leaving = zip(inputs, body.inputs, strict=True), zip(body.outputs, outputs, strict=False)
     operation.bodies = (*operation.bodies, body)
@@ -205,7 +248,7 @@ def _tie_body(operation: Operation, jaxpr: Jaxpr, inputs: list[Value], outputs: 
 
 
 def _needed(program: Program) -> Program:
-    """Leave out, in place, what neither a result nor an effect needs, as XLA does."""
+    """Remove, in place, operations that neither a result nor an effect needs, as XLA does."""
     needed, kept = set(program.outputs), []
     for operation in reversed(program.operations):
         if operation.eqn.effects or not needed.isdisjoint(operation.outputs):
@@ -218,7 +261,7 @@ def _needed(program: Program) -> Program:
 
 
 def _drop_results(operation: Operation, needed: set[Value]) -> None:
-    """Leave out of the bodies what no needed result nor the next turn comes from."""
+    """Remove results of bodies that neither a needed result nor the next iteration uses."""
     tied = {tie.source for tie in operation.leaving}
     operation.leaving = [tie for tie in operation.leaving if tie.target in needed]
     used = {tie.source for tie in (*operation.leaving, *operation.carried)}
@@ -230,7 +273,7 @@ def _drop_results(operation: Operation, needed: set[Value]) -> None:
 
 
 def _drop_arguments(operation: Operation) -> None:
-    """Leave out what enters the bodies and is not read there."""
+    """Remove inputs of bodies that nothing there reads."""
     read = {x for body in operation.bodies for of in body.operations for x in of.inputs}
     read.update(tie.target for tie in operation.carried)
     read.update(x for body in operation.bodies for x in body.outputs)
@@ -249,10 +292,10 @@ def _shapes(atoms: Iterable[Any]) -> list[tuple[int, ...]]:
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
-    """Return the shape of an array; tokens and the like have none."""
+    """Return the shape of an array; tokens and similar values have none."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
 def _open(jaxpr: Jaxpr) -> Jaxpr:
-    """Return the jaxpr in a closed one; JAX 0.12 has but one class for both."""
+    """Return the jaxpr inside a closed one; JAX 0.12 has one class for both."""
     return getattr(jaxpr, "jaxpr", jaxpr)

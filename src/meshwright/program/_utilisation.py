@@ -1,4 +1,4 @@
-"""How much of what the devices could do a run makes use of."""
+"""Utilisation: the share of the devices' peak FLOP/s that a run reaches."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +14,19 @@ Write = Callable[[int, Mapping[str, float]], None]
 
 
 def utilisation(counted: Flops, steps_per_second: float, devices: Sequence[jax.Device]) -> dict[str, float]:
-    """Return what a report can say of steps of so many operations on `devices`, which are all alike.
+    """Return the utilisation of `devices` as metrics, for steps with the counted operations.
 
-      tflops_per_device  10¹² operations a second of each, recomputation left out; if any are counted
-      mfu, hfu           model and hardware FLOPs utilisation, without and with recomputation: the share of
-                         the time that the products would take at the devices' peak, each dtype at its own
-                         (see `peak_flops`); if that is known
+      tflops_per_device  10¹² operations per second of each device without recomputation, if any are counted
+      mfu, hfu           model and hardware FLOPs utilisation, without and with recomputation: the time that
+                         the products would take at the devices' peak, divided by the time that they take.
+                         Each dtype has its own peak (`peak_flops`). Absent if a peak is not known.
 
-    What is not counted (`Flops.not_counted`) makes all of them too small.
+    Work that is not counted (`Flops.not_counted`) makes all of them too small.
+
+    Args:
+      counted: Operations of one step, over all devices.
+      steps_per_second: Measured speed.
+      devices: The devices of the run, all of one kind.
     """
     return utilisation_on(counted, steps_per_second, devices[0].device_kind, len(devices))
 
@@ -29,7 +34,19 @@ def utilisation(counted: Flops, steps_per_second: float, devices: Sequence[jax.D
 def utilisation_on(
     counted: Flops, steps_per_second: float, device_kind: str, num_devices: int
 ) -> dict[str, float]:
-    """Return what `utilisation` does for devices that need not be there."""
+    """Return the metrics of `utilisation` for devices that need not be present.
+
+    Args:
+      counted: Operations of one step, over all devices.
+      steps_per_second: Measured or assumed speed.
+      device_kind: `jax.Device.device_kind` of all devices.
+      num_devices: Number of devices.
+
+    Example:
+      >>> counted = mw.program.flops(jnp.dot, *2 * [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)])
+      >>> round(mw.program.utilisation_on(counted, 3600.0, "NVIDIA H100 80GB HBM3", 1)["mfu"], 2)
+      0.5
+    """
     if not counted.hardware:
         return {}
     per_device = steps_per_second / num_devices
@@ -43,21 +60,26 @@ def utilisation_on(
 
 
 def with_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]) -> Write:
-    """Return a writer that adds `utilisation` to reports that have `steps_per_second`.
+    """Return a writer that adds `utilisation` to reports with `steps_per_second`.
 
-    step.compile(state, batch)
-    write = mw.program.with_utilisation(write, mw.program.count_flops(step.jaxpr), jax.devices())
-    mw.fit(step, ..., log=mw.metrics.logger(write))
+        step.compile(state, batch)
+        write = mw.program.with_utilisation(write, mw.program.count_flops(step.jaxpr), jax.devices())
+        mw.fit(step, ..., log=mw.metrics.logger(write))
+
+    Args:
+      write: Writer that gets the extended reports.
+      counted: Operations of one step, over all devices.
+      devices: The devices of the run, all of one kind.
     """
     return _WithUtilisation((write,), counted, devices)
 
 
 @dataclass(frozen=True)
 class _WithUtilisation:
-    """What `with_utilisation` returns."""
+    """The writer that `with_utilisation` returns."""
 
     writers: tuple[Write, ...]
-    """The one that is handed the reports; loggers look among such for screens."""
+    """The writer that gets the reports, in a tuple; loggers look into it for screens."""
     counted: Flops
     devices: Sequence[jax.Device]
 
@@ -69,13 +91,22 @@ class _WithUtilisation:
 
 
 def with_known_utilisation(write: Write, counted: Flops, devices: Sequence[jax.Device]) -> Write:
-    """Return the same for a screen: where the devices' peak is not known, nothing is added."""
+    """Return `with_utilisation` for a screen: `write` itself if the devices' peak is not known.
+
+    Args:
+      write: Writer that gets the extended reports.
+      counted: Operations of one step, over all devices.
+      devices: The devices of the run, all of one kind.
+    """
     is_known = "mfu" in utilisation(counted, 1.0, devices)
     return with_utilisation(write, counted, devices) if is_known else write
 
 
 def _seconds_at_peak(products: Mapping[Product, int], device_kind: str) -> float | None:
-    """Return how long one device takes for `products` at best, or None if that is not known of a dtype."""
+    """Return the seconds of `products` on one device at its peak.
+
+    None if the peak of a dtype is not known.
+    """
     by_dtype: dict[str, int] = defaultdict(int)
     for product, count in products.items():
         by_dtype[product.dtype] += count

@@ -1,4 +1,9 @@
-"""Where arrays live: meshes, rules, layouts, and the specs of optimizer state."""
+"""Placement of arrays on devices: meshes, rules that split parameters, layouts, and optimizer state.
+
+A mesh and rules make a `Layout`; `auto` infers rules from a model's program or, without one, from its
+shapes. May import `process`, `program` and the ground floor. Add a kind of rule as a file like
+`_rules.py`; any function `(name, array, mesh) -> PartitionSpec or None` is one.
+"""
 
 from meshwright.sharding._auto import Auto, auto
 from meshwright.sharding._convolutions import adding_right, as_function, mended

@@ -1,7 +1,7 @@
-"""Which dimensions are heads, from names and shapes: `q_proj` [width, heads × head size] and its kin.
+"""Dimensions of attention heads, found from names and shapes: `q_proj` [width, heads × head size] and others.
 
-The size of a head is mostly not in the shapes: 256 features of keys may be 4 heads of 64 or one of 256.
-What is assumed then errs towards large heads, so that few are cut in two.
+The size of a head is usually not visible in the shapes: 256 key features may be 4 heads of 64 or one head
+of 256. The assumed size is then rather too large than too small, so that few heads are cut in two.
 """
 
 import math
@@ -13,41 +13,41 @@ from meshwright.sharding._structure import Dim
 
 @dataclass(frozen=True)
 class Projection:
-    """A weight between the model's width and heads."""
+    """A weight between the model's width and its heads."""
 
     leaf: Leaf
     dim: int
     """The dimension of the heads."""
     size_dim: int | None = None
-    """The dimension of the features of each head, if it is another."""
+    """The dimension of the features of each head, if it is separate."""
 
     @property
     def made(self) -> int:
-        """Heads × head size."""
+        """Number of head features, heads × head size."""
         return self.leaf.shape[self.dim] * (1 if self.size_dim is None else self.leaf.shape[self.size_dim])
 
     @property
     def width(self) -> int:
-        """The model's."""
+        """Number of features of the model outside attention."""
         return math.prod(self.leaf.shape[d] for d in self.leaf.features) // self.made
 
     def pieces(self, head_size: int, queries: int) -> int:
-        """Return how many heads may be dealt out; `queries` is heads × head size of the queries."""
+        """Return the number of heads that may be split; `queries` is heads × head size of the queries."""
         if self.size_dim is not None:
             return self.leaf.shape[self.dim]
         parts = [self.made]
-        if len(self.leaf.letters) == 3:  # queries, keys and values behind one another
+        if len(self.leaf.letters) == 3:  # queries, keys and values concatenated
             parts = [queries, (self.made - queries) // 2]
         return math.gcd(*(part // head_size if part % head_size == 0 else 1 for part in parts))
 
 
 def head_dims(weights: list[Leaf], head_size: int | None, rows_out: bool) -> dict[str, dict[int, Dim]]:
-    """Return for each weight of an attention, by name, its dimensions of heads and of head size.
+    """Return the head and head-size dimensions of each attention weight, by the weight's name.
 
     Args:
-      weights: all arrays with at least two dimensions of features.
-      head_size: believed where given.
-      rows_out: whether matrices lie as [out, in].
+      weights: All arrays with at least two dimensions of features.
+      head_size: Features of a head, if known.
+      rows_out: True if matrices are stored as [out, in].
     """
     found: dict[str, dict[int, Dim]] = {}
     below = by_prefix(weights)
@@ -68,7 +68,7 @@ def head_dims(weights: list[Leaf], head_size: int | None, rows_out: bool) -> dic
 
 
 def _blocks(weights: list[Leaf], below: dict[Path, list[Leaf]]) -> dict[Path, list[Leaf]]:
-    """Return the weights that make queries, keys or values, by the smallest node that holds all three."""
+    """Return the weights that make queries, keys or values, by the smallest subtree that holds all three."""
     letters = {prefix: set().union(*(leaf.letters for leaf in members)) for prefix, members in below.items()}
     blocks: dict[Path, list[Leaf]] = {}
     for leaf in weights:
@@ -86,7 +86,10 @@ def _outputs(
     below: dict[Path, list[Leaf]],
     rows_out: bool,
 ) -> list[Projection]:
-    """Return the weights from heads to the width: in the block, or above it where nothing else attends."""
+    """Return the weights from heads back to the width.
+
+    They are in the block, or above it if nothing else there attends.
+    """
     mine = {maker.leaf.name for maker in makers}
     for length in range(len(block), -1, -1):
         members = below[block[:length]]
@@ -120,7 +123,10 @@ def _projection(leaf: Leaf, *, makes: bool, rows_out: bool) -> Projection:
 
 
 def _assumed_head_size(makers: list[Projection], queries: int) -> int:
-    """Return what is common: 64 in small models, 128 in large ones and with fewer keys, or one of 256."""
+    """Return a common head size: 64 in small models, 128 in large ones or with fewer keys.
+
+    Else one head of 256.
+    """
     keys = min(_features_of_one(maker, queries) for maker in makers)
     if keys < queries:
         return 256 if keys <= 256 else 128
@@ -128,6 +134,6 @@ def _assumed_head_size(makers: list[Projection], queries: int) -> int:
 
 
 def _features_of_one(maker: Projection, queries: int) -> int:
-    """Return heads × head size of the keys, the values or, if it makes them alone, the queries."""
+    """Return heads × head size of the keys or values; of the queries if the weight makes only those."""
     letters = len(maker.leaf.letters)
     return (maker.made - queries) // 2 if letters == 3 else maker.made // letters

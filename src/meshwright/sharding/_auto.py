@@ -1,4 +1,4 @@
-"""A rule for any model, inferred: tensor and expert parallelism from its structure, FSDP by size."""
+"""`auto`: a rule for any model, with tensor and expert parallelism from its structure, and FSDP by size."""
 
 import math
 from collections.abc import Callable
@@ -17,20 +17,26 @@ from meshwright.sharding._traced import traced_structure
 from meshwright.tree import PyTree
 
 Entries = list[tuple[str, ...]]
-"""The mesh axes of each dimension."""
+"""The mesh axes that split each dimension."""
 WIDE = 1024
-"""A score that is contracted over a split width is added up over devices, 8 bytes sent. With a whole weight
-each device computes all scores, 6 operations for each feature of the width. With 400 TFLOP/s and 400 GB/s, of
-an H100, the two take the same time at about so many features, and a split weight takes less memory."""
+"""Least width at which a vocabulary's weight is split over its width instead.
+
+A score that is contracted over a split width is summed over devices: 8 bytes are sent. With a whole weight,
+each device computes all scores: 6 operations for each feature of the width. At 400 TFLOP/s and 400 GB/s (an
+H100) the two take equally long at about this width, and a split weight takes less memory.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Auto:
-    """The rule that `auto` makes. `why` has the reason for each of its choices."""
+    """The rule that `auto` makes. `why` gives the reason for each of its choices."""
 
     structure: Structure
+    """The dimensions that belong together, as found in the model."""
     split: frozenset[Group]
+    """Groups of dimensions that are split over the tensor axis."""
     min_size: int
+    """Arrays with fewer elements are not split over fsdp."""
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
         dims = self._dims(name, x)
@@ -40,12 +46,18 @@ class Auto:
         return P(*entries) if any(entries) else None
 
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
-        """Return the reason for the spec of one array, in a few words."""
+        """Return the reason for the spec of one array, in a few words.
+
+        Args:
+          name: Name of the array.
+          x: The array, or a struct.
+          mesh: The mesh that the spec is for.
+        """
         dims = self._dims(name, x)
         return "" if dims is None else self._decide(dims, x, mesh)[1]
 
     def _dims(self, name: str, x: jax.ShapeDtypeStruct) -> tuple[Dim, ...] | None:
-        """Return what is known of a parameter, by its own name or as it is called in a `TrainState`."""
+        """Return the dimensions of a parameter, found by its own name or by its name in a `TrainState`."""
         known = self.structure.dims
         dims = known.get(name, known.get(name.removeprefix("params/")))
         return dims if dims is not None and len(dims) == x.ndim else None
@@ -57,7 +69,7 @@ class Auto:
         return entries, "; ".join(filter(None, reasons))
 
     def _tensor(self, entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
-        """Split the chosen dimension over the tensor axis, if there is one that divides."""
+        """Split the chosen dimension over the tensor axis if the axis divides it, and return the reason."""
         ways = mesh.shape.get("tensor", 1)
         if ways == 1:
             return ""
@@ -71,12 +83,15 @@ class Auto:
         return f"{dims[d].pieces} {dims[d].kind}"
 
     def _instead(self, entries: Entries, dims: tuple[Dim, ...], d: int, x: Any, mesh: Mesh) -> str:
-        """Split the other dimension of a vocabulary's weight over the tensor axis, where that is worth it."""
+        """Split the other dimension of a vocabulary's weight over the tensor axis if worthwhile.
+
+        Return the reason.
+        """
         ways, pieces, kind = mesh.shape["tensor"], dims[d].pieces, dims[d].kind
         advice = "" if kind.startswith("heads") else f"; pad them to {-(-pieces // ways) * ways}"
         why = f"{pieces} {kind} do not divide by {ways} (tensor){advice}"
         if dims[d].group not in self.structure.vocabularies or mesh.shape.get("fsdp", 1) > 1:
-            return why  # fsdp shares it out already
+            return why  # fsdp splits it already
         others = ((other, dim) for other, dim in enumerate(dims) if other != d)
         wide = [other for other, dim in others if dim.features >= WIDE and x.shape[other] % ways == 0]
         if not wide:
@@ -85,7 +100,7 @@ class Auto:
         return f"{dims[wide[0]].features} {dims[wide[0]].kind}, as {why}"
 
     def _whole(self, dims: tuple[Dim, ...]) -> str:
-        """Return why none of `dims` is split over the tensor axis."""
+        """Return the reason why none of `dims` is split over the tensor axis."""
         never = (self.structure.never.get(dim.group, "") for dim in dims)
         kinds = ("" if dim.kind in STACKS or dim.group is not None else dim.kind for dim in dims)
         told = ", ".join(dict.fromkeys(filter(None, (*kinds, *never))))
@@ -100,35 +115,49 @@ def auto(
     head_size: int | None = None,
     min_size: int = 2**16,
 ) -> Auto:
-    """Return a rule that splits `params` well over a mesh with any of the axes tensor, expert and fsdp.
+    """Return a rule that splits `params` over a mesh with any of the axes tensor, expert and fsdp.
 
-    With a function it knows: which dimensions are heads, hidden features or a vocabulary is read off
-    what the function does. Without, it goes by shapes, and in attention by the usual names; what they
-    leave open stays whole over the tensor axis. Names may change and trees be sorted otherwise; the
-    specs stay. `Layout.explain` shows the reasons.
+    With a function, the rule is inferred from its program: which dimensions are heads, hidden features or a
+    vocabulary. Without one, it is inferred from shapes and, in attention, from the usual names; dimensions
+    that stay ambiguous are not split over the tensor axis. Neither the names of parameters nor the order of
+    the tree matter if there is a function. `Layout.explain` shows the reasons.
 
     Args:
-      params: the parameters, or `ShapeDtypeStruct`s for them.
-      function: the loss, or the model, but no gradient of it: called as `function(params, *arguments)`,
+      params: The parameters, or `ShapeDtypeStruct`s of them.
+      function: The loss or the model (not its gradient), called as `function(params, *arguments)`. It is
         traced and not run.
-      arguments: the others it takes; structs will do.
-      head_size: features of an attention head, where there is no function and `params` do not tell.
-      min_size: arrays of fewer elements are not split over fsdp.
+      arguments: The other arguments of the function; structs are enough.
+      head_size: Number of features of an attention head, if there is no function and shapes do not show it.
+      min_size: Arrays with fewer elements are not split over fsdp.
 
     Raises:
-      LayoutError: `head_size` is given beside a function, which tells it.
+      LayoutError: Both `function` and `head_size` are given.
+
+    Example:
+      >>> params = {"up": jnp.ones((256, 1024)), "down": jnp.ones((1024, 256))}
+      >>> model = lambda params, x: jax.nn.relu(x @ params["up"]) @ params["down"]
+      >>> rule = mw.auto(params, model, jnp.ones((8, 256)))
+      >>> layout = mw.Layout(mw.make_mesh("data=2,tensor=4"), (rule,))
+      >>> layout.spec("up", params["up"]), layout.spec("down", params["down"])
+      (P(None, 'tensor'), P('tensor',))
     """
     if function is None:
         structure = shaped_structure(tree.named_leaves(tree.abstract(params)), head_size)
     elif head_size is None:
         structure = traced_structure(params, function, *arguments)
     else:
-        raise LayoutError(f"auto: head_size={head_size} is not needed beside a function, which tells it.")
+        raise LayoutError(
+            f"auto: head_size={head_size} and a function are both given; the head size is inferred from the "
+            "function.\n  Leave head_size out."
+        )
     return Auto(structure, split_groups(structure), min_size)
 
 
 def _experts(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
-    """Split stacked experts over the expert axis. A last dimension of experts is a router's choices."""
+    """Split stacked experts over the expert axis.
+
+    If the last dimension is experts, it is a router's output.
+    """
     ways = mesh.shape.get("expert", 1)
     found = [d for d, dim in enumerate(dims[:-1]) if dim.kind == "experts" and x.shape[d] % ways == 0]
     if ways == 1 or not found:
@@ -138,12 +167,12 @@ def _experts(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, m
 
 
 def _fsdp(entries: Entries, dims: tuple[Dim, ...], x: jax.ShapeDtypeStruct, mesh: Mesh, min_size: int) -> str:
-    """Split the longest dimension that divides over fsdp: one that is whole so far, or else a part."""
+    """Split the longest dimension that divides over fsdp; one that is not split yet comes first."""
     ways = mesh.shape.get("fsdp", 1)
     if ways == 1 or x.size < min_size:
         return ""
     left = [x.shape[d] // math.prod(mesh.shape[axis] for axis in entries[d]) for d in range(x.ndim)]
-    # A scan takes one layer after the other: split over layers, each would have to be fetched whole.
+    # A scan reads one layer at a time: if layers were split, each would be fetched whole from one device.
     fit = [d for d in range(x.ndim) if left[d] % ways == 0 and dims[d].kind != "layers"]
     if not fit:
         return f"nothing divides by fsdp {ways}"

@@ -1,10 +1,11 @@
-"""Convolutions that XLA adds up wrongly over a mesh of several axes, said so that it adds them up right.
+"""Convolutions rewritten where XLA computes wrong sums on a mesh of several axes.
 
-Where the operands of some convolutions are split over some axes of the mesh and not over others, XLA adds up
-the parts of all devices, those that repeat each other too: what comes out is too large by the size of the
-axes that are left (`docs/upstream-convolution-gradients.md`). One sort is the gradient of the kernel of a
-depthwise or grouped convolution, which has a `batch_group_count`: here each device is told its own part. The
-other is any whose image or window is split: here these are whole, as they are if nobody asks for else.
+If the operands of some convolutions are split over some mesh axes but not over others, XLA also sums over
+the devices that repeat each other: the result is too large by the size of the other axes
+(`docs/upstream-convolution-gradients.md`). This happens in two cases. The first is the gradient of the
+kernel of a depthwise or grouped convolution, which has a `batch_group_count`: it is rewritten so that each
+device computes an explicit part. The second is any convolution whose image or window is split: these
+dimensions are kept whole, as they are unless something asks for a split.
 """
 
 import math
@@ -23,22 +24,28 @@ T = TypeVar("T")
 
 
 class Axis(NamedTuple):
-    """An axis of the mesh that is larger than 1."""
+    """A mesh axis that is larger than 1."""
 
     size: int
+    """Number of devices along the axis."""
     splits_batch: bool
+    """True if the axis splits the batch."""
 
 
 Axes = Mapping[str, Axis]
 
 
 def mended(jaxpr: Any, layout: Layout) -> Any:
-    """Return a closed jaxpr of the same values without convolutions that go wrong; `jaxpr` if it has none.
+    """Return an equivalent closed jaxpr without convolutions that XLA computes wrongly.
 
-    Call it, and trace what comes of it, where the mesh of `layout` is that of the context.
+    `jaxpr` if it has none. Call it, and trace its result, inside the context of the layout's mesh.
+
+    Args:
+      jaxpr: A closed jaxpr.
+      layout: The layout that the program will run with.
 
     Raises:
-      LayoutError: one is within a `shard_map` that leaves axes of the mesh to XLA.
+      LayoutError: Such a convolution is inside a `shard_map` that leaves mesh axes to XLA.
     """
     splitting = [axis for entry in layout.batch_sharding.spec for axis in axes_of(entry)]
     sizes = {name: size for name, size in layout.mesh.shape.items() if size > 1}
@@ -50,21 +57,31 @@ def mended(jaxpr: Any, layout: Layout) -> Any:
 
 
 def adding_right(function: Callable[..., T], layout: Layout) -> Callable[..., T]:
-    """Return `function`, to be traced, with its convolutions `mended`."""
+    """Return `function` with its convolutions `mended` when it is traced.
+
+    Args:
+      function: A function of arrays, to be traced.
+      layout: The layout that it will run with.
+    """
 
     def called(*arguments: Any) -> T:
         inner = jax.jit(function)
         traced = inner.trace(*arguments)
         jaxpr = mended(traced.jaxpr, layout)
         if jaxpr is traced.jaxpr:
-            return inner(*arguments)  # which is not traced again
+            return inner(*arguments)  # JAX does not trace it again
         return as_function(jaxpr, traced.out_info)(*arguments)
 
     return called
 
 
 def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
-    """Return a closed jaxpr as a function of trees, which returns one like `out`."""
+    """Return a closed jaxpr as a function of pytrees.
+
+    Args:
+      jaxpr: A closed jaxpr.
+      out: A pytree with the structure of the result.
+    """
 
     def called(*arguments: Any) -> Any:
         leaves = core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
@@ -74,7 +91,7 @@ def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
 
 
 def _mended(jaxpr: Any, axes: Axes) -> Any:
-    """Return a jaxpr mended, closed or not as it was; JAX 0.12 has but one class for both."""
+    """Return a jaxpr mended, closed or not as it was; JAX 0.12 has one class for both."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     eqns = [_mended_equation(eqn, axes) if _has(eqn, _is_convolution) else eqn for eqn in inner.eqns]
     new = inner.replace(eqns=eqns)
@@ -86,14 +103,14 @@ def _mended_equation(eqn: Any, axes: Axes) -> Any:
         right = _by_parts(eqn, axes) if _is_grouped_gradient(eqn) else _whole_in_space(eqn)
         call = jax.make_jaxpr(jax.jit(right))(*(var.aval for var in eqn.invars)).eqns[0]
         return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
-    if eqn.primitive.name == "shard_map":  # what it names it splits itself
+    if eqn.primitive.name == "shard_map":  # it splits by itself over the axes that it names
         _check_manual(eqn, axes)
         return eqn
     return eqn.replace(params={name: _mended_within(value, axes) for name, value in eqn.params.items()})
 
 
 def _mended_within(value: Any, axes: Axes) -> Any:
-    """Return a parameter of an equation with the jaxprs that it holds mended."""
+    """Return a parameter of an equation with all jaxprs in it mended."""
     if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
         return _mended(value, axes)
     if not isinstance(value, tuple) or not any(core.jaxprs_in_params({"": value})):
@@ -103,7 +120,7 @@ def _mended_within(value: Any, axes: Axes) -> Any:
 
 
 def _whole_in_space(eqn: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return a convolution of which no device computes a part of an image, nor has a part of a window."""
+    """Return a convolution in which no device has only a part of an image or a window."""
 
     def whole(x: jax.Array, dims: tuple[int, ...]) -> jax.Array:
         spec = P(*(P.UNCONSTRAINED if d in dims[:2] else None for d in range(x.ndim)))
@@ -118,10 +135,10 @@ def _whole_in_space(eqn: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def _by_parts(eqn: Any, axes: Axes) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return a convolution of which each device computes a part of what is summed, or of the groups.
+    """Return a convolution in which each device computes a part of the sum, or some of the groups.
 
-    In a gradient the sum is over the examples. Split as these and the channels are anyway, nothing is moved
-    but the sum.
+    In a gradient the sum runs over the examples. These and the channels are split already, so only the sum
+    itself moves data.
     """
     numbers, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
     (batch, summed, *_), (made, contracted, *_), (_, features, *_) = numbers
@@ -144,7 +161,7 @@ def _by_parts(eqn: Any, axes: Axes) -> Callable[[jax.Array, jax.Array], jax.Arra
 
 
 def _dealt_out(axes: Axes, num_summed: int, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the axes that split the sum and those that split the groups, if they divide either."""
+    """Return the axes that split the sum and the axes that split the groups, as far as they divide."""
     of_sum: tuple[str, ...] = ()
     of_groups: tuple[str, ...] = ()
     for name, axis in axes.items():
@@ -160,14 +177,14 @@ def _check_manual(eqn: Any, axes: Axes) -> None:
     left = [axis for axis in axes if axis not in eqn.params["newly_manual_axes"]]
     if left and _has(eqn, _is_grouped_gradient):
         raise LayoutError(
-            "the gradient of a depthwise or grouped convolution is within a shard_map that leaves mesh axis "
-            f"{left[0]!r} to XLA, which adds it up wrongly over several axes.\n"
-            "  Give the shard_map all axes of the mesh, or take the convolution out of it."
+            "the gradient of a depthwise or grouped convolution is inside a shard_map that leaves mesh axis "
+            f"{left[0]!r} to XLA. XLA computes a wrong sum there.\n"
+            "  Give the shard_map all axes of the mesh, or move the convolution out of it."
         )
 
 
 def _has(eqn: Any, what: Callable[[Any], bool]) -> bool:
-    """Whether an equation, or one in the jaxprs that it holds, is of a sort."""
+    """Return whether `what` holds for an equation or for any equation inside it."""
     within = (each for jaxpr in core.jaxprs_in_params(eqn.params) for each in equations(jaxpr))
     return what(eqn) or any(map(what, within))
 

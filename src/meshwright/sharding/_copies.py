@@ -1,4 +1,4 @@
-"""Arrays, from wherever they are, copied to where a layout puts them."""
+"""Copies of arrays, from any device or host, placed as a layout says."""
 
 import functools
 import hashlib
@@ -13,21 +13,30 @@ from meshwright import process, tree
 from meshwright.tree import PyTree
 
 _NUM_VALUES = 256
-"""So many of an array, from its beginning to its end, tell whether it is another."""
+"""Number of values of an array, evenly spaced, that are compared between processes."""
 
 
 def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
-    """Return copies of `arrays` on the devices that `shardings` name, which share no memory with them.
+    """Return copies of `arrays` placed as `shardings` say, which share no memory with the originals.
 
-    So the copies may be donated and the originals stay. (What `jax.device_put` returns may share some, and
-    a step that is given it deletes the caller's arrays. Its `may_alias=False` does not help where an array
-    of one device is replicated, in JAX 0.10 and 0.12.) The memory of one array is needed besides.
+    The copies may be donated while the originals stay valid. (`jax.device_put` may return arrays that share
+    memory, and a step that donates them deletes the caller's arrays. Its `may_alias=False` does not help if
+    an array of one device is replicated, in JAX 0.10 and 0.12.) Extra memory of one array is needed.
+    Collective: call it on all processes.
 
-    Collective. Arrays may be NumPy's, or JAX's of any sharding; those that are not of all processes must be
-    the same on each.
+    Args:
+      arrays: Arrays of NumPy, or of JAX with any sharding. An array that one process holds alone must be
+        equal on every process.
+      shardings: A tree of shardings with the same structure.
 
     Raises:
-      UsageError: they are not; some values of each are compared.
+      UsageError: Such arrays differ between processes; some values of each are compared.
+
+    Example:
+      >>> mesh = mw.make_mesh("data=8")
+      >>> copies = mw.sharding.copy_to({"w": np.ones(8)}, {"w": mw.Layout(mesh).batch_sharding})
+      >>> copies["w"].sharding.spec
+      P('data',)
     """
     places = [sharding.device_set for sharding in jax.tree.leaves(shardings)]
     if places and process.is_of_all(places[0]):
@@ -36,17 +45,22 @@ def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
 
 
 def move_to(x: Any, sharding: Sharding) -> jax.Array:
-    """Return `x`, an array of any sort, with `sharding`, perhaps in the same memory. Collective."""
+    """Return the array `x` with a sharding, perhaps in the same memory. Collective: call it on all processes.
+
+    Args:
+      x: An array of NumPy or JAX, or a number.
+      sharding: The wanted sharding.
+    """
     if isinstance(x, jax.Array) and (sharding.is_fully_addressable or not x.is_fully_addressable):
         return jax.device_put(x, sharding)
-    # Of NumPy's arrays `device_put` would compare all bytes with those of the other processes.
+    # Given an array of NumPy, `device_put` would compare all its bytes with the other processes.
     x = np.asarray(x)
     x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def _some_values(arrays: PyTree) -> dict[str, str]:
-    """Return digests of some values of each array, by name, but of one that all processes hold together."""
+    """Return digests of some values of each array, by name; arrays spread over all processes have none."""
     return {name or "the array": _digest(x) for name, x in tree.named_leaves(arrays).items()}
 
 

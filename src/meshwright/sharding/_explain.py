@@ -1,4 +1,4 @@
-"""The table of what lies where: name, shape, dtype, spec and bytes per device."""
+"""The table of placements: name, shape, dtype, spec and bytes per device of each array."""
 
 import math
 import re
@@ -18,20 +18,24 @@ from meshwright.tree import PyTree
 
 WHOLE = "replicated"
 LARGE_BYTES = 2**20
-"""What is smaller is never warned of, nor what is less than a twentieth of all."""
+"""Smaller arrays never cause a warning, nor do arrays below a twentieth of the total."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One array of the table, or several alike that differ only in one number of their names."""
+    """A line of the table: one array, or several equal ones whose names differ in one number."""
 
     name: str
     shape: tuple[int, ...]
+    """Shape of each array."""
     dtype: str
     spec: str
     num_params: int
+    """Number of elements of all arrays of the row."""
     device_bytes: int
+    """Bytes of all arrays of the row on one device."""
     reason: str = ""
+    """Reason of the placement, if the rule gives one."""
 
     @property
     def is_whole(self) -> bool:
@@ -56,13 +60,21 @@ def explain(
     *,
     width: int | None = None,
 ) -> str:
-    """Return the table as text, with a line of totals, and a warning for each large array left whole.
+    """Return the table of placements as text, with totals and a warning for each large unsplit array.
 
     Args:
-      arrays: arrays, or `ShapeDtypeStruct`s.
-      shardings: a tree of `NamedSharding`s of the same structure.
-      reasons: why an array is placed as it is, by its name.
-      width: the most characters of a line of the table, whose longest texts then lose their middle.
+      arrays: Arrays, or `ShapeDtypeStruct`s.
+      shardings: A tree of `NamedSharding`s with the same structure.
+      reasons: The reason of an array's placement, by its name.
+      width: Most characters of a line; long cells are shortened in the middle.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("fsdp=8"))
+      >>> arrays = {"w": jnp.ones((1024, 256))}
+      >>> print(mw.sharding.explain(arrays, layout.shardings(arrays)))
+      name   shape       dtype    spec  parameters  per device
+      w      1024 × 256  float32  fsdp     262,144     128 KiB
+      total                                262,144     128 KiB
     """
     found = rows(arrays, shardings, reasons)
     total = Row(
@@ -75,7 +87,7 @@ def explain(
 
 
 def _splits_parameters(shardings: PyTree) -> bool:
-    """Whether the mesh has an axis to split parameters over."""
+    """Return whether the mesh has an axis that parameters can be split over."""
     shapes = (sharding.mesh.shape for sharding in jax.tree.leaves(shardings))
     return any(shape.get(axis, 1) > 1 for shape in shapes for axis in ("fsdp", "expert", "tensor"))
 
@@ -83,9 +95,12 @@ def _splits_parameters(shardings: PyTree) -> bool:
 def left_whole(
     arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Return a line for each large array that every device has whole, if the mesh can split parameters.
+    """Return a line for each large array that every device holds whole, if the mesh could split parameters.
 
-    Args: as of `explain`.
+    Args:
+      arrays: As for `explain`.
+      shardings: As for `explain`.
+      reasons: As for `explain`.
     """
     if not _splits_parameters(shardings):
         return []
@@ -100,7 +115,17 @@ def left_whole(
 
 
 def device_bytes(x: Any, sharding: NamedSharding) -> int:
-    """Return the bytes of `x` that one device holds."""
+    """Return the bytes of an array in the memory of one device.
+
+    Args:
+      x: An array, or a struct.
+      sharding: Its sharding.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=8"))
+      >>> mw.sharding.device_bytes(jnp.ones((16, 4)), layout.batch_sharding)
+      32
+    """
     return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 

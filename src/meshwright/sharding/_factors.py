@@ -1,8 +1,8 @@
-"""Dimensions as products of factors that can be cut, and found to be the same.
+"""Dimensions as products of factors, which can be cut and can be found equal.
 
-A projection's 4,096 outputs that are reshaped to 32 heads of 128 *are* the product 32 × 128, also in
-the weight that made them. A factor is a number; dimensions are tuples of factors, the slowest first.
-Finding that two dimensions are one cuts both until their factors pair up.
+If a projection's 4,096 outputs are reshaped to 32 heads of 128, then that dimension is the product 32 × 128,
+also in the weight that made it. A factor is a number; a dimension is a tuple of factors, the slowest first.
+When two dimensions are found equal, both are cut until their factors pair up.
 """
 
 Factor = int
@@ -10,7 +10,7 @@ Product = tuple[Factor, ...]
 
 
 class Factors:
-    """A union-find over factors, each of which may also be cut in two."""
+    """A union-find over factors; each factor may also be cut in two."""
 
     def __init__(self) -> None:
         self._size: list[int] = []
@@ -18,15 +18,15 @@ class Factors:
         self._cut: dict[Factor, tuple[Factor, Factor]] = {}
 
     def new(self, size: int) -> Product:
-        """Return a dimension of `size` of which nothing is known."""
+        """Return a new dimension of `size`, a single factor."""
         return (self._new(size),) if size > 1 else ()
 
     def size(self, factor: Factor) -> int:
-        """Return the number that `factor` is."""
+        """Return the value of a factor."""
         return self._size[factor]
 
     def flat(self, product: Product) -> list[Factor]:
-        """Return the uncut factors of `product` as they stand now, each by its representative."""
+        """Return the uncut factors of `product`, each by its representative."""
         flat = []
         for factor in product:
             root = self._root(factor)
@@ -34,7 +34,7 @@ class Factors:
         return flat
 
     def unify(self, one: Product, other: Product) -> None:
-        """Make two dimensions of one size the same, as far as their factors can be paired."""
+        """Make two dimensions of equal size the same, as far as their factors can be paired."""
         left, right = self.flat(one), self.flat(other)
         while left and right:
             a, b = left.pop(0), right.pop(0)

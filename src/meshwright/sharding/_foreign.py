@@ -1,4 +1,4 @@
-"""Arrays of other libraries, such as PyTorch's tensors, among those that a user gives."""
+"""Arrays of other libraries, such as PyTorch tensors, in trees that a user gives."""
 
 from typing import Any
 
@@ -13,13 +13,16 @@ _OURS = jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic | bool | int 
 
 
 def as_arrays(given: PyTree, what: str = "params") -> PyTree:
-    """Return a tree of arrays with those that are neither JAX's nor NumPy's as such, in their own memory.
+    """Return a tree whose arrays are all of JAX or NumPy.
+
+    Those of other libraries are converted without a copy.
 
     Args:
-      what: Errors call the tree so.
+      given: A pytree of arrays of any library.
+      what: Name of the tree in error messages.
 
     Raises:
-      UsageError: A leaf is no array, or one that cannot be read.
+      UsageError: A leaf is not an array, or cannot be read.
     """
     if all(_is_known(x) for x in jax.tree.leaves(given)):
         return given
@@ -32,7 +35,7 @@ def _is_known(x: Any) -> bool:
     if isinstance(x, _OURS):
         return True
     try:
-        return np.dtype(x.dtype) is not None  # an array of anyone's, in one of NumPy's dtypes
+        return np.dtype(x.dtype) is not None  # an array of any library with a NumPy dtype
     except (AttributeError, TypeError):
         return False
 
@@ -40,16 +43,16 @@ def _is_known(x: Any) -> bool:
 def _read(name: str, x: Any) -> Any:
     if not hasattr(x, "__array__") and not hasattr(x, "__dlpack__"):
         raise UsageError(
-            f"{name} is no array but a {type(x).__name__}.\n"
+            f"{name} is not an array but a {type(x).__name__}.\n"
             "  Give arrays: trainer.params, load_ckpt(…)[0]['params'], eqx.filter(module, eqx.is_array)."
         )
     if hasattr(x, "detach"):
-        x = x.detach()  # a tensor of PyTorch with a gradient does not show its values
+        x = x.detach()  # PyTorch refuses to export a tensor that records gradients
     try:
-        # NumPy lacks bfloat16, and comes first because DLPack keeps to the memory of one device.
+        # NumPy lacks bfloat16. Otherwise it is preferred: DLPack keeps arrays in the memory of one device.
         return jax.dlpack.from_dlpack(x) if "bfloat16" in str(x.dtype) else np.asarray(x)
     except Exception as error:
         raise UsageError(
             f"{name} is a {type(x).__name__} of {x.dtype}, which cannot be read: {error}.\n"
-            "  Give an array of NumPy or JAX; of a tensor of PyTorch: x.detach().cpu().float().numpy()."
+            "  Give an array of NumPy or JAX. For a PyTorch tensor: x.detach().cpu().float().numpy()."
         ) from error

@@ -1,4 +1,4 @@
-"""The rules that a user gives, in each of the forms that they may have, as one sequence."""
+"""Sharding rules as users give them, in any form, turned into one sequence."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,17 +13,18 @@ from meshwright.sharding._rules import Rule, check_rules
 from meshwright.tree import PyTree
 
 Rules = Sequence[Rule] | Mapping[str, Any] | None
-"""A list of rules; None for none; or a dictionary of these, for the parameters of several models."""
+"""Rules that a user gives: a list, None, or a dictionary of these for the parameters of several models."""
 
 
 def as_rules(given: Rules, params: PyTree) -> tuple[Rule, ...]:
-    """Return the rules that are given for `params`, which they call `params/...`.
+    """Return the given rules as one sequence, for arrays named `params/...`.
 
     Args:
-      given: The rules; those of a dictionary are for what `params` have under its keys.
+      given: The rules; under a key of a dictionary are the rules for `params` under the same key.
+      params: The parameters.
 
     Raises:
-      UsageError: There is something else among the rules, or a key that `params` do not have.
+      UsageError: A rule is not callable, or a key is missing from `params`.
     """
     if isinstance(given, Mapping):
         _check_keys(given, params)
@@ -41,14 +42,14 @@ def _flat(given: Rules) -> Iterator[Rule]:
     for rule in given or ():
         if not callable(rule):
             raise UsageError(
-                f"{rule!r} is no sharding rule.\n"
+                f"{rule!r} is not a sharding rule.\n"
                 "  Give what get_sharding_rules returns, or mw.match('q_proj/kernel', None, 'tensor')."
             )
         yield rule
 
 
 def _below(above: str, rule: Rule) -> Rule:
-    """Return `rule`, which calls one model's parameters `params/...`, for what is called `above...`."""
+    """Return a rule written for one model's `params/...`, for arrays named `above...`."""
 
     def of_model(name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
         return rule(f"params/{name.removeprefix(above)}", x, mesh) if name.startswith(above) else None
@@ -62,4 +63,4 @@ def _check_keys(rules: Mapping[str, Any], params: PyTree) -> None:
         if key not in there:
             close = nearest(key, there)
             hint = f"Did you mean {close!r}?" if close else f"There are {listed(there) or 'no keys'}."
-            raise UsageError(f"there are sharding rules for {key!r}, which is not in the parameters. {hint}")
+            raise UsageError(f"sharding rules are given for {key!r}, which is not in the parameters. {hint}")

@@ -1,4 +1,4 @@
-"""Mesh axes that nothing of a traced program names: all devices along one compute the same."""
+"""A check for mesh axes that a traced program does not use: all devices along one compute the same."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,11 +13,15 @@ from meshwright.sharding._layout import AXES, BATCH_AXES, Layout, axes_of
 from meshwright.tree import PyTree
 
 _COLLECTIVE = ("axes", "axis_name")
-"""What JAX calls the parameters of a collective that name axes."""
+"""Parameters of JAX's collectives that name axes."""
 
 
 def refused(error: LayoutError) -> None:
-    """Raise `error`."""
+    """Raise `error`.
+
+    Args:
+      error: The error about an unused mesh axis.
+    """
     raise error
 
 
@@ -27,14 +31,16 @@ def check_axes(
     trace: Callable[[], jax.stages.Traced],
     idle: Callable[[LayoutError], None] = refused,
 ) -> None:
-    """Give `idle` the error about an axis of the mesh that only repeats work, if there is one.
+    """Report a mesh axis along which all devices only repeat the same work, if there is one.
 
-    Used is an axis that splits the batch or one of the arrays, or that an equation names: a constraint, a
-    `shard_map`, a collective.
+    An axis is used if it splits the batch or an array, or if an equation names it: a constraint, a
+    `shard_map` or a collective.
 
     Args:
-      arrays: what goes in besides the batch, as structs or arrays.
-      trace: traces the program; called where the shardings leave it open.
+      layout: The mesh, and the split of the batch.
+      arrays: All inputs besides the batch, as arrays or structs.
+      trace: Traces the program; called only if the shardings leave an axis unused.
+      idle: Receives the error; raises it by default.
     """
     shardings = {layout.batch_sharding, *(getattr(x, "sharding", None) for x in jax.tree.leaves(arrays))}
     used = {axis for sharding in shardings for axis in _axes_in(sharding)}
@@ -50,7 +56,7 @@ def _told(layout: Layout, axis: str) -> str:
     size, close = layout.mesh.shape[axis], None if axis in AXES else nearest(axis, AXES)
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "
-        "that is kept, and nothing that is computed names it."
+        "of the state, and no operation of the program names it."
         f"{f' Did you mean {close!r}?' if close else ''}\n"
         f"  Give its devices to an axis that splits the batch ({' or '.join(BATCH_AXES)}), or use it: in a "
         "rule for parameters, to split batches, or in a constraint or `shard_map` of the model."
@@ -58,15 +64,15 @@ def _told(layout: Layout, axis: str) -> str:
 
 
 def _named_by(eqn: Any) -> Iterator[str]:
-    """Yield the axes in an equation's constraints, and those that a collective is over."""
+    """Yield the axes of an equation's constraints, and the axes of a collective."""
     for name, value in eqn.params.items():
         yield from (x for x in _flat(value) if isinstance(x, str)) if name in _COLLECTIVE else _axes_in(value)
-    for var in eqn.outvars:  # where axes are explicit, types tell
+    for var in eqn.outvars:  # explicit axes are part of the type
         yield from _axes_in(getattr(var.aval, "sharding", None))
 
 
 def _axes_in(value: Any) -> Iterator[str]:
-    """Yield the axes in a sharding or a spec, or in a tuple of such."""
+    """Yield the axes in a sharding or a spec, or in a tuple of these."""
     for each in _flat(value):
         spec = each.spec if isinstance(each, NamedSharding) else each
         if isinstance(spec, P):

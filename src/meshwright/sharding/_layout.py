@@ -1,7 +1,7 @@
-"""Where arrays live: a mesh, the rules that split parameters over it, and how batches are split.
+"""`Layout`: a mesh, the rules that split parameters over it, and the split of batches.
 
-Specs are made canonical here and nowhere else. To `jit`'s cache `P("a", None)` is not `P("a")`:
-a state that enters as one and leaves as the other would compile twice.
+Specs are made canonical here and nowhere else. For `jit`'s cache `P("a", None)` differs from `P("a")`: a
+state that enters a step as one and leaves as the other would compile twice.
 """
 
 import math
@@ -23,22 +23,31 @@ from meshwright.shown import mesh_text
 from meshwright.tree import PyTree
 
 AXES = ("pipeline", "data", "fsdp", "expert", "sequence", "tensor")
-"""The standard mesh axes. A rule may name one that a mesh lacks: it splits nothing there, so that the
-same rules serve every mesh. Any other name that the mesh lacks is a mistake."""
+"""The standard mesh axes. A rule may name one that a mesh lacks: it splits nothing there, so that the same
+rules serve every mesh. Any other axis name that the mesh lacks is an error.
+"""
 
 BATCH_AXES = ("data", "fsdp")
-"""The mesh axes that split a batch, those of them that a mesh has."""
+"""The mesh axes that split a batch by default, if the mesh has them."""
 
 
 def shard_batch_dim(x: jax.Array) -> jax.Array:
-    """Return activations [examples, ...] with the examples kept split over the mesh, and all else whole.
+    """Return activations [examples, ...] split by example over the mesh, with all other dimensions whole.
 
-    For models that are to run with fsdp: where activations begin, say the rows of an embedding, and where a
-    layer that is scanned over returns them. Left to itself, XLA may split the features as the weights that
-    made them are. Then each device holds the whole batch, and activations are added up over all devices where
-    a layer's weights could be gathered: many times the bytes, as `meshwright plan` shows.
+    Use it in models that run with fsdp: where activations begin, such as the rows of an embedding, and where
+    a scanned layer returns them. Otherwise XLA may split the features as the weights that made them are
+    split. Then each device holds the whole batch, and activations are summed over all devices instead of
+    gathering a layer's weights: many times the bytes, as `meshwright plan` shows.
 
-    The mesh is that of the step around it. Without one, or where the examples do not divide, nothing is done.
+    The mesh is that of the surrounding step. Without a mesh, or if it does not divide the examples, `x` is
+    returned as it is.
+
+    Args:
+      x: Activations [examples, ...].
+
+    Example:
+      >>> mw.sharding.shard_batch_dim(jnp.ones((8, 4))).shape
+      (8, 4)
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     axes = tuple(axis for axis in BATCH_AXES if axis in sizes)
@@ -48,10 +57,21 @@ def shard_batch_dim(x: jax.Array) -> jax.Array:
 
 
 def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return the rows [examples, ..., features] of a table that `ids` [examples, ...] name, split by example.
+    """Return rows of a table, split by example.
 
-    The table is made whole over what splits its features first, as a layer's weights are. Left to itself, XLA
-    looks rows up where the table is, and moves the activations.
+    The table is first gathered along its features, as a layer's weights are. Otherwise XLA looks rows up
+    where the table is, and moves the activations.
+
+    Args:
+      table: Rows [rows, ..., features].
+      ids: Row numbers [examples, ...].
+
+    Returns:
+      The rows [examples, ..., features].
+
+    Example:
+      >>> mw.sharding.embedding_lookup(jnp.eye(4), jnp.array([[2, 0]]))[0, 0]
+      Array([0., 0., 1., 0.], dtype=float32)
     """
     if jax.sharding.get_abstract_mesh().shape:
         whole = P(P.UNCONSTRAINED, *(None,) * (table.ndim - 1))
@@ -62,14 +82,34 @@ def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
 @documented
 @dataclass(frozen=True)
 class Layout:
-    """A mesh and the rules for what is placed on it. The first rule that answers stands."""
+    """The placement of arrays: a mesh, and rules that split arrays over it.
+
+    For each array the first rule that does not answer None decides.
+
+    Raises:
+      LayoutError: A batch axis is not in the mesh.
+
+    Example:
+      >>> mesh = mw.make_mesh("fsdp=4,tensor=2")
+      >>> layout = mw.Layout(mesh, (mw.match("head", None, "tensor"), mw.sharding.fsdp()))
+      >>> layout.spec("head", jnp.ones((512, 256)))
+      P(None, 'tensor')
+      >>> layout
+      Layout(mesh fsdp=4,tensor=2, rules: match, fsdp, batches over fsdp)
+    """
 
     mesh: Mesh
-    """The devices, along named axes: what `mw.make_mesh` returns."""
+    """The devices along named axes, as `mw.make_mesh` returns."""
     rules: tuple[Rule, ...] = (fsdp(),)
-    """How arrays are split: functions of name, array and mesh. What none answers for is replicated."""
+    """Functions `(name, array, mesh) -> PartitionSpec or None`.
+
+    An array that no rule decides is replicated.
+    """
     batch_axis_names: tuple[str, ...] | None = None
-    """Mesh axes that split a batch's first dimension; None means those of `BATCH_AXES` that exist."""
+    """Mesh axes that split the first dimension of a batch.
+
+    None means `data` and `fsdp`, if the mesh has them.
+    """
 
     def __post_init__(self) -> None:
         unknown = [axis for axis in self.batch_axis_names or () if axis not in self.mesh.shape]
@@ -83,7 +123,7 @@ class Layout:
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """How each leaf of a batch is split: its first dimension over the batch axes."""
+        """Sharding of each leaf of a batch: the first dimension is split over the batch axes."""
         axes = self.batch_axis_names
         if axes is None:
             axes = tuple(axis for axis in BATCH_AXES if axis in self.mesh.shape)
@@ -91,20 +131,20 @@ class Layout:
 
     @property
     def batch_ways(self) -> int:
-        """Into how many parts a batch is split."""
+        """Number of parts that a batch is split into."""
         return ways_of(self.batch_sharding.spec, self.mesh)[0] if self.batch_sharding.spec else 1
 
     @property
     def replicated(self) -> NamedSharding:
-        """A whole copy on each device."""
+        """Sharding with a whole copy on each device."""
         return NamedSharding(self.mesh, P())
 
     def spec(self, name: str, x: jax.ShapeDtypeStruct) -> P:
-        """Return the canonical spec of one array: the first rule's answer, or replicated.
+        """Return the canonical spec of one array, by its name: the first rule's answer, or replicated.
 
         Raises:
-          LayoutError: the spec has too many entries, names an axis that the mesh lacks or names one
-            twice, or a dimension does not divide.
+          LayoutError: The spec has too many entries, names a mesh axis twice or one that the mesh lacks, or a
+            dimension is not divisible.
         """
         for rule in self.rules:
             answer = rule(name, x, self.mesh)
@@ -117,28 +157,29 @@ class Layout:
         return P()
 
     def shardings(self, arrays: PyTree) -> PyTree:
-        """Return a tree of `NamedSharding`s for a tree of arrays, structs or tracers: all that is laid out.
+        """Return a tree of `NamedSharding`s for all arrays, structs or tracers that are laid out.
 
         Raises:
-          LayoutError: listing every array that does not fit, not only the first.
-          UsageError: as `check`.
+          LayoutError: Some arrays do not fit; all of them are listed.
+          UsageError: A rule decides nothing, as `check` says.
         """
         self.check(arrays)
         return self._shardings(arrays)
 
     def check(self, arrays: PyTree) -> None:
-        """Check that each rule with a pattern decides something of `arrays`, which are all that are laid out.
+        """Check that each rule with a pattern decides at least one of all arrays that are laid out.
 
-        Rules are for every mesh: what a rule takes is decided, also where the mesh lacks its axes. Those
-        without a pattern, as `fsdp`, take nothing from others here: what they take depends on the mesh.
+        A rule counts as used if its pattern matches, even if the mesh lacks its axes: rules serve every mesh.
+        Rules without a pattern, such as `fsdp`, are not checked and take no array from later rules here,
+        since what they split depends on the mesh.
 
         Raises:
-          UsageError: listing all rules that decide nothing.
+          UsageError: Some rules decide nothing; all of them are listed.
         """
         check_rules(self.rules, tree.leaf_names(arrays))
 
     def tables(self, names: Sequence[str]) -> dict[Table, Sequence[str]]:
-        """Return the patterns of the rules with the names of what is laid out, for `patterns.judge`."""
+        """Return the patterns of the rules with the names of all arrays, for `patterns.judge`."""
         return tables_of(self.rules, names)
 
     def _shardings(self, arrays: PyTree) -> PyTree:
@@ -161,14 +202,14 @@ class Layout:
         return place(arrays, self.shardings(arrays))
 
     def explain(self, arrays: PyTree, *, width: int | None = None) -> str:
-        """Return the table of what lies where, as text: shape, dtype, spec, bytes per device, and why.
+        """Return a table of the placement of each array: shape, dtype, spec, bytes per device and reason.
 
-        With a `width` its lines are no longer than that, where they can be.
+        Its lines have at most `width` characters, if the table can be made so narrow.
         """
         return explain(arrays, self._shardings(arrays), self._reasons(arrays), width=width)
 
     def left_whole(self, arrays: PyTree) -> list[str]:
-        """Return a line for each large array that every device has whole, if the mesh can split any."""
+        """Return a line for each large array that every device holds whole, if the mesh could split any."""
         return left_whole(arrays, self._shardings(arrays), self._reasons(arrays))
 
     def _reasons(self, arrays: PyTree) -> dict[str, str]:
@@ -177,7 +218,10 @@ class Layout:
         return reasons if any(reasons.values()) else {}
 
     def _reason(self, name: str, x: Any, telling: Sequence[Reasoned]) -> str:
-        """Return the reason of the rule that decides, or of one that leaves the array whole, if they tell."""
+        """Return the reason of the rule that decides, or of a rule that leaves the array whole.
+
+        Else nothing.
+        """
         if not telling:
             return ""
         x = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -187,7 +231,18 @@ class Layout:
 
 
 def place(arrays: PyTree, shardings: PyTree) -> PyTree:
-    """Return `arrays` (arrays or structs) as `ShapeDtypeStruct`s with `shardings`."""
+    """Return `arrays` as `ShapeDtypeStruct`s with shardings.
+
+    Args:
+      arrays: A pytree of arrays or structs.
+      shardings: A tree of shardings with the same structure.
+
+    Example:
+      >>> arrays = {"w": jnp.ones((512, 256))}
+      >>> shardings = mw.Layout(mw.make_mesh("fsdp=8")).shardings(arrays)
+      >>> mw.sharding.place(arrays, shardings)["w"].shape
+      (512, 256)
+    """
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arrays, shardings)
 
 
@@ -206,7 +261,7 @@ def without_absent(spec: P, mesh: Mesh) -> P:
 
 
 def ways_of(spec: P, mesh: Mesh) -> list[int]:
-    """Return into how many parts `spec` splits each dimension that it names."""
+    """Return the number of parts that `spec` splits each dimension into."""
     return [math.prod(mesh.shape[axis] for axis in axes_of(entry)) for entry in spec]
 
 
@@ -216,14 +271,14 @@ def axes_of(entry: Any) -> tuple[str, ...]:
 
 
 def misfit(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> str | None:
-    """Return what is wrong with placing an array of `shape` as `spec`, in words for people, or None."""
+    """Return the error message for an array of `shape` that cannot be split as `spec`; None if it can."""
     trouble = _trouble(shape, spec, mesh)
     if trouble is None:
         return None
     return (
         f"cannot split {name}: {trouble}\n"
         f"  array: shape {shape}, spec {spec}, mesh {dict(mesh.shape)}\n"
-        f"  Put a rule for {name!r} before the one that matched, mend that one, or change the mesh."
+        f"  Put a rule for {name!r} before the one that matched, correct that one, or change the mesh."
     )
 
 

@@ -1,6 +1,6 @@
-"""Sharding by logical axes: the model names its dimensions, and a table says what splits each name.
+"""Sharding by logical axes: the model names its dimensions, and a table gives the mesh axes of each name.
 
-Flax keeps such names with the parameters, and T5X and MaxText made these usual.
+Flax keeps such names with the parameters; T5X and MaxText made these names usual.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,10 @@ LOGICAL_AXES: Table = MappingProxyType(
         **dict.fromkeys(("relpos_buckets", "abspos_buckets", "length", "conv", "unmodeled"), None),
     }
 )
-"""What splits each logical axis, of those that T5X and MaxText name; mesh axes may be named themselves."""
+"""The mesh axis or axes of each logical axis of T5X and MaxText.
+
+Mesh axes may also be used as logical axes.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +39,19 @@ class Logical:
     """The rule that `logical` makes."""
 
     axes: Mapping[str, Sequence[str | None]]
+    """Logical axes of each parameter, by its name."""
     table: Table
+    """Mesh axis or axes of each logical axis."""
 
     def __call__(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> P | None:
         named = self._named(name)
         if not named:
             return None
         if len(named) != x.ndim:
-            raise LayoutError(f"{name} has shape {x.shape}, but its logical axes are {tuple(named)}.")
+            raise LayoutError(
+                f"{name} has shape {x.shape}, but its logical axes are {tuple(named)}.\n"
+                "  Give one logical axis, or None, for each dimension."
+            )
         used: set[str] = set()
         entries = []
         for size, axis in zip(x.shape, named, strict=True):
@@ -52,15 +60,24 @@ class Logical:
         return P(*entries)
 
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh) -> str:
-        """Return the logical axes of one array, as text."""
+        """Return the logical axes of one array as text.
+
+        Args:
+          name: Name of the array.
+          x: The array, or a struct.
+          mesh: The mesh that the spec is for.
+        """
         named = self._named(name)
         return " × ".join(axis or "-" for axis in named) if named else ""
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that there are all parameters whose dimensions are named, among leaves of these names.
+        """Check that every parameter with logical axes exists.
+
+        Args:
+          names: Names of all arrays that are laid out.
 
         Raises:
-          UsageError: listing those that there are not.
+          UsageError: Some do not exist; all of them are listed.
         """
         known = {*names, *(name.removeprefix("params/") for name in names)}
         missing = [
@@ -69,15 +86,18 @@ class Logical:
             if any(named) and name not in known
         ]
         if missing:
-            raise UsageError(f"logical: there are axes for what is no parameter: {listed(missing)}.")
+            raise UsageError(f"logical: axes are given for unknown parameters: {listed(missing)}.")
 
     def _named(self, name: str) -> Sequence[str | None] | None:
-        """Return the axes of a parameter, if any is named. In a `TrainState` it is called `params/…`."""
+        """Return the logical axes of a parameter, if it has any.
+
+        In a `TrainState` its name begins with `params/`.
+        """
         named = self.axes.get(name, self.axes.get(name.removeprefix("params/")))
         return named if named is not None and any(named) else None
 
     def _fitting(self, size: int, axis: str | None, mesh: Mesh, used: set[str]) -> tuple[str, ...]:
-        """Return the mesh axes for one dimension: those that there are, still free, and that divide."""
+        """Return the mesh axes for one dimension: those that exist, are still free, and divide it."""
         fitting: tuple[str, ...] = ()
         for mesh_axis in axes_of(self.table[axis]) if axis else ():
             ways = mesh.shape.get(mesh_axis, 1)
@@ -87,17 +107,23 @@ class Logical:
 
 
 def logical(axes: Mapping[str, Sequence[str | None]], table: Table = LOGICAL_AXES) -> Logical:
-    """Return a rule that splits parameters as the model's own names for their dimensions say.
+    """Return a rule that splits parameters by the model's own names for their dimensions.
 
-    One table serves all meshes: mesh axes that are not there, that split an earlier dimension already,
-    or that do not divide are left out. Of a Flax model, `mw.functional(model).axes` are what it says.
+    One table serves all meshes: mesh axes that are missing, that split an earlier dimension, or that do not
+    divide are left out. The axes of a Flax model are `mw.functional(model).axes`.
 
     Args:
-      axes: by the parameter's name, a logical axis or None for each dimension.
-      table: the mesh axis or axes of each logical axis; None leaves it whole.
+      axes: For each parameter's name, a logical axis or None for each dimension.
+      table: The mesh axis or axes of each logical axis; None leaves it whole.
 
     Raises:
-      LayoutError: listing all logical axes that the table lacks; or, when asked, an array of other rank.
+      LayoutError: The table lacks some logical axes, all of which are listed; or, when the rule is called, an
+        array has another number of dimensions than its axes.
+
+    Example:
+      >>> rule = mw.sharding.logical({"up": ("embed", "mlp")})
+      >>> rule("up", jax.ShapeDtypeStruct((256, 1024), jnp.float32), mw.make_mesh("data=4,tensor=2"))
+      P(None, 'tensor')
     """
     unknown = [
         f"{axis!r} of {name}" + (f" (did you mean {close!r}?)" if (close := nearest(axis, table)) else "")

@@ -1,12 +1,12 @@
-"""A mesh from a few words: `make_mesh("data=-1,fsdp=4,tensor=2")`.
+"""`make_mesh`: a mesh from a short text, such as `data=-1,fsdp=4,tensor=2`.
 
-Axes are laid over the devices in the order they are written, the last one over neighbours. So put
-the axis that talks most (tensor) last and the one that talks least (data) first: processes, which
-hold neighbouring devices, then end up apart along the first.
+Axes are laid over the devices in the order in which they are written; neighbouring devices differ along the
+last axis. So put the axis with most traffic (tensor) last and the one with least (data) first: processes,
+which hold neighbouring devices, then differ along the first.
 
-A semicolon makes that certain: `data=-1; fsdp=4,tensor=2` lays what is before it over the *groups* of
-devices that have fast links among them, and what is behind it inside each. A group is what JAX calls a
-slice (of TPUs; the GPUs of one NVLink domain), or a process where devices have no `slice_index`.
+A semicolon makes that certain: in `data=-1; fsdp=4,tensor=2` the first part is laid over *groups* of devices
+with fast links among them, and the second inside each group. A group is what JAX calls a slice (of TPUs; for
+GPUs, one NVLink domain), or a process if devices have no `slice_index`.
 """
 
 import math
@@ -23,25 +23,31 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from meshwright.errors import LayoutError
 
 _SPLIT_RINGS = ("TPU v5 lite", "TPU v5e")
-"""Kinds of which `jax.make_mesh` lets two axes of the mesh share one of the torus."""
+"""Device kinds for which `jax.make_mesh` lets two mesh axes share one axis of the torus."""
 _GROUPS = "groups (slices or processes)"
 
 
 def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh of all `devices` (default: every device of the run) with named axes.
+    """Return a mesh of all `devices` with named axes.
 
-    Axes are Auto axes: XLA's partitioner places what the model leaves open. (`jax.make_mesh` makes
-    Explicit axes by default, under which ordinary model code raises.)
+    The axes are Auto axes: XLA decides the shardings that the model leaves open. (`jax.make_mesh` makes
+    Explicit axes by default, with which ordinary model code raises errors.)
 
     Args:
-      shape: axis sizes, as a mapping or as text, `data=-1,fsdp=4`. One size may be -1: the rest. Text with a
-        semicolon, `data=-1; fsdp=4,tensor=2`, has two parts: sizes over the groups of devices and sizes
-        inside each, with one -1 in either. An axis in both has the product, its inner places side by side.
-      devices: in the order wanted; JAX arranges them by the hardware's links. Where they are of several
-        slices (GPUs of several hosts are), the leading axes of a shape without a semicolon go over those.
+      shape: Axis sizes as a mapping or as text, `data=-1,fsdp=4`. One size may be -1, for the remaining
+        devices. Text with a semicolon, `data=-1; fsdp=4,tensor=2`, gives sizes over groups of devices with
+        fast links and sizes inside a group, with at most one -1 in each part. An axis in both parts has the
+        product of its sizes, with the devices of a group side by side.
+      devices: The devices, in order; by default all devices of the run. JAX arranges them by the hardware's
+        links. If they belong to several slices (as GPUs of several hosts do), the leading axes of a shape
+        without a semicolon run over the slices.
 
     Raises:
-      LayoutError: the text cannot be read, or the sizes do not multiply to the number of devices.
+      LayoutError: The text cannot be read, or the sizes do not multiply to the number of devices.
+
+    Example:
+      >>> dict(mw.make_mesh("data=-1,tensor=2").shape)
+      {'data': 4, 'tensor': 2}
     """
     devices = jax.devices() if devices is None else devices
     if isinstance(shape, str) and ";" in shape:
@@ -55,12 +61,19 @@ def make_mesh(shape: str | Mapping[str, int], devices: Sequence[jax.Device] | No
 
 
 def mesh_sizes(shape: str | Mapping[str, int], num_devices: int, num_groups: int = 1) -> dict[str, int]:
-    """Return the axis sizes that `shape` means on `num_devices`, with -1 filled in. Touches no device.
+    """Return the axis sizes of a shape on `num_devices`, with -1 filled in, without using any device.
 
     Args:
-      num_groups: of as many devices each; asked by text with a semicolon only.
+      shape: Axis sizes, as for `make_mesh`.
+      num_devices: Number of devices.
+      num_groups: Number of equal groups of devices; used by text with a semicolon only.
 
-    Raises: as `make_mesh`.
+    Raises:
+      LayoutError: See `make_mesh`.
+
+    Example:
+      >>> mw.sharding.mesh_sizes("data=-1,fsdp=4", 32)
+      {'data': 8, 'fsdp': 4}
     """
     if isinstance(shape, str) and ";" in shape:
         over, inside = _parts(shape, num_devices, num_groups)
@@ -72,14 +85,17 @@ def mesh_sizes(shape: str | Mapping[str, int], num_devices: int, num_groups: int
 def grouped_mesh(
     shape: str | Mapping[str, int], num_groups: int, devices: Sequence[jax.Device] | int
 ) -> Mesh:
-    """Return the mesh that `make_mesh` makes of devices listed group by group, all groups alike.
+    """Return the mesh that `make_mesh` would make of devices listed group by group, all groups of one size.
 
-    For hardware that is not there: what JAX describes of GPUs to compile for does not tell their groups.
+    It serves hardware that is absent: JAX's descriptions of GPUs do not contain their groups.
 
     Args:
-      devices: or the number of them, for an abstract mesh: one to lay out and trace for.
+      shape: Axis sizes, as for `make_mesh`.
+      num_groups: Number of groups.
+      devices: The devices; or their number, for an abstract mesh to lay out and trace with.
 
-    Raises: as `make_mesh`.
+    Raises:
+      LayoutError: See `make_mesh`.
     """
     count = devices if isinstance(devices, int) else len(devices)
     over, inside = group_parts(shape, num_groups, count)
@@ -96,9 +112,19 @@ def grouped_mesh(
 def group_parts(
     shape: str | Mapping[str, int], num_groups: int, num_devices: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the sizes of a mesh over groups of devices with fast links among them, and inside each.
+    """Return the sizes of mesh axes over groups of devices with fast links, and inside a group.
 
-    Raises: as `make_mesh`.
+    Args:
+      shape: Axis sizes, as for `make_mesh`.
+      num_groups: Number of groups.
+      num_devices: Number of devices in all groups.
+
+    Raises:
+      LayoutError: See `make_mesh`.
+
+    Example:
+      >>> mw.sharding.group_parts("data=-1; fsdp=4,tensor=2", 4, 32)
+      ({'data': 4}, {'fsdp': 4, 'tensor': 2})
     """
     if isinstance(shape, str) and ";" in shape:
         return _parts(shape, num_devices, num_groups)
@@ -106,12 +132,22 @@ def group_parts(
 
 
 def in_mesh(mesh: Mesh | AbstractMesh) -> AbstractContextManager[Any]:
-    """Return a context in which models may constrain by bare `PartitionSpec`s; if abstract, to trace."""
+    """Return a context in which models may constrain arrays by bare `PartitionSpec`s.
+
+    Args:
+      mesh: The mesh; an abstract one serves for tracing only.
+
+    Example:
+      >>> with mw.sharding.in_mesh(mw.make_mesh("data=8")):
+      ...     y = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, jax.P("data")))(jnp.ones(8))
+      >>> y.sharding.spec
+      P('data',)
+    """
     return jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
 
 
 def group_of(device: jax.Device) -> int:
-    """Return which of the groups with fast links among them a device belongs to."""
+    """Return the number of the group of devices with fast links that a device belongs to."""
     slice_index = getattr(device, "slice_index", None)
     return device.process_index if slice_index is None else slice_index
 
@@ -120,14 +156,14 @@ def _group_sizes(devices: Sequence[jax.Device]) -> list[int]:
     sizes = sorted(Counter(map(group_of, devices)).values())
     if len(set(sizes)) > 1:
         raise LayoutError(
-            f"the {len(sizes)} {_GROUPS} of this run have {sizes} devices; a mesh over them needs them to be "
-            "of one size.\n  Start the run on equal machines."
+            f"the {len(sizes)} {_GROUPS} of this run have {sizes} devices; a mesh over groups needs the same "
+            "number in each.\n  Start the run on equal machines."
         )
     return sizes
 
 
 def _arranged(over: Mapping[str, int], inside: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
-    """Return a mesh of sizes over groups and sizes inside each."""
+    """Return a mesh, given its sizes over groups and inside a group."""
     axes = tuple({**over, **inside})
     arranged = mesh_utils.create_hybrid_device_mesh(
         [inside.get(axis, 1) for axis in axes],
@@ -140,7 +176,10 @@ def _arranged(over: Mapping[str, int], inside: Mapping[str, int], devices: Seque
 
 
 def _over_slices(sizes: dict[str, int], slices: list[int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return plain sizes in two parts, the leading axes over slices; `jax.make_mesh` refuses several."""
+    """Return plain sizes in two parts, the leading axes over slices.
+
+    `jax.make_mesh` refuses several slices.
+    """
     over, left = {}, len(slices)
     for axis, size in sizes.items():
         over[axis] = math.gcd(size, left)
@@ -157,12 +196,12 @@ def _over_slices(sizes: dict[str, int], slices: list[int]) -> tuple[dict[str, in
 
 
 def _parts(shape: str, num_devices: int, num_groups: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the sizes over groups and those inside each."""
+    """Return the sizes over groups and the sizes inside a group."""
     over, _, inside = shape.partition(";")
     each = num_devices // num_groups
     return (
         _filled(_parse(over), num_groups, _GROUPS, "before the semicolon, this run has"),
-        _filled(_parse(inside), each, "devices", "behind the semicolon, each group has"),
+        _filled(_parse(inside), each, "devices", "after the semicolon, each group has"),
     )
 
 
@@ -192,7 +231,7 @@ def _parse(text: str) -> dict[str, int]:
                 f"mesh {text!r}: cannot read {part!r}. Write axis=size, as in data=-1,fsdp=4,tensor=2."
             )
         if axis in sizes:
-            raise LayoutError(f"mesh {text!r}: axis {axis!r} is there twice. Give each axis one size.")
+            raise LayoutError(f"mesh {text!r}: axis {axis!r} appears twice. Give each axis one size.")
         sizes[axis] = int(size)
     return sizes
 

@@ -1,14 +1,15 @@
-"""One description, many machines: what to change where a run is started.
+"""Mesh rules: changes to the settings of a run that depend on the hardware where it starts.
 
     mesh_rules = (
         ("NVIDIA H100.*:.*x8", mw.override({"input.batch_size": 512}, mesh="data=-1; fsdp=8")),
         ("cpu.*", mw.override(microbatches=2, compute_dtype=None)),
-        (".*", mw.override()),  # known, and nothing to change
+        (".*", mw.override()),  # any other hardware: change nothing
     )
     experiment = mw.sharding.apply_mesh_rules(experiment, mesh_rules, mw.sharding.hardware())
 
-`mw.run` does so with the rules of `Experiment.mesh_rules`.
-The first rule whose regular expression matches the whole hardware string stands, and no other.
+`mw.run` applies the rules of `Experiment.mesh_rules` in this way.
+
+Only the first rule whose regular expression matches the whole hardware string applies.
 """
 
 import dataclasses
@@ -28,15 +29,19 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """New values for some settings, by dotted path; made by `override`. None of them: leave all as it is."""
+    """New values for some settings, by dotted path, as `override` makes them. It may have none."""
 
     changes: Mapping[str, Any]
+    """New values by dotted path."""
 
     def __call__(self, value: T) -> T:
         """Return a copy of the dataclass `value` with these settings changed; its own checks run again.
 
+        Args:
+          value: A dataclass, such as an `Experiment`.
+
         Raises:
-          UsageError: naming all settings that it does not have.
+          UsageError: `value` lacks some of the settings; all of them are named.
         """
         problem = self.problem(value)
         if problem:
@@ -44,10 +49,14 @@ class Override:
         return _changed(value, self.changes)
 
     def problem(self, value: Any) -> str | None:
-        """Return which settings `value` does not have, in words for people, or None."""
+        """Return the error message about settings that `value` lacks; None if it has all.
+
+        Args:
+          value: A dataclass, such as an `Experiment`.
+        """
         unknown = list(filter(None, (_unknown(value, path) for path in self.changes)))
         twice = [
-            f"both {path!r} and a setting of it are given: leave one of them out."
+            f"both {path!r} and a setting inside it are changed: leave one of the two out."
             for path in self.changes
             if any(other.startswith(f"{path}.") for other in self.changes)
         ]
@@ -55,17 +64,22 @@ class Override:
 
 
 def override(changes: Mapping[str, Any] = MappingProxyType({}), /, **more: Any) -> Override:
-    """Return new values for some settings: `override({"input.batch_size": 64}, mesh="fsdp=8")`.
+    """Return new values for some settings, to use in a mesh rule.
 
     Args:
-      changes: values by dotted path, for settings of settings: `{"evaluations.test.batch_size": 64}`.
-      **more: values by name. `override()` changes nothing.
+      changes: Values by dotted path, for settings inside settings: `{"evaluations.test.batch_size": 64}`.
+      **more: Values by name. `override()` changes nothing.
+
+    Example:
+      >>> longer = mw.override(num_steps=10)
+      >>> longer(mw.Profile(steps=(100,))).num_steps
+      10
     """
     return Override(MappingProxyType({**changes, **more}))
 
 
 def _changed(owner: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a copy of a dataclass or mapping with what is at these paths changed, all at once."""
+    """Return a copy of a dataclass or mapping with the values at these paths changed, all at once."""
     inner: dict[str, dict[str, Any]] = {}
     new = {}
     for path, value in changes.items():
@@ -80,7 +94,7 @@ def _changed(owner: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _unknown(owner: Any, path: str) -> str | None:
-    """Return why a path leads to no setting of `owner`, in words for people, or None."""
+    """Return the error message about a path that leads to no setting of `owner`; None if it leads to one."""
     found, above = owner, ""
     for name in path.split("."):
         settings = _settings_of(found)
@@ -102,17 +116,23 @@ def _settings_of(owner: Any) -> Mapping[str, Any]:
 
 
 MeshRule = tuple[str, Override]
-"""A regular expression for the whole hardware string, and what to change there."""
+"""A regular expression for the whole hardware string, and the changes to make there."""
 
 
 def hardware(devices: Sequence[jax.Device] | None = None) -> str:
-    """Return the name of what a run is on: `NVIDIA H100 80GB HBM3:64x8`, `TPU v5 lite:16x4`, `cpu:8`.
+    """Return a text for the hardware of a run: `NVIDIA H100 80GB HBM3:64x8`, `TPU v5 lite:16x4`, `cpu:8`.
 
-    It is the devices' kind, as JAX spells it, a colon, and the number of hosts × the devices of each; of one
-    host the devices alone; of unequal hosts each one's, `cpu:8+4`. Several kinds are joined by `+` too.
+    It has the devices' kind as JAX spells it, a colon, and hosts × devices per host; a single host has its
+    number of devices alone, and unequal hosts have the number of each, `cpu:8+4`. Several kinds are joined by
+    `+`. For GPUs a host is an NVLink domain, however many processes share it. In all other cases it is a
+    process.
 
-    A host is a process where that is known to be so, on TPUs, and where nothing better is known; of GPUs it
-    is an NVLink domain, however many processes share it.
+    Args:
+      devices: The devices; by default all devices of the run.
+
+    Example:
+      >>> mw.sharding.hardware()
+      'cpu:8'
     """
     devices = jax.devices() if devices is None else devices
     kinds = sorted({device.device_kind for device in devices})
@@ -120,10 +140,19 @@ def hardware(devices: Sequence[jax.Device] | None = None) -> str:
 
 
 def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
-    """Return the first rule whose pattern matches all of `hardware`, or None where none does.
+    """Return the first rule whose pattern matches all of `hardware`; None if there is none.
+
+    Args:
+      rules: Pairs of a regular expression and an `Override`.
+      hardware: Text as `hardware()` returns.
 
     Raises:
-      UsageError: a pattern, of whichever rule, is not a regular expression.
+      UsageError: A pattern, of any of the rules, is not a regular expression.
+
+    Example:
+      >>> rules = (("NVIDIA.*:8", mw.override(mesh="fsdp=8")), (".*", mw.override()))
+      >>> mw.sharding.mesh_rule(rules, "NVIDIA H200:8")[0]
+      'NVIDIA.*:8'
     """
     patterns = [_compiled(pattern) for pattern, _ in rules]
     found = (rule for rule, pattern in zip(rules, patterns, strict=True) if pattern.fullmatch(hardware))
@@ -131,11 +160,22 @@ def mesh_rule(rules: Sequence[MeshRule], hardware: str) -> MeshRule | None:
 
 
 def apply_mesh_rules(value: T, rules: Sequence[MeshRule], hardware: str) -> T:
-    """Return the dataclass `value` as the first rule for `hardware` changes it; itself where none matches.
+    """Return the dataclass `value` changed by the first rule for `hardware`; unchanged if no rule matches.
+
+    Args:
+      value: A dataclass, such as an `Experiment`.
+      rules: Pairs of a regular expression and an `Override`.
+      hardware: Text as `hardware()` returns.
 
     Raises:
-      UsageError: a pattern is not a regular expression, or an override names a field that `value` does not
-        have. Rules for other hardware are looked at too: a typing error in them shows here, not there.
+      UsageError: A pattern is not a regular expression, or an override names a field that `value` lacks.
+        Rules for other hardware are checked, too: a typing error shows here, and not on that hardware.
+
+    Example:
+      >>> profile = mw.Profile()
+      >>> rules = (("cpu.*", mw.override(num_steps=2)), (".*", mw.override()))
+      >>> mw.sharding.apply_mesh_rules(profile, rules, "cpu:8").num_steps
+      2
     """
     problems = [f"mesh rule {p!r}: {found}" for p, change in rules if (found := change.problem(value))]
     if problems:

@@ -1,4 +1,4 @@
-"""Arrays with what their names and shapes say of them alone: words, stacked dimensions, features."""
+"""Facts about parameters that names and shapes alone show: words, stacked dimensions, features."""
 
 import re
 from collections import defaultdict
@@ -10,14 +10,14 @@ from typing import Any
 Path = tuple[str, ...]
 
 ARRAYS = {"kernel", "weight", "w", "embedding", "bias", "b", "scale"}
-"""What frameworks call the arrays of a layer. The layer's own name comes before."""
+"""Names that frameworks give to the arrays of a layer; the name of the layer comes before."""
 LETTERS = {
     "q": "q", "query": "q", "wq": "q", "k": "k", "key": "k", "wk": "k", "v": "v", "value": "v", "wv": "v",
     "kv": "kv", "wkv": "kv", "qkv": "qkv", "wqkv": "qkv",
 }  # fmt: skip
-"""Words of layers that make queries, keys or values, and which of them."""
+"""Words in names of layers that make queries, keys or values, and which of these they make."""
 FUSED = ({"c", "attn"}, {"in", "proj"})
-"""Names of layers that make all three, if they are in an attention: GPT-2's and PyTorch's."""
+"""Words of layers that make all three if they are in an attention, in GPT-2 and PyTorch."""
 ATTENTIONS = {"attn", "attention"}
 OUTPUTS = {"o", "wo", "out", "output", "proj", "dense", "vec"}
 WIDENING = {"up", "gate", "wi", "intermediate"}
@@ -29,12 +29,12 @@ POSITIONS = {"wpe", "position", "positions", "positional", "pos", "type", "segme
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the parameters."""
+    """An array of the parameters."""
 
     name: str
     shape: tuple[int, ...]
     stacks: tuple[str, ...] = ()
-    """What its leading dimensions are: `layers`, `experts`."""
+    """Meaning of its leading dimensions: `layers`, `experts`."""
 
     @cached_property
     def path(self) -> Path:
@@ -44,7 +44,7 @@ class Leaf:
 
     @cached_property
     def layer(self) -> Path:
-        """The path without what only says that this is an array of a layer: `…/query/kernel` -> `…/query`."""
+        """The path without a last component such as `kernel`: `…/query/kernel` -> `…/query`."""
         return self.path[:-1] if self.path[-1] in ARRAYS else self.path
 
     @cached_property
@@ -59,9 +59,10 @@ class Leaf:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The two dimensions of a weight that are its inputs and outputs; others of a kernel are space.
+        """The input and output dimensions of a weight.
 
-        Kernels lie as [height, width, in, out], or as [out, in, height, width].
+        The other dimensions of a convolution's kernel are space. Kernels are stored as [height, width, in,
+        out] or as [out, in, height, width].
         """
         first, second = self.features[:2]
         before_last, last = self.features[-2:]
@@ -70,17 +71,17 @@ class Leaf:
 
     @property
     def is_weight(self) -> bool:
-        """Whether it takes features to features. A bias for each feature of each head does not."""
+        """True if it maps features to features. A bias for each feature of each head does not."""
         return len(self.features) > 1 and not (self.words | {self.path[-1]}) & VECTORS
 
     @property
     def is_table(self) -> bool:
-        """Whether it is looked up by rows."""
+        """True if its rows are looked up."""
         return len(self.features) == 2 and (self.path[-1] == "embedding" or bool(self.words & TABLES))
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """Which of q, k and v it makes."""
+        """The letters of q, k and v that it makes."""
         if self.words in FUSED and words_of(self.path) & ATTENTIONS:
             return frozenset("qkv")
         return frozenset(letter for word in self.words for letter in LETTERS.get(word, ""))
@@ -112,7 +113,7 @@ def by_prefix(leaves: Iterable[Leaf]) -> dict[Path, list[Leaf]]:
 
 
 def _are_stacked(members: list[Leaf]) -> bool:
-    """Whether these are layers stacked for a scan: all with one more dimension in front, of one size."""
+    """Return whether layers are stacked for a scan: all have one more leading dimension, of equal size."""
     shapes = [leaf.shape for leaf in members]
     if any(len(shape) < 2 or shape[0] != shapes[0][0] for shape in shapes) or shapes[0][0] == 1:
         return False
@@ -123,7 +124,10 @@ def _are_stacked(members: list[Leaf]) -> bool:
 
 
 def _routers(leaves: list[Leaf]) -> set[tuple[Path, int, int]]:
-    """Return where there is a matrix, as (the path above its layer, rows, columns): it may choose experts."""
+    """Return (path above the layer, rows, columns) of each matrix.
+
+    A matrix may be a router that chooses experts.
+    """
     matrices = (leaf for leaf in leaves if leaf.is_weight and len(leaf.features) == 2)
     return {
         (leaf.layer[:-1], leaf.shape[leaf.features[0]], leaf.shape[leaf.features[1]]) for leaf in matrices

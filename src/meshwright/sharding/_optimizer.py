@@ -1,8 +1,8 @@
-"""Where optimizer state lives: beside the parameter that it is about.
+"""Placement of optimizer state: each array is placed like the parameter that it belongs to.
 
-Optimizers keep trees shaped like the parameters (Adam's moments), trees with a dimension less
-(Adafactor's factors), and scalars. A state leaf is recognised by the end of its name, which is a
-parameter's name, and then by its shape; optax's own tree structure is never relied upon.
+Optimizers keep trees shaped like the parameters (Adam's moments), trees with one dimension less
+(Adafactor's factors), and scalars. The parameter of a state leaf is found by the end of the leaf's name,
+which is the parameter's name, and then by its shape. The code does not rely on optax's tree structure.
 """
 
 from collections.abc import Container
@@ -18,10 +18,23 @@ from meshwright.tree import PyTree
 
 
 def beside_params(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:
-    """Return the shardings of optimizer `state` (arrays or structs) for parameters placed as `shardings`.
+    """Return the shardings of optimizer state for given shardings of the parameters.
 
-    A leaf of a parameter's name and shape is placed as the parameter; with a dimension more in front,
-    as each of those stacked; with one less, as what is left of its spec; anything else is replicated.
+    A leaf with a parameter's name and shape is placed like that parameter. With one more leading dimension it
+    is placed as a stack of them; with one dimension less, by the remaining entries of the spec. All other
+    leaves are replicated.
+
+    Args:
+      state: Optimizer state: a pytree of arrays or structs.
+      params: Parameters: a pytree of arrays or structs.
+      shardings: Shardings of the parameters, a tree with the same structure.
+
+    Example:
+      >>> params = {"w": jnp.ones((512, 256))}
+      >>> shardings = mw.Layout(mw.make_mesh("fsdp=8")).shardings(params)
+      >>> state = optax.adam(1e-3).init(params)
+      >>> mw.sharding.beside_params(state, params, shardings)[0].mu["w"].spec
+      P('fsdp',)
     """
     named = tree.named_leaves(params)
     placed = tree.named_leaves(shardings)
@@ -36,22 +49,31 @@ def beside_params(state: PyTree, params: PyTree, shardings: PyTree) -> PyTree:
 
 
 def parameter_of(name: str, parameters: Container[str]) -> str | None:
-    """Return the longest end of `name` that is a parameter's name (`""` where they are one array)."""
+    """Return the longest end of `name` that is a parameter's name; None if there is none.
+
+    Args:
+      name: Name of a leaf of optimizer state.
+      parameters: Names of all parameters; `""` if the parameters are a single array.
+
+    Example:
+      >>> mw.sharding.parameter_of("0/mu/layer/w", {"layer/w"})
+      'layer/w'
+    """
     parts = name.split("/")
     ends = ("/".join(parts[start:]) for start in range(len(parts) + 1))
     return next((end for end in ends if end in parameters), None)
 
 
 def _spec_like(name: str, x: jax.ShapeDtypeStruct, shape: tuple[int, ...], spec: P) -> P:
-    """Return the spec of the state leaf `name` for a parameter of `shape` placed as `spec`."""
+    """Return the spec of the state leaf `name` for a parameter with this shape and spec."""
     if x.shape == shape:
         return spec
-    if x.shape[1:] == shape:  # several of them stacked, as L-BFGS keeps
+    if x.shape[1:] == shape:  # a stack of several, as in L-BFGS
         return canonical(P(None, *spec))
     fit = [d for d in range(len(shape)) if x.shape == shape[:d] + shape[d + 1 :]]
     if not fit:
         return P()
-    # Of a square, optax's factor `v_row` has lost the columns and `v_col` the rows.
+    # For a square parameter, optax's factor `v_row` lacks the columns and `v_col` the rows.
     dropped = fit[-1] if "v_row" in name.split("/") else fit[0]
     entries = list(spec) + [None] * (len(shape) - len(spec))
     return canonical(P(*entries[:dropped], *entries[dropped + 1 :]))

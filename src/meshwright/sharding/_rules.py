@@ -1,6 +1,6 @@
-"""Rules say how arrays are split over the mesh: `(name, array, mesh) -> PartitionSpec or None`.
+"""Rules that split arrays over the mesh: functions `(name, array, mesh) -> PartitionSpec or None`.
 
-The first rule that answers decides; None means "not mine". Any function of that shape is a rule.
+The first rule that does not return None decides. Any function with this signature is a rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.patterns import Table, compiled, judge, optional
 
 _ANY = optional("(?!)")
-"""Stands for a rule without a pattern: it matches nothing, and need not."""
+"""Pattern of a rule without a pattern: it matches nothing, and need not."""
 
 Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
 """Given the name, shape and mesh of an array, its spec, or None where the rule says nothing about it."""
@@ -22,14 +22,14 @@ Rule = Callable[[str, jax.ShapeDtypeStruct, Mesh], P | None]
 
 @runtime_checkable
 class Reasoned(Protocol):
-    """A rule that can say why it decides as it does; `Layout.explain` shows it."""
+    """A rule that gives a reason for its decision, which `Layout.explain` shows."""
 
     def why(self, name: str, x: jax.ShapeDtypeStruct, mesh: Mesh, /) -> str: ...
 
 
 @runtime_checkable
 class Patterned(Protocol):
-    """A rule for the names that its pattern matches; `Layout.check` raises where there are none."""
+    """A rule for names that match its pattern; `Layout.check` raises an error if there are none."""
 
     @property
     def pattern(self) -> str: ...
@@ -37,7 +37,7 @@ class Patterned(Protocol):
 
 @runtime_checkable
 class Named(Protocol):
-    """A rule for arrays by their whole names; `Layout.check` has it look whether they are there."""
+    """A rule for arrays by their whole names; `Layout.check` calls its `check`, which looks for them."""
 
     def check(self, names: Sequence[str], /) -> None: ...
 
@@ -46,13 +46,13 @@ AxisEntry = str | tuple[str, ...] | None
 
 
 def tables_of(rules: Sequence[Rule], names: Sequence[str]) -> dict[Table, Sequence[str]]:
-    """Return the patterns of rules with the names of what is laid out, for `patterns.judge`."""
+    """Return the patterns of rules with the names of all arrays, for `patterns.judge`."""
     patterns = (rule.pattern if isinstance(rule, Patterned) else _ANY for rule in rules)
     return {Table("rules", tuple(patterns)): names}
 
 
 def check_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
-    """Raise a `UsageError` that lists all rules that decide nothing of arrays of these names."""
+    """Raise a `UsageError` that lists all rules that decide none of the arrays with these names."""
     judge(tables_of(rules, names))
     for rule in rules:
         if isinstance(rule, Named):
@@ -64,7 +64,9 @@ class Match:
     """The rule that `match` makes."""
 
     pattern: str
+    """Regular expression for a whole name or its last components."""
     spec: tuple[AxisEntry, ...]
+    """Entries of the `PartitionSpec`."""
 
     def __post_init__(self) -> None:
         Table("match", (self.pattern,))
@@ -74,22 +76,40 @@ class Match:
 
 
 def match(pattern: str, *spec: AxisEntry) -> Rule:
-    """Split arrays whose name, or the end of it, `pattern` matches as `PartitionSpec(*spec)` says.
+    """Return a rule that splits arrays with a matching name as `PartitionSpec(*spec)` says.
 
-    See `meshwright.patterns`. A pattern that decides nothing is an error when arrays are laid out, also where
-    the mesh lacks the axes; `mw.match(mw.optional("head"), "tensor")` is a rule that may.
+    A pattern that decides no array is an error when arrays are laid out, even if the mesh lacks the axes.
+    `mw.match(mw.optional("head"), "tensor")` may decide none.
+
+    Args:
+      pattern: Regular expression for a whole name or its last components; see `meshwright.patterns`.
+      spec: For each dimension the mesh axis that splits it, several of them in a tuple, or None.
 
     Raises:
       UsageError: `pattern` is not a regular expression.
+
+    Example:
+      >>> rules = (mw.match("wo|down", "tensor", "fsdp"), mw.match(".*", "fsdp"))
+      >>> layout = mw.Layout(mw.make_mesh("fsdp=4,tensor=2"), rules)
+      >>> layout.spec("layer/down", jnp.ones((512, 128)))
+      P('tensor', 'fsdp')
     """
     return Match(pattern, spec)
 
 
 def fsdp(axis: str = "fsdp", *, min_size: int = 2**16) -> Rule:
-    """Split the longest dimension that divides by mesh axis `axis` over it.
+    """Return a rule that splits the longest dimension divisible by a mesh axis over that axis.
 
-    Arrays of fewer than `min_size` elements are left whole: gathering them costs more than it
-    saves. Does nothing on a mesh without `axis`.
+    On a mesh without the axis the rule splits nothing.
+
+    Args:
+      axis: The mesh axis.
+      min_size: Arrays with fewer elements are left whole: gathering them costs more than it saves.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("fsdp=8"), (mw.sharding.fsdp(),))
+      >>> layout.spec("w", jnp.ones((128, 1024))), layout.spec("bias", jnp.ones(1024))
+      (P(None, 'fsdp'), P())
     """
     return Fsdp(axis, min_size)
 

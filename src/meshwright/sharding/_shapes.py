@@ -1,8 +1,8 @@
-"""The structure of a model from the shapes of its parameters, and in attention from the usual names.
+"""The structure of a model, from the shapes of its parameters and, in attention, from the usual names.
 
-For when there is no function to trace. Dimensions of one size are taken to be one group. Where that
-cannot tell, as in the square projections of attention, names are asked: q, k, v and their kin, whatever
-they are spelt with. The order of a tree is never asked, since sorting decides that.
+It serves when there is no function to trace. Dimensions of equal size are assumed to be one group. If sizes
+are ambiguous, as in the square projections of attention, names decide: q, k, v and their usual variants. The
+order of the tree plays no part, since it only depends on sorting.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from meshwright.sharding._structure import SMALL_TABLE, Dim, Dims, Group, Struct
 
 
 def shaped_structure(arrays: Mapping[str, Any], head_size: int | None) -> Structure:
-    """Return the structure that shapes and names show."""
+    """Return the structure found from shapes and names."""
     leaves = leaves_of(arrays)
     weights = [leaf for leaf in leaves if leaf.is_weight]
     rows_out = _rows_are_outputs(leaves, weights)
@@ -39,7 +39,7 @@ def _by_size(leaf: Leaf) -> Dims:
 
 
 def _beside(leaves: list[Leaf], weights: list[Leaf]) -> list[tuple[Leaf, Leaf]]:
-    """Return the arrays that share a layer with one weight, with that weight: biases, mostly."""
+    """Return pairs of an array and the only weight of the same layer: mostly biases with their weights."""
     number = Counter(leaf.path[:-1] for leaf in weights)
     only = {leaf.path[:-1]: leaf for leaf in weights if number[leaf.path[:-1]] == 1}
     pairs = ((leaf, only.get(leaf.path[:-1])) for leaf in leaves)
@@ -47,7 +47,7 @@ def _beside(leaves: list[Leaf], weights: list[Leaf]) -> list[tuple[Leaf, Leaf]]:
 
 
 def _bias_dims(bias: Leaf, weight: Leaf, dims: Mapping[str, Dims], rows_out: bool) -> Dims | None:
-    """Return for a bias the dimensions of the weight's outputs, or None if it is no bias."""
+    """Return the output dimensions of the weight for its bias; None if the array is not a bias."""
     stacks, own = len(bias.stacks), bias.shape[len(bias.stacks) :]
     last = weight.features[0] + 1 if rows_out and len(own) == 1 else len(weight.shape)
     outputs = slice(last - len(own), last)
@@ -56,7 +56,10 @@ def _bias_dims(bias: Leaf, weight: Leaf, dims: Mapping[str, Dims], rows_out: boo
 
 
 def _rows_are_outputs(leaves: list[Leaf], weights: list[Leaf]) -> bool:
-    """Whether matrices lie as [out, in], as PyTorch's and Equinox's: their biases and names tell."""
+    """Return whether matrices are stored as [out, in], as in PyTorch and Equinox.
+
+    Biases and names show it.
+    """
     votes = 0
     for bias, weight in _beside(leaves, weights):
         rows, columns = (weight.shape[d] for d in weight.ends)

@@ -1,9 +1,9 @@
-"""Every dimension of a model followed through its program, with notes of what happens to it.
+"""A walk that follows every dimension of a model through its program and takes notes.
 
-Dimensions that meet, because they are added, contracted or reshaped into each other, become one
-(`_factors.py`). Which of them meet at an operation is said by its rule, see the room `program`. Noted are the
-weights that read and write them, and which are heads, experts, stacked layers or rows of tables. `_traced.py`
-makes the structure of a model of it. Names play no part.
+Dimensions that are added, contracted or reshaped into each other become one (`_factors.py`). The operation's
+rule says which dimensions correspond, see the room `program`. The notes record the weights that read and
+write each dimension, and which dimensions are heads, experts, stacked layers or rows of tables.
+`_traced.py` turns them into the structure of a model. Names play no part.
 """
 
 import math
@@ -18,7 +18,7 @@ from meshwright.sharding._factors import Factor, Factors, Product
 
 
 class Array(NamedTuple):
-    """What is known of one array."""
+    """The dimensions of an array, and the parameter that it comes from."""
 
     dims: tuple[Product, ...]
     weight: str | None = None
@@ -26,7 +26,7 @@ class Array(NamedTuple):
 
 
 class Walk:
-    """A walk through a program, and the notes taken on it."""
+    """A walk through a program, with its notes."""
 
     def __init__(self) -> None:
         self.factors = Factors()
@@ -34,18 +34,18 @@ class Walk:
         self.weights: list[str] = []
         """Weights in the order of their first use."""
         self.convolutions: set[str] = set()
-        """Those of the weights that are slid over space."""
+        """Weights that are kernels of convolutions."""
         self.read: dict[Factor, set[str]] = defaultdict(set)
-        """The weights that are contracted or looked up over a factor."""
+        """Weights that are contracted over a factor or looked up by it."""
         self.written: dict[Factor, set[str]] = defaultdict(set)
-        """The weights that bring a factor forth."""
+        """Weights whose outputs have a factor."""
         self.marked: dict[str, list[Product]] = defaultdict(list)
-        """Dimensions known as `input`, `layers`, `experts`, `rows`, or `indexed`; and, where two activations
-        are multiplied, as in attention, `inner`, contracted, or `outer`, a batch of such products."""
+        """Dimensions marked as `input`, `layers`, `experts`, `rows` or `indexed`. If two activations are
+        multiplied, as in attention, contracted dimensions are `inner` and batch dimensions `outer`."""
         self.together: list[tuple[Product, Product]] = []
-        """Pairs over which a weight is contracted at once: heads and head size, or experts and features."""
+        """Pairs that a weight is contracted over together: heads and head size, or experts and features."""
         self.slices: list[tuple[Product, Product]] = []
-        """Dimensions, each with another that is a slice of it."""
+        """Pairs of a dimension and another that is a slice of it."""
 
     def array(self, value: Value) -> Array:
         if value not in self.arrays:
@@ -79,7 +79,7 @@ class Walk:
             self._unify(self.arrays.setdefault(target, Array(dims, array.weight)).dims, dims)
 
     def _inside(self, mapped: Operation, body: Program) -> None:
-        """Follow what `shard_map` does where each device has all."""
+        """Follow a `shard_map` that leaves all dimensions as they are."""
         self.arrays |= zip(body.inputs, map(self.array, mapped.inputs), strict=True)
         self.run(body)
         self.arrays |= zip(mapped.outputs, map(self.array, body.outputs), strict=True)
@@ -98,7 +98,7 @@ class Walk:
             self._note_product(operation, rule, arrays, letters)
 
     def _letters(self, rule: Rule, arrays: Sequence[Array]) -> dict[int, Product]:
-        """Return what the letters of a rule stand for, which makes dimensions that share them one."""
+        """Return the dimension of each letter of a rule; dimensions that share a letter become one."""
         letters: dict[int, Product] = {}
         for array, dims in zip(arrays, rule.inputs, strict=True):
             for product, dim in zip(array.dims, dims, strict=True):
@@ -113,7 +113,7 @@ class Walk:
     def _product(
         self, letters: dict[int, Product], rule: Rule, dim: tuple[int, ...], size: int = 1
     ) -> Product:
-        """Return what a dimension of so many letters is; new factors for those that are not known yet."""
+        """Return the dimension made of these letters, with new factors for unknown letters."""
         if len(dim) == 1 and dim[0] in letters:
             return letters[dim[0]]
         for letter in dim:
@@ -126,7 +126,7 @@ class Walk:
             self.factors.unify(one, other)
 
     def _weigh(self, weight: str, *, reads: list[Product], writes: list[Product]) -> None:
-        """Note that `weight` is contracted over, or looked up in, some dimensions and brings forth others."""
+        """Note the dimensions that `weight` is contracted over or looked up by, and those of its outputs."""
         self.weights.append(weight)
         for record, dims in ((self.read, reads), (self.written, writes)):
             for factor in (dim[0] for dim in dims if dim):
@@ -148,7 +148,10 @@ class Walk:
     def _note_product(
         self, operation: Operation, rule: Rule, arrays: Sequence[Array], letters: dict[int, Product]
     ) -> None:
-        """Note what a matrix product contracts, and what it is a batch of; a convolution has but a kernel."""
+        """Note the contracted and the batch dimensions of a matrix product.
+
+        A convolution only has a kernel.
+        """
         on_left, on_right, made = (set(chain(*dims)) for dims in (*rule.inputs[:2], rule.outputs[0]))
         contracted, groups = rule.summed & on_left & on_right, rule.summed & on_right - on_left
         batch, is_convolution = on_left & on_right & made, known_of(operation).product == "convolution"
@@ -176,7 +179,7 @@ def _only(array: Array, dims: Dims, letters: Set[int]) -> list[Product]:
 
 
 def _weight(operation: Operation, arrays: Sequence[Array]) -> str | None:
-    """Return the parameter that results are: where all operands are some, the largest; without scalars."""
+    """Return the parameter that the results are: the largest, if all operands but scalars are parameters."""
     if not any(array.weight for array in arrays) or known_of(operation).product:
         return None
     if operation.kind == "gather":
@@ -188,7 +191,7 @@ def _weight(operation: Operation, arrays: Sequence[Array]) -> str | None:
 
 
 def _is_slice(rule: Rule) -> bool:
-    """Whether a lookup is of one place, as of the i-th layer."""
+    """Return whether a lookup is of a single place, such as the i-th layer."""
     return len(rule.inputs[1]) == 1
 
 

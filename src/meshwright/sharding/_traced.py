@@ -1,4 +1,4 @@
-"""The structure of a model from what it does: what the notes of a walk through its jaxpr mean."""
+"""The structure of a model, read from the notes of a walk through its jaxpr."""
 
 import math
 from collections import Counter, defaultdict
@@ -34,7 +34,7 @@ class Notes:
 
     def __init__(self, walk: Walk, params: Mapping[str, tuple[Product, ...]]):
         self.walk, self.flat = walk, walk.factors.flat
-        # In the order of use, so that nothing hangs on how a tree is sorted.
+        # In the order of use, so that the result does not depend on how a tree is sorted.
         self.params = {name: params[name] for name in (*walk.weights, *params)}
         self.inner = self._inner()
         self.heads = self._heads()
@@ -56,10 +56,10 @@ class Notes:
         return {factor for dim in dims for factor in self.flat(dim)}
 
     def _inner(self) -> set[Factor]:
-        """Return the factors over which activations are contracted with each other, and head sizes.
+        """Return the factors that activations are contracted over with each other, and head sizes.
 
-        What is inner of a slice is inner of the whole and of the other slices: rotary positions cut a
-        head in halves and put it together again.
+        If a slice is inner, so are the whole and its other slices: rotary positions cut a head into halves
+        and join them again.
         """
         outer = self._factors(self.walk.marked["outer"])
         inner = self._factors(self.walk.marked["inner"])
@@ -77,7 +77,7 @@ class Notes:
         return inner
 
     def _heads(self) -> set[Factor]:
-        """Return the factors that count heads: before inner ones in a projection, or of a batch of dots."""
+        """Return the factors that count heads: before inner ones in a projection, or in a batch of dots."""
         dims = [dim for products in self.params.values() for dim in products]
         flats = [self.flat(dim) for dim in (*dims, *(part for _, part in self.walk.slices))]
         outer = [list(takewhile(lambda factor: factor not in self.inner, flat)) for flat in flats]
@@ -104,7 +104,7 @@ class Notes:
         return {factor: reason for reason, factors in reasons.items() for factor in factors}
 
     def _slices(self) -> tuple[dict[Factor, list[Product]], dict[Factor, Factor]]:
-        """Return the slices of factors, and the factor whose group each sliced one is in."""
+        """Return the slices of factors, and for each sliced factor the one whose group it joins."""
         slices: dict[Factor, list[Product]] = defaultdict(list)
         joined: dict[Factor, Factor] = {}
         for whole, part in self.walk.slices:
@@ -120,7 +120,7 @@ class Notes:
         if not flat:
             return Dim()
         group, why = self._group(flat[0]), self.whole.get(flat[0], "")
-        used = group in self.read | self.written  # unlike positions that are added, or a kernel's height
+        used = group in self.read | self.written  # not so for added positions, or a kernel's height
         if why or not used:
             return Dim(kind=why if used or why in STACKS else "")
         if group not in self.heads:
@@ -131,7 +131,7 @@ class Notes:
         return Dim(group, self._pieces(products[d]), features, "heads")
 
     def _group(self, factor: Factor) -> Factor:
-        while factor in self.joined:  # ends: what is joined is smaller
+        while factor in self.joined:  # ends: a joined factor is smaller
             factor = self.joined[factor]
         return factor
 
@@ -139,12 +139,12 @@ class Notes:
         return {self._group(self.flat((factor,))[0]) for factor in factors}
 
     def _pieces(self, product: Product) -> int:
-        """Return into how many equal parts a dimension may be dealt out."""
+        """Return the number of equal parts that a dimension can be split into."""
         flat = self.flat(product)
         if flat[0] in self.inner:
             return 1
         fused = [part for part in self.slices[flat[0]] if (self.inner | self.heads) & set(self.flat(part))]
-        if fused:  # queries, keys and values in one
+        if fused:  # queries, keys and values concatenated
             return math.gcd(*map(self._pieces, fused))
         counted = list(takewhile(lambda factor: factor in self.heads, flat)) or flat[:1]
         return math.prod(map(self.walk.factors.size, counted))
@@ -154,7 +154,7 @@ class Notes:
 
 
 def _stems(dims: Mapping[str, Dims], convolutions: set[str]) -> set[Group]:
-    """Return what lies within the few convolutions before a model of other weights."""
+    """Return the groups inside the few convolutions that precede a model of other weights."""
     touching: dict[Group, Counter[bool]] = defaultdict(Counter)
     for name, each in dims.items():
         for group in _groups(each) if len(each) > 1 else ():
@@ -165,7 +165,10 @@ def _stems(dims: Mapping[str, Dims], convolutions: set[str]) -> set[Group]:
 
 
 def _own_inputs(dims: Mapping[str, Dims]) -> set[Group]:
-    """Return what one weight both reads and writes, as in a recurrent network, and would always send."""
+    """Return the groups that one weight both reads and writes, as in a recurrent network.
+
+    They would always be sent.
+    """
     counts = [Counter(dim.group for dim in each if dim.group is not None) for each in dims.values()]
     return {group for count in counts for group, times in count.items() if times > 1}
 
