@@ -18,7 +18,6 @@ NAMES = {"mw": mw, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
 NOT_YET = {
     "Batched",
     "Bucketed",
-    "Checkpoints",
     "Deployer",
     "Evaluation",
     "Experiment",
@@ -44,9 +43,7 @@ NOT_YET = {
     "make_step",
     "mapped",
     "match",
-    "open_source",
     "override",
-    "restore",
     "run",
 }
 """Names of `mw` whose docstrings show no example yet."""
