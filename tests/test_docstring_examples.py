@@ -16,7 +16,6 @@ import meshwright as mw
 ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 NAMES = {"mw": mw, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
 NOT_YET = {
-    "Checkpoints",
     "Deployer",
     "Evaluation",
     "Experiment",
@@ -36,8 +35,6 @@ NOT_YET = {
     "fit",
     "from_checkpoint",
     "make_step",
-    "open_source",
-    "restore",
     "run",
 }
 """Names of `mw` whose docstrings show no example yet."""

@@ -56,7 +56,7 @@ def test_none_leaves_a_name_to_the_fallback_and_its_saved_value_unread():
         ([("a.*", "a"), ("a", "b")], "rule 2, 'a', decides nothing: .* only leaves that rule 1 already took"),
         ([("a", "a"), ("a", "a")], "rule 2, 'a', decides nothing"),
         ([("(", "a")], "'\\(' is not a regular expression: missing \\)"),
-        ([("a", r"\1")], r"'\\\\1' does not go with 'a': invalid group reference"),
+        ([("a", r"\1")], r"'\\\\1' does not fit the pattern 'a': invalid group reference"),
     ],
 )
 def test_a_rule_that_does_nothing_is_an_error(assign, said):
@@ -69,7 +69,7 @@ def test_an_assignment_that_leads_nowhere_is_an_error_whatever_the_fallback():
         restore(source("key", "b"), target("x", "b"), assign=[("x", "kye")], fallback=target("x", "b"))
     assert str(error.value).splitlines()[1:] == [
         "  x: assigned kye, which is not in the checkpoint; did you mean key?",
-        "  key: in the checkpoint, but not wanted",
+        "  key: in the checkpoint, but not in the target",
     ]
 
 

@@ -63,7 +63,7 @@ def test_a_part_of_a_stack_is_numpys(index):
 
 @pytest.mark.parametrize("index", [slice(None, None, 2), [0, 1], (0, 0, 0), None])
 def test_what_cannot_be_taken_lazily_is_said(watched, index):
-    with pytest.raises(UsageError, match=r"lazily|too many"):
+    with pytest.raises(UsageError, match=r"a lazy array|too many"):
         watched[0][index]
 
 
@@ -218,7 +218,7 @@ def test_what_the_parts_of_a_derived_array_share_is_read_once(make):
 
 def test_shapes_that_do_not_go_together_are_refused(watched):
     array, _, _ = watched
-    with pytest.raises(UsageError, match=r"\(4, 6\) cannot have the shape \(5, 5\)"):
+    with pytest.raises(UsageError, match=r"\(4, 6\) to \(5, 5\): the sizes differ"):
         array.reshape(5, 5)
     with pytest.raises(UsageError, match="cannot join arrays of 2 kinds"):
         concatenate([array, array[1:]])

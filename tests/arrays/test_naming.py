@@ -56,7 +56,7 @@ def test_without_the_names_it_is_restored_by_assign(named, same_bytes):
     wanted = {"w": state["params"]["w"]}
     assign = [("(.*)", r"target/\1")]
     assert same_bytes(restore(open_source(directory), wanted, assign=assign, ignore=".*"), wanted)
-    with pytest.raises(CheckpointError, match=r"params/frozen/w: wanted, but not in the checkpoint"):
+    with pytest.raises(CheckpointError, match=r"params/frozen/w: in the target, but not in the checkpoint"):
         Checkpoints(directory).resume(state, None, otherwise=dict)
 
 
@@ -64,7 +64,7 @@ def test_without_the_names_it_is_restored_by_assign(named, same_bytes):
     ("names", "said"),
     [
         (lambda name: "same", "opt_state/0 and opt_state/1 would both be called same"),
-        (lambda name: None, "nothing to write: no array was chosen"),
+        (lambda name: None, "nothing to write: `names` returned None"),
     ],
 )
 def test_names_that_cannot_be_are_told_before_anything_is_saved(names, said, state, tmp_path):

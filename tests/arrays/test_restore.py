@@ -125,11 +125,11 @@ def test_all_that_does_not_fit_is_said_at_once_with_the_nearest_names(save):
     with pytest.raises(CheckpointError) as error:
         restore(open_source(save(saved)), target)
     assert str(error.value).splitlines()[1:] == [
-        "  layers/0/qery: wanted, but not in the checkpoint; did you mean layers/0/query?",
-        "  layers/0/key: shape (4,) in the checkpoint, (5,) wanted",
-        "  layers/0/key: dtype float64 in the checkpoint, float32 wanted",
-        "  layers/0/query: in the checkpoint, but not wanted",
-        "  old: in the checkpoint, but not wanted",
+        "  layers/0/qery: in the target, but not in the checkpoint; did you mean layers/0/query?",
+        "  layers/0/key: shape (4,) in the checkpoint, (5,) in the target",
+        "  layers/0/key: dtype float64 in the checkpoint, float32 in the target",
+        "  layers/0/query: in the checkpoint, but not in the target",
+        "  old: in the checkpoint, but not in the target",
     ]
 
 

@@ -82,7 +82,7 @@ def test_a_state_of_bytes_is_given_back_as_bytes(tmp_path):
 
 
 def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path):
-    with pytest.raises(UsageError, match=r"Foreign.get_state\(\) gives is neither bytes nor .* set"):
+    with pytest.raises(UsageError, match=r"Foreign.get_state\(\) must return bytes or JSON .*set"):
         saved_by(tmp_path, Foreign({1, 2}))
 
 
@@ -90,7 +90,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path):
 def test_states_of_another_number_of_processes_are_refused_even_if_equal(tmp_path, data):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"x": 0}, {"data_by_process": [{"position": 7}, {"position": 7}]})
-    with pytest.raises(CheckpointError, match=r"on each of 2 processes, and this run has 1\. Run as many"):
+    with pytest.raises(CheckpointError, match=r"on 2 processes, but this run has 1\. Run as many"):
         resumed(tmp_path, data)
     assert data.position == 0
 
@@ -154,7 +154,7 @@ def test_each_of_two_processes_gets_its_own_state_back(two_processes):
 
 
 def test_one_process_does_not_take_the_states_of_two(two_processes):
-    with pytest.raises(CheckpointError, match="on each of 2 processes, and this run has 1"):
+    with pytest.raises(CheckpointError, match="on 2 processes, but this run has 1"):
         resumed(two_processes / "checkpoints", Foreign())
 
 

@@ -72,7 +72,7 @@ def test_a_conversion_can_be_resumed_from(source, to, state, same_bytes):
     [
         ({"only": "parms/.*"}, r"only: 'parms/\.\*' matches no name; the nearest is params/"),
         ({"dtype": {"params": "float32"}}, "dtype: 'params' matches no name"),
-        ({"dtype": "int8"}, "int8: it is not a dtype of floating-point"),
+        ({"dtype": "int8"}, "int8: it is not a floating-point dtype"),
         ({"dtype": "flaot32"}, "there is no dtype 'flaot32'"),
     ],
 )
@@ -109,7 +109,7 @@ def test_infinity_and_nan_stay_what_they_are(save, to):
 
 def test_a_step_that_is_there_is_not_overwritten(source, to):
     convert(source, to)
-    with pytest.raises(UsageError, match="step_00000800 is there already"):
+    with pytest.raises(UsageError, match="step_00000800 exists already"):
         convert(source, to)
 
 

@@ -133,7 +133,7 @@ def test_nothing_is_allocated_for_a_file_that_is_smaller_than_it_is_said_to_be(s
 def test_a_newer_format_is_told_whatever_else_it_says(save):
     checkpoint = save({"x": np.zeros(3)})
     craft(checkpoint, lambda fields: fields.update(version=2, writer=None))
-    with pytest.raises(CheckpointError, match="is of format version 2"):
+    with pytest.raises(CheckpointError, match="has format version 2"):
         open_source(checkpoint)
 
 

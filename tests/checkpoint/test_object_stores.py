@@ -287,7 +287,7 @@ def test_a_checkpoint_is_converted_from_store_to_store(run, state, same_bytes):
     wider = [x.astype(np.float64) for x in map(np.asarray, state["opt_state"])]
     assert same_bytes(restore(open_source(made), {"opt_state": wider})["opt_state"], wider)
     assert not verify(made).damage
-    with pytest.raises(UsageError, match="step_00000001 is there already"):
+    with pytest.raises(UsageError, match="step_00000001 exists already"):
         convert(open_source(run), f"{run}-copy")
 
 
@@ -328,7 +328,7 @@ def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
     with Checkpoints(run) as checkpoints:
         checkpoints.save(1, state)
     assert export_safetensors(open_source(run), tmp_path)[0].exists()
-    with pytest.raises(UsageError, match=r"is an address.*\n  Export to a disk"):
+    with pytest.raises(UsageError, match=r"is a URL of a store.*\n  Export to a disk"):
         export_safetensors(open_source(run), f"{run}/exported")
 
 
@@ -336,11 +336,11 @@ def test_a_checkpoint_in_a_store_is_exported_like_any(run, state, tmp_path):
     ("address", "said"),
     [
         ("az://bucket/run", "az://bucket cannot be opened: .*AZURE_STORAGE_ACCOUNT_NAME"),
-        ("s3:///run", "names no bucket: expected s3://bucket/path"),
-        ("s3://bucket/../run", "leaves the place"),
+        ("s3:///run", "has no bucket: expected s3://bucket/path"),
+        ("s3://bucket/../run", "leaves the directory"),
         ("https://host/run", r"cannot hold checkpoints.*\n.*save\.directory"),
-        ("s3://key:secret@bucket/run", "credentials belong in the environment"),
-        (Path("s3://bucket/run"), "was an address before it was a Path: give it as text"),
+        ("s3://key:secret@bucket/run", "Credentials belong in the environment"),
+        (Path("s3://bucket/run"), "was a URL before it was made a Path: give it as a string"),
     ],
 )
 def test_what_is_no_address_is_refused(address, said):

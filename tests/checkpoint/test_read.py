@@ -88,7 +88,7 @@ def test_a_newer_format_says_what_to_install(save):
     head = manifest.read_bytes().replace(b'"version": 1', b'"version": 2').rpartition(b'"crc32"')[0]
     manifest.write_bytes(head + f'"crc32": {zlib.crc32(head)}}}\n'.encode())
     with pytest.raises(
-        CheckpointError, match=r"format version 2, and this Meshwright reads up to 1.*written by"
+        CheckpointError, match=r"format version 2, but this Meshwright reads versions up to 1.*written by"
     ):
         open_source(manifest.parent)
 
@@ -116,9 +116,9 @@ def test_a_damaged_newest_is_an_error_that_tells_which_other_there_is(tmp_path):
     with pytest.raises(DamagedError) as error:
         open_source(tmp_path)
     assert f"{tmp_path}/step_00000003/manifest.json is damaged" in str(error.value)
-    assert f"looks whole is step_00000001: open_source('{tmp_path}/step_00000001')" in str(error.value)
+    assert f"looks complete is step_00000001: open_source('{tmp_path}/step_00000001')" in str(error.value)
     (tmp_path / "step_00000001" / DATA_FILE).unlink()
-    with pytest.raises(DamagedError, match="No other in its directory is whole"):
+    with pytest.raises(DamagedError, match="No other checkpoint in its directory is complete"):
         open_source(tmp_path)
 
 
@@ -132,8 +132,8 @@ def test_what_is_no_checkpoint_is_told_apart(tmp_path):
     (tmp_path / "spoilt" / "step_00000001.damaged-0123abcd").mkdir(parents=True)
     for name, said in {
         "nothing": "does not exist",
-        "file": r"is no checkpoint.\n  Formats that are known: our own, .*safetensors",
-        "other": r"is no checkpoint.*It holds notes\.txt",
+        "file": r"is not a checkpoint.\n  Known formats: Meshwright, .*safetensors",
+        "other": r"is not a checkpoint.*It holds notes\.txt",
         "half": r"has data files but no manifest\.json.*or its run was killed",
         "spoilt": r"only step_00000001\.damaged-0123abcd, which was found damaged and set aside",
         "killed": r"only the unfinished step_00000001\.tmp-0123abcd.*or its run was killed",

@@ -123,7 +123,7 @@ def test_without_the_right_to_save_a_damaged_checkpoint_is_left_where_it_is(save
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ({"y": TARGET["x"]}, "y: wanted, but not in the checkpoint"),
+        ({"y": TARGET["x"]}, "y: in the target, but not in the checkpoint"),
         ({"x": np.zeros(99, int)}, "x: shape"),
         ({"x": np.zeros((100, 1), int)}, "x: shape"),
         ({"x": np.zeros(100, np.float32)}, "x: dtype"),
@@ -139,7 +139,7 @@ def test_what_does_not_match_is_an_error_and_no_reason_to_fall_back(saved, targe
 def test_where_none_is_intact_nothing_is_begun_again_nor_moved(saved):
     for step in (1, 2, 3):
         damage_data(saved, step)
-    with Checkpoints(saved) as checkpoints, pytest.raises(DamagedError, match="every checkpoint is damaged"):
+    with Checkpoints(saved) as checkpoints, pytest.raises(DamagedError, match="all checkpoints are damaged"):
         checkpoints.resume(TARGET, None, otherwise=pytest.fail)
     assert names(saved) == ["step_00000001", "step_00000002", "step_00000003"]
 

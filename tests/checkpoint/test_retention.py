@@ -141,8 +141,8 @@ def test_always_does_not_count_what_it_keeps():
         (lambda: multiples(0), r"multiples.* at least 1"),
         (lambda: spaced(-5), r"spaced.* at least 1"),
         (lambda: best("loss", "min", 0), r"best.* at least 1"),
-        (lambda: best("loss", "lowest"), "mode is .* not 'lowest'"),
-        (lambda: best("loss", "min", without_metric="sort"), "not 'sort'"),
+        (lambda: best("loss", "lowest"), "expected mode .* got mode='lowest'"),
+        (lambda: best("loss", "min", without_metric="sort"), "without_metric='sort'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_when_the_policy_is_made(make, said):

@@ -58,7 +58,7 @@ def test_convert_writes_into_a_store(saved, capsys):
     assert open_source(f"{saved}-half").arrays()["params/w"].dtype.name == "bfloat16"
     assert answer(capsys, "verify", f"{saved}-half")[0] == 0
     assert main(["convert", saved, f"{saved}-half"]) == 2
-    assert "step_00000002 is there already" in capsys.readouterr().err
+    assert "step_00000002 exists already" in capsys.readouterr().err
 
 
 def test_convert_reads_from_a_store(saved, tmp_path, capsys):

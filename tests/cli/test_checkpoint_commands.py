@@ -60,7 +60,7 @@ def test_verify_names_the_damage_and_exits_with_3(run, capsys):
 
 def test_verify_of_what_is_no_checkpoint_exits_with_3(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 3
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err
 
 
 def test_diff_of_equals_exits_with_0(run, capsys):
@@ -120,7 +120,7 @@ def test_inspect_tells_of_bytes_that_lie_beside_arrays_too(tmp_path, capsys):
 
 def test_convert_to_where_the_step_is_exits_with_2(run, capsys):
     assert main(["convert", str(run), str(run / "checkpoints")]) == 2
-    assert "step_00000002 is there already" in capsys.readouterr().err
+    assert "step_00000002 exists already" in capsys.readouterr().err
 
 
 def test_pin_keeps_a_step_and_inspect_lists_it(run, capsys):
@@ -142,7 +142,7 @@ def test_unpin_takes_it_back_once(run, capsys):
 
 def test_a_step_that_is_not_there_cannot_be_pinned(run, capsys):
     assert main(["pin", str(run), "7"]) == 3
-    assert "step_00000007 is no complete checkpoint" in capsys.readouterr().err
+    assert "step_00000007 is not a complete checkpoint" in capsys.readouterr().err
 
 
 def test_inspect_shows_the_newest_that_can_be_read_and_tells_of_damage(run, capsys):

@@ -251,7 +251,7 @@ def test_inspect_says_what_is_not_there(tmp_path, capsys):
     assert main(["inspect", f"{tmp_path}/none"]) == 3
     assert "does not exist" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path)]) == 3
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err
 
 
 def test_convert_writes_what_other_programs_read(train, tmp_path, capsys):
@@ -263,7 +263,7 @@ def test_convert_writes_what_other_programs_read(train, tmp_path, capsys):
     with safetensors.safe_open(f"{tmp_path}/hf/model.safetensors", "np") as file:
         assert (list(file.keys()), file.get_slice("w").get_dtype()) == (["w"], "BF16")
     assert main(words) == 2
-    assert "holds model.safetensors already" in capsys.readouterr().err
+    assert "has model.safetensors already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ def names(place):
             "only: '' matches no name; there are params/a/w, rng, step",
         ),
         (("--only", "("), "'(' is not a regular expression"),
-        (("--subtree", ""), "has no subtree"),
+        (("--subtree", ""), "has no arrays below"),
         (("--subtree", "param"), "did you mean params?"),
         (("--dtype", ""), "there is no dtype ''"),
-        (("--dtype", "float4_e2m1fn"), "it has no NaN, and would hide what does not fit"),
+        (("--dtype", "float4_e2m1fn"), "it has no NaN, so values that do not fit"),
     ],
 )
 def test_a_choice_that_chooses_nothing_is_refused_and_writes_nothing(saved, tmp_path, capsys, choice, said):

@@ -73,7 +73,7 @@ def test_all_that_is_not_of_the_model_is_told_before_anything_is_written(tmp_pat
     words = (tmp_path / "ours", tmp_path / "hf", "--map", "to-hugging-face", "--config", GOLDEN / "qwen3")
     code, said = refused(capsys, *words)
     assert code == 3
-    assert "layers/q_norm: wanted, but not in the checkpoint" in said
+    assert "layers/q_norm: in the target, but not in the checkpoint" in said
     assert not (tmp_path / "hf").exists()
 
 
@@ -89,7 +89,7 @@ def test_the_description_may_lie_elsewhere(tmp_path, capsys):
     shutil.copy(GOLDEN / "gpt2/model.safetensors", tmp_path)
     words = (tmp_path / "model.safetensors", tmp_path / "ours", "--map", "hugging-face")
     code, said = refused(capsys, *words)
-    assert (code, f"there is no {tmp_path}/config.json" in said) == (3, True)
+    assert (code, f"{tmp_path}/config.json, which describes" in said) == (3, True)
     assert shell("convert", *words, "--config", GOLDEN / "gpt2") == 0
 
 
@@ -98,7 +98,7 @@ def test_another_models_description_is_not_written_over(tmp_path, capsys):
     shell("convert", GOLDEN / "llama", tmp_path / "ours", "--map", "hugging-face")
     words = (tmp_path / "ours", tmp_path, "--map", "to-hugging-face", "--config", GOLDEN / "llama")
     code, said = refused(capsys, *words)
-    assert (code, "config.json is there already" in said) == (2, True)
+    assert (code, "config.json exists already" in said) == (2, True)
     assert not list(tmp_path.glob("*.safetensors"))
 
 

@@ -115,7 +115,7 @@ def test_a_store_that_fails_in_the_middle_is_told_of_and_training_goes_on(memory
 
 def test_a_store_that_fails_to_the_end_is_an_error_and_nothing_is_lost(at, failing, tmp_path, monkeypatch):
     monkeypatch.setattr(_mirror, "RETRY_SECONDS", (0,))
-    with pytest.raises(MeshwrightError, match="out of order\n  What is not there is in "):
+    with pytest.raises(MeshwrightError, match="out of order\n  The files that are missing there are in "):
         mw.run(
             experiment(
                 at,
@@ -199,7 +199,7 @@ def test_a_list_of_runs_reads_no_checkpoints(memory, at, monkeypatch):
 def test_a_page_needs_a_bucket(at, capsys):
     mw.run(experiment(at))
     assert main(["report", at, "--to", "s3://page.html"]) == 2
-    assert "s3://page.html names a bucket and nothing in it" in capsys.readouterr().err
+    assert "s3://page.html names only a bucket" in capsys.readouterr().err
 
 
 class Elsewhere(MemoryFileSystem):

@@ -21,9 +21,9 @@ def test_what_is_written_in_pieces_is_read_in_pieces(nbytes, values):
 @pytest.mark.parametrize(
     ("spoilt", "nbytes", "said"),
     [
-        (lambda whole: whole[:-1], 2 * PIECE, "ends before its end"),
-        (lambda whole: whole[: len(whole) // 2], 2 * PIECE, "ends before its end"),
-        (lambda whole: whole + b"more", 2 * PIECE, "goes on behind it"),
+        (lambda whole: whole[:-1], 2 * PIECE, "is cut off"),
+        (lambda whole: whole[: len(whole) // 2], 2 * PIECE, "is cut off"),
+        (lambda whole: whole + b"more", 2 * PIECE, "is cut off, or other data follows it"),
         (lambda whole: whole, 2 * PIECE - 1, f"more than {2 * PIECE - 1} bytes"),
         (lambda whole: whole, 2 * PIECE + 1, f"{2 * PIECE} bytes of values instead of {2 * PIECE + 1}"),
     ],

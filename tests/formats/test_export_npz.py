@@ -35,11 +35,15 @@ def test_names_choose_and_rename(tmp_path):
 @pytest.mark.parametrize(
     ("state", "names", "said"),
     [
-        ({"w": jnp.ones(2, jnp.bfloat16)}, None, r"npz has no such dtypes: w \(bfloat16\)\. Cast them"),
-        ({"w": jnp.ones(2, jnp.float8_e5m2)}, None, r"npz has no such dtypes: w \(float8_e5m2\)"),
-        ({"w": jax.random.key(0)}, None, r"no such dtypes: w \(key<threefry2x32>\)\. Keys cannot be cast"),
+        ({"w": jnp.ones(2, jnp.bfloat16)}, None, r"npz cannot hold the dtypes of w \(bfloat16\)\. Cast them"),
+        ({"w": jnp.ones(2, jnp.float8_e5m2)}, None, r"npz cannot hold the dtypes of w \(float8_e5m2\)"),
+        (
+            {"w": jax.random.key(0)},
+            None,
+            r"of w \(key<threefry2x32>\)\. PRNG keys cannot be cast",
+        ),
         (STATE, lambda name: "x", "params/none and params/w would both be called x"),
-        (STATE, lambda name: None, "no array was chosen"),
+        (STATE, lambda name: None, "returned None for every array"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, state, names, said):
@@ -50,5 +54,5 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, state, n
 
 def test_a_file_is_not_overwritten(tmp_path):
     export_npz(STATE, tmp_path / "x")
-    with pytest.raises(UsageError, match=r"x\.npz is there already"):
+    with pytest.raises(UsageError, match=r"x\.npz exists already"):
         export_npz(STATE, tmp_path / "x")

@@ -179,7 +179,7 @@ def test_what_cannot_be_exported_is_told_before_anything_is_written(tmp_path, ar
 
 def test_an_export_is_never_mixed_with_another(state, tmp_path):
     export_safetensors(state, tmp_path)
-    with pytest.raises(UsageError, match=r"holds model\.safetensors already"):
+    with pytest.raises(UsageError, match=r"has model\.safetensors already"):
         export_safetensors(state, tmp_path, max_shard_bytes=600)
 
 

@@ -82,9 +82,9 @@ def test_a_store_takes_it_too(tmp_path):
 
 def test_what_is_there_or_cannot_be_is_refused(tmp_path):
     export_seqax({"w": W}, tmp_path, step=1)
-    with pytest.raises(UsageError, match="0000000001 is there already"):
+    with pytest.raises(UsageError, match="0000000001 exists already"):
         export_seqax({"w": W}, tmp_path, step=1)
-    with pytest.raises(UsageError, match=r"seqax has no such dtypes: w \(bfloat16\)"):
+    with pytest.raises(UsageError, match=r"seqax cannot hold the dtypes of w \(bfloat16\)"):
         export_seqax({"w": W.astype("bfloat16")}, tmp_path, step=2)
     with pytest.raises(UsageError, match=r"zarr has no arrays called '\.\.'"):
         export_seqax({"..": W}, tmp_path, step=2, names=str)

@@ -93,9 +93,11 @@ def w(source):
 
 def test_a_step_may_be_chosen_and_is_the_newest_otherwise(place):
     assert [w(open_source(place, step=step)) for step in (None, 1, 2, 10)] == [10, 1, 2, 10]
-    with pytest.raises(CheckpointError, match=r"step 3 of .* is no complete checkpoint; there are 1, 2, 10"):
+    with pytest.raises(
+        CheckpointError, match=r"step 3 of .* is not a complete checkpoint; there are 1, 2, 10"
+    ):
         open_source(place, step=3)
-    with pytest.raises(UsageError, match="is one checkpoint, so the path says which: leave out the step, 2"):
+    with pytest.raises(UsageError, match="is a single checkpoint: leave out step=2"):
         open_source(find_step(place, 2), step=2)
 
 
@@ -125,7 +127,7 @@ def test_convert_and_diff_take_a_step(place, tmp_path, capsys):
     assert main(["diff", str(place), str(tmp_path / "ours"), "--step", "2"]) == 0
     assert main(["diff", str(place), str(tmp_path / "ours")]) == 1
     assert main(["diff", str(place), str(tmp_path / "ours"), "--step", "1"]) == 3
-    assert "step_00000001 is no complete checkpoint; there are 2" in capsys.readouterr().err
+    assert "step_00000001 is not a complete checkpoint; there are 2" in capsys.readouterr().err
 
 
 def test_verify_reads_all_and_claims_no_more(place, capsys):
@@ -160,12 +162,12 @@ def test_a_checkpoint_of_t5x_is_pinned_as_t5x_does(t5x, capsys):
 
 def test_what_would_not_be_kept_by_a_pin_cannot_be_pinned(tmp_path, t5x):
     WRITERS["seqax"](tmp_path / "seqax")
-    with pytest.raises(CheckpointError, match="a checkpoint of seqax, which knows no pins"):
+    with pytest.raises(CheckpointError, match="a checkpoint of seqax, which has no pins"):
         pin(find_step(tmp_path / "seqax", 2))
-    with pytest.raises(CheckpointError, match="is no complete checkpoint, so it cannot be pinned"):
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pin(t5x)
     (t5x / "checkpoint_2/checkpoint").unlink()
-    with pytest.raises(CheckpointError, match="has arrays of T5X, but no file checkpoint"):
+    with pytest.raises(CheckpointError, match="has arrays of T5X, but its file checkpoint"):
         pin(t5x / "checkpoint_2")
 
 

@@ -81,7 +81,7 @@ def test_a_subtree_is_taken_by_our_names(source):
 
 
 def test_a_subtree_that_is_not_there_is_an_error(source):
-    with pytest.raises(CheckpointError, match="has no subtree parms"):
+    with pytest.raises(CheckpointError, match="has no arrays below parms/"):
         subtree(source, "parms")
 
 

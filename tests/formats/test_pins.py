@@ -28,7 +28,7 @@ def test_a_pin_is_on_the_disk_when_pin_returns(save, monkeypatch):
 def test_a_pin_that_comes_while_the_checkpoint_is_removed_is_refused(save, monkeypatch):
     path = save({"x": 1})
     monkeypatch.setattr(os, "fsync", lambda _: path.rename(f"{path}.tmp-01234567"))  # the mark is written
-    with pytest.raises(CheckpointError, match="no complete checkpoint, so it cannot be pinned"):
+    with pytest.raises(CheckpointError, match=r"cannot pin .*: it is not a complete checkpoint"):
         pin(path)
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_checkpoint_cannot_be_pinned_and_is_not(tmp_path, what):
         path.touch()
     elif what == "directory":
         path.mkdir()
-    with pytest.raises(CheckpointError, match=f"{what} is no complete checkpoint, so it cannot be pinned"):
+    with pytest.raises(CheckpointError, match=f"{what}: it is not a complete"):
         pin(path)
     assert not is_pinned(path)
 

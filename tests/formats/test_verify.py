@@ -93,7 +93,7 @@ def test_every_array_that_a_truncated_file_has_lost_is_named(save):
     whole_file, *pieces = verify(checkpoint).damage
     assert whole_file.found.startswith(f"has {offset + 1} bytes instead of ")
     assert [damage.piece for damage in pieces] == ["b", "the central directory"]
-    assert pieces[0].found == "the last 7999 bytes are not there"
+    assert pieces[0].found == "the last 7999 bytes are missing"
 
 
 def test_a_missing_file_is_reported(state, save):
@@ -118,7 +118,7 @@ def test_a_report_counts_what_was_checked(save):
 
 
 def test_what_is_no_checkpoint_cannot_be_verified(tmp_path):
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         verify(tmp_path)
 
 

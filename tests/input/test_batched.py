@@ -60,7 +60,10 @@ def test_pairs_of_tensors_are_tuples_of_arrays():
         ),
         ([{"id": np.arange(3)}], "batch 0 of the loader has 3 examples, but a batch has 4"),
         ([{"id": np.arange(4)}, {"id": np.arange(2)}, {"id": np.arange(4)}], "batch 1 .* is not the last"),
-        ([{"id": np.arange(4), "x": np.arange(3)}], r"not a batch: the first dimensions .* \[\(3,\), \(4,\)\]"),
+        (
+            [{"id": np.arange(4), "x": np.arange(3)}],
+            r"not a batch: the first dimensions .* \[\(3,\), \(4,\)\]",
+        ),
         ([{"id": np.int64(1)}], "Leave out mw.Batched if the items are single examples"),
         ([{"id": list("abcd")}], "id is text"),
         ([{"id": [[1], [1, 2], [1], [1]]}], "not a batch of arrays"),

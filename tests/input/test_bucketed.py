@@ -173,7 +173,11 @@ def test_what_cannot_be_grouped_is_told(more, says):
             "'token', which an example does not have. Did you mean 'tokens'",
         ),
         (bucketed([2, 3], {"id": 0}), None, r"id of shape \(\) cannot be padded"),
-        (mw.Bucketed(texts([9, 9]), [2, 2], BUCKETS, {"tokens": 0}), None, "Check that `lengths` has the length of each"),
+        (
+            mw.Bucketed(texts([9, 9]), [2, 2], BUCKETS, {"tokens": 0}),
+            None,
+            "Check that `lengths` has the length of each",
+        ),
         (mw.Bucketed(texts([2, 3]), [2, 3], BUCKETS), None, "has no `pad`"),
         (mw.Bucketed(texts([2, 3]), [2, 3], BUCKETS), lambda examples: {}, "a collate that takes `length`"),
         (texts([2, 2]), lambda examples, length: {}, "only mw.Bucketed"),

@@ -83,18 +83,21 @@ def test_the_base_of_angles_may_stand_beside_their_other_parameters():
         (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         (LLAMA | {"num_key_value_heads": 5}, r"key_heads is 5, which does not divide heads=32"),
         (LLAMA | {"model_type": "mistral", "sliding_window": "8"}, "windows is .*'8'"),
-        (LLAMA | {"model_type": ["llama"]}, r"no model for the model_type \['llama'\]"),
+        (LLAMA | {"model_type": ["llama"]}, r"no model here for model_type \['llama'\]"),
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "quantized .*gptq"),
-        (LLAMA | {"partial_rotary_factor": 0.5}, "cannot turn positions so: .*partial_rotary_factor"),
+        (
+            LLAMA | {"partial_rotary_factor": 0.5},
+            "these rotary positions: .*partial_rotary_factor",
+        ),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
         (LLAMA | {"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'"),
         (GEMMA3 | {"layer_types": ["chunked_attention"] * 4}, "layer_types .*chunked_attention"),
         (GEMMA3 | {"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries for 4 layers"),
-        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "nothing for attn_logit_softcapping of gemma3_text"),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "does not support attn_logit_softcapping of gemma3_text"),
         (GEMMA3 | {"hidden_activation": "gelu"}, "no activation 'gelu'"),
-        (GPT2 | {"scale_attn_weights": False}, "nothing for scale_attn_weights=False"),
-        (GPT2 | {"tie_word_embeddings": False}, "nothing for tie_word_embeddings=False"),
+        (GPT2 | {"scale_attn_weights": False}, "does not support scale_attn_weights=False"),
+        (GPT2 | {"tie_word_embeddings": False}, "does not support tie_word_embeddings=False"),
         (GPT2 | {"n_embd": 25}, "Config.heads is 4, which does not divide model=25"),
     ],
 )
@@ -110,7 +113,7 @@ def test_the_old_name_of_gemmas_activation_means_the_same():
 
 def test_a_file_that_holds_no_object_is_no_description(tmp_path):
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="is no description of a model"):
+    with pytest.raises(CheckpointError, match="does not describe a model"):
         hugging_face.config(tmp_path)
 
 

@@ -85,7 +85,7 @@ def test_a_prefix_may_be_missing_and_buffers_are_ignored():
 def test_a_layer_that_is_missing_is_named():
     theirs = theirs_of(3)
     del theirs["model.h.1.fused"]
-    with pytest.raises(CheckpointError, match=r"cut has 2 of model.h.\{\}.fused, but not number 1"):
+    with pytest.raises(CheckpointError, match=r"cut has 2 of model.h.\{\}.fused, but number 1 is missing"):
         NAMES.to_ours(as_source(theirs, "cut"))
 
 
@@ -99,7 +99,7 @@ def test_what_has_no_row_keeps_its_name_there_and_is_refused_back():
 def test_parts_must_be_there_together_and_fit():
     ours = dict(NAMES.to_ours(as_source(theirs_of(2), "theirs")).arrays())
     del ours["layers/up"]
-    with pytest.raises(CheckpointError, match="the same layers of all of layers/gate, layers/up"):
+    with pytest.raises(CheckpointError, match="the same layers for all of layers/gate, layers/up"):
         NAMES.to_theirs(as_source(ours, "half"))
     with pytest.raises(CheckpointError, match="has 7 columns"):
         NAMES.to_ours(as_source({"model.h.0.fused": np.ones((2, 7))}, "wide"))
@@ -110,7 +110,7 @@ def test_parts_must_be_there_together_and_fit():
     [
         (lambda: Row(("a", "b"), "c"), "the row of c must have a size for each"),
         (lambda: Row("a", "h.{}.expert.{}"), "the row of h.{}.expert.{} has several {}"),
-        (lambda: Row("b/{}/a", "wte"), "the row of wte has a {} in b/{}/a only"),
+        (lambda: Row("b/{}/a", "wte"), "the row of wte has a {} only in b/{}/a"),
         (lambda: Map((Row("a", "w"), Row("b", "w"))), "several rows for w"),
         (lambda: Map((Row("a", "v"), Row(("b", "a"), "w", sizes=(1, 2)))), "several rows for a"),
         (lambda: Map((), ignore="*"), "Map.ignore: '*' is not a regular expression: nothing to repeat"),
@@ -127,7 +127,7 @@ def test_a_table_that_means_nothing_is_refused_when_it_is_made(make, message):
         (Row("a", "w", (Reshape((4,), (2, 2)),)), {"w": np.ones(3)}, r"w: .*\(4,\).*\(3,\)"),
         (Row("a", "w", (Reshape((4,), (2, 2)),)), {"w": np.ones((1, 4))}, r"w: .*\(4,\).*\(1, 4\)"),
         (Row("a", "h.{}.w"), {"h.0.w": np.ones(3), "h.1.w": np.ones(2)}, r"h\.\{\}\.w: cannot stack"),
-        (Row(("a", "b"), "w", sizes=(1, 2)), {"w": np.float32(1)}, "w has no columns"),
+        (Row(("a", "b"), "w", sizes=(1, 2)), {"w": np.float32(1)}, "w is a scalar"),
         (
             Row("a", "w"),
             {"w": np.ones(3), "a": np.zeros(3)},
@@ -144,7 +144,7 @@ def test_arrays_that_do_not_fit_their_row_are_named(row, theirs, message):
     ("row", "ours", "message"),
     [
         (Row("a", "w", (Reshape((4,), (2, 2)),)), {"a": np.ones((4, 1))}, r"w: .*\(2, 2\).*\(4, 1\)"),
-        (Row("a", "h.{}.w"), {"a": np.float32(1)}, "a is a number, and no stack of layers"),
+        (Row("a", "h.{}.w"), {"a": np.float32(1)}, "a is a scalar, not a stack of layers"),
     ],
 )
 def test_and_so_they_are_on_the_way_back(row, ours, message):

@@ -73,11 +73,11 @@ def test_a_place_on_this_machine_is_its_own_copy(tmp_path):
 
 
 KEYS = {
-    "../../PWNED": "elsewhere",
-    "logs/../../../PWNED": "elsewhere",
-    "logs//PWNED": "elsewhere",
-    "/PWNED": "elsewhere",
-    "..\\PWNED": "elsewhere",
+    "../../PWNED": "no relative path of a file",
+    "logs/../../../PWNED": "no relative path of a file",
+    "logs//PWNED": "no relative path of a file",
+    "/PWNED": "no relative path of a file",
+    "..\\PWNED": "no relative path of a file",
     "n" * 300: "longer than 255 bytes",
 }
 
@@ -112,7 +112,7 @@ def test_among_more_keys_than_a_store_lists_at_once_all_but_the_wrong_one_are_fo
 def test_of_another_store_a_key_that_spoils_a_listing_is_named(gcs, gcs_run):
     gcs.objects[f"{gcs_run.removeprefix('gs://bucket/')}/logs//x"] = b"", 1
     with (
-        pytest.raises(MeshwrightError, match=r"logs//.*contained empty path segment\. Delete it"),
+        pytest.raises(MeshwrightError, match=r"logs//.*contained empty path segment\. Delete that key"),
         local_copy(gcs_run),
     ):
         pass

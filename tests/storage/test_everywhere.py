@@ -79,21 +79,21 @@ PLACES = (GS, "s3://bucket/x.npz", "abfs://bucket/run", Path(GS), "gs:/bucket/ru
 def test_what_takes_no_address_refuses_it_and_makes_no_folder_of_it(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for place in PLACES:
-        with pytest.raises(UsageError, match=r"is an address, and this|was an address before it was a Path"):
+        with pytest.raises(UsageError, match=r"is a URL of a store, but|was a URL before it was made a Path"):
             REFUSE[name](place)
     assert not list(tmp_path.iterdir())
 
 
 def test_predictions_are_refused_before_they_are_made(deployer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"gs://bucket/x\.jsonl is an address"):
+    with pytest.raises(UsageError, match=r"gs://bucket/x\.jsonl is a URL of a store"):
         predict(deployer, "gs://bucket/x.jsonl")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_profile_whose_address_was_made_a_path_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"as text, gs://…"), profile.tracer(Path(GS), (1,)):
+    with pytest.raises(UsageError, match=r"as a string, gs://…"), profile.tracer(Path(GS), (1,)):
         pass
     assert not list(tmp_path.iterdir())
 

@@ -104,7 +104,7 @@ def test_a_store_that_fails_for_a_while_is_told_of_once_and_nothing_is_lost(memo
         assert str(mirror.path) in said[0]
         failing.clear()
         mirror.put()
-    assert said[1:] == [f"{at} can be written to again, and all is there."]
+    assert said[1:] == [f"{at} can be written to again, and all files are there."]
     assert sorted(files(at)) == ["a", "b"]
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_put_in_the_end_is_an_error_and_is_kept(at, failing, impa
     mirror = opened.__enter__()
     (mirror.path / "a").write_text("all there is")
     failing.append("out of order")
-    with pytest.raises(MeshwrightError, match=f"What is not there is in {mirror.path}"):
+    with pytest.raises(MeshwrightError, match=f"The files that are missing there are in {mirror.path}"):
         opened.__exit__(None, None, None)
     assert (mirror.path / "a").read_text() == "all there is"
 
@@ -138,7 +138,7 @@ def test_an_error_goes_on_with_all_put_or_is_told_where_the_rest_is(memory, at, 
     with pytest.raises(OverflowError) as caught:
         fail()
     assert list(files(at)) == ([] if faults else ["a"])
-    assert [f"is in {caught.value}:" in text for text in said] == [True] * len(faults)
+    assert [f"are in {caught.value}:" in text for text in said] == [True] * len(faults)
 
 
 def test_a_store_that_does_not_answer_is_told_of_in_time(s3_run, s3_faults, impatient, monkeypatch):
@@ -155,7 +155,7 @@ def test_a_store_that_does_not_answer_is_told_of_in_time(s3_run, s3_faults, impa
 
 def test_a_machine_without_room_for_what_is_continued_says_so(memory, at, tmp_path):
     put(f"{at}/metrics.jsonl", b"{} " * 10)
-    wanted = r"(?s)on this machine first, and \S+/meshwright-run-\S+ cannot be written to: File too.*TMPDIR"
+    wanted = r"(?s)the local disk, and \S+/meshwright-run-\S+ cannot be written to: File too.*TMPDIR"
     mirror = mirrored(at, ["metrics.jsonl"], print)
     with no_room_for_more_than(10), pytest.raises(UsageError, match=wanted):
         mirror.__enter__()

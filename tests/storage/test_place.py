@@ -50,7 +50,7 @@ def test_an_address_of_no_known_kind_says_what_to_install():
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///", "gs://", "memory://"])
 def test_an_address_without_a_bucket_says_what_one_looks_like(address):
-    with pytest.raises(UsageError, match=rf"^{address} names no bucket: expected \w+://bucket/path\.$"):
+    with pytest.raises(UsageError, match=rf"^{address} has no bucket: expected \w+://bucket/path\.$"):
         location(address)
 
 
@@ -60,5 +60,5 @@ def test_slashes_too_many_name_the_same_place():
 
 @pytest.mark.parametrize("name", ["../b", "c/../../b", "/b"])
 def test_no_name_leaves_the_place(name):
-    with pytest.raises(UsageError, match="leaves the place"):
+    with pytest.raises(UsageError, match="leaves the directory"):
         location("memory://a/run") / name

@@ -85,7 +85,7 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(s3_faults, s3_run):
 
 def test_a_store_that_refuses_for_ever_is_told_of(s3_faults, s3_run):
     s3_faults.fault = lambda request: 412 if request.method == "PUT" else None
-    with pytest.raises(MeshwrightError, match="says that it is there, and is not"):
+    with pytest.raises(MeshwrightError, match="says that it exists, yet it cannot be read"):
         (location(s3_run) / "one").create(b"mine")
 
 
@@ -97,7 +97,7 @@ def test_a_store_that_creates_an_object_twice_takes_no_checkpoints(s3_faults, s3
         return forward(method, path, kept, body)
 
     monkeypatch.setattr(s3_faults, "forward", forward_unconditionally)
-    with pytest.raises(UsageError, match="does not refuse to create an object that is there"):
+    with pytest.raises(UsageError, match="does not refuse to create an object that exists"):
         mw.Checkpoints(s3_run).__enter__()
 
 

@@ -1,9 +1,9 @@
-"""Named arrays that are read in parts: sources of them, matched with a state and restored onto any mesh.
+"""Named arrays that can be read in parts, and restoring them into a state on any mesh.
 
-`LazyArray` stands for an array that nothing was read of, a `Source` for named ones. `_match` finds what a
-state wants in a source, `_restore` puts it on devices, `_cast` and `_transforms` make sources of other
-sources. May import ground rooms, `program` and `hlo`; knows no file format. Add here what is true of
-arrays in any checkpoint; a format goes to `formats`.
+A `LazyArray` has a shape and a dtype, and reads its values on demand; a `Source` is a set of named ones.
+`_match` pairs the leaves of a state with the arrays of a source, `_restore` reads them onto devices, `_cast`
+and `_transforms` derive one source from another. May import ground rooms, `program` and `hlo`; knows no file
+format. Add here what holds for arrays in any checkpoint; a file format goes to `formats`.
 """
 
 from meshwright.arrays._cast import Casts, cast_dtypes, cast_leaf, cast_leaves, converted, floating

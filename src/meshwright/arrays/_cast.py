@@ -1,7 +1,8 @@
-"""Casts, asked for by name: pairs of a pattern and a dtype, of which the first that matches decides.
+"""Casts by name: pairs of a pattern and a dtype, in which the first pattern that matches decides.
 
-Wherever a cast is made, while reading, saving or exporting, a number that does not fit is an error that names
-it: one that would become infinite or none, or an integer that would become another.
+A value that the new dtype cannot hold is an error that names the array, whether the cast is made while
+reading, saving or exporting: a finite number that would become infinite or NaN, or an integer that would
+change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +17,25 @@ from meshwright.errors import UsageError
 from meshwright.patterns import OptionalPattern, Table, judge
 
 Casts = Sequence[tuple[str, DTypeLike]]
-"""Patterns for names, and dtypes. A floating dtype leaves arrays of integers as they are, and so on."""
+"""Pairs of a pattern for names and a dtype. A floating-point dtype casts floating-point arrays only, an
+integer dtype integers only, and so on."""
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def cast_leaves(leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return named leaves, arrays of whatever sort or numbers, with those cast that `casts` say.
+    """Return named leaves with those cast that `casts` match.
 
-    `also` gives another name by which a pattern may call a leaf.
+    Values of arrays on devices are checked now, which is collective; those of lazy arrays, when they are
+    read.
 
-    Of arrays on devices all numbers are looked at now, which is collective; of lazy ones, when they are read.
+    Args:
+      leaves: Arrays of any kind, or numbers, by name.
+      casts: Pairs of a pattern for names and a dtype; the first pattern that matches decides.
+      also: Returns a second name of a leaf, which patterns may match too.
 
     Raises:
-      UsageError: A pattern casts nothing, or a number does not fit.
+      UsageError: A pattern casts nothing, or a value does not fit into its dtype.
     """
     dtypes = cast_dtypes(leaves, casts, also) if casts else {}
     cast = {name: cast_leaf(name, leaves[name], dtype) for name, dtype in dtypes.items()}
@@ -38,10 +44,15 @@ def cast_leaves(leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], s
 
 
 def cast_leaf(name: str, leaf: Any, dtype: np.dtype) -> Any:
-    """Return an array of whatever sort, or a number, in another dtype.
+    """Return one leaf in another dtype.
+
+    Args:
+      name: The name that errors call it by.
+      leaf: An array on devices, in memory or lazy, or a number.
+      dtype: The new dtype.
 
     Raises:
-      UsageError: A number of it does not fit. Of arrays on devices that is not looked at.
+      UsageError: A value does not fit into `dtype`. Arrays on devices are not checked.
     """
     if isinstance(leaf, jax.Array):
         return leaf.astype(dtype)
@@ -53,9 +64,15 @@ def cast_leaf(name: str, leaf: Any, dtype: np.dtype) -> Any:
 def cast_dtypes(
     leaves: Mapping[str, Any], casts: Casts, also: Callable[[str], str] = str
 ) -> dict[str, np.dtype]:
-    """Return the dtype of each leaf that is to be cast.
+    """Return the new dtype of each leaf that `casts` match, by name.
 
-    Raises: as `cast_leaves`.
+    Args:
+      leaves: Arrays of any kind, or numbers, by name.
+      casts: Pairs of a pattern for names and a dtype; the first pattern that matches decides.
+      also: Returns a second name of a leaf, which patterns may match too.
+
+    Raises:
+      UsageError: A pattern casts nothing, or there is no such dtype.
     """
     kinds, dtypes = (
         {name: _kind(leaf) for name, leaf in leaves.items()},
@@ -70,36 +87,49 @@ def cast_dtypes(
         pattern, dtype = casts[number][0], dtypes[number]
         if isinstance(pattern, OptionalPattern):
             continue
-        raise UsageError(f"cast: nothing that {pattern!r} matches is of the kind of number that {dtype} is.")
+        raise UsageError(
+            f"cast: {pattern!r} matches no array that can be cast to {dtype}: the kinds of numbers differ, "
+            "floating-point or integer. Give a dtype of their kind, or another pattern."
+        )
     return {name: dtypes[number] for name, number in chosen.items()}
 
 
 def floating(dtype: DTypeLike) -> np.dtype:
-    """Return a dtype of floating-point numbers, which may be given by name.
+    """Return `dtype` as a NumPy dtype, if it is a floating-point dtype.
+
+    Args:
+      dtype: A dtype or its name, `"bfloat16"`.
 
     Raises:
-      UsageError: It is none.
+      UsageError: It is no dtype, not a floating-point dtype, or one without NaN.
     """
     try:
         found = np.dtype(dtype)
     except TypeError:
-        raise UsageError(f"there is no dtype {dtype!r}; one is float32, or bfloat16.") from None
+        raise UsageError(f"there is no dtype {dtype!r}. Give, say, float32 or bfloat16.") from None
     if not jnp.issubdtype(found, jnp.floating):
-        raise UsageError(f"cannot convert to {found.name}: it is not a dtype of floating-point numbers.")
+        raise UsageError(f"cannot convert to {found.name}: it is not a floating-point dtype.")
     _refuse_without_nan(found)
     return found
 
 
 def _refuse_without_nan(dtype: np.dtype) -> None:
     if np.isfinite(np.array(np.nan).astype(dtype)):
-        raise UsageError(f"cannot convert to {dtype.name}: it has no NaN, and would hide what does not fit.")
+        raise UsageError(
+            f"cannot convert to {dtype.name}: it has no NaN, so values that do not fit would go unnoticed."
+        )
 
 
 def converted(name: str, block: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return a part of an array in another dtype.
 
+    Args:
+      name: The array's name, for errors.
+      block: The part, in memory.
+      dtype: The new dtype.
+
     Raises:
-      UsageError: A number does not fit.
+      UsageError: A value does not fit into `dtype`.
     """
     if block.dtype == dtype:
         return block
@@ -112,38 +142,38 @@ def converted(name: str, block: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _check_on_devices(cast: Mapping[str, tuple[jax.Array, jax.Array]]) -> None:
-    """Raise if a number of arrays on devices did not fit into what was made of them. Collective."""
+    """Raise if a value of an array on devices did not fit into its cast; takes pairs of both. Collective."""
     largest = {
         name: _largest_lost(*map(_near, pair))
         for name, pair in cast.items()
         if pair[0].dtype != pair[1].dtype
     }
-    for name, number in jax.device_get(largest).items():  # all at once: each by itself would be waited for
+    for name, number in jax.device_get(largest).items():  # one transfer: one each would wait each time
         if number:
             raise _does_not_fit(name, cast[name][1].dtype, number)
 
 
 def _near(x: jax.Array) -> jax.Array:
-    """Return an array where its devices compute: one that is offloaded is in the host's memory."""
+    """Return an array in the devices' own memory; an offloaded one lies in the host's memory."""
     near = next(iter(x.sharding.device_set)).default_memory().kind
     return x if x.sharding.memory_kind == near else jax.device_put(x, x.sharding.with_memory_kind(near))
 
 
 @jax.jit
 def _largest_lost(x: jax.Array, cast: jax.Array) -> jax.Array:
-    """Return the magnitude of the largest number that did not fit; 0 where all did."""
+    """Return the largest magnitude of the values that did not fit; 0 if all did."""
     wide = jnp.promote_types(jnp.abs(x).dtype, jnp.float32)
     return jnp.max(jnp.where(_lost(jnp, x, cast), jnp.abs(x).astype(wide), 0), initial=0)
 
 
-def _lost(of: Any, x: Any, cast: Any) -> Any:
-    """Return where numbers did not fit, of arrays of NumPy or JAX."""
+def _lost(numpy: Any, x: Any, cast: Any) -> Any:
+    """Return a mask of the values that did not fit; `numpy` is the module of the arrays, np or jnp."""
     if jnp.issubdtype(cast.dtype, jnp.inexact):
-        return of.isfinite(x) & ~of.isfinite(cast)
+        return numpy.isfinite(x) & ~numpy.isfinite(cast)
     if jnp.issubdtype(cast.dtype, jnp.integer):
-        whole = of.trunc(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        whole = numpy.trunc(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
         return (cast.astype(x.dtype) != whole) | ((cast < 0) != (x < 0))
-    return of.zeros(x.shape, bool)
+    return numpy.zeros(x.shape, bool)
 
 
 def _does_not_fit(name: str, dtype: np.dtype, number: Any) -> UsageError:
@@ -152,7 +182,7 @@ def _does_not_fit(name: str, dtype: np.dtype, number: Any) -> UsageError:
 
 
 def dtype_of(leaf: Any) -> Any:
-    """Return the dtype of an array, or that which a number has when it is saved."""
+    """Return the dtype of an array, or the dtype in which a Python number is saved."""
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
@@ -160,14 +190,16 @@ def _dtype(given: DTypeLike) -> np.dtype:
     try:
         found = np.dtype(given)
     except TypeError:
-        raise UsageError(f"cast: there is no dtype {given!r}; one is float32, or bfloat16.") from None
+        raise UsageError(
+            f"cast: there is no dtype {given!r}. Give one such as float32 or bfloat16."
+        ) from None
     if jnp.issubdtype(found, jnp.floating):
         _refuse_without_nan(found)
     return found
 
 
 def _kind(leaf: Any) -> Any:
-    """Return the kind of number that a leaf holds; None where it holds something else, as keys."""
+    """Return the kind of numbers in a leaf; None if it holds something else, such as PRNG keys."""
     if getattr(leaf, "key_impl", None):
         return None
     dtype = dtype_of(leaf)

@@ -1,4 +1,8 @@
-"""Parts of arrays: the chunks in which they lie, which of these hold what of a part, and slabs."""
+"""Index arithmetic for arrays stored in chunks: which chunks overlap a part, and where.
+
+A part of an array is given by slices (`Index`) or by its bounds. Chunks all have one shape, and are numbered
+in row-major order of the grid that they form.
+"""
 
 import functools
 import itertools
@@ -12,30 +16,39 @@ from meshwright.errors import UsageError
 _SLAB = 16 << 20  # bytes
 
 Bounds = tuple[tuple[int, int], ...]
-"""The first element and the one after the last, for each dimension."""
+"""The first index and the one after the last, for each dimension."""
 
 
 class Share(NamedTuple):
-    """What one chunk holds of one part."""
+    """The overlap of one chunk with one part."""
 
     part: int
+    """The number of the part."""
     into: Index
-    """Where it stands in the part."""
+    """The overlap as an index into the part."""
     within: Index
-    """Where it stands in the chunk."""
+    """The overlap as an index into the chunk."""
 
 
 def bounds_of(index: Index, shape: tuple[int, ...]) -> Bounds:
     """Return the bounds of a part that is given as slices.
 
+    Args:
+      index: A slice for each dimension.
+      shape: The shape of the whole array.
+
     Raises:
-      UsageError: A slice has another step than 1.
+      UsageError: A slice has a step other than 1.
     """
     return tuple(_bounds(part, size) for part, size in zip(index, shape, strict=True))
 
 
 def as_rows(parts: tuple[Bounds, ...]) -> Bounds | None:
-    """Return the one part that several are, if they are rows of it and lie one after the other."""
+    """Return the union of several parts, if they are consecutive rows; otherwise None.
+
+    Args:
+      parts: The bounds of each part.
+    """
     first, *others = parts
     if not others or not first:
         return None
@@ -49,7 +62,13 @@ def as_rows(parts: tuple[Bounds, ...]) -> Bounds | None:
 def chunks_of(
     parts: tuple[Bounds, ...], shape: tuple[int, ...], chunk_shape: tuple[int, ...]
 ) -> list[tuple[int, list[Share]]]:
-    """Return the number of each chunk that holds something of the parts, with what of which."""
+    """Return the chunks that overlap any of the parts, by number, each with its overlaps.
+
+    Args:
+      parts: The bounds of each part.
+      shape: The shape of the array.
+      chunk_shape: The shape of a chunk.
+    """
     shares: dict[int, list[Share]] = {}
     for part, bounds in enumerate(parts):
         for position, into, within in shares_of(bounds, chunk_shape):
@@ -59,12 +78,22 @@ def chunks_of(
 
 
 def grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of chunks along each dimension."""
+    """Return the number of chunks along each dimension.
+
+    Args:
+      shape: The shape of the array.
+      chunk_shape: The shape of a chunk.
+    """
     return tuple(-(-size // chunk) for size, chunk in zip(shape, chunk_shape, strict=True))
 
 
 def row_major(position: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the number of the cell at `position` in a grid of `counts`, counted in row-major order."""
+    """Return the row-major number of a cell in a grid.
+
+    Args:
+      position: The cell's index along each dimension.
+      counts: The number of cells along each dimension.
+    """
     number = 0
     for along_dim, count in zip(position, counts, strict=True):
         number = number * count + along_dim
@@ -74,12 +103,17 @@ def row_major(position: Sequence[int], counts: Sequence[int]) -> int:
 def _bounds(part: slice, size: int) -> tuple[int, int]:
     start, stop, step = part.indices(size)
     if step != 1:
-        raise UsageError(f"cannot read {part}: slices must have step 1.")
+        raise UsageError(f"cannot read {part}: slices must have step 1. Read the range, and take its steps.")
     return start, max(start, stop)
 
 
 def overlapping(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Return the grid positions of the chunks that lie within the bounds, wholly or in part."""
+    """Yield the grid positions of the chunks that overlap a part.
+
+    Args:
+      bounds: The bounds of the part.
+      chunk_shape: The shape of a chunk.
+    """
     dims = zip(bounds, chunk_shape, strict=True)
     return itertools.product(
         *(range(start // chunk, -(-stop // chunk) if start < stop else 0) for (start, stop), chunk in dims)
@@ -87,7 +121,12 @@ def overlapping(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[
 
 
 def shares_of(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
-    """Yield the chunks that have some of a part: which, where in the part that is, and where in the chunk."""
+    """Yield the chunks that overlap a part: grid position, index into the part, index into the chunk.
+
+    Args:
+      bounds: The bounds of the part.
+      chunk_shape: The shape of a chunk.
+    """
     for position in overlapping(bounds, chunk_shape):
         into, within = [], []
         for (start, stop), place, chunk in zip(bounds, position, chunk_shape, strict=True):
@@ -98,7 +137,12 @@ def shares_of(bounds: Bounds, chunk_shape: tuple[int, ...]) -> Iterator[tuple[tu
 
 
 def cuts(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[Index]:
-    """Yield the parts of an array cut into such sizes, in row-major order; the last may be smaller."""
+    """Yield the pieces of an array in row-major order; the last along a dimension may be smaller.
+
+    Args:
+      shape: The shape of the array.
+      sizes: The size of a piece along each dimension.
+    """
     dims = zip(shape, sizes, strict=True)
     return itertools.product(
         *([slice(start, min(start + size, end)) for start in range(0, end, size)] for end, size in dims)
@@ -106,11 +150,15 @@ def cuts(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[Index]:
 
 
 def slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
-    """Yield the slabs of an array, of at most 16 MiB where an item is no larger.
+    """Yield contiguous slabs of an array, of at most 16 MiB each, in row-major order.
 
-    So one of any size passes through little memory. They are contiguous and come in row-major order: put one
-    after the other they are the array's bytes.
+    Their bytes, one slab after the other, are those of the array. So an array of any size can be processed in
+    little memory.
+
+    Args:
+      shape: The shape of the array.
+      itemsize: The bytes of one element.
     """
-    # Of one dimension all, if all of it fits, or else what fits.
+    # As much of each dimension as fits into a slab together with all of those behind it.
     fitting = (_SLAB // max(1, itemsize * math.prod(shape[dim + 1 :])) for dim in range(len(shape)))
     return cuts(shape, [max(1, min(pair)) for pair in zip(shape, fitting, strict=True)])

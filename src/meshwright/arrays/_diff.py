@@ -1,4 +1,4 @@
-"""In what two checkpoints differ."""
+"""The differences between two checkpoints."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,32 +9,44 @@ from meshwright.arrays._chunks import slabs
 from meshwright.arrays._lazy import LazyArray
 from meshwright.arrays._source import Source, stored_names
 
-_AT_A_TIME = 1 << 18  # elements, which are compared as numbers of 16 or 32 bytes
+_AT_A_TIME = 1 << 18  # elements; while they are compared, each takes 16 or 32 bytes
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How one array differs."""
+    """An array that is not the same in two checkpoints."""
 
     name: str
+    """The array's name, as in the first checkpoint that has it."""
     a: LazyArray | None
-    """Its shape and dtype in the first checkpoint; None where it is not there."""
+    """The array in the first checkpoint; None if it is missing there."""
     b: LazyArray | None
-    """And in the second."""
+    """The array in the second checkpoint; None if it is missing there."""
     num_differing: int | None = None
-    """Elements of other bits, or of another value where the dtypes differ; None for other shapes."""
+    """The number of elements whose bits differ, or whose values do if the dtypes differ; None if the shapes
+    differ."""
     largest: float | None = None
-    """The largest absolute difference of two elements; NaN where only one of them is."""
+    """The largest absolute difference of two elements; NaN if only one of the two is NaN."""
 
 
 def diff(a: Source, b: Source) -> list[Difference]:
-    """Return the arrays in which two checkpoints differ: in being there, shape, dtype or values.
+    """Return the arrays that differ between two checkpoints in presence, shape, dtype or values.
 
-    In constant memory, and in the order of `a`; what only `b` has comes last. Leaves are found where one
-    format spells their names otherwise; they are called as in `a`.
+    Works in constant memory. The order is that of `a`, and arrays that only `b` has come last. If the two
+    formats write a name differently (`a/b` and `a.b`), it is still one array, named as in `a`.
+
+    Args:
+      a: The first checkpoint.
+      b: The second checkpoint.
 
     Raises:
-      DamagedError: A piece of one is damaged.
+      DamagedError: A part of one is damaged.
+
+    Example:
+      >>> a = mw.arrays.as_source({"w": np.arange(3)}, "a")
+      >>> b = mw.arrays.as_source({"w": np.array([0, 1, 5])}, "b")
+      >>> [(x.name, x.num_differing, x.largest) for x in mw.arrays.diff(a, b)]
+      [('w', 1, 3.0)]
     """
     in_a, in_b = a.arrays(), _called_as(a, b)
     names = dict.fromkeys([*in_a, *in_b])
@@ -43,7 +55,7 @@ def diff(a: Source, b: Source) -> list[Difference]:
 
 
 def _called_as(a: Source, b: Source) -> dict[str, LazyArray]:
-    """Return the arrays of `b` by the names that `a` has for them, as far as it has them."""
+    """Return the arrays of `b` under the names that `a` has for them, or their own if it has none."""
     in_a, in_b = a.arrays(), b.arrays()
     there = {theirs: name for name, theirs in stored_names(b, in_a).items() if theirs in in_b}
     here = {name: ours for name, ours in stored_names(a, in_b).items() if ours in in_a}
@@ -91,5 +103,5 @@ def _other_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _wide(array: np.ndarray) -> np.ndarray[Any, Any]:
-    """Return the elements as numbers of which the difference is one as well, also for integers of 64 bits."""
+    """Return the elements in a type wide enough for exact differences, of 64-bit integers too."""
     return array.reshape(-1).astype(np.clongdouble if array.dtype.kind == "c" else np.longdouble)

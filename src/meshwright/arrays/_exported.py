@@ -1,4 +1,4 @@
-"""What is exported: a checkpoint, or a tree read like one, and which of its arrays, under which names."""
+"""The input of an export: a tree or an opened checkpoint, the arrays to write, and their new names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,11 +17,18 @@ from meshwright.errors import UsageError, listed
 from meshwright.storage import local_path
 
 Names = Callable[[str], str | None]
-"""From our name of an array to the one that it gets, or to None, which leaves it out."""
+"""A function from an array's Meshwright name to its name in the export, or to None, which leaves it out."""
 
 
 class TreeSource:
-    """A tree that is read like a checkpoint."""
+    """A tree of arrays with the methods of an opened checkpoint.
+
+    Args:
+      leaves: A tree of arrays and numbers that this process holds whole.
+
+    Raises:
+      UsageError: An array of the tree lies on other processes too.
+    """
 
     def __init__(self, leaves: tree.PyTree):
         self._leaves, self.empty = tree.named_leaves(leaves), tree.empty_nodes(leaves)
@@ -29,8 +36,8 @@ class TreeSource:
         spread = [name for name, leaf in self._leaves.items() if _is_spread(leaf)]
         if spread:
             raise UsageError(
-                f"cannot export arrays that lie on several processes: {listed(spread)}. Save a checkpoint "
-                "and export that: `export_safetensors(open_source(...), ...)`."
+                f"cannot export arrays that are spread over several processes: {listed(spread)}. Save a "
+                "checkpoint and export that: `export_safetensors(open_source(...), ...)`."
             )
 
     def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
@@ -45,7 +52,10 @@ class TreeSource:
 
 
 def readable(tree_or_source: tree.PyTree | Source) -> Source | TreeSource:
-    """Return an opened checkpoint as it is, and a tree so that it is read like one.
+    """Return an opened checkpoint as it is, and a tree as a `TreeSource`.
+
+    Args:
+      tree_or_source: A tree of arrays, or an opened checkpoint.
 
     Raises:
       UsageError: An array of the tree lies on other processes too.
@@ -55,19 +65,23 @@ def readable(tree_or_source: tree.PyTree | Source) -> Source | TreeSource:
 
 
 def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> Source:
-    """Return an opened checkpoint as it is, and a tree as a source, which errors will call `name`.
+    """Return an opened checkpoint as it is, and a tree as a `Source`.
 
-    Of the tree an array is copied when it is read, whole.
+    Reading any part of a tree's array copies the whole array to the host first.
+
+    Args:
+      tree_or_source: A tree of arrays, or an opened checkpoint.
+      name: The name that errors call a tree by.
 
     Raises:
-      UsageError: An array of the tree lies on other processes too, or holds keys.
+      UsageError: An array of the tree lies on other processes too, or holds typed PRNG keys.
     """
     source = readable(tree_or_source)
     if source is tree_or_source:
         return source
     arrays = source.arrays()
     if keys := [name for name, x in arrays.items() if is_key(x)]:
-        raise UsageError(f"keys are no numbers: {listed(keys)}. Give their `jax.random.key_data`.")
+        raise UsageError(f"cannot export typed PRNG keys: {listed(keys)}. Give their `jax.random.key_data`.")
     lazy = {
         each: LazyArray(x.shape, np.dtype(x.dtype), partial(source.read, each)) for each, x in arrays.items()
     }
@@ -75,10 +89,13 @@ def source_of(tree_or_source: tree.PyTree | Source, name: str = "the tree") -> S
 
 
 def local(place: str | Path) -> Path:
-    """Return where something is to be written.
+    """Return the absolute path of an export's destination.
+
+    Args:
+      place: A path on this machine.
 
     Raises:
-      UsageError: It is not on a disk of this machine.
+      UsageError: `place` is the URL of a store.
     """
     return local_path(place, "Export to a disk, and copy the files.").absolute()
 
@@ -86,7 +103,7 @@ def local(place: str | Path) -> Path:
 def _on_host(leaf: Any) -> np.ndarray:
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
-    # Shard by shard, since an array keeps the copy of the whole that is made of it.
+    # Shard by shard: `np.asarray(leaf)` would cache a copy of the whole in the array.
     whole = np.empty(leaf.shape, leaf.dtype)
     for shard in leaf.addressable_shards:
         whole[shard.index] = shard.data
@@ -98,36 +115,43 @@ def _is_spread(leaf: Any) -> bool:
 
 
 class Chosen(NamedTuple):
-    """An array that is to be written."""
+    """An array that an export writes."""
 
     name: str
-    """What the source calls it."""
+    """Its name in the source."""
     array: Any
-    """Its shape and dtype."""
+    """An object with its shape and dtype."""
 
 
 def chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
-    """Return the arrays that are to be written, by the names that they get.
+    """Return the arrays to write, by their new names.
+
+    Args:
+      saved: All arrays, by name.
+      names: Returns the new name of an array, or None, which leaves it out.
 
     Raises:
-      UsageError: There are none, or two get one name.
+      UsageError: No array is left, or two get the same name.
     """
     found: dict[str, Chosen] = {}
     for name, array in saved.items():
         if (theirs := names(name)) is None:
             continue
         if theirs in found:
-            raise UsageError(f"{found[theirs].name} and {name} would both be called {theirs}.")
+            raise UsageError(
+                f"{found[theirs].name} and {name} would both be called {theirs}. Change `names`."
+            )
         found[theirs] = Chosen(name, array)
     if not found:
-        raise UsageError("there is nothing to write: no array was chosen.")
+        raise UsageError("there is nothing to write: `names` returned None for every array.")
     return found
 
 
 def is_of_numpy(dtype: Any) -> bool:
-    """Say whether NumPy alone knows a type of numbers: of others it would write bytes without one.
+    """Return whether `dtype` is NumPy's own; NumPy writes others, such as bfloat16, as bytes without a type.
 
-    Some of ml_dtypes's pose as a kind of NumPy's, and PRNG keys have none.
+    Args:
+      dtype: The dtype of an array or of typed PRNG keys.
     """
     return dtype.type.__module__ == "numpy" and dtype.kind in "biufc"
 
@@ -135,20 +159,25 @@ def is_of_numpy(dtype: Any) -> bool:
 def refuse_dtypes(
     where: str, arrays: Mapping[str, Chosen], accepts: Callable[[Any], bool] = is_of_numpy
 ) -> None:
-    """Raise if a format does not have the dtype of an array.
+    """Raise an error if an export format lacks the dtype of an array.
+
+    Args:
+      where: The format's name, for the error.
+      arrays: The arrays to write, by their new names.
+      accepts: Returns whether the format has a dtype.
 
     Raises:
-      UsageError: It has not. The first of them are listed.
+      UsageError: The format lacks some; the first arrays with such dtypes are listed.
     """
     unfit = [each for each in arrays.values() if not accepts(each.array.dtype)]
     if unfit:
         named = listed(f"{each.name} ({type_name(each.array)})" for each in unfit)
-        raise UsageError(f"{where} has no such dtypes: {named}. {_instead(unfit)}")
+        raise UsageError(f"{where} cannot hold the dtypes of {named}. {_instead(unfit)}")
 
 
 def _instead(unfit: Sequence[Chosen]) -> str:
-    """Say what to do with arrays whose dtype a format does not have."""
+    """Return advice for arrays whose dtype a format lacks."""
     num_keys = sum(is_key(each.array) for each in unfit)
     cast = "Cast them, with --dtype float32 or `checkpoint.cast`, or leave them out."
-    data = "Keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds that."
+    data = "PRNG keys cannot be cast: export their `jax.random.key_data`, or a checkpoint, which holds it."
     return " ".join([*([cast] if num_keys < len(unfit) else []), *([data] if num_keys else [])])

@@ -1,4 +1,4 @@
-"""Typed PRNG keys: saved as their data, uint32, with the name of their implementation beside it."""
+"""Typed PRNG keys, which are saved as their uint32 data and the name of their implementation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 
 
 def is_key(leaf: Any) -> bool:
-    """Say whether `leaf` holds typed PRNG keys (or stands for such)."""
+    """Return whether `leaf` is an array, or a struct, of typed PRNG keys."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def key_type(leaf: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the implementation of keys, which may be abstract, and the shape of their data."""
+    """Return the implementation of typed keys, which may be a struct, and the shape of their data."""
     impls: list[str] = []
 
     def data(keys: jax.Array) -> jax.Array:
-        impls.append(str(jax.random.key_impl(keys)))  # asks for an array, and while tracing there is one
+        impls.append(str(jax.random.key_impl(keys)))  # needs an array, which a tracer is and a struct is not
         return jax.random.key_data(keys)
 
     shape = jax.eval_shape(data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)).shape
@@ -25,14 +25,23 @@ def key_type(leaf: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def type_name(leaf: Any) -> str:
-    """Return what people call the dtype of an array; JAX calls that of keys `key<fry>`."""
+    """Return the name of an array's dtype for messages; typed keys have `key<threefry2x32>`.
+
+    Args:
+      leaf: An array or a struct.
+    """
     return f"key<{key_type(leaf)[0]}>" if is_key(leaf) else leaf.dtype.name
 
 
 def keys_as_data(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the leaves with typed PRNG keys replaced by their data, and the implementation of each.
+    """Return the leaves with typed PRNG keys replaced by their data, and the implementations of the keys.
 
-    The data is sharded as the keys are. Lazy arrays are data already; their implementations are told, too.
+    Args:
+      leaves: Arrays by name. The data of keys gets their sharding. Lazy arrays hold data already, and only
+        their implementations are returned.
+
+    Returns:
+      The leaves, and by name the implementation of those that are keys.
     """
     typed = {name: leaf for name, leaf in leaves.items() if is_key(leaf)}
     impls = {name: leaf.key_impl for name, leaf in leaves.items() if getattr(leaf, "key_impl", None)}

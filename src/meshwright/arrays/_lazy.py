@@ -1,4 +1,4 @@
-"""Arrays whose shape and dtype are known and whose values are read when they are asked for."""
+"""Lazy arrays: shape and dtype are known, values are read when they are asked for."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from meshwright.arrays._cast import converted
 from meshwright.errors import UsageError
 
 Index = tuple[slice, ...]
-"""As many slices, of step 1, as an array has dimensions."""
+"""A slice of step 1 for each dimension of an array."""
 
 _TILE = 128
 _PIECE_NBYTES = range(1 << 20, (64 << 20) + 1)
@@ -22,24 +22,35 @@ _PIECE_NBYTES = range(1 << 20, (64 << 20) + 1)
 
 @dataclass(frozen=True, eq=False)
 class LazyArray:
-    """An array that nothing has been read of. `np.asarray` reads all of it, `read` a part.
+    """An array whose values are read on demand: `np.asarray` reads all of it, `read` a part.
 
-    It is read anew each time, from where it lies: if that is a checkpoint, it must still be there.
-    Make one of your own for whatever can be computed from parts: for twice `x`,
-    `LazyArray(x.shape, x.dtype, lambda index: 2 * x.read(index))`.
+    Values are read again each time, so the checkpoint that they come from must still be there. Slicing,
+    `reshape`, `transpose`, `astype` and `view` return lazy arrays, and read nothing. Make your own from any
+    function of an index.
+
+    Example:
+      >>> x = mw.arrays.in_memory(np.arange(6).reshape(2, 3))
+      >>> np.asarray(x[1].astype("float32"))
+      array([3., 4., 5.], dtype=float32)
+      >>> doubled = mw.arrays.LazyArray(x.shape, x.dtype, lambda index: 2 * x.read(index))
+      >>> np.asarray(doubled)
+      array([[ 0,  2,  4],
+             [ 6,  8, 10]])
     """
 
     shape: tuple[int, ...]
+    """The size of each dimension."""
     dtype: np.dtype
+    """The dtype of the values that `read` returns."""
     read: Callable[[Index], np.ndarray] = field(repr=False)
-    """Returns a part, in memory of its own; `restore` calls it on several threads.
-
-    It may have a method `parts`, which takes a list of indices and reads what they share once.
-    """
+    """Returns a part, given a slice of step 1 for each dimension, in memory of its own. `restore` calls it on
+    several threads. It may have a method `parts`, which takes a list of indices, and reads what these share
+    only once."""
     key_impl: str | None = None
-    """Of the data of typed PRNG keys, whose last dimension is one key's: the keys' implementation."""
+    """The PRNG implementation if this array holds `jax.random.key_data`, whose last dimension is that of one
+    key; otherwise None."""
     stored_chunks: tuple[int, ...] | None = None
-    """The shape of the equal chunks in which it lies, if it does: some of one costs as much as all of it."""
+    """The shape of the chunks in which it is stored, if it is: a chunk can only be read as a whole."""
 
     @property
     def ndim(self) -> int:
@@ -48,15 +59,15 @@ class LazyArray:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that all of it takes."""
+        """Return the size of all values in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """Return the shape of the equal pieces, of 1 to 64 MiB, in which it is saved.
+        """Return the shape of the pieces in which a checkpoint saves it, of 1 to 64 MiB each.
 
-        They are those in which it lies, if they are of such a size, or else it is cut along one dimension.
-        What is smaller, or cannot be cut into such, is one piece.
+        They are the stored chunks, if these have such a size; otherwise the array is cut along one dimension.
+        An array that is smaller, or cannot be cut evenly, is one piece.
         """
         if self.stored_chunks and self._are_pieces(self.stored_chunks):
             return self.stored_chunks
@@ -74,22 +85,25 @@ class LazyArray:
         return is_even and math.prod(shape) * self.dtype.itemsize in _PIECE_NBYTES
 
     def read_parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Return several parts, as `read` does."""
+        """Return several parts; chunks that they share are read only once."""
         parts = getattr(self.read, "parts", None)
         return parts(indices) if parts and indices else [self.read(index) for index in indices]
 
     def astype(self, dtype: DTypeLike) -> Self:
-        """Return the array in another dtype, lazily. When it is read, all numbers must fit."""
+        """Return the array in another dtype, lazily. Reading a value that does not fit is a `UsageError`."""
         wanted = np.dtype(dtype)
         return self.with_values(lambda part: converted("an array", part, wanted), wanted)
 
     def view(self, dtype: DTypeLike) -> Self:
-        """Return the array with its bits taken for another dtype of the same size, lazily."""
+        """Return the array with its bits reinterpreted as another dtype of the same size, lazily."""
         wanted = np.dtype(dtype)
         return self.with_values(lambda part: part.view(wanted), wanted)
 
     def with_values(self, change: Callable[[np.ndarray], np.ndarray], dtype: np.dtype) -> Self:
-        """Return the array with `change` made to each part that is read, which keeps the shape, lazily."""
+        """Return the array with `change` applied to each part that is read, lazily.
+
+        `change` must keep the shape, and return the given dtype.
+        """
         reader = _Derived(self, lambda index: index, lambda part, _: change(part))
         return dataclasses.replace(self, dtype=dtype, read=reader)
 
@@ -99,13 +113,13 @@ class LazyArray:
         return dataclasses.replace(self, shape=self.shape[::-1], read=reader, stored_chunks=None)
 
     def reshape(self, *shape: int) -> Self:
-        """Return the array in another shape, lazily. Whole rows are read, as many as it takes.
+        """Return the array in another shape, lazily. Reading a part reads whole rows of the original.
 
         Raises:
-          UsageError: It has another number of elements.
+          UsageError: The new shape has another number of elements.
         """
         if math.prod(shape) != math.prod(self.shape):
-            raise UsageError(f"an array of shape {self.shape} cannot have the shape {shape}.")
+            raise UsageError(f"cannot reshape an array of shape {self.shape} to {shape}: the sizes differ.")
         if not self.shape or not shape or not math.prod(shape):
             return dataclasses.replace(
                 self, shape=shape, read=lambda i: np.asarray(self).reshape(shape)[i], stored_chunks=None
@@ -131,8 +145,8 @@ class LazyArray:
         """Return a part, lazily. `index` holds integers and slices of step 1.
 
         Raises:
-          UsageError: It holds something else.
-          IndexError: An integer lies outside.
+          UsageError: `index` holds something else.
+          IndexError: An integer is out of range.
         """
         picked = [_pick(size, part) for size, part in zip(self.shape, self._full(index), strict=True)]
         shape = tuple(len(part) for part in picked if isinstance(part, range))
@@ -148,7 +162,7 @@ class LazyArray:
         return dataclasses.replace(self, shape=shape, read=reader, stored_chunks=None)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """Read all of it."""
+        """Read the whole array."""
         return self.read((slice(None),) * self.ndim).astype(dtype or self.dtype, copy=False)
 
     def _full(self, index: Any) -> tuple[Any, ...]:
@@ -160,26 +174,26 @@ class LazyArray:
 
 @dataclass(frozen=True)
 class _Derived:
-    """What a `LazyArray` reads with that is made of another one, and shares what its parts share there."""
+    """The `read` of a lazy array that is computed from another one, part by part."""
 
-    of: LazyArray
+    base: LazyArray
     within: Callable[[Index], Index]
-    """Returns which part of `of` one is made of."""
+    """Returns the index into `base` of the part that is needed."""
     make: Callable[[np.ndarray, Index], np.ndarray]
-    """Makes it."""
+    """Returns the derived part, given that part of `base` and the index asked for."""
 
     def __call__(self, index: Index) -> np.ndarray:
-        return self.make(self.of.read(self.within(index)), index)
+        return self.make(self.base.read(self.within(index)), index)
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Return several parts."""
-        read = self.of.read_parts([self.within(index) for index in indices])
+        """Return several parts; `base` reads what they share only once."""
+        read = self.base.read_parts([self.within(index) for index in indices])
         return [self.make(part, index) for part, index in zip(read, indices, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a `LazyArray` reads with that is made of several."""
+    """The `read` of a lazy array that is computed from several others."""
 
     parts: Callable[[Sequence[Index]], list[np.ndarray]]
 
@@ -188,20 +202,30 @@ class _Parts:
 
 
 def in_memory(array: Any) -> LazyArray:
-    """Return an array that is there already, or a number, like one that is not."""
+    """Return an array in memory, or a number, as a `LazyArray`.
+
+    Args:
+      array: An array of NumPy or JAX, or a number.
+    """
     array = array if hasattr(array, "dtype") else np.asarray(array)
     return LazyArray(array.shape, array.dtype, lambda index: np.array(array[index]))
 
 
 def stack(arrays: Sequence[LazyArray]) -> LazyArray:
-    """Return arrays of one shape and dtype stacked along a new first dimension, lazily.
+    """Return arrays stacked along a new first dimension, lazily.
+
+    Args:
+      arrays: One array or more, all of the same shape and dtype.
 
     Raises:
       UsageError: There are none, or they differ in shape or dtype.
     """
     kinds = {(array.shape, array.dtype.name, array.key_impl) for array in arrays}
     if len(kinds) != 1:
-        raise UsageError(f"cannot stack arrays of {len(kinds)} kinds: {sorted(map(str, kinds))}.")
+        raise UsageError(
+            f"cannot stack arrays of {len(kinds)} kinds; all must have one shape and dtype, and these have "
+            f"{sorted(map(str, kinds))}."
+        )
     shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
 
     def parts(indices: Sequence[Index]) -> list[np.ndarray]:
@@ -219,14 +243,20 @@ def stack(arrays: Sequence[LazyArray]) -> LazyArray:
 
 
 def concatenate(arrays: Sequence[LazyArray]) -> LazyArray:
-    """Return arrays of one dtype joined along their last dimension, lazily.
+    """Return arrays joined along their last dimension, lazily.
+
+    Args:
+      arrays: One array or more, of the same dtype and of the same shape but for the last dimension.
 
     Raises:
       UsageError: There are none, or they differ in dtype or in another dimension.
     """
     kinds = {(array.shape[:-1], array.dtype.name, array.ndim, array.key_impl) for array in arrays}
     if len(kinds) != 1:
-        raise UsageError(f"cannot join arrays of {len(kinds)} kinds: {sorted(map(str, kinds))}.")
+        raise UsageError(
+            f"cannot join arrays of {len(kinds)} kinds; only the last dimension may differ, and these have "
+            f"{sorted(map(str, kinds))}."
+        )
     ends = list(itertools.accumulate(array.shape[-1] for array in arrays))
     shape = (*arrays[0].shape[:-1], ends[-1])
 
@@ -255,7 +285,7 @@ def shape_of(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _turned(x: np.ndarray) -> np.ndarray:
-    """Return the transpose; of a matrix tile by tile, which takes 0.4 of the time: caches hold a tile."""
+    """Return the transpose. A matrix is copied in tiles that fit into the cache, in 0.4 of the time."""
     if x.ndim != 2:
         return x.transpose()
     out = np.empty(x.shape[::-1], x.dtype)
@@ -273,10 +303,11 @@ def _divisors(size: int) -> set[int]:
 
 def _pick(size: int, part: Any) -> int | range:
     if isinstance(part, slice) and part.step not in (None, 1):
-        raise UsageError(f"cannot take {part} lazily: slices must have step 1.")
+        raise UsageError(f"cannot index a lazy array by {part}: slices must have step 1.")
     try:
         return range(size)[part]
     except TypeError:
         raise UsageError(
-            f"cannot take {part!r} lazily: give integers and slices, or read all of it."
+            f"cannot index a lazy array by {part!r}: give integers and slices, or read all of it by "
+            "np.asarray."
         ) from None

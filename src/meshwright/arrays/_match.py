@@ -1,4 +1,4 @@
-"""Which saved array, or fallback value, each wanted leaf gets, and all that does not fit, at once."""
+"""Pairs each leaf of a target with a saved array or a fallback value, and lists all mismatches at once."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,12 +14,15 @@ from meshwright.errors import CheckpointError, UsageError, nearest
 from meshwright.patterns import Table, judge
 
 Assign = Sequence[tuple[str, str | None]]
-"""Patterns for wanted names, and the saved name each gets, in which `\\1` is a group, or None."""
+"""Pairs of a pattern for names in the target and a saved name, or None for the fallback.
+
+`\\1` in a saved name is a group of the pattern."""
 
 Fallback = tree.PyTree | Callable[[], tree.PyTree]
-"""Values for what a checkpoint lacks, in a tree that names them as the target does; or how to make it."""
+"""A tree with values for leaves that the checkpoint lacks, named as in the target; or a function that makes
+it."""
 
-_MAX_SUGGESTIONS = 20  # each compares one name with all others
+_MAX_SUGGESTIONS = 20  # as each compares one name with all others
 
 
 def matched(
@@ -27,7 +30,9 @@ def matched(
 ) -> dict[str, Any]:
     """Return for each wanted leaf, by name, the `LazyArray` of the source or the value of the fallback.
 
-    Raises: as `restore`.
+    Raises:
+      CheckpointError: As `restore`.
+      UsageError: As `restore`.
     """
     saved, from_where = source.arrays(), origins(source, wanted, assign)
     found = {name: saved[origin] for name, origin in from_where.items() if origin in saved}
@@ -40,9 +45,9 @@ def matched(
         *_missing(wanted.keys() - found.keys() - given.keys(), from_where, surplus, fallback),
         *_unfit(found, wanted, "the checkpoint"),
         *_unfit(given, wanted, "the fallback"),
-        *(f"{name}: in the fallback, but not wanted" for name in given if name not in wanted),
-        *(f"{name}: in the checkpoint, but not wanted" for name in surplus),
-        *(["nothing of what is wanted is in the checkpoint"] if wanted and not found and given else []),
+        *(f"{name}: in the fallback, but not in the target" for name in given if name not in wanted),
+        *(f"{name}: in the checkpoint, but not in the target" for name in surplus),
+        *(["no leaf of the target is in the checkpoint"] if wanted and not found and given else []),
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit the target:\n  " + "\n  ".join(problems))
@@ -50,11 +55,16 @@ def matched(
 
 
 def origins(source: Source, names: Iterable[str], assign: Assign) -> dict[str, str | None]:
-    """Return the name by which `source` has what each wanted name stands for; None for the fallback.
+    """Return the name in `source` for each name in a target; None for those left to the fallback.
+
+    Args:
+      source: The source to look names up in.
+      names: Names in the target.
+      assign: Pairs of a pattern for names in the target and a saved name, as in `restore`.
 
     Raises:
-      UsageError: As `restore` says of `assign`.
-      CheckpointError: Two names cannot be told apart there.
+      UsageError: A pattern of `assign` decides nothing, or a saved name refers to a group that it lacks.
+      CheckpointError: The format of `source` writes two of the names alike.
     """
     wanted = _assigned(names, assign)
     stored = stored_names(source, {origin for origin in wanted.values() if origin is not None})
@@ -62,14 +72,15 @@ def origins(source: Source, names: Iterable[str], assign: Assign) -> dict[str, s
 
 
 def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
-    """Return the saved name that each wanted name stands for; None where the fallback is to be taken.
+    """Return the saved name for each name in the target; None for those left to the fallback.
 
-    The first pattern that matches decides; names that none matches stand for themselves. Of a name that only
-    the last components match, what is above them is in no group, and so not in the saved name.
-    Source: T5X's `apply_assignment_map`, whose patterns are for whole names alone.
+    The first pattern that matches decides; a name that none matches is its own saved name. If a pattern
+    matches the last components of a name only, the components above are in no group, and so not in the saved
+    name.
+    Source: T5X's `apply_assignment_map`, whose patterns match whole names only.
 
     Raises:
-      UsageError: A pattern decides nothing, or a saved name refers to a group that is not there.
+      UsageError: A pattern decides nothing, or a saved name refers to a group that it lacks.
     """
     names, table = list(names), Table.of("assign", assign)
     judge({table: names})
@@ -83,7 +94,7 @@ def _assigned(names: Iterable[str], assign: Assign) -> dict[str, str | None]:
         try:
             return saved if saved is None else found.expand(saved)
         except (re.error, IndexError) as error:
-            raise UsageError(f"assign: {saved!r} does not go with {pattern!r}: {error}.") from None
+            raise UsageError(f"assign: {saved!r} does not fit the pattern {pattern!r}: {error}.") from None
 
     return {name: origin(name) for name in names}
 
@@ -112,11 +123,11 @@ def _missing(
         close = nearest(origin, surplus) if origin and number < _MAX_SUGGESTIONS else None
         hint = f"; did you mean {close}?" if close else ""
         if origin is None:
-            lines.append(f"{name}: left to the fallback, but not in it")
+            lines.append(f"{name}: assigned to the fallback, but not in it")
         elif origin != name:
             lines.append(f"{name}: assigned {origin}, which is not in the checkpoint{hint}")
         else:
-            lines.append(f"{name}: wanted, but {where}{hint}")
+            lines.append(f"{name}: in the target, but {where}{hint}")
     return lines
 
 
@@ -129,14 +140,14 @@ def _differences(name: str, held: Any, wanted: Any, holder: str) -> list[str]:
     (shape, dtype), (wanted_shape, wanted_dtype) = _type(held), _type(wanted)
     differences = []
     if shape != wanted_shape:
-        differences.append(f"{name}: shape {shape} in {holder}, {wanted_shape} wanted")
+        differences.append(f"{name}: shape {shape} in {holder}, {wanted_shape} in the target")
     if dtype != wanted_dtype:
-        differences.append(f"{name}: dtype {dtype} in {holder}, {wanted_dtype} wanted")
+        differences.append(f"{name}: dtype {dtype} in {holder}, {wanted_dtype} in the target")
     return differences
 
 
 def _type(leaf: Any) -> tuple[tuple[int, ...], str]:
-    """Return the shape and the name of the dtype of a leaf; of PRNG keys, of their data."""
+    """Return the shape and the dtype's name of a leaf; for PRNG keys, the shape of their data."""
     if is_key(leaf):
         impl, shape = key_type(leaf)
         return shape, f"key<{impl}>"

@@ -1,4 +1,4 @@
-"""Other names in a checkpoint than in the state: leaves are renamed, or left out, at each save."""
+"""Leaves of a state that are saved under other names or left out, and the reverse when they are restored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,15 @@ from meshwright.arrays._transforms import with_arrays
 
 
 def renamed(leaves: Mapping[str, Any], names: Names | None) -> dict[str, Any]:
-    """Return the leaves that are to be saved, by the names that they get.
+    """Return the leaves to save, by their names in the checkpoint.
+
+    Args:
+      leaves: All leaves of a state, by name.
+      names: Returns the saved name of a leaf, or None, which leaves it out. None instead of a function keeps
+        all names.
 
     Raises:
-      UsageError: There are none, or two get one name.
+      UsageError: No leaf is left, or two get the same name.
     """
     if names is None:
         return dict(leaves)
@@ -21,9 +26,14 @@ def renamed(leaves: Mapping[str, Any], names: Names | None) -> dict[str, Any]:
 
 
 def left_out(target: tree.PyTree, names: Names | None) -> set[str]:
-    """Return which leaves of a state are not saved.
+    """Return the names of the leaves of a state that are not saved.
 
-    Raises: as `renamed`.
+    Args:
+      target: A state, of arrays or structs.
+      names: As in `renamed`.
+
+    Raises:
+      UsageError: No leaf is left, or two get the same name.
     """
     leaves = tree.named_leaves(target)
     renamed(leaves, names)
@@ -31,7 +41,13 @@ def left_out(target: tree.PyTree, names: Names | None) -> set[str]:
 
 
 def named_back(source: Source, names: Names | None, target: tree.PyTree) -> Source:
-    """Return `source`, whose leaves have the names that they got, with those that they have in `target`."""
+    """Return a checkpoint that was saved with `names`, under the names of the state again.
+
+    Args:
+      source: The checkpoint.
+      names: As in `renamed`.
+      target: A state like the one that was saved, of arrays or structs.
+    """
     if names is None:
         return source
     arrays = dict(source.arrays())

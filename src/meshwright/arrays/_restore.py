@@ -1,4 +1,4 @@
-"""Source + target -> arrays on the mesh; without a target, nested dictionaries of all that there is."""
+"""Restores a source into a target on any mesh or, without a target, into nested dictionaries."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from meshwright.arrays._source import Source
 from meshwright.arrays._turned import read_as
 from meshwright.process import together
 
-_NUM_THREADS = 2  # while one copies, the other puts on devices
+_NUM_THREADS = 2  # one reads while the other copies to devices
 _LARGE = 1 << 20  # bytes
 
 T = TypeVar("T")
 
 Structs: TypeAlias = "jax.ShapeDtypeStruct | Mapping[str, Structs] | Sequence[Structs]"
-"""A tree of structs alone. What is restored into it is of arrays, and so of another type."""
+"""A tree of structs only. Restoring into it returns a tree of arrays, which is of another type."""
 
 
 @overload
@@ -54,31 +54,38 @@ def restore(
     fallback: Fallback | None = None,
     ignore: str | None = None,
 ) -> Any:
-    r"""Return `target` with each leaf replaced by the array of that name in `source`.
+    r"""Return `target` with each leaf replaced by the array of the same name in `source`.
 
-    Leaves of `target` are arrays or `ShapeDtypeStruct`s; those with a sharding become global arrays
-    with it, those without become NumPy arrays, and Python numbers become Python numbers. Mesh and
-    number of processes of the writer do not matter: each process reads what its own devices need, or where
-    that is a little of every chunk, its share of the chunks, and the devices exchange what they need.
-    Collective, where an array of `target` is of several processes.
+    A leaf of `target` with a sharding becomes a global array with that sharding; one without becomes a NumPy
+    array; a Python number becomes a Python number. The mesh and the number of processes that saved the
+    checkpoint do not matter: each process reads the parts that its own devices need. (If these are small
+    parts of every chunk, each process reads some whole chunks, and the devices exchange the parts.)
+
+    If an array of `target` spans several processes, this is collective: call it on all of them.
 
     Args:
-      source: The arrays to read: what `open_source` returns, or of one step what `Checkpoints.source` does.
-      target: What is wanted, leaf by leaf, each of the shape and dtype that was saved. To type checkers the
-        result is of its type; of a tree of structs alone, which become arrays, it is `Any`.
-      assign: Other names for what is wanted: pairs of a pattern for names in `target` (see
-        `meshwright.patterns`) and the name in `source`, `("params/(.*)", r"model/\1")`. The first pattern
-        that matches decides, and one saved array may be assigned to many. None instead of a name leaves it
-        to `fallback`. A pattern that decides nothing is an error, unless it is `mw.optional`.
-      fallback: A tree with the values of what `source` lacks, or a function that makes it, which is
-        called if anything is lacking. Where `source` has a value, too, that is taken. The arrays of the
-        fallback are used, not copied.
-      ignore: A pattern for names in `source` that need not be wanted. One that matches none is an error.
+      source: The checkpoint to read, as `open_source` or `Checkpoints.source` returns it.
+      target: A tree of arrays, `ShapeDtypeStruct`s and numbers, with the shapes and dtypes that were saved.
+        Type checkers give the result its type, but `Any` if it is a tree of structs only.
+      assign: Renames leaves: pairs of a pattern for names in `target` (see `meshwright.patterns`) and a name
+        in `source`, `("params/(.*)", r"model/\1")`. The first pattern that matches decides. Several leaves
+        may get the same saved array. None instead of a name takes the leaf from `fallback`. A pattern that
+        decides nothing is an error, unless it is `mw.optional`.
+      fallback: A tree with values for leaves that `source` lacks, or a function that makes it, which is
+        called only if some are missing. Its arrays are used, not copied.
+      ignore: A pattern for names in `source` that `target` may lack. A pattern that matches none is an error.
 
     Raises:
-      CheckpointError: Names, shapes or dtypes differ, and then all differences are listed; or a
-        piece is damaged.
-      UsageError: A pattern is no regular expression, or decides nothing.
+      CheckpointError: Names, shapes or dtypes differ; all differences are listed.
+      DamagedError: A part of the checkpoint is damaged.
+      UsageError: A pattern is not a regular expression, or decides nothing.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3), "step": 100})
+      >>> target = {"w": jax.ShapeDtypeStruct((3,), jnp.float32), "step": 0}
+      >>> mw.restore(mw.open_source("run"), target)
+      {'step': 100, 'w': array([1., 1., 1.], dtype=float32)}
     """
     read = partial(read_for, source, target, assign=assign, fallback=fallback, ignore=ignore)
     return (together(read) if _is_of_several_processes(target) else read())()
@@ -92,17 +99,27 @@ def read_for(
     fallback: Fallback | None = None,
     ignore: str | None = None,
 ) -> Callable[[], T]:
-    """Do all of `restore` that one process may fail in alone, and return a function that does the rest.
+    """Read all that this process needs for `restore`, and return a function that finishes it.
 
-    That is collective, where an array of `target` is of several processes.
+    Reading may fail on one process only. The function that is returned is collective if an array of `target`
+    spans several processes; it returns what `restore` does.
 
-    Arguments and errors: as those of `restore`.
+    Args:
+      source: As in `restore`.
+      target: As in `restore`.
+      assign: As in `restore`.
+      fallback: As in `restore`.
+      ignore: As in `restore`.
+
+    Raises:
+      CheckpointError: As `restore`.
+      UsageError: As `restore`.
     """
-    # What a function makes as a fallback is let go of before anything is read, but for what is used.
+    # A fallback made by a function is freed before anything is read, except for the leaves that are used.
     found = restore_lazily(source, target, assign=assign, fallback=fallback, ignore=ignore)
     wanted, structure = jax.tree.flatten(target)
     values = structure.flatten_up_to(found)
-    read = deque(_read_all(wanted, values))  # each is let go of when it is where it is wanted
+    read = deque(_read_all(wanted, values))  # each is freed once it is on its devices
     return lambda: structure.unflatten(
         [_finished(*pair, read.popleft()) for pair in zip(wanted, values, strict=True)]
     )
@@ -116,18 +133,33 @@ def restore_lazily(
     fallback: Fallback | None = None,
     ignore: str | None = None,
 ) -> tree.PyTree:
-    """Return `target` with each leaf replaced by a `LazyArray`: all is checked, but nothing read.
+    """Return `target` with each leaf replaced by a `LazyArray`: all is checked, but no values are read.
 
-    What comes from `fallback` is there as it is. Such a tree can be saved again, piece by piece.
+    Leaves from `fallback` are returned as they are. The tree can be saved again without being in memory as a
+    whole.
 
-    Arguments and errors: as those of `restore`.
+    Args:
+      source: As in `restore`.
+      target: As in `restore`.
+      assign: As in `restore`.
+      fallback: As in `restore`.
+      ignore: As in `restore`.
+
+    Raises:
+      CheckpointError: As `restore`.
+      UsageError: As `restore`.
+
+    Example:
+      >>> source = mw.arrays.as_source({"w": np.arange(3)}, "the source")
+      >>> mw.arrays.restore_lazily(source, {"w": np.zeros(3, int)})["w"].shape
+      (3,)
     """
     found = matched(source, tree.named_leaves(target), assign, fallback, ignore)
     return tree.map_named(lambda name, _: found[name], target)
 
 
 def _read_all(wanted: Sequence[Any], found: Sequence[Any]) -> list[Any]:
-    """Read what is large on threads, the rest here: threads in Python would only hold each other up."""
+    """Read large arrays on threads and small ones here, where threads would only wait for each other."""
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         reading = [
             threads.submit(_read, *pair) if _is_large(pair[1]) else pair
@@ -141,7 +173,7 @@ def _is_large(found: Any) -> bool:
 
 
 def _read(wanted: Any, found: Any) -> Any:
-    """Return a saved array, read, in the place that is wanted; a fallback's value as it is."""
+    """Read a saved array to the devices of the wanted leaf, or into memory; a fallback's value stays."""
     if not isinstance(found, LazyArray):
         return found
     sharding = getattr(wanted, "sharding", None)
@@ -151,7 +183,7 @@ def _read(wanted: Any, found: Any) -> Any:
 
 
 def _on_devices(found: LazyArray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Read what this process's devices need, each part once for all that hold it, and put it there."""
+    """Read the parts that this process's devices need, each only once, and put them there."""
     wanted: Any = sharding.addressable_devices_indices_map(found.shape).values()
     indices = {_key(index): index for index in wanted}
     parts = dict(zip(indices, found.read_parts(list(indices.values())), strict=True))
@@ -165,7 +197,7 @@ def _key(index: Any) -> tuple[tuple[int | None, int | None], ...]:
 
 
 def _finished(wanted: Any, found: Any, read: Any) -> Any:
-    """Return what was read, or a fallback's value, in the form that is wanted. May be collective."""
+    """Return the array that was read, or a fallback's value, in the form of the target. May be collective."""
     if not isinstance(found, LazyArray):
         return _placed(wanted, found)
     if is_key(wanted):
@@ -192,28 +224,38 @@ def _is_of_several_processes(target: tree.PyTree) -> bool:
 
 
 def _as_scalar(wanted: Any, array: np.ndarray) -> Any:
-    """Return a NumPy scalar where one is wanted, otherwise the array."""
+    """Return a NumPy scalar if the target has one, otherwise the array."""
     return array[()] if isinstance(wanted, np.generic) else array
 
 
 def load(source: Source) -> dict[str, Any]:
-    """Return all of `source` as nested dictionaries of NumPy arrays: lists and tuples too, by number.
+    """Return a whole source as nested dictionaries of NumPy arrays; lists and tuples have numbers for keys.
 
-    Typed PRNG keys are such. For other dtypes `cast` it before; integers stay as they are:
-    `load(cast(source, [(".*", "bfloat16")]))`.
+    Typed PRNG keys are returned as such. For other dtypes `cast` the source first, which leaves integers as
+    they are: `load(cast(source, [(".*", "bfloat16")]))`.
+
+    Args:
+      source: The checkpoint to read.
 
     Raises:
-      InputError: A name lies below another, as `a/b` and `a` do in a file of names.
-      DamagedError: A piece is damaged.
+      InputError: One name is a prefix of another, as `a` of `a/b`.
+      DamagedError: A part of the checkpoint is damaged.
+
+    Example:
+      >>> mw.arrays.load(mw.arrays.as_source({"layer/w": np.arange(3)}, "the source"))
+      {'layer': {'w': array([0, 1, 2])}}
     """
     return restore(source, tree.nested({name: _struct(x) for name, x in source.arrays().items()}))
 
 
 def load_lazily(source: Source) -> dict[str, Any]:
-    """Return all of `source` as nested dictionaries of `LazyArray`s; nothing is read.
+    """Return a whole source as nested dictionaries of `LazyArray`s; no values are read.
+
+    Args:
+      source: The checkpoint.
 
     Raises:
-      InputError: A name lies below another.
+      InputError: One name is a prefix of another, as `a` of `a/b`.
     """
     return tree.nested(source.arrays())
 

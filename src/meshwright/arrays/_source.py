@@ -1,8 +1,9 @@
-"""Named arrays that can be read in parts, checkpoints that are opened as such, and how their names are spelt.
+"""Sources: named arrays that can be read in parts, opened checkpoints among them, and the spelling of names.
 
-Formats join the keys of a leaf by dots, as safetensors, or by nothing, as seqax, and then its name cannot
-always be taken apart again. So nothing is renamed when a checkpoint is opened. A source says how its names
-and ours become alike, a wanted name is looked up by that, and whatever is made of the source keeps it.
+A leaf's name is its keys joined by slashes, `params/w`. Some formats join the keys by dots (safetensors) or
+by nothing (seqax), and then a name cannot always be split again. So names stay as they are when a checkpoint
+is opened. A source has a `Spelling`, by which a leaf is found under its Meshwright name, and every source
+derived from it keeps that.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,28 +19,33 @@ from meshwright.storage import Directory
 
 
 class Source(Protocol):
-    """Named arrays that can be read in parts. `str` of it is what errors call it."""
+    """Named arrays that can be read in parts. Errors call it by its `str`."""
 
     def arrays(self) -> Mapping[str, LazyArray]:
-        """Return every array by name; nothing is read."""
+        """Return all arrays by name; no values are read."""
         ...
 
     def read(self, name: str, index: Index, /) -> np.ndarray:
-        """Return a part of one array, as `arrays()[name].read(index)` does."""
+        """Return a part of one array, as `arrays()[name].read(index)` does.
+
+        Args:
+          name: The array's name.
+          index: A slice of step 1 for each dimension.
+        """
         ...
 
 
 class Opened(Source, Protocol):
-    """A checkpoint, opened where it lies; of what its format has no place for, None or nothing."""
+    """An opened checkpoint of any format. A property that the format has no place for is None or empty."""
 
     @property
     def path(self) -> Directory:
-        """Return what was opened: a file, or the directory of one step."""
+        """Return the file, or the directory of one step, that was opened."""
         ...
 
     @property
     def format(self) -> str:
-        """Return what people call the format."""
+        """Return the usual name of the format."""
         ...
 
     @property
@@ -49,37 +55,39 @@ class Opened(Source, Protocol):
 
     @property
     def writer(self) -> Any:
-        """Return who saved it, as far as the files tell."""
+        """Return the program that saved it, as far as the files say."""
         ...
 
     @property
     def extra(self) -> Any:
-        """Return what was saved beside the arrays."""
+        """Return the values that were saved beside the arrays."""
         ...
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a format spells names; unless said otherwise, as we do."""
+    """The way in which a format writes names. By default it is Meshwright's: keys joined by slashes."""
 
     folded: Callable[[str], str] = str
-    """Returns what our name of a leaf and the format's name of it both become."""
+    """Returns a common form of a name: a leaf's Meshwright name and its name in the format have the same."""
     ours: Callable[[str], str] = str
-    """Returns our name of one of the format's, as far as that can be told."""
+    """Returns the Meshwright name of a name of the format, as far as it can be split into keys."""
 
 
 def spelling_of(source: object) -> Spelling:
-    """Return how a source spells names."""
+    """Return the spelling of a source; Meshwright's own, if it does not say.
+
+    Args:
+      source: A source, or anything else.
+    """
     return getattr(source, "spelling", Spelling())
 
 
 def stored_names(source: Any, names: Iterable[str]) -> dict[str, str]:
-    """Return what `source` calls each leaf, by our name of it; where that is not there, our name.
-
-    Of two that are spelt alike neither is guessed.
+    """Return the name in `source` for each Meshwright name; the same name, if there is none or more than one.
 
     Raises:
-      CheckpointError: Two names cannot be told apart there.
+      CheckpointError: The format of `source` writes two of the names alike.
     """
     stored, folded = source.arrays(), spelling_of(source).folded
     alike: dict[str, list[str]] = {}
@@ -92,14 +100,17 @@ def stored_names(source: Any, names: Iterable[str]) -> dict[str, str]:
     ours: dict[str, str] = {}
     for name, theirs in found.items():
         if ours.setdefault(theirs, name) != name:
-            raise CheckpointError(f"{ours[theirs]} and {name} are one name, {theirs}, in {source}.")
+            raise CheckpointError(
+                f"{source} cannot tell {ours[theirs]} and {name} apart: its format stores both as "
+                f"{theirs!r}. Rename one of them."
+            )
     return found
 
 
 def names_below(source: Any, prefix: str) -> dict[str, str]:
-    """Return the names of `source` below `prefix`, one of ours, by what is left of them without it.
+    """Return the names in `source` that begin with the Meshwright name `prefix`, by the rest after it.
 
-    Where keys are joined by nothing, all count that begin so.
+    If the format joins keys by nothing, this includes every name that begins with the same letters.
     """
     folded, plain = spelling_of(source).folded, f"{prefix}/"
     spelt = folded(plain)
@@ -113,7 +124,11 @@ def names_below(source: Any, prefix: str) -> dict[str, str]:
 
 
 def described(opened: Opened) -> str:
-    """Return a checkpoint in a line: format and place, step, arrays, and the mesh that it was saved from."""
+    """Return one line about a checkpoint: format, path, step, arrays, and the mesh that it was saved from.
+
+    Args:
+      opened: An opened checkpoint.
+    """
     mesh = opened.writer.get("mesh") if isinstance(opened.writer, Mapping) else None
     facts = [
         *([] if opened.step is None else [f"step {opened.step}"]),

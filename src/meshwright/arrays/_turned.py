@@ -1,11 +1,12 @@
-"""How an array is read that several processes want split in another way than it was saved.
+"""Chooses the sharding to read an array with, if processes need it split differently than it is stored.
 
-Split along its columns and saved in chunks of rows, each process wants a little of every chunk, and a chunk
-is read whole, for its checksum. So the chunks are shared out, and what is read is exchanged by the devices:
+Suppose an array is stored in chunks of rows, and is needed split along columns. Each process then needs a
+little of every chunk, but a chunk is always read as a whole, for its checksum. So each process reads some of
+the chunks, and the devices exchange the parts that they need:
 
-    saved     chunks of rows      0 | 1 | 2 | 3
+    stored    chunks of rows      0 | 1 | 2 | 3
     read      process 0 reads     0 | 1           process 1 reads     2 | 3
-    wanted    process 0 holds the left half       process 1 holds the right half
+    needed    process 0 holds the left half       process 1 holds the right half
 """
 
 import functools
@@ -17,12 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from meshwright.arrays._chunks import Bounds, bounds_of, overlapping
 from meshwright.arrays._lazy import LazyArray
 
-_SMALL = 1 << 20  # bytes; to exchange less takes longer than to read it
-_MOST_READ = 1.5  # times what is wanted
+_SMALL = 1 << 20  # bytes; exchanging less takes longer than reading it
+_MOST_READ = 1.5  # read at most this many times the elements needed, or else exchange
 
 
 def read_as(found: LazyArray, wanted: Sharding) -> Sharding:
-    """Return the sharding to read an array with: `wanted`, or one along its chunks, of the same devices."""
+    """Return the sharding to read an array with: `wanted`, or one along its chunks on the same devices."""
     is_split = isinstance(wanted, NamedSharding) and not wanted.is_fully_addressable
     if not is_split or found.stored_chunks is None or found.nbytes < _SMALL:
         return wanted
@@ -43,7 +44,7 @@ def _read_as(shape: tuple[int, ...], chunk_shape: tuple[int, ...], wanted: Named
 
 
 def _num_read(shape: tuple[int, ...], chunk_shape: tuple[int, ...], sharding: Sharding) -> int:
-    """Return how many elements all processes read together, each of them the chunks that it wants some of."""
+    """Return the number of elements that all processes read together, in whole chunks."""
     num_chunks = sum(
         len({position for part in parts for position in overlapping(part, chunk_shape)})
         for parts in _parts(shape, sharding)
@@ -52,7 +53,7 @@ def _num_read(shape: tuple[int, ...], chunk_shape: tuple[int, ...], sharding: Sh
 
 
 def _parts(shape: tuple[int, ...], sharding: Sharding) -> Iterable[set[Bounds]]:
-    """Return the parts of an array that each process holds; no two of them overlap."""
+    """Return the distinct parts of an array that each process holds."""
     found: dict[int, set[Bounds]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         found.setdefault(device.process_index, set()).add(bounds_of(index or (), shape))

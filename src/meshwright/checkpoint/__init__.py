@@ -1,8 +1,8 @@
-"""Checkpoints: saved behind the loop, kept by a policy, in an open format that is checked when read.
+"""Checkpoints in Meshwright's own open format: saved in the background, kept by a policy, verified when read.
 
-`Checkpoints` is a directory held open by one run; `_format` holds the files, `_saving` one save,
-`_retention` the policies, `_directory` and `_remote` the names in a directory or a store. May import
-`arrays` and ground rooms. Add a policy to `_retention`, and what files hold to `_format`, with
+`Checkpoints` is a directory that one run holds open. `_format` reads and writes the files, `_saving` is one
+save, `_retention` has the policies, `_directory` and `_remote` the names in a directory or a store. May
+import `arrays` and ground rooms. Add a policy to `_retention`. Change the files in `_format`, together with
 docs/checkpoint-format.md. Other formats are read and written in `formats`.
 """
 

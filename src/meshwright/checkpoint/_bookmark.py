@@ -1,14 +1,14 @@
-"""Where the data stood, kept in a checkpoint's `extra`.
+"""The position of the data iterator, saved in a checkpoint's `extra` in one of three forms.
 
-    "data": {"samples": 51200, …}              a state that holds on any number of processes, or null
-    "data_by_process": [{"next": 7}, …]        the states of iterators that know of their process's share only
-    "data": "not saved"                        on purpose: who goes on from here begins with the data anew
+    "data": {"samples": 51200, …}              a state that is valid on any number of processes, or null
+    "data_by_process": [{"next": 7}, …]        the states of iterators that each know their own share only
+    "data": "not saved"                        left out on purpose: a resumed run starts the data again
 
-Which of them it is, the iterator says: those of `mw.input` and others that have `state_is_global = True` are
-of the first kind. States that happen to be equal are no sign of it: two that read a half each, in step, stand
-both at 100, and one that reads all of it stands at 200.
+The iterator chooses the form: those of `mw.input`, and others with `state_is_global = True`, use the first.
+Equal states on all processes would not prove it: two iterators that each read one half may both stand at
+100, where one that reads everything stands at 200.
 
-Bytes, which grain's loaders give, are saved as {"base64": …}.
+Bytes, as grain's loaders return them, are saved as {"base64": …}.
 """
 
 import base64
@@ -26,14 +26,14 @@ _GLOBAL, _BY_PROCESS = "data", "data_by_process"
 _NOT_SAVED = "not saved"
 log = logging.getLogger("meshwright")
 
-_OTHERWISE = "To continue all the same, use `restore(open_source(...), target)` and set the data yourself."
+_OTHERWISE = "To continue anyway, use `restore(open_source(...), target)` and set the data yourself."
 
 
 def bookmark(data: Any) -> dict[str, Any]:
-    """Return what to save so that `rewind` finds its place again. Collective, unless the state is global.
+    """Return the position of `data` in the form that `rewind` reads. Collective, unless the state is global.
 
     Raises:
-      UsageError: The state is not of a kind that can be saved.
+      UsageError: The state is neither bytes nor JSON.
     """
     if data is None:
         return {_GLOBAL: _NOT_SAVED}
@@ -45,26 +45,26 @@ def bookmark(data: Any) -> dict[str, Any]:
 
 
 def rewind(data: Any, extra: Mapping[str, Any], source: Any) -> None:
-    """Set `data` to where it stood when `source`, whose `extra` is given, was saved; None is left alone.
+    """Set `data` to its position when the checkpoint `source`, with this `extra`, was saved. Ignores None.
 
     Raises:
-      CheckpointError: One of them knows of no place, or the place is that of another number of processes.
+      CheckpointError: Either has no position, or it was saved by another number of processes.
     """
     if data is None:
         return
     state, states = extra.get(_GLOBAL), extra.get(_BY_PROCESS)
     if state == _NOT_SAVED:
-        log.warning("%s was saved without where the data stood: they begin anew", source)
+        log.warning("%s was saved without the position of the data: the data start again", source)
         return
     is_known, can_rewind = state is not None or states is not None, hasattr(data, "set_state")
     if is_known and not can_rewind:
         raise CheckpointError(
-            f"{source} says where the data stood, but {type(data).__name__} has no `set_state` to be told. "
-            + _OTHERWISE
+            f"{source} has the position of the data, but {type(data).__name__} has no `set_state` to restore "
+            f"it. {_OTHERWISE}"
         )
     if can_rewind and not is_known:
         raise CheckpointError(
-            f"{source} does not say where the data stood, so the data would begin again. {_OTHERWISE}"
+            f"{source} does not have the position of the data, so the data would start again. {_OTHERWISE}"
         )
     if can_rewind:
         data.set_state(_as_given(state if states is None else _mine(states, source)))
@@ -78,8 +78,8 @@ def _saveable(data: Any) -> Any:
         json.dumps(state)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"cannot save where the data stands: what {type(data).__name__}.get_state() gives is neither "
-            f"bytes nor what JSON can hold ({error})."
+            f"cannot save the position of the data: {type(data).__name__}.get_state() must return bytes or "
+            f"JSON ({error})."
         ) from None
     return state
 
@@ -92,8 +92,8 @@ def _as_given(state: Any) -> Any:
 def _mine(states: list[Any], source: Any) -> Any:
     if len(states) != jax.process_count():
         raise CheckpointError(
-            f"{source} says where the data stood on each of {len(states)} processes, and this run has "
-            f"{jax.process_count()}. Run as many, or use data whose state holds on any number and that says "
-            f"so by `state_is_global = True`. {_OTHERWISE}"
+            f"{source} has the positions of the data on {len(states)} processes, but this run has "
+            f"{jax.process_count()}. Run as many, or use data whose state is valid on any number "
+            f"(`state_is_global = True`). {_OTHERWISE}"
         )
     return states[jax.process_index()]

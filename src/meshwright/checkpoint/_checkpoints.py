@@ -32,24 +32,29 @@ T = TypeVar("T")
 
 
 class Checkpoints(Saved):
-    """Saves behind the training loop, and finds again what was saved.
+    """A directory of checkpoints: saves states in the background of a training loop, and restores them.
 
-    A context manager: while it is open no other run may save in the same directory, and leaving it
-    waits for the save in flight. (An object store cannot be locked: there, of two runs that save one
-    step, one wins and the other is told.) `save`, `wait`, `resume`, and entering and leaving are collective:
-    all processes call them, on the main thread, in one order.
+    To save, use it as a context manager: no other run can then save in the directory (but in a store, without
+    locks, one of two that save the same step gets an error), and leaving waits for the save in flight.
+    Entering, leaving, `save`, `wait` and `resume` are collective: all processes call them in the same order.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      >>> checkpoints.latest()
+      100
     """
 
     before_commit: Callable[[], None] = staticmethod(lambda: None)
-    """Called by a thread of process 0 when all of a checkpoint is written and it does not count yet: for what
-    must never be behind the checkpoints. May be set at any time."""
+    """Hook that runs on a thread of process 0 after all data of a checkpoint is written, before it is
+    committed. May be set at any time."""
     check_state: Callable[[int, tree.PyTree], None] = staticmethod(lambda step, state: None)
-    """Called with a step and its state before these are saved, and when `resume` has restored them: what it
-    raises keeps them from being saved, or gone on from. May be set at any time: `mw.train.check_finite`."""
+    """Hook that gets a step and its state before they are saved, and after `resume` has restored them; if it
+    raises, they are not used. May be set at any time, for instance to `mw.train.check_finite`."""
     resumed: int | None = None
-    """The step that `resume` continued from; None if it started afresh."""
+    """The step that `resume` continued from; None if it started from the beginning."""
     passed_over: tuple[str, ...] = ()
-    """What `resume` says of newer checkpoints that are damaged, to be shown to people."""
+    """Messages of `resume` about newer checkpoints that are damaged."""
 
     def __init__(
         self,
@@ -60,20 +65,20 @@ class Checkpoints(Saved):
         names: Names | None = None,
         host_nbytes: int = HOST_NBYTES,
     ):
-        """Take what is in `directory`.
+        """Open nothing yet; `with` opens the directory for saving.
 
         Args:
-          directory: All processes can see it. It may be in an object store: `s3://bucket/run`.
-          keep: A number, of the newest, or a policy. The newest and those that are pinned stay in any case.
-          cast: The dtypes that arrays are saved in, as of `cast`, the function; `resume` casts them back.
-          names: It returns the name that a leaf is saved by, or None, which leaves it out. `resume` takes the
-            names back, and what was left out from its `otherwise()`.
-          host_nbytes: The bytes that each process may hold of a save in copies on the host which are not
-            written yet, or one shard, where that is larger. Of a larger state, `save` waits for writing. On
-            CPU nothing is copied but NumPy arrays.
+          directory: A directory that all processes see, or the URL of one in a store, `s3://bucket/run`.
+          keep: The number of newest checkpoints to keep, or a policy of `mw.checkpoint`. The newest one and
+            pinned ones are always kept.
+          cast: Pairs of a pattern and a dtype to save arrays in; `resume` casts them back.
+          names: Returns the saved name of a leaf, or None, which leaves it out. `resume` restores the names,
+            and takes leaves that were left out from its `otherwise()`.
+          host_nbytes: The most bytes of copies per process, but at least one shard; `save` of a larger state
+            waits until parts are written. On CPU, only NumPy arrays are copied.
 
         Raises:
-          UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
+          UsageError: `directory` cannot hold checkpoints, or `keep` is neither a number nor a policy.
         """
         super().__init__(directory, keep, cast, names)
         self._host_nbytes = host_nbytes
@@ -84,20 +89,16 @@ class Checkpoints(Saved):
         return f"Checkpoints({str(self.directory)!r}, {is_open} for saving)"
 
     def __enter__(self) -> Self:
-        """Open the directory for saving, made where it is not, and remove what killed runs left in it.
-
-        Raises:
-          UsageError: Another run has it open, or it cannot be used by some process.
-        """
+        """Open the directory for saving, and clean up after killed runs; `UsageError` if it is open."""
         self._session.open()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Wait for the save in flight; after an error, which others may not share, for this process only."""
+        """Wait for the save in flight; after an error, only for this process's part of it."""
         self._session.leave(error)
 
     def settled(self) -> int | None:
-        """Wait for the save in flight, whether it fails or not, and return `latest()`. Collective."""
+        """Wait for the save in flight, log its failure if it fails, and return `latest()`. Collective."""
         try:
             self.wait()
         except MeshwrightError as failure:
@@ -105,15 +106,19 @@ class Checkpoints(Saved):
         return self.latest()
 
     def save(self, step: int, state: tree.PyTree, extra: Mapping[str, Any] | None = None) -> None:
-        """Save `state`, and process 0's `extra`, which is whatever JSON can hold.
+        """Start saving a state, and return as soon as this process's shards are copied to the host.
 
-        Returns as soon as this process's shards are on the host: `state` may then be donated or
-        changed. The rest happens on a thread; `wait` or the next `save` tell how it went. A step
-        that has a complete checkpoint is not saved again; what else stands in its place is set aside.
+        `state` may then be donated or changed. A thread writes the files; `wait` or the next `save` raise its
+        errors. A step that has a complete checkpoint is not saved again; an incomplete one is set aside.
+
+        Args:
+          step: The step, from 0.
+          state: A tree of arrays and numbers.
+          extra: Further values that JSON can hold; those of process 0 are saved.
 
         Raises:
-          MeshwrightError: The previous save failed on some process, as `wait` says.
-          UsageError: A leaf of `state`, or `extra`, is not of a kind that can be saved.
+          MeshwrightError: The previous save failed, as in `wait`.
+          UsageError: A leaf of `state`, or `extra`, cannot be saved.
         """
         self.wait()
         thread, host_nbytes = self._session.thread, self._host_nbytes
@@ -131,16 +136,15 @@ class Checkpoints(Saved):
         )
 
     def wait(self) -> None:
-        """Return when the save in flight, if any, is complete.
+        """Wait until the save in flight, if any, is complete.
 
         Raises:
-          MeshwrightError: It failed on some process. It left no checkpoint, if the message does not
-            say that it did: then it is older ones that could not be removed.
+          MeshwrightError: It failed on some process, or old checkpoints could not be removed.
         """
         self._session.wait()
 
     def saver(self, when: When) -> SaveWhenDue:
-        """Return the training loop's `save`: it saves when due and after the last step."""
+        """Return a function for `mw.fit(save=…)`, which saves when it is due and after the last step."""
         due = Due(when)
 
         def save(tick: Tick, state: tree.PyTree, data: Any, scores: Scores | None) -> None:
@@ -150,15 +154,19 @@ class Checkpoints(Saved):
         return save
 
     def resume(self, target: T, data: Any, *, otherwise: Callable[[], T]) -> T:
-        """Return the newest intact checkpoint, restored into `target`, and set `data` to where it stood then.
+        """Return the newest intact checkpoint, restored into `target`; without any, return `otherwise()`.
 
-        Without a checkpoint, returns `otherwise()`; of that is also what `names` leaves out. `resumed` says
-        afterwards which it was. A newer one that is damaged is logged as an error, told of in `passed_over`
-        and, where the directory is open for saving, set aside as `step_00000800.damaged-…`.
+        Sets `resumed` and `passed_over`. Damaged checkpoints are logged and, if the directory is open,
+        renamed.
+
+        Args:
+          target: A state of arrays or structs, with the shardings that the result is to have.
+          data: The data iterator, which is set to the position that it had; None for none.
+          otherwise: Makes a fresh state. It also supplies the leaves that `names` leaves out.
 
         Raises:
           CheckpointError: The checkpoint does not fit `target` or `data`.
-          DamagedError: There are checkpoints, and none is intact.
+          DamagedError: All checkpoints are damaged.
         """
         self.wait()
         self.resumed, self.passed_over = None, ()

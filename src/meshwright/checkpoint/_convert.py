@@ -1,4 +1,4 @@
-"""One checkpoint made from another: of other dtypes, or of a part of it, in our format."""
+"""Converts a checkpoint of any format into Meshwright's own, also with other dtypes or only a part of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,7 +37,7 @@ from meshwright.patterns import Table, compiled, judge
 from meshwright.storage import Directory, ObjectPath, location
 
 PARAMETERS = ("^params/.*", "^target/.*", "^weights.*", ".*")
-"""What the parameters are called, by us, by T5X, by seqax; of others all arrays are taken to be such."""
+"""Patterns for parameters: Meshwright's, T5X's and seqax's; without any of these names, all arrays."""
 
 DTypes = DTypeLike | Mapping[str, DTypeLike]
 
@@ -50,22 +50,31 @@ def convert(
     dtype: DTypes | None = None,
     only: str | None = None,
 ) -> Directory:
-    """Write a checkpoint into the directory of checkpoints `destination`, and return where it is.
+    """Write a checkpoint in Meshwright's format, and return the path of the new step directory.
 
-    In constant memory (into an object store, in that of the largest chunk and some more), without
-    devices; step and extra stay. It is committed as every save is. Of another format, the leaves are
-    called as we call them, what is there besides arrays is left out, and the step is 0 where none is known.
+    Uses constant memory (writing to a store, that of a few chunks) and no devices. The step and `extra` stay
+    the same. Given another format, leaves get their Meshwright names, values that are no arrays are left out,
+    and a step that is unknown becomes 0.
 
     Args:
-      source: an opened checkpoint.
-      destination: local or not; made where it is not; no run may have it open.
-      transform: returns what is to be written, of `source`: a map's `to_ours`, say, or a `subtree`. It
-        is given the leaves as their format calls them; without it they are called as ours.
-      dtype, only: as for `rewritten`, after that.
+      source: An opened checkpoint.
+      destination: The directory of checkpoints to write to, local or in a store. It is created if needed, and
+        no run may have it open.
+      transform: Returns the source to write, given `source`: for instance a map's `to_ours`, or a `subtree`.
+        The leaves have the names of their format.
+      dtype: The new dtype of parameters, as in `rewritten`.
+      only: A pattern of the arrays to write, as in `rewritten`.
 
     Raises:
-      UsageError: As `rewritten`, or the step is at the destination already.
-      DamagedError: A piece of the source is damaged.
+      UsageError: As `rewritten`, or the destination has this step already.
+      DamagedError: A part of the source is damaged.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"params": {"w": jnp.ones(3)}})
+      >>> path = mw.checkpoint.convert(mw.open_source("run"), "half", dtype="bfloat16")
+      >>> mw.open_source(path).arrays()["params/w"].dtype
+      dtype(bfloat16)
     """
     changed = transform(source) if transform else called_as_ours(source)
     taken = rewritten(changed, dtype=dtype, only=only).arrays()
@@ -76,26 +85,26 @@ def convert(
     directory = _directory.of_checkpoints(location(destination))
     with _directory.lock(directory):
         _directory.probe(directory)
-        if not isinstance(directory, ObjectPath):  # in a store it may be another's, as there are no locks
+        if not isinstance(directory, ObjectPath):  # in a store, without locks, they may be another process's
             _directory.remove_temporaries(directory)
         return _write(_manifest(source, taken), taken, arrays, directory)
 
 
 def rewritten(source: Source, *, dtype: DTypes | None = None, only: str | None = None) -> Source:
-    """Return a part of a checkpoint, or one of other dtypes, cast while it is read.
+    """Return a checkpoint with only some arrays, or with parameters cast while they are read.
+
+    Patterns may match the name in the source or the Meshwright name.
 
     Args:
-      source: an opened checkpoint.
-      dtype: of the parameters (`^params/.*`), or by patterns, of which the first that matches decides. Only
-        arrays of floating-point numbers are converted. Where nothing is called so, they are what
-        other systems' are called, or all arrays.
-      only: a pattern of the arrays to take.
-
-    Patterns go by the names of the source, or by ours, where its format spells them otherwise.
+      source: An opened checkpoint.
+      dtype: The floating-point dtype of the parameters, or dtypes by pattern, of which the first that matches
+        decides. Only floating-point arrays are cast. Parameters are the arrays below `params/`, or below the
+        names that T5X and seqax use, or else all arrays.
+      only: A pattern of the arrays to keep.
 
     Raises:
-      UsageError: A pattern is none or decides nothing, or a dtype is none of floating-point numbers;
-        when it is read, a number does not fit into its dtype.
+      UsageError: A pattern is invalid or decides nothing, or a dtype is not floating-point; or, while
+        reading, a value does not fit into its dtype.
     """
     arrays, spelling = source.arrays(), spelling_of(source)
     ours = {name: spelling.ours(name) for name in arrays}
@@ -117,9 +126,10 @@ def _patterns(dtype: DTypes | None, ours: Mapping[str, str]) -> Mapping[str, DTy
 
 
 def called_as_ours(source: Source) -> Source:
-    """Return `source` with the leaves called as we call them, where its format calls them otherwise.
+    """Return a source with Meshwright names; unchanged, if two arrays would get the same name.
 
-    They are called as they were where two would get one name.
+    Args:
+      source: A source of any format.
     """
     arrays, ours = source.arrays(), spelling_of(source).ours
     named = {ours(name): array for name, array in arrays.items()}
@@ -145,7 +155,7 @@ def _write(
 ) -> Directory:
     final = _directory.step_path(directory, manifest.step)
     if final.exists() or (final / MANIFEST).is_file():
-        raise UsageError(f"{final} is there already; give another destination, or move it away.")
+        raise UsageError(f"{final} exists already; give another destination, or move it away.")
     temporary = _directory.temporary_path(directory, manifest.step)
     temporary.mkdir()
     try:
@@ -170,7 +180,7 @@ def _write_data(taken: Mapping[str, LazyArray], arrays: list[ArrayLayout], tempo
 def _new_dtypes(
     arrays: Mapping[str, LazyArray], ours: Mapping[str, str], patterns: Mapping[str, DTypeLike]
 ) -> dict[str, np.dtype]:
-    """Return the dtype of each array that gets another."""
+    """Return the new dtype of each array that is cast, by name."""
     table, dtypes = Table("dtype", tuple(patterns)), [floating(dtype) for dtype in patterns.values()]
     judge({table: ours}, ours.__getitem__)
     decided = table.decisions(ours, ours.__getitem__)
@@ -182,5 +192,5 @@ def _new_dtypes(
 
 
 def _rewritten(layout: ArrayLayout, arrays: Mapping[str, LazyArray]) -> ArrayLayout:
-    """Return the same chunks, of their new dtype and all written by one process."""
+    """Return a layout with the same chunks, of their new dtype and all written by one process."""
     return replace(layout, dtype=arrays[layout.name].dtype, writers=(0,) * len(layout.writers))

@@ -1,14 +1,14 @@
-"""A directory of checkpoints: what its entries are called, which are complete, and who may write.
+"""A directory of checkpoints: names of its entries, complete steps, locking and removal.
 
 runs/text/checkpoints/
   step_00000800/                  a checkpoint: it has a manifest
-    PINNED                        keeps it from being removed
-  step_00001200.tmp-5e0c1a97/     being written or being removed, or left over from a killed run
-  step_00001600.damaged-0b8e55d2/ was found to be damaged and set aside, for people to look at
-  step_00002000.later-91d2b7f0/   was set aside when the run went back to an earlier step
-  .lock, .lock.holder             held by process 0 of the run that saves here; the second names it
+    PINNED                        a checkpoint with this file is never removed
+  step_00001200.tmp-5e0c1a97/     is being written or removed, or was left by a killed run
+  step_00001600.damaged-0b8e55d2/ a damaged checkpoint, set aside for inspection
+  step_00002000.later-91d2b7f0/   set aside when the run went back to an earlier step
+  .lock, .lock.holder             held by process 0 of the run that saves here; the second file names it
 
-In an object store, where this differs: _remote.py.
+_remote.py has the differences in an object store.
 """
 
 import re
@@ -32,7 +32,7 @@ PINNED = "PINNED"
 """The file that keeps a checkpoint from being removed."""
 Aside = Literal["damaged", "later"]
 ASIDE = get_args(Aside)
-"""Why a checkpoint may be set aside, which its name says."""
+"""The reasons for setting a checkpoint aside, which become part of its name."""
 _PROBE = ".probe-"
 
 _STEP = re.compile(r"step_([0-9]{8,})")
@@ -40,45 +40,58 @@ _TEMPORARY = re.compile(r"step_[0-9]{8,}\.tmp-[0-9a-f]{8}")
 
 
 def of_checkpoints(directory: Directory) -> Directory:
-    """Return a directory, if checkpoints can be saved there.
+    """Return `directory`, if checkpoints can be saved there.
 
     Raises:
-      UsageError: They cannot.
+      UsageError: It is in a store without safe creation of objects.
     """
     if isinstance(directory, ObjectPath) and not directory.store.creates:
         raise UsageError(
-            f"{directory} cannot hold checkpoints: of two runs that save one step, one must win. Expected "
-            "s3://, gs:// or az://bucket/path, or a directory.\n  Checkpoints may be elsewhere than the "
-            "rest of a run: save.directory."
+            f"{directory} cannot hold checkpoints: two runs could save the same step there. Expected "
+            "s3://, gs:// or az://bucket/path, or a local directory.\n  To keep them outside the run's "
+            "directory, set save.directory."
         )
     return directory
 
 
 def step_name(step: int) -> str:
-    """Return what the checkpoint of `step` is called."""
+    """Return the name of a step's directory, `step_00000800`.
+
+    Args:
+      step: The step, from 0.
+    """
     return f"step_{step:08d}"
 
 
 def step_path(directory: Directory, step: int) -> Directory:
-    """Return where the checkpoint of `step` is, or would be."""
+    """Return the path of a step's directory, whether it exists or not.
+
+    Args:
+      directory: The directory of checkpoints.
+      step: The step, from 0.
+    """
     return directory / step_name(step)
 
 
 def temporary_path(directory: Directory, step: int) -> Directory:
-    """Return a fresh name for what is not a checkpoint of `step` yet, or no longer."""
+    """Return a new temporary path for a checkpoint of `step` that is being written or removed."""
     final = step_path(directory, step)
     return _remote.new_attempt(final) if isinstance(final, ObjectPath) else _fresh_name(final)
 
 
 def final_path(temporary: Directory) -> Directory:
-    """Return where that which is written into `temporary` will be a checkpoint."""
+    """Return the path of the checkpoint that is being written into `temporary`."""
     if isinstance(temporary, ObjectPath):
         return temporary.parent
     return temporary.with_name(temporary.name.partition(".")[0])
 
 
 def complete_steps(directory: Directory) -> list[int]:
-    """Return the steps of which there is a complete checkpoint, in ascending order."""
+    """Return the steps with a complete checkpoint, in ascending order.
+
+    Args:
+      directory: The directory of checkpoints.
+    """
     if isinstance(directory, ObjectPath):
         complete = [path.parent for path in directory.glob(f"step_*/{MANIFEST}")]  # one request
     else:
@@ -87,7 +100,11 @@ def complete_steps(directory: Directory) -> list[int]:
 
 
 def temporaries(directory: Directory) -> Sequence[Directory]:
-    """Return the directories of saves and removals that are under way or were killed."""
+    """Return the directories of saves and removals that are in progress or were killed.
+
+    Args:
+      directory: The directory of checkpoints.
+    """
     if isinstance(directory, ObjectPath):
         begun = _attempts(directory).keys() - complete_steps(directory)
         return [step_path(directory, step) for step in sorted(begun)]
@@ -96,7 +113,7 @@ def temporaries(directory: Directory) -> Sequence[Directory]:
 
 
 def remove_temporaries(directory: Directory) -> None:
-    """Remove what killed runs left. Only the one who holds the lock may."""
+    """Remove the temporary directories of killed runs. Call it only with the lock held."""
     if isinstance(directory, ObjectPath):
         _remove_overtaken(directory)
     else:
@@ -107,22 +124,22 @@ def remove_temporaries(directory: Directory) -> None:
 
 
 def discard(temporary: Directory) -> None:
-    """Remove what a failed save wrote, as far as that can be done."""
+    """Remove the files of a failed save, as far as possible."""
     if isinstance(temporary, ObjectPath):
-        with suppress(MeshwrightError):  # what the store keeps is removed by the next run
+        with suppress(MeshwrightError):  # the next run removes the rest
             _remote.discard(temporary.impatient())
     else:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def set_aside(directory: Directory, step: int, why: Aside = "damaged", mark: str = "") -> str:
-    """Make what stands where the checkpoint of `step` belongs none, and return what it is called now.
+    """Rename a checkpoint so that it no longer counts as one, and return its new name.
 
     Args:
-      directory: of the checkpoints.
-      step: whose checkpoint it is.
-      why: it is damaged, or the run goes back to an earlier step.
-      mark: eight hexadecimal digits that tell it from others; random ones, if not given.
+      directory: The directory of checkpoints.
+      step: The step of the checkpoint.
+      why: "damaged", or "later" if the run goes back to an earlier step.
+      mark: Eight hexadecimal digits that make the new name unique; random ones, if empty.
     """
     path, name = step_path(directory, step), f"{why}-{mark or secrets.token_hex(4)}"
     if isinstance(path, ObjectPath):
@@ -131,9 +148,14 @@ def set_aside(directory: Directory, step: int, why: Aside = "damaged", mark: str
 
 
 def set_aside_after(directory: Directory, step: int, mark: str) -> list[int]:
-    """Set aside all checkpoints later than `step`, and return their steps.
+    """Set aside all checkpoints after a step, and return their steps.
 
-    The latest is the first: whoever is killed at it leaves the beginning of what there was.
+    The latest one goes first, so that a killed process leaves a contiguous beginning.
+
+    Args:
+      directory: The directory of checkpoints.
+      step: The last step that stays.
+      mark: Eight hexadecimal digits that become part of the new names.
     """
     later = [each for each in complete_steps(directory) if each > step]
     for each in reversed(later):
@@ -144,7 +166,11 @@ def set_aside_after(directory: Directory, step: int, mark: str) -> list[int]:
 
 
 def aside(directory: Directory) -> list[str]:
-    """Return what those are called that were set aside."""
+    """Return the names of the checkpoints that were set aside.
+
+    Args:
+      directory: The directory of checkpoints.
+    """
     if isinstance(directory, ObjectPath):
         found = directory.glob(f"step_*/{MANIFEST}.*-*")  # one request
         return sorted(f"{path.parent.name}/{path.name}" for path in found)
@@ -152,14 +178,18 @@ def aside(directory: Directory) -> list[str]:
 
 
 def why_aside(name: str) -> str:
-    """Return why a checkpoint was set aside that is called so now, as a word for people."""
+    """Return the reason in the name of a checkpoint that was set aside: "damaged" or "later"; "" for others.
+
+    Args:
+      name: A name, as `aside` returns it.
+    """
     return next((why for why in ASIDE if f".{why}-" in name), "")
 
 
 def remove_step(directory: Directory, step: int) -> None:
-    """Remove a checkpoint that is not pinned, so that it is at every moment either complete or not there.
+    """Remove a checkpoint unless it is pinned. At every moment it is either complete or gone.
 
-    Whoever is killed at it leaves what `remove_temporaries` removes, or brings back.
+    If the process is killed, `remove_temporaries` finishes the removal, or restores a pinned checkpoint.
     """
     path = step_path(directory, step)
     if (path / PINNED).is_file():
@@ -171,13 +201,13 @@ def remove_step(directory: Directory, step: int) -> None:
 
 
 def lock(directory: Directory) -> ExitStack:
-    """Make the directory, where it is not, and take it for this run; closing what is returned gives it back.
+    """Create the directory if needed, and lock it until the result is closed or the process ends.
 
-    So does dying. Object stores have no locks that end with their holders. There, of two that save one
-    step, one wins.
+    Object stores have no locks that end with their process, so nothing is locked there: if two runs save the
+    same step, one succeeds.
 
     Raises:
-      UsageError: Another run has it, or it cannot be made or written.
+      UsageError: Another run has the lock, or the directory cannot be created or written to.
     """
     held = ExitStack()
     if not isinstance(directory, ObjectPath):
@@ -186,34 +216,38 @@ def lock(directory: Directory) -> ExitStack:
 
 
 def hold(directory: Path) -> process.Hold:
-    """Make a directory of this machine, where it is not, and take it.
+    """Create a local directory if needed, and lock it.
 
     Raises:
-      UsageError: Another process has it, or it cannot be made or written.
+      UsageError: Another process has the lock, or the directory cannot be created or written to.
     """
     with _telling(directory):
         return process.hold(directory / LOCK)
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether a run has `directory` open to save there; False where it is not there."""
+    """Return whether a run has the directory open for saving; False if the directory does not exist.
+
+    Args:
+      directory: A local directory of checkpoints.
+    """
     return process.is_held(directory / LOCK)
 
 
 def probe(directory: Directory) -> None:
-    """Make, find and delete a file in the directory, which must be there; an object is written and read.
+    """Check that files can be created and deleted in an existing directory.
 
-    The file stays empty, so that a run can be opened, and remove what killed ones left, on a full disk.
+    The test file is empty, so that on a full disk a run can still be opened, and remove old files.
 
     Raises:
-      UsageError: Something of this cannot be done.
+      UsageError: One of these is not possible.
     """
     if isinstance(directory, ObjectPath):
         _remote.probe(directory)
         return
     with _telling(directory):
         file = directory / f"{_PROBE}{secrets.token_hex(4)}"
-        file.touch(exist_ok=False)  # or it would follow a link
+        file.touch(exist_ok=False)  # otherwise it would follow a link
         file.unlink()
 
 
@@ -225,7 +259,7 @@ def _telling(directory: Path) -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         raise UsageError(
             f"{directory} cannot be used: {error.strerror}{where}.\n"
-            "  All processes of the run must see this one directory, and may write, read and delete there."
+            "  All processes of the run must see this directory, and may write, read and delete there."
         ) from None
 
 
@@ -234,16 +268,16 @@ def _fresh_name(path: Path) -> Path:
 
 
 def _remove_unless_pinned(path: Path) -> None:
-    """Remove a directory of a step, unless it holds a checkpoint that is pinned: that is put in its place.
+    """Remove a step's directory; if it holds a pinned checkpoint, give it its proper name again instead.
 
-    Under a new name first, that only this call knows. So nobody pins what is not looked at again, and
-    no process of a killed run that is still writing there creates another file in it.
+    It first gets a new name that only this call knows. So nobody can pin it after the check, and a process of
+    a killed run that still writes cannot create more files in it.
     """
     doomed = path.rename(_fresh_name(path))
     if (doomed / PINNED).is_file() and (doomed / MANIFEST).is_file():
         doomed.rename(str(final_path(doomed)))
         return
-    (doomed / MANIFEST).unlink(missing_ok=True)  # what is not whole any more is not to be brought back
+    (doomed / MANIFEST).unlink(missing_ok=True)  # from here on it must not be restored
     shutil.rmtree(doomed)
 
 
@@ -251,17 +285,17 @@ def _remove_overtaken(directory: ObjectPath) -> None:
     complete = complete_steps(directory)
     for step, number in _attempts(directory).items():
         if step <= max(complete, default=-1) and number > (step in complete):
-            with suppress(CheckpointError):  # what its manifest names is not known: all of it stays
+            with suppress(CheckpointError):  # a manifest that cannot be read: keep everything
                 _remote.remove_leftovers(directory / step_name(step))
 
 
 def _attempts(directory: ObjectPath) -> Counter[int]:
-    """Return how many attempts there are at each step of which there is one."""
+    """Return the number of attempts at each step."""
     found = (path for path in directory.glob("step_*/*") if _remote.is_attempt(path))
     return Counter(step for path in found if (step := _step_of(path.parent.name)) is not None)
 
 
 def _step_of(name: str) -> int | None:
-    """Return the step that a checkpoint of this name is of; None where it is no such name."""
+    """Return the step in the name of a checkpoint; None if it is another name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match and name == step_name(int(match[1])) else None

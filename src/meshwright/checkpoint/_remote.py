@@ -1,14 +1,14 @@
-"""Checkpoints in an object store: the same files, made without renames and without locks.
+"""Checkpoints in an object store: the same files, without renames and without locks.
 
     s3://bucket/run/
       step_00000800/
-        manifest.json                                   the commit record, created if there is none
-        5e0c1a97/data-00000-of-00002.zarr.zip           the files of the attempt that it names
-        91d2b7f0/data-00000-of-00002.zarr.zip           of another attempt: under way, beaten or killed
-        manifest.json.damaged-0b8e55d2                  was the manifest, and what it names is damaged
-      manifest.json.later-91d2b7f0                    was it before the run went back to an earlier step
+        manifest.json                                   the commit record, created only if it does not exist
+        5e0c1a97/data-00000-of-00002.zarr.zip           the files of the attempt that the manifest names
+        91d2b7f0/data-00000-of-00002.zarr.zip           those of another: in progress, too late or killed
+        manifest.json.damaged-0b8e55d2                  a manifest whose checkpoint is damaged
+        manifest.json.later-91d2b7f0                    one set aside when the run went back to a step before
 
-Every attempt writes below a name of its own; the manifest is the only object that two could write.
+Each attempt writes below a unique name; the manifest is the only object that two attempts may both write.
 """
 
 import re
@@ -22,19 +22,18 @@ _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 
 
 def new_attempt(step: ObjectPath) -> ObjectPath:
-    """Return a fresh name for an attempt at a step."""
+    """Return a new, unique path for an attempt at a step."""
     return step / secrets.token_hex(4)
 
 
 def probe(directory: ObjectPath) -> None:
-    """Create, look for, read and delete an object, without much patience.
+    """Check that objects can be created, listed, read and deleted, with few retries.
 
-    A typing error in the name of a bucket must be an error, and not look like a directory without
-    checkpoints, from which training would begin anew. A store that creates an object twice would let two runs
-    save one step.
+    A mistyped bucket must be an error, and not look like a directory without checkpoints, in which training
+    would start again. A store that creates an object twice would let two runs save the same step.
 
     Raises:
-      UsageError: Something of this cannot be done.
+      UsageError: One of these is not possible.
     """
     path = directory.impatient() / f".probe-{secrets.token_hex(4)}"
     try:
@@ -43,43 +42,44 @@ def probe(directory: ObjectPath) -> None:
         path.unlink()
     except MeshwrightError as error:
         raise UsageError(
-            f"{directory} cannot be used: {error}\n  Mend the address, the endpoint (AWS_ENDPOINT_URL) or "
-            "the credentials; they must allow to write, read, list and delete."
+            f"{directory} cannot be used: {error}\n  Correct the URL, the endpoint (AWS_ENDPOINT_URL) or "
+            "the credentials; they must allow writing, reading, listing and deleting."
         ) from None
     if not (is_refused and is_there):
         raise UsageError(
-            f"{directory} cannot be used: this store does not refuse to create an object that is there "
-            "(`If-None-Match`), so two runs could save one step.\n  Use another, or a newer version of it."
+            f"{directory} cannot be used: this store does not refuse to create an object that exists "
+            "(`If-None-Match`), so two runs could save the same step.\n  Use another store, or a newer "
+            "version of it."
         )
 
 
 def is_attempt(path: ObjectPath) -> bool:
-    """Return whether what lies at `path`, in a step, is an attempt at it."""
+    """Return whether `path`, directly below a step, is an attempt."""
     return _ATTEMPT.fullmatch(path.name) is not None
 
 
 def set_aside(step: ObjectPath, name: str) -> ObjectPath:
-    """Make a checkpoint none, but keep all of it; return what its manifest is called now: it ends in `name`.
+    """Rename a checkpoint's manifest, so that it no longer counts as one; return the new path.
 
-    The manifest alone is written anew. From then on nothing of the step is removed but what later
-    attempts at it wrote, as a manifest that is damaged may not say which attempt it is of.
+    Only the manifest is written again. A damaged manifest may not name its attempt, so from then on only the
+    files of later attempts at this step are removed.
     """
     aside = step / f"{MANIFEST}.{name}"
     try:
         aside.put((step / MANIFEST).read_bytes())
     except FileNotFoundError:
-        raise MeshwrightError(f"another run has just removed {step}, or set it aside.") from None
+        raise MeshwrightError(f"another run has just removed or renamed {step}.") from None
     (step / MANIFEST).unlink()
     return aside
 
 
 def remove_step(step: ObjectPath, *, unless: ObjectPath) -> None:
-    """Remove a checkpoint, unless there is a certain object: the manifest first, without which it is none."""
+    """Remove a checkpoint, its manifest first, unless the object `unless` exists."""
     doomed = [step / attempt for attempt in _used(step)] if _has_aside(step) else [step]
     manifest = step / MANIFEST
     content = manifest.read_bytes()
     manifest.unlink()
-    if unless.is_file():  # in the meantime
+    if unless.is_file():  # it was created in the meantime
         manifest.put(content)
         return
     for path in doomed:
@@ -87,10 +87,10 @@ def remove_step(step: ObjectPath, *, unless: ObjectPath) -> None:
 
 
 def remove_leftovers(step: ObjectPath) -> None:
-    """Remove the attempts at a step that its manifest does not name: beaten, or killed.
+    """Remove the attempts at a step that its manifest does not name.
 
-    As nothing is locked, one may also be another run's and under way. So this is for steps that a later
-    one has overtaken, and a commit looks whether its files are still there.
+    As nothing is locked, another run may still be writing one. So this is only for steps before the newest
+    complete one, and a commit checks that its files still exist.
     """
     if _has_aside(step):
         return
@@ -101,18 +101,18 @@ def remove_leftovers(step: ObjectPath) -> None:
 
 
 def discard(attempt: ObjectPath) -> None:
-    """Remove what a failed save wrote, if the manifest does not name it after all: its answer may be lost."""
+    """Remove a failed attempt, unless the manifest names it: it was committed if only the answer was lost."""
     if attempt.name not in _used(attempt.parent):
         attempt.remove_tree()
 
 
 def _has_aside(step: ObjectPath) -> bool:
-    """Return whether there is something at this step that was set aside."""
+    """Return whether a checkpoint of this step was set aside."""
     return any(step.glob(f"{MANIFEST}.*-*"))
 
 
 def _used(step: ObjectPath) -> set[str]:
-    """Return the attempt that became the checkpoint, if one did."""
+    """Return the name of the attempt that became the checkpoint; empty if none did."""
     if not (step / MANIFEST).is_file():
         return set()
     return {file.name.partition("/")[0] for file in read_manifest(step).files}

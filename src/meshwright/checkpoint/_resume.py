@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: the newest that is intact, on all processes the same."""
+"""Finds the checkpoint to resume from: the newest intact one, the same on all processes."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +17,15 @@ T = TypeVar("T")
 
 
 def newest_intact(steps: Sequence[int], restore: Callable[[int], T]) -> tuple[T, dict[int, str]]:
-    """Return `restore(step)` of the newest step that is intact, and what is wrong with newer ones.
+    """Return `restore(step)` for the newest intact step, and the errors of newer steps.
 
-    A piece that one process alone finds damaged makes all of them fall back: most read different
-    pieces. Collective: call it on the main thread of all processes, with the same steps in ascending
-    order.
+    Processes read different parts, so damage that one of them finds makes all of them take an older step.
+    Collective: call it on the main thread of all processes, with the same steps in ascending order.
 
     Raises:
-      DamagedError: None is intact.
-      MeshwrightError: Whatever else `restore` raised on any process. A checkpoint that does not match
-        is the user's to decide, and an older one would hide it.
+      DamagedError: All checkpoints are damaged.
+      MeshwrightError: Any other error of `restore` on any process. A checkpoint that does not match is no
+        reason to take an older one: the user must decide.
     """
     damaged: dict[int, str] = {}
     for step in reversed(steps):
@@ -35,19 +34,16 @@ def newest_intact(steps: Sequence[int], restore: Callable[[int], T]) -> tuple[T,
         except DamagedError as error:
             damaged[step] = str(error)
     raise DamagedError(
-        "every checkpoint is damaged, so there is none to continue from:\n  "
+        "all checkpoints are damaged, so there is none to continue from:\n  "
         + "\n  ".join(f"step {step}: {what}" for step, what in damaged.items())
-        + "\nCopy one back from elsewhere; or, to start afresh, move them away."
+        + "\nRestore one from a backup; or, to start from the beginning, move them away."
     )
 
 
 def pass_over(
     directory: Directory, damaged: Mapping[int, str], resumed: int, is_open: bool
 ) -> tuple[str, ...]:
-    """Return messages about damaged checkpoints, which are logged; set aside what is damaged, if we may.
-
-    Collective.
-    """
+    """Log damaged checkpoints, rename them if the directory is open, and return the messages. Collective."""
     messages = []
     for step, what in damaged.items():
         said = f"step {step} is damaged; continuing from step {resumed} instead. {what}"

@@ -1,9 +1,9 @@
-"""Which checkpoints stay.
+"""Retention policies: functions that choose the checkpoints to keep.
 
-A policy is given the evaluation results saved with each complete checkpoint, by step, and returns the steps
-to keep. It is asked after each save. Whatever it says, the newest stays, and so do those that are pinned.
+A policy gets the evaluation scores saved with each complete checkpoint, by step, and returns the steps to
+keep. It is called after each save. The newest checkpoint and pinned ones are always kept.
 
-Policies are put together from smaller ones. The newest two, the best three, and each 10,000th for ever:
+Policies can be combined. This keeps the newest two, the best three, and every 10,000th:
 
     any_of(last(2), best("test/loss", "min", 3), multiples(10_000))
 """
@@ -20,40 +20,65 @@ from meshwright.storage import local_path
 from meshwright.when import Scores
 
 Keep = Callable[[Mapping[int, Scores]], set[int]]
-"""A policy. One that goes by scores may name them in an attribute `metrics`, so that an experiment can check
-before it starts that its evaluations give them."""
+"""A policy: takes the scores of each checkpoint, by step, and returns the steps to keep.
+
+One that uses scores should have an attribute `metrics` with their names, so that an experiment can check
+before it starts that its evaluations report them."""
 
 
 def metrics_of(policy: Any) -> tuple[str, ...]:
-    """Return the names of the scores that a policy says it goes by."""
+    """Return the names of the scores that a policy uses.
+
+    Args:
+      policy: A policy, or anything else, which uses none.
+    """
     return getattr(policy, "metrics", ())
 
 
 def as_policy(keep: Any) -> Keep:
-    """Return a policy as it is; a number keeps the newest so many.
+    """Return a policy as it is, and for a number the policy `last`.
 
     Raises:
-      UsageError: It is neither.
+      UsageError: `keep` is neither.
     """
     if callable(keep):
         return keep
     if isinstance(keep, int) and not isinstance(keep, bool) and keep > 0:
         return last(keep)
     raise UsageError(
-        f"keep={keep!r}: give how many of the newest checkpoints are kept, 1 or more, or a policy, such as "
-        "mw.checkpoint.best. To keep all: mw.checkpoint.everything."
+        f"keep={keep!r}: give the number of newest checkpoints to keep, 1 or more, or a policy such as "
+        "mw.checkpoint.best(…). To keep all: mw.checkpoint.everything."
     )
 
 
 def everything(scores: Mapping[int, Scores]) -> set[int]:
-    """Keep all."""
+    """Keep all checkpoints. This is a policy itself: `keep=mw.checkpoint.everything`.
+
+    Args:
+      scores: The scores of each checkpoint, by step.
+
+    Example:
+      >>> sorted(mw.checkpoint.everything({100: {}, 200: {}}))
+      [100, 200]
+    """
     return set(scores)
 
 
 def last(num_checkpoints: int) -> Keep:
-    """Keep the newest `num_checkpoints`, among which pinned ones count like any other."""
+    """Return a policy that keeps the newest checkpoints.
+
+    Args:
+      num_checkpoints: The number to keep, 1 or more. Pinned ones count, too.
+
+    Raises:
+      UsageError: `num_checkpoints` is less than 1.
+
+    Example:
+      >>> sorted(mw.checkpoint.last(2)({100: {}, 200: {}, 300: {}}))
+      [200, 300]
+    """
     if num_checkpoints < 1:
-        raise UsageError(f"last({num_checkpoints}): at least the newest checkpoint is kept.")
+        raise UsageError(f"last({num_checkpoints}): the number must be at least 1.")
     return Last(num_checkpoints)
 
 
@@ -68,7 +93,18 @@ class Last:
 
 
 def multiples(num_steps: int) -> Keep:
-    """Keep those whose step `num_steps` divides."""
+    """Return a policy that keeps the checkpoints whose step is a multiple of a number.
+
+    Args:
+      num_steps: The number, 1 or more.
+
+    Raises:
+      UsageError: `num_steps` is less than 1.
+
+    Example:
+      >>> sorted(mw.checkpoint.multiples(200)({100: {}, 200: {}, 300: {}, 400: {}}))
+      [200, 400]
+    """
     _at_least_1("multiples", num_steps)
     return Multiples(num_steps)
 
@@ -84,9 +120,19 @@ class Multiples:
 
 
 def spaced(num_steps: int) -> Keep:
-    """Keep the oldest, and from there on each that is `num_steps` or more after the one kept before it.
+    """Return a policy that keeps the oldest checkpoint, and each one a distance or more after the last kept.
 
-    Unlike `multiples`, this does not need saves to fall on certain steps.
+    Unlike `multiples`, it does not need saves at certain steps.
+
+    Args:
+      num_steps: The least distance in steps, 1 or more.
+
+    Raises:
+      UsageError: `num_steps` is less than 1.
+
+    Example:
+      >>> sorted(mw.checkpoint.spaced(200)({130: {}, 210: {}, 350: {}, 500: {}}))
+      [130, 350]
     """
     _at_least_1("spaced", num_steps)
     return Spaced(num_steps)
@@ -114,27 +160,35 @@ def best(
     without_metric: Literal["keep", "drop"] = "keep",
     events: str | Path | None = None,
 ) -> Keep:
-    """Keep the best `num_checkpoints` of all but the newest, and the newest, which is to be resumed from.
+    """Return a policy that keeps the newest checkpoint, from which a run resumes, and the best older ones.
 
-    Of equally good ones the newer is kept; one that scored NaN is the worst of all.
+    If scores are equal, the newer checkpoint is kept. NaN is the worst score.
 
     Args:
-      metric: the name of a score, such as `test/loss`.
-      mode: whether "min" or "max" is best.
-      num_checkpoints: how many, besides the newest.
-      without_metric: what becomes of checkpoints that have no such score: "keep" keeps all of them, not
-        counted, as they may be the best; "drop" drops them before any that has a number, oldest first.
-      events: a directory in whose TensorBoard files to look for the scores, instead of in the checkpoints;
-        `metric` is then `run/tag`, as `mw.events.read_scalars` takes it.
+      metric: The name of the score, such as `test/loss`.
+      mode: "min" if lower scores are better, "max" if higher ones are.
+      num_checkpoints: The number of best checkpoints to keep besides the newest.
+      without_metric: "keep" keeps all checkpoints that lack the score, in addition, as they may be the best;
+        "drop" drops them before any that has a score, the oldest first.
+      events: A directory with TensorBoard files to read the scores from, instead of the checkpoints. `metric`
+        is then `run/tag`, as in `mw.events.read_scalars`.
+
+    Raises:
+      UsageError: `mode` or `without_metric` is none of these, or `num_checkpoints` is less than 1.
+
+    Example:
+      >>> scores = {100: {"test/loss": 0.3}, 200: {"test/loss": 0.1}, 300: {"test/loss": 0.2}}
+      >>> sorted(mw.checkpoint.best("test/loss", "min")(scores))
+      [200, 300]
     """
     if mode not in ("min", "max") or without_metric not in ("keep", "drop"):
         raise UsageError(
-            f'best({metric!r}): mode is "min" or "max", not {mode!r}, and without_metric "keep" or "drop", '
-            f"not {without_metric!r}."
+            f'best({metric!r}): expected mode "min" or "max" and without_metric "keep" or "drop", got '
+            f"mode={mode!r} and without_metric={without_metric!r}."
         )
     _at_least_1("best", num_checkpoints)
     if events is not None:
-        local_path(events)  # raises if it is an address
+        local_path(events)  # raises if it is the URL of a store
     return Best(metric, mode, num_checkpoints, without_metric, events)
 
 
@@ -165,7 +219,19 @@ class Best:
 
 
 def any_of(*keeps: int | Keep) -> Keep:
-    """Keep what any of `keeps` keeps; a number keeps the newest so many."""
+    """Return a policy that keeps each checkpoint that at least one of the given policies keeps.
+
+    Args:
+      keeps: Policies, or numbers of newest checkpoints.
+
+    Raises:
+      UsageError: One of them is neither.
+
+    Example:
+      >>> policy = mw.checkpoint.any_of(1, mw.checkpoint.multiples(200))
+      >>> sorted(policy({100: {}, 200: {}, 300: {}}))
+      [200, 300]
+    """
     return AnyOf(tuple(map(as_policy, keeps)))
 
 
@@ -184,10 +250,22 @@ class AnyOf:
 
 
 def always(keep: int | Keep, *, then: int | Keep) -> Keep:
-    """Keep what `keep` keeps and, of the others and the newest, what `then` keeps.
+    """Return a policy that applies `then` only to checkpoints that `keep` does not keep, and to the newest.
 
-    `any_of(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be
-    multiples; `always(multiples(1000), then=last(2))` does not count multiples among the two.
+    `any_of(multiples(1000), last(2))` keeps the multiples of 1000 and the newest two, which may be multiples;
+    `always(multiples(1000), then=last(2))` does not count multiples among the two.
+
+    Args:
+      keep: A policy, or a number of newest checkpoints, which are all kept.
+      then: A policy, or a number of newest checkpoints, for the others.
+
+    Raises:
+      UsageError: One of them is neither.
+
+    Example:
+      >>> policy = mw.checkpoint.always(mw.checkpoint.multiples(200), then=2)
+      >>> sorted(policy({100: {}, 150: {}, 200: {}, 250: {}}))
+      [150, 200, 250]
     """
     return Always(as_policy(keep), as_policy(then))
 
@@ -211,7 +289,7 @@ class Always:
 
 
 def _rank(step: int, score: float | None, mode: Literal["min", "max"]) -> tuple[int, float, int]:
-    """Return a key to sort by, from worst to best: NaN, no score, then numbers; and from old to new."""
+    """Return a sort key from worst to best: NaN, no score, then numbers; equal ones from old to new."""
     if score is None:
         return 1, 0, step
     if math.isnan(score):

@@ -1,4 +1,4 @@
-"""The checkpoints that are in a directory: in which form states are saved there, and which stay."""
+"""The saved checkpoints of a directory: the form in which states are saved, their scores, and retention."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ from meshwright.when import Scores
 
 
 class Saved:
-    """What is saved in a directory: to be looked at, and read into states again. Nothing is held open."""
+    """The saved checkpoints of a directory, for inspection and restoring. It keeps no files open."""
 
     def __init__(self, directory: str | Directory, keep: int | Keep, cast: Casts, names: Names | None):
-        """Take what is in `directory`: states, saved as `cast` and `names` say; `keep` says which stay.
+        """Look at a directory; the arguments are those of `Checkpoints`.
 
         Raises:
-          UsageError: `directory` is no place for checkpoints, or `keep` neither a number nor a policy.
+          UsageError: `directory` cannot hold checkpoints, or `keep` is neither a number nor a policy.
         """
         self.directory = _directory.of_checkpoints(location(directory))
         self.keep = keep
@@ -41,7 +41,7 @@ class Saved:
 
     @property
     def keep(self) -> Keep:
-        """What says which checkpoints stay. May be set at any time, and is asked after each save."""
+        """The retention policy, which is called after each save. May be set at any time."""
         return self._keep
 
     @keep.setter
@@ -49,53 +49,59 @@ class Saved:
         self._keep = as_policy(keep)
 
     def check(self, target: tree.PyTree) -> None:
-        """Raise now what `save` would say of `cast` and `names` of `target`, a state, which may be abstract.
+        """Check that `cast` and `names` fit a state, as `save` would.
+
+        Args:
+          target: A state, of arrays or structs.
 
         Raises:
-          UsageError: A pattern casts nothing, or there is no such dtype; nothing is saved, or two leaves
-            would have one name.
+          UsageError: A pattern casts nothing, a dtype does not exist, no leaf is saved, or two leaves would
+            get the same name.
         """
         leaves = tree.named_leaves(target)
         cast_dtypes(leaves, self._cast)
         renamed(leaves, self._names)
 
     def left_out(self, target: tree.PyTree) -> set[str]:
-        """Return the names of the leaves of a state like `target` that are not saved.
+        """Return the names of the leaves that `names` leaves out of checkpoints.
+
+        Args:
+          target: A state, of arrays or structs.
 
         Raises:
-          UsageError: Of none it is said that it is saved, or two would have one name.
+          UsageError: No leaf is saved, or two would get the same name.
         """
         return left_out(target, self._names)
 
     def latest(self) -> int | None:
-        """Return the highest step of which there is a complete checkpoint. Not collective."""
+        """Return the highest step with a complete checkpoint; None without any. Not collective."""
         return max(_directory.complete_steps(self.directory), default=None)
 
     def scores(self) -> Scores:
-        """Return the scores that were saved with the latest checkpoint. Not collective."""
+        """Return the scores saved with the latest checkpoint. Not collective."""
         latest = self.latest()
         return {} if latest is None else self.scores_by_step().get(latest, {})
 
     def scores_by_step(self) -> dict[int, Scores]:
-        """Return the scores saved with each complete checkpoint that can be read. Not collective."""
+        """Return the scores saved with each complete checkpoint that can be read, by step. Not collective."""
         found = saved_scores(self.directory, self._scores)
-        self._scores = found  # when it is complete: the thread and the main thread both come here
+        self._scores = found  # only when complete: the saving thread and the main thread both call this
         return found
 
     def source(self, step: int) -> NativeSource:
-        """Return the checkpoint of `step`, to `restore` from."""
+        """Return the checkpoint of a step, opened for `mw.restore`."""
         return NativeSource(_directory.step_path(self.directory, step))
 
     def _leaves(self, state: tree.PyTree) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Return what is saved of a state, by name, and the implementations of its PRNG keys.
+        """Return the leaves of a state in the form in which they are saved, and the types of its PRNG keys.
 
         Raises:
-          UsageError: As `check`, or a number does not fit into its dtype.
+          UsageError: As `check`, or a value does not fit into its dtype.
         """
         return keys_as_data(renamed(cast_leaves(tree.named_leaves(state), self._cast), self._names))
 
     def _not_saved(self, target: tree.PyTree, otherwise: Callable[[], tree.PyTree]) -> tree.PyTree:
-        """Return what is not saved, made anew; nothing else of it is held. Collective, if `otherwise` is."""
+        """Return fresh values for the leaves that are not saved, as a tree. Collective, if `otherwise` is."""
         lacking = self.left_out(target)
         made = tree.named_leaves(otherwise()) if lacking else {}
         return tree.nested({name: made[name] for name in lacking if name in made})
@@ -103,13 +109,13 @@ class Saved:
     def _read(
         self, step: int, target: tree.PyTree, fresh: tree.PyTree
     ) -> tuple[NativeSource, Callable[[], tree.PyTree]]:
-        """Read the checkpoint of `step`, and `fresh` for what is not saved; return what finishes that."""
+        """Read a checkpoint, with `fresh` for leaves not saved; return it, and a function that finishes."""
         source = self.source(step)
         named = cast_back(named_back(source, self._names, target), self._cast, target)
         return source, read_for(named, target, fallback=fresh or None)
 
     def _remove_old(self, *, just_saved: int) -> None:
-        """Remove the checkpoints that `keep` does not keep and that are not pinned."""
+        """Remove the checkpoints that the policy does not keep and that are not pinned."""
         try:
             found = self.scores_by_step()
             kept = self.keep(found) | {just_saved, max(found)}

@@ -1,4 +1,4 @@
-"""One save, behind the loop: an attempt, two tasks on a thread, and how all processes learn of their end."""
+"""A save in the background: two tasks on a thread, whose results all processes exchange at the end."""
 
 import json
 import logging
@@ -30,23 +30,23 @@ from meshwright.documents import check_depth
 from meshwright.errors import MeshwrightError, UsageError
 from meshwright.storage import Directory
 
-_OTHERS_SECONDS = 60  # all began at the same time and write about the same amount
+_OTHERS_SECONDS = 60  # all processes began at the same time and write about the same amount
 log = logging.getLogger("meshwright")
 
 
 def begin_attempt(directory: Directory, step: int, extra: Mapping[str, Any] | None) -> str | None:
-    """Make a directory for a new attempt and return its name, or None when `step` is saved already."""
+    """Create a temporary directory for a save and return its name; None if the step is saved already."""
     if step < 0:
         raise UsageError(f"cannot save step {step}: steps count from 0.")
     _check_json(extra)
     final = _directory.step_path(directory, step)
     there = (final / MANIFEST).is_file()
-    if there or (isinstance(final, Path) and os.path.lexists(final)):  # a broken link, too, is in the way
+    if there or (isinstance(final, Path) and os.path.lexists(final)):  # also a broken link
         wrong = incomplete(final) if there else f"there is no {MANIFEST}"
         if not wrong:
             return None
         aside = _directory.set_aside(directory, step)
-        log.error(f"{final} is no complete checkpoint: {wrong}. It is kept as {aside}, and saved anew.")
+        log.error(f"{final} is not a complete checkpoint: {wrong}. It is kept as {aside}; saving again.")
     temporary = _directory.temporary_path(directory, step)
     temporary.mkdir()
     return str(temporary).removeprefix(f"{directory}/")
@@ -61,22 +61,22 @@ def _check_json(extra: Mapping[str, Any] | None) -> None:
 
 @dataclass(frozen=True)
 class Saving:
-    """A save in flight."""
+    """A save in progress."""
 
     step: int
     temporary: Directory
     written: Future[None]
-    """This process's part is on disk."""
+    """Done when this process's part is on disk."""
     committed: Future[None] | None
-    """The checkpoint is there, and old ones are gone; on process 0 only."""
+    """Done when the checkpoint is committed and old ones are removed; None on all processes but 0."""
     abandoned: Event
-    """Set when some part will not come."""
+    """Set when the part of some process will not be written."""
 
     def finish(self) -> str | None:
-        """Wait until all processes are done, and return what went wrong on any of them, if anything.
+        """Wait until all processes are done, and return the failures of any of them; None if there are none.
 
-        Collective: call it on the main thread of all processes. The thread itself starts no
-        collectives, as they would race with those of the training step.
+        Collective: call it on the main thread of all processes. The saving thread itself starts no
+        collectives, because they would race with those of the training step.
         """
         failures = [
             f"process {number}: {failure}"
@@ -92,10 +92,10 @@ class Saving:
         return "\n  ".join(failures or [not_committed])
 
     def join(self) -> str | None:
-        """Wait for this process alone, and return what went wrong, if anything.
+        """Wait for this process only, and return its failure; None if there is none.
 
-        The others are not asked, as they may be gone. Process 0 still makes a checkpoint of the parts
-        that they are about to finish.
+        The other processes may be gone. Process 0 still commits the checkpoint if they finish their parts in
+        time.
         """
         if self.committed and not _failure(self.written):
             futures.wait([self.committed], timeout=_OTHERS_SECONDS)
@@ -103,7 +103,7 @@ class Saving:
         return _failure(self.written) or _failure(self.committed)
 
     def error(self) -> BaseException | None:
-        """Return the failure that happened here, for its traceback."""
+        """Return the exception of this process, if any, for its traceback."""
         tasks = [task for task in (self.written, self.committed) if task]
         return next((error for task in tasks if (error := task.exception())), None)
 
@@ -119,17 +119,17 @@ def start_saving(
     first: Callable[[], None],
     then: Callable[[], None],
 ) -> Saving:
-    """Copy this process's shards to the host and let `thread` do the rest; the leaves may then be donated.
+    """Copy this process's shards to the host, and start writing them on `thread`.
 
-    What is copied and not yet written is at most `host_nbytes`; a larger state is written meanwhile.
-    `first` is called on process 0's thread before the commit, and `then` after it.
+    The leaves may be donated when this returns. At most `host_nbytes` of copies wait to be written; a larger
+    state makes this wait. `first` runs on process 0's thread before the commit, and `then` after it.
     """
     num_processes, number = jax.process_count(), jax.process_index()
     chunks, abandoned = Snapshot(leaves, arrays, number, host_nbytes), Event()
 
     @process.finishing()
     def make_checkpoint() -> None:
-        written.result()  # raises what went wrong: then there is nothing to wait for
+        written.result()  # raises, if this process failed: then there is nothing to wait for
         first()
         commit(temporary, _directory.final_path(temporary), head, arrays, num_processes, abandoned)
         then()
@@ -141,14 +141,14 @@ def start_saving(
         committed = thread.submit(make_checkpoint) if process.is_lead() else None
         chunks.take(wait=True)
     except BaseException:
-        chunks.abandon()  # or the thread would wait for what will not come
+        chunks.abandon()  # otherwise the thread would wait for chunks for ever
         abandoned.set()
         raise
     return Saving(head.step, temporary, written, committed, abandoned)
 
 
 def _failure(task: Future[None] | None) -> str | None:
-    """Wait for a task and return what went wrong, or None."""
+    """Wait for a task and return its error as a text; None if it succeeded."""
     error = task.exception() if task else None
     if error is None or isinstance(error, MeshwrightError):
         return str(error) if error else None
@@ -156,7 +156,7 @@ def _failure(task: Future[None] | None) -> str | None:
 
 
 def writer_of(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return who writes these leaves, for the manifest."""
+    """Return the manifest's entry `writer`: versions, number of processes and mesh."""
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
     meshes = (dict(sharding.mesh.shape) for sharding in shardings if isinstance(sharding, NamedSharding))
     return {

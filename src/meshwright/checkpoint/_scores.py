@@ -1,4 +1,4 @@
-"""The scores of evaluations, saved with the checkpoint of their step, and the best by them."""
+"""Evaluation scores that are saved with checkpoints, and the checkpoint with the best score."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from meshwright.when import Scores
 
 
 def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
-    """Return the scores saved with each complete checkpoint that can be read; those `known` are not read."""
+    """Return the scores of each complete checkpoint that can be read; `known` ones are not read again."""
     known, found = known or {}, {}
     for step in _directory.complete_steps(directory):
         with suppress(CheckpointError):
@@ -26,15 +26,27 @@ def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None
 
 
 def numbers(scores: Scores) -> Scores:
-    """Return those that are numbers: an evaluation may also give texts and images, for reports."""
+    """Return the scores that are numbers; an evaluation may also return texts and images for reports."""
     return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
 
 
 def open_best(directory: str | Directory, score: str, mode: Literal["min", "max"]) -> NativeSource:
-    """Open the checkpoint in `directory` with the best `score`, the newest of equals. Collective.
+    """Open the checkpoint with the best score; if scores are equal, the newest. Collective.
+
+    Args:
+      directory: A directory of checkpoints, local or in a store.
+      score: The name of the score, such as `test/loss`.
+      mode: "min" if lower scores are better, "max" if higher ones are.
 
     Raises:
-      CheckpointError: None was saved with this score as a number.
+      CheckpointError: No checkpoint has this score as a number.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     for step, loss in ((100, 0.1), (200, 0.3)):
+      ...         checkpoints.save(step, {"w": jnp.ones(3)}, {"scores": {"test/loss": loss}})
+      >>> mw.checkpoint.open_best("run", "test/loss", "min").step
+      100
     """
     place = location(directory)
     return NativeSource(_directory.step_path(place, on_lead(lambda: _best_step(place, score, mode))))
@@ -46,8 +58,8 @@ def _best_step(directory: Directory, score: str, mode: Literal["min", "max"]) ->
     if not found:
         names = sorted({name for of in saved.values() for name in of})
         raise CheckpointError(
-            f"no checkpoint in {directory} has a score {score!r}; of {len(saved)} checkpoints the scores are "
-            f"{', '.join(names) or 'none'}.\n  Evaluate before saving, and keep the best."
+            f"no checkpoint in {directory} has a score {score!r}; the scores of its {len(saved)} checkpoints "
+            f"are {', '.join(names) or 'none'}.\n  Evaluate before saving, and keep the best."
         )
     sign = 1 if mode == "max" else -1
     return max(found, key=lambda step: (sign * found[step], step))

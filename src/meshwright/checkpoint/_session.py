@@ -11,24 +11,24 @@ from meshwright.storage import Directory
 
 
 class Session:
-    """One run's turn at saving in a directory. All but `leave` after an error is collective."""
+    """A directory opened for saving by one run. Methods are collective, but for `leave` after an error."""
 
     def __init__(self, directory: Directory):
-        """Take a directory; `open` opens it."""
+        """Open nothing yet; `open` does."""
         self._directory = directory
         self._lock: ExitStack | None = None
         self._thread: ThreadPoolExecutor | None = None
         self.saving: Saving | None = None
-        """The save in flight."""
+        """The save in progress, if any."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be saved to."""
+        """Return whether the directory is open for saving."""
         return self._thread is not None
 
     @property
     def thread(self) -> Executor:
-        """Return the thread that writes.
+        """Return the thread that writes files.
 
         Raises:
           UsageError: The directory is not open.
@@ -38,10 +38,10 @@ class Session:
         return self._thread
 
     def open(self) -> None:
-        """Make the directory, where it is not, hold it, and remove what killed runs left in it.
+        """Create the directory if needed, lock it, and remove incomplete saves of killed runs.
 
         Raises:
-          UsageError: Another run has it open, or it cannot be used by some process.
+          UsageError: Another run has it open, or a process cannot use it.
         """
         try:
             on_lead(self._take)
@@ -53,13 +53,13 @@ class Session:
             raise
 
     def wait(self) -> None:
-        """Return when the save in flight, if any, is complete.
+        """Wait until the save in flight, if any, is complete.
 
         Raises:
           MeshwrightError: It failed on some process.
         """
         if saving := self.saving:
-            failure = saving.finish()  # if that is interrupted, the save is still in flight
+            failure = saving.finish()  # if this is interrupted, the save is still in flight
             self.saving = None
             if failure:
                 raise MeshwrightError(
@@ -67,7 +67,7 @@ class Session:
                 ) from saving.error()
 
     def leave(self, error: BaseException | None) -> None:
-        """Wait for the save in flight; after an error, which others may not share, for this process only."""
+        """Wait for the save in flight; after an error, only for this process's part of it."""
         try:
             if error is None:
                 self.wait()
@@ -83,7 +83,7 @@ class Session:
         try:
             if self._thread:
                 self._thread.shutdown()
-        finally:  # for who gives that up: what then still writes into a directory of its own harms nobody
+        finally:  # also if waiting is interrupted: a thread that still writes uses a directory of its own
             if self._lock:
                 self._lock.close()
             self._thread = self._lock = self.saving = None

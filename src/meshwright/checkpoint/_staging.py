@@ -1,9 +1,9 @@
-"""Where an export is put together: beside the place where it will be, by one process at a time.
+"""Staging directories: an export is written beside its destination, and moved there when it is complete.
 
 hf/
-  .model.safetensors.unfinished/     what a killed process left of it, the next one removes
-    .lock, .lock.holder              held by the process that writes here; the second names it
-    model.safetensors                takes its place when it is whole
+  .model.safetensors.unfinished/     if the process is killed, the next export removes it
+    .lock, .lock.holder              held by the process that writes here; the second file names it
+    model.safetensors                is moved to hf/ when it is complete
 """
 
 import shutil
@@ -20,11 +20,14 @@ UNFINISHED = ".unfinished"
 
 @contextmanager
 def staged(final: Path) -> Iterator[Path]:
-    """Yield an empty directory on the disk of `final`, from which that is to be renamed; then remove it.
+    """Yield an empty directory on the disk of `final`, to write files in and rename them; then remove it.
+
+    Args:
+      final: The destination of the export.
 
     Raises:
-      UsageError: Another process writes `final`, or where it is to be cannot be written to.
-      MeshwrightError: The disk is full, say.
+      UsageError: Another process writes `final`, or its directory cannot be written to.
+      MeshwrightError: A file could not be written, for instance because the disk is full.
     """
     place = final.with_name(f".{final.name}{UNFINISHED}")
     with _held(place):
@@ -38,18 +41,18 @@ def staged(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def told_of(final: object) -> Iterator[None]:
-    """Say of what goes wrong with files what was to be written.
+    """Turn an `OSError` into an error that names the destination.
 
     Raises:
-      MeshwrightError: Something did.
+      MeshwrightError: The block raised an `OSError`.
     """
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         raise MeshwrightError(
-            f"{final} was not written: {error.strerror}{where}. Nothing is left of it. Mend that, or give "
-            "another destination."
+            f"{final} was not written: {error.strerror}{where}. Nothing is left of it. Remove the cause, or "
+            "give another destination."
         ) from None
 
 
@@ -63,7 +66,7 @@ def _empty(place: Path) -> None:
 
 @contextmanager
 def _held(place: Path) -> Iterator[None]:
-    """Make a directory and hold it, and remove both."""
+    """Create a directory and lock it; at the end, remove the directory and the lock."""
     held = _directory.hold(place)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Checkpoints of every known format: opened, verified, listed, pinned, exported.
+"""Checkpoints of all known formats: opening, verifying, listing, pinning and exporting them.
 
-`readers` has a file for each format that is read, `_export_…` one for each that is written. May import
-`checkpoint`, `arrays` and the rooms below them. To read another format, add a file to `readers` with a
-`Reader` and name it in `READERS`; to write one, add `_export_….py`, which takes a source and a directory.
+`readers` has one file for each format that can be read, and each `_export_….py` writes one format. May import
+`checkpoint`, `arrays` and the rooms below them. To read another format, add a file with a `Reader` to
+`readers` and name it in `READERS`. To write one, add an `_export_….py` that takes a source and a directory.
 """
 
 from meshwright.formats._contents import Contents, Listed, contents

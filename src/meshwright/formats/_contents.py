@@ -1,4 +1,4 @@
-"""What there is in a directory of checkpoints."""
+"""The contents of a directory of checkpoints, of any format."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,33 +12,44 @@ from meshwright.storage import Directory, location, telling_unreadable
 
 @dataclass(frozen=True)
 class Listed:
-    """One checkpoint."""
+    """A checkpoint in a directory."""
 
     step: int
+    """The step that was saved."""
     path: str
+    """The path or the URL of its directory."""
     nbytes: int | None
-    """What its data files take; None where that cannot be told: its manifest cannot be read, or it is another
-    system's in a store."""
+    """The bytes of its data files; None if not known, because its manifest cannot be read, or because
+    it is another system's checkpoint in a store."""
     pinned: bool
+    """True if it is protected from removal."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A directory of checkpoints."""
+    """The contents of a directory of checkpoints."""
 
     checkpoints: tuple[Listed, ...]
-    """The oldest first."""
+    """The complete checkpoints, from the lowest step to the highest."""
     set_aside: tuple[str, ...]
-    """What those are called that were set aside, as damaged or later than where a run went back to."""
+    """The names of checkpoints that were set aside: damaged ones, and later ones when a run went back."""
     is_ours: bool = True
-    """Whether they are of our format."""
+    """True if the checkpoints are in Meshwright's format."""
 
 
 @telling_unreadable()
 def contents(directory: str | Directory) -> Contents:
-    """Return what is in a directory of checkpoints, local or not, whatever wrote them; no data are read.
+    """Return the checkpoints in a directory, of any format; no array data is read.
 
-    Where it is one checkpoint itself, or has none, the contents are empty.
+    Args:
+      directory: A directory of checkpoints, local or in a store. If it is itself a checkpoint, or holds none,
+        the contents are empty.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      >>> [(x.step, x.pinned) for x in mw.formats.contents("run").checkpoints]
+      [(100, False)]
     """
     place = location(directory)
     steps = steps_at(place)
@@ -56,9 +67,9 @@ def _native_nbytes(path: Directory) -> int | None:
 
 
 def _nbytes(path: Directory) -> int | None:
-    """Return what the files of another system's checkpoint take, on a disk."""
+    """Return the bytes of the files of another system's checkpoint; None in a store."""
     if not isinstance(path, Path):
         return None
-    # T5's are called by what the names of their files begin with.
+    # A TensorFlow checkpoint has no directory: its path is the common prefix of its files' names.
     files = [path, *path.rglob("*")] if path.exists() else path.parent.glob(f"{path.name}.*")
     return sum(file.stat().st_size for file in files if file.is_file())

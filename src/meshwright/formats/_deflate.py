@@ -1,4 +1,4 @@
-"""gzip and zlib: with isal 14 times as fast to write, and half as long to read, as with Python's zlib."""
+"""gzip and zlib. With isal, writing is 14 times and reading twice as fast as with Python's zlib."""
 
 import zlib
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ import numpy as np
 
 try:
     from isal.isal_zlib import compressobj, decompressobj
-except ImportError:  # it has no wheels for some machines
+except ImportError:  # isal has no wheels for some machines
     from zlib import compressobj, decompressobj
 
 _GZIP, _EITHER = zlib.MAX_WBITS | 16, zlib.MAX_WBITS | 32
-_PIECE = 1 << 20  # bytes taken or made at a time, so that no second copy of large data is held
+_PIECE = 1 << 20  # bytes processed at a time, so that large data is not copied as a whole
 
 
 def gzipped(data: memoryview, level: int) -> Iterator[bytes]:
-    """Yield a gzip file of a buffer of bytes, piece by piece."""
+    """Yield the pieces of a gzip file with this content."""
     stream = compressobj(level, wbits=_GZIP)
     for start in range(0, len(data), _PIECE):
         yield stream.compress(data[start : start + _PIECE])
@@ -24,10 +24,10 @@ def gzipped(data: memoryview, level: int) -> Iterator[bytes]:
 
 
 def inflated(data: bytes, nbytes: int) -> np.ndarray:
-    """Return what is in data of gzip or zlib: that many bytes.
+    """Return the content of gzip or zlib data, which must be of size `nbytes`.
 
     Raises:
-      ValueError: It is damaged, or not all of it is there, or something follows it, or it is more or less.
+      ValueError: The data is damaged, incomplete or followed by other data, or the content has another size.
     """
     stream, room, done = decompressobj(wbits=_EITHER), np.empty(nbytes, np.uint8), 0
     try:
@@ -36,10 +36,10 @@ def inflated(data: bytes, nbytes: int) -> np.ndarray:
                 raise ValueError(f"it holds more than {nbytes} bytes of values")
             room[done : done + len(piece)] = memoryview(piece)
             done += len(piece)
-    except Exception as error:  # isal's errors and zlib's have nothing else in common
+    except Exception as error:  # the errors of isal and zlib have no other common class
         raise ValueError(str(error)) from None
     if not stream.eof or stream.unused_data:
-        raise ValueError("it ends before its end, or goes on behind it")
+        raise ValueError("it is cut off, or other data follows it")
     if done < nbytes:
         raise ValueError(f"it holds {done} bytes of values instead of {nbytes}")
     return room

@@ -1,4 +1,4 @@
-"""A checkpoint or a tree -> NumPy's npz: a ZIP file with a `.npy` for each array, as `numpy.load` reads it.
+"""Exports to NumPy's npz: a ZIP file with a `.npy` file for each array, as `numpy.load` reads it.
 
 Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
@@ -18,25 +18,30 @@ from meshwright.durable import fsync_directory
 from meshwright.errors import UsageError
 from meshwright.process import on_lead
 
-_LARGE = 1 << 30  # bytes, from which on a member of a ZIP file needs longer numbers; it does at twice as many
+_LARGE = 1 << 30  # bytes, from which on ZIP64 is used for a member; it is required from twice as many
 
 
 def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names: Names | None = None) -> Path:
-    """Write arrays into one file, `.npz`, and return its path.
+    """Write arrays into one `.npz` file, and return its path.
 
-    Collective: process 0 reads and writes, 16 MiB at a time, and all return when it is done. The file
-    appears when it is whole.
+    Collective: process 0 reads and writes, 16 MiB at a time, and all processes return when it is done. The
+    file appears when it is complete.
 
     Args:
       tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
-      file: Where to; `.npz` is added where it is not there.
-      names: From our name of an array to the one in the file, or to None, which leaves it out. Without it,
-        they are ours.
+      file: The path of the file; `.npz` is added if it is missing.
+      names: Returns the name in the file for an array's Meshwright name, or None, which leaves the array out.
+        By default the names stay the same.
 
     Raises:
-      UsageError: The file is there, nothing is to be written, two arrays would have one name, NumPy has no
-        type for one, or an array lies on other processes too.
-      CheckpointError: A piece of the checkpoint is damaged.
+      UsageError: The file exists, no array is left, two arrays would get the same name, NumPy lacks the dtype
+        of one, or an array lies on other processes too.
+      DamagedError: A part of the checkpoint is damaged.
+
+    Example:
+      >>> path = mw.formats.export_npz({"layer": {"w": jnp.ones(3)}}, "weights")
+      >>> path.name, np.load(path).files
+      ('weights.npz', ['layer/w'])
     """
     path = local(file)
     path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
@@ -49,7 +54,7 @@ def export_npz(tree_or_source: tree.PyTree | Source, file: str | Path, *, names:
 def _write(source: Source | TreeSource, path: Path, arrays: Mapping[str, Chosen]) -> str:
     with staged(path) as place:
         if path.exists():
-            raise UsageError(f"{path} is there already; give another name, or move it away.")
+            raise UsageError(f"{path} exists already; give another name, or move it away.")
         with (place / path.name).open("wb") as file:
             with zipfile.ZipFile(file, "w") as archive:
                 for name, each in arrays.items():

@@ -1,6 +1,6 @@
-"""A checkpoint or a tree -> safetensors, as Hugging Face tools read it.
+"""Exports to safetensors, as the tools of Hugging Face read it.
 
-    model.safetensors                      where one file suffices, or
+    model.safetensors                      if one file is enough; otherwise
     model-00001-of-00002.safetensors       some of the arrays
     model-00002-of-00002.safetensors       the others
     model.safetensors.index.json           {"metadata": {"total_size": bytes}, "weight_map": {array: file}}
@@ -39,7 +39,7 @@ from meshwright.process import on_lead
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _NARROW = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-_METADATA = {"format": "pt"}  # without a format that they know, loaders refuse the file
+_METADATA = {"format": "pt"}  # loaders refuse a file without a format that they know
 
 
 def export_safetensors(
@@ -51,25 +51,32 @@ def export_safetensors(
     dtype: Any = None,
     metadata: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Write arrays into `directory` as sharded safetensors with an index, and return the files' paths.
+    """Write arrays as safetensors files, with an index if there are several, and return their paths.
 
-    Collective: process 0 reads and writes, a part of an array at a time, and all return when it is done.
-    The files appear in `directory`, beside what is there, when all of them are whole.
+    Collective: process 0 reads and writes, a part of an array at a time, and all processes return when it is
+    done. The files appear in the directory, beside other files, when all of them are complete.
 
     Args:
       tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
-      max_shard_bytes: The arrays of one file do not exceed this, but for one array that does so alone.
-      names: From our name of an array to the one in the file, or to None, which leaves it out.
-        Without it, they are ours with `.` for `/`.
-      dtype: What floating-point arrays are converted to; others stay as they are, but for integers
-        narrower than a byte, which the format lacks: they become bytes.
-      metadata: Text to go into the files, beside `{"format": "pt"}`, which loaders ask for.
+      directory: The local directory to write to; it is created if needed.
+      max_shard_bytes: The most bytes of arrays in one file; a single larger array gets a file of its own.
+      names: Returns the name in the file for an array's Meshwright name, or None, which leaves the array out.
+        By default `/` becomes `.`.
+      dtype: The dtype to cast floating-point arrays to. Others stay as they are, except integers narrower
+        than a byte, which the format lacks: they become int8 or uint8.
+      metadata: Text to store in the files, in addition to `{"format": "pt"}`, which loaders require.
 
     Raises:
-      UsageError: Nothing is to be written, two arrays would have one name, the format has no type for
-        one, an array lies on other processes too, `directory` holds such files already, or
-        cannot be written to.
-      CheckpointError: A piece of the checkpoint is damaged.
+      UsageError: No array is left, two arrays would get the same name, the format lacks the dtype of one, an
+        array lies on other processes too, or `directory` has such files already or cannot be written to.
+      DamagedError: A part of the checkpoint is damaged.
+
+    Example:
+      >>> paths = mw.formats.export_safetensors({"layer": {"w": jnp.ones(3)}}, "exported")
+      >>> [path.name for path in paths]
+      ['model.safetensors']
+      >>> list(mw.open_source("exported").arrays())
+      ['layer.w']
     """
     place = local(directory)
     source = readable(tree_or_source)
@@ -89,7 +96,7 @@ def _with_dots(name: str) -> str:
 def _plan(
     saved: Mapping[str, Any], names: Names, dtype: np.dtype | None
 ) -> tuple[dict[str, str], _safetensors.Structs]:
-    """Return, by the name in the file, our name of each array and what it is in the file."""
+    """Return, by the name in the file, the Meshwright name of each array, and its shape and dtype there."""
     theirs = {name: names(name) for name in saved}
     wanted = {name: new for name, new in theirs.items() if new is not None}
     arrays = {
@@ -146,7 +153,7 @@ def _write(
     max_shard_bytes: int,
     metadata: Mapping[str, str],
 ) -> list[str]:
-    """Write all files elsewhere, then put them in place: first the index, which says whether all are."""
+    """Write all files to a staging directory, then move them, after the index, which shows missing ones."""
     shards = _shards(arrays, max_shard_bytes)
     with staged(directory / SINGLE) as place:
         _refuse_to_mix(directory)
@@ -164,13 +171,13 @@ def _refuse_to_mix(directory: Path) -> None:
     there = sorted(path.name for path in directory.glob("model*.safetensors*"))
     if there:
         raise UsageError(
-            f"{directory} holds {listed(there)} already, and loaders would mix them with new ones. "
+            f"{directory} has {listed(there)} already, and loaders would mix them with new ones. "
             "Remove them, or export into another directory."
         )
 
 
 def _shards(arrays: _safetensors.Structs, max_bytes: int) -> dict[str, _safetensors.Structs]:
-    """Deal the arrays out to files, in their order."""
+    """Distribute the arrays to files, in order."""
     shards: list[dict[str, jax.ShapeDtypeStruct]] = [{}]
     room = max_bytes
     for name, array in arrays.items():
@@ -188,7 +195,7 @@ def _shards(arrays: _safetensors.Structs, max_bytes: int) -> dict[str, _safetens
 def _reader(
     source: Source | TreeSource, ours: Mapping[str, str], arrays: _safetensors.Structs
 ) -> Callable[[str], Iterator[np.ndarray]]:
-    """Return a function that yields one array in parts."""
+    """Return a function that yields the parts of an array, given its name in the file."""
 
     def read(name: str) -> Iterator[np.ndarray]:
         dtype = arrays[name].dtype

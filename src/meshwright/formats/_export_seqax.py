@@ -1,7 +1,7 @@
-"""A checkpoint or a tree -> seqax's format, which `readers/_seqax.py` describes.
+"""Exports to seqax's format, which `readers/_seqax.py` describes.
 
-The chunks are those in which the arrays lie, as seqax's are its shards. Written by TensorStore with
-seqax's metadata, they are the same files, byte for byte.
+The chunks are the shards or stored chunks of the arrays, as in seqax. TensorStore writes them with seqax's
+metadata, so that the files are the same as seqax's, byte for byte.
 """
 
 import json
@@ -30,17 +30,17 @@ from meshwright.formats.readers import store_of, telling, tensorstore_for
 from meshwright.process import on_lead
 from meshwright.storage import Directory, ObjectPath, location
 
-# Of several threads each would keep the memory in which it compressed or wrote a chunk.
+# With several threads, each would keep the memory in which it compressed or wrote a chunk.
 _ONE_AT_A_TIME = {"data_copy_concurrency": {"limit": 1}, "file_io_concurrency": {"limit": 1}}
-_NONE = {"", ".", "..", ".zarray", ".zattrs", ".zgroup"}  # what no array, nor what is above it, is called
+_NONE = {"", ".", "..", ".zarray", ".zattrs", ".zgroup"}  # segments that no array's path may have
 _ARRAY = ".zarray"
 _BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
 
 
 def seqax_name(name: str) -> str:
-    """Return `['params']['w']` for `params/w`: what `keystr` calls a leaf of dictionaries.
+    """Return `['params']['w']` for `params/w`, which is JAX's `keystr` of a leaf in nested dictionaries.
 
-    A name of one part stays as it is, as it may be one of seqax's, whose keys are joined by nothing.
+    A name of one component stays as it is: it may come from seqax, which joins keys by nothing.
     """
     keys = tree.keys_of(name)
     return "".join(f"[{key!r}]" for key in keys) if len(keys) > 1 else name
@@ -53,30 +53,30 @@ def export_seqax(
     step: int,
     names: Names | None = None,
 ) -> Directory:
-    """Write `directory/{step}`, with ten digits, which seqax's `load_zarr` reads, and return where it is.
+    """Write a checkpoint that seqax's `load_zarr` reads, `directory/0000000800`, and return its path.
 
-    Collective: process 0 reads and writes, a chunk at a time, and all return when it is done. What says
-    that it is complete is written last.
+    Collective: process 0 reads and writes, a chunk at a time, and all processes return when it is done. The
+    file that marks the checkpoint as complete is written last.
 
     Args:
       tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
-      directory: Local or not.
-      step: What the checkpoint is called by.
-      names: From our name of an array to the stored one, or to None, which leaves it out. Without it, that
-        is what JAX's `keystr` calls a leaf of the tree; of a checkpoint, which does not say what were lists,
-        `seqax_name`. For states of seqax's own classes it is `lambda name: name.replace("/", "")`.
+      directory: The directory of checkpoints, local or in a store.
+      step: The step, which is the name of the checkpoint.
+      names: Returns the stored name for an array's Meshwright name, or None, which leaves the array out. By
+        default a leaf of a tree gets its `keystr` in JAX, and an array of a checkpoint the `keystr` of a leaf
+        in nested dictionaries. For states of seqax's own classes give `lambda name: name.replace("/", "")`.
 
     Raises:
-      UsageError: The step is there, nothing is to be written, two arrays would have one name, zarr has no
-        type for one, an array lies on other processes too, or TensorStore is not installed.
-      CheckpointError: A piece of the checkpoint is damaged.
+      UsageError: The step exists, no array is left, two arrays would get the same name, zarr lacks the dtype
+        of one, an array lies on other processes too, or TensorStore is not installed.
+      DamagedError: A part of the checkpoint is damaged.
     """
     source, place = readable(tree_or_source), location(directory) / f"{step:010d}"
     given = source is tree_or_source
     arrays = chosen(source.arrays(), names or (seqax_name if given else _keystrs(tree_or_source).__getitem__))
     refuse_dtypes("seqax", arrays)
     if unfit := [name for name in arrays if "\\" in name or not _NONE.isdisjoint(name.split("/"))]:
-        raise UsageError(f"zarr has no arrays called {unfit[0]!r}. Give `names` to call it otherwise.")
+        raise UsageError(f"zarr has no arrays called {unfit[0]!r}. Give `names` that rename it.")
 
     def write() -> None:
         if isinstance(place, ObjectPath):
@@ -98,10 +98,10 @@ def _refuse_if_there(place: Directory) -> None:
         return
     if isinstance(place, ObjectPath) and not (place / ".zattrs").is_file():
         raise UsageError(
-            f"{place} is there, but not complete. If no process writes there any more, delete what is below "
+            f"{place} exists, but is not complete. If no process writes there any more, delete all below "
             "it; or give another destination."
         )
-    raise UsageError(f"{place} is there already; give another directory, or move it away.")
+    raise UsageError(f"{place} exists already; give another directory, or move it away.")
 
 
 def _write(place: Directory, arrays: Mapping[str, Chosen], source: Source | TreeSource) -> None:
@@ -113,7 +113,7 @@ def _write(place: Directory, arrays: Mapping[str, Chosen], source: Source | Tree
 
 
 class _Writer:
-    """Writes by TensorStore: to a disk or, for a place in a store, into memory, from where it is put."""
+    """Writes by TensorStore: to a disk or, if the destination is a store, into memory and from there."""
 
     def __init__(self, place: Directory):
         tensorstore = tensorstore_for("seqax")
@@ -127,11 +127,11 @@ class _Writer:
         with telling(f"write {name} in {self._place}"):
             content = json.dumps(document, indent=4, sort_keys=True).encode()  # as zarr does
             self._store.write(name, content).result()
-        if not name.endswith(_ARRAY):  # which is looked for when the array is opened
-            self._hand_on()
+        if not name.endswith(_ARRAY):  # TensorStore still needs it, to open the array
+            self._upload()
 
     def opened(self, name: str) -> Any:
-        """Return the array whose metadata were put, to write to."""
+        """Open an array for writing, after its metadata was written."""
         spec = {"driver": "zarr", "store_data_equal_to_fill_value": True}
         with telling(f"open {name} in {self._place}"):
             kvstore = self._store / f"{name}/"
@@ -139,13 +139,13 @@ class _Writer:
             return opening.result()
 
     def put_chunk(self, name: str, place: Any, block: np.ndarray) -> None:
-        """Write one chunk, which is not copied before, and is let go of before the next one is read."""
+        """Write one chunk without copying it, and wait, so that it is freed before the next is read."""
         with telling(f"write {name} in {self._place}"):
             place.write(block, can_reference_source_data_indefinitely=True).result()
-        self._hand_on()
+        self._upload()
 
-    def _hand_on(self) -> None:
-        """Put what is in memory where it belongs."""
+    def _upload(self) -> None:
+        """Move all files in memory to the store, if the destination is one."""
         if not isinstance(self._place, ObjectPath):
             return
         for key in self._store.list().result():
@@ -154,7 +154,7 @@ class _Writer:
 
 
 def _keystrs(leaves: tree.PyTree) -> dict[str, str]:
-    """Return what JAX calls each leaf, by our name."""
+    """Return JAX's `keystr` of each leaf, by its Meshwright name."""
     paths = (jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(leaves)[0])
     return dict(zip(tree.leaf_names(leaves), paths, strict=True))
 
@@ -178,7 +178,7 @@ def _write_array(writer: _Writer, name: str, source: Source | TreeSource, each: 
 
 
 def _chunks(array: Any) -> tuple[int, ...]:
-    """Return the shape of the pieces in which an array lies, on devices or in a checkpoint."""
+    """Return the shape of an array's shards on devices, or of its chunks in a checkpoint."""
     if getattr(array, "sharding", None) is not None:
         chunks = array.sharding.shard_shape(array.shape)
     elif isinstance(array, LazyArray):

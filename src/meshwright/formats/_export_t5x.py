@@ -1,7 +1,7 @@
-"""A checkpoint or a tree -> T5X's format, version 3, which `readers/_t5x.py` describes.
+"""Exports to T5X's format, version 3, which `readers/_t5x.py` describes.
 
-Arrays lie beside the tree, in zarr v2 with gzip, which T5X of every age reads; scalars, and what has no
-values, in the tree.
+Arrays are stored beside the tree, in zarr v2 with gzip, which all versions of T5X read. Scalars and arrays
+without elements are stored in the tree.
 
 Source: `checkpoints.py` of github.com/google-research/t5x.
 """
@@ -56,13 +56,18 @@ _NOT_OF_NUMPY = {
     "int4",
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"),
 }
-"""What TensorStore has besides, and calls so."""
+"""The dtypes that TensorStore has besides NumPy's, under its names."""
 
 
 def t5x_names(name: str) -> str | None:
-    """Return what T5X calls one of our leaves; None for what it has no place for, such as the seed.
+    """Return T5X's name of a leaf; None if T5X has no place for it, as for the seed.
 
-    Names of T5X stay as they are.
+    Args:
+      name: A Meshwright name, or one of T5X, which stays as it is.
+
+    Example:
+      >>> mw.formats.t5x_names("params/encoder/w"), mw.formats.t5x_names("seed")
+      ('target/encoder/w', None)
     """
     found = ((pattern.fullmatch(name), theirs) for pattern, theirs in _OURS)
     return next((match.expand(theirs) for match, theirs in found if match), None)
@@ -76,29 +81,36 @@ def export_t5x(
     names: Names = t5x_names,
     dtype: DTypeLike | None = None,
 ) -> Path:
-    """Write `directory/checkpoint_{step}`, which T5X restores, and return its path.
+    """Write a checkpoint that T5X restores, `directory/checkpoint_800`, and return its path.
 
-    Collective: process 0 reads and writes, a few chunks at a time, and all return when it is done. The
-    checkpoint appears when it is whole.
+    Collective: process 0 reads and writes, a few chunks at a time, and all processes return when it is done.
+    The checkpoint appears when it is complete.
 
     Args:
       tree_or_source: A tree whose arrays this process holds whole, or an opened checkpoint.
-      step: What the checkpoint is called by, and what T5X will take for the step of its state.
-      names: From our name of an array to T5X's, or to None, which leaves it out.
-      dtype: What floating-point parameters, `target/…`, are cast to. The optimizer's state stays as it is.
+      directory: The local directory of checkpoints; it is created if needed.
+      step: The step, which is part of the name, and the step of the state that T5X restores.
+      names: Returns T5X's name for an array's Meshwright name, or None, which leaves the array out.
+      dtype: The dtype to cast floating-point parameters, `target/…`, to. The optimizer's state stays as it
+        is.
 
     Raises:
-      UsageError: The step is there already, or cannot be T5X's; nothing is to be written; two arrays would
-        have one name or one directory; T5X has no such dtype, or a number does not fit into it; or an array
+      UsageError: The step exists already or is not a 32-bit number; no array is left; two arrays would get
+        the same name or directory; T5X lacks the dtype of one; a value does not fit into `dtype`; or an array
         lies on other processes too.
-      DamagedError: A piece of the checkpoint is damaged.
+      DamagedError: A part of the checkpoint is damaged.
+
+    Example:
+      >>> path = mw.formats.export_t5x({"params": {"w": jnp.ones(3)}}, "exported", step=800)
+      >>> path.name, list(mw.open_source("exported").arrays())
+      ('checkpoint_800', ['state/step', 'target/w'])
     """
     final = local(directory) / f"checkpoint_{step}"
     if not 0 <= step <= _LAST_STEP:
-        raise UsageError(f"step {step} is none of T5X's, which are of 32 bits: from 0 to {_LAST_STEP}.")
+        raise UsageError(f"step {step} is not valid in T5X, where steps are from 0 to {_LAST_STEP}.")
     source = readable(tree_or_source)
     arrays = _chosen(source.arrays(), names)
-    # T5X restores a state only if it has all its parts, those without arrays too.
+    # T5X restores a state only if it has all entries, including those without arrays.
     empty = {theirs: node for name, node in empty_of(source).items() if (theirs := names(name))}
     rest = {**empty, _STEP: np.array(step, np.int32)}
     dtypes = _dtypes(arrays, None if dtype is None else floating(dtype))
@@ -106,9 +118,7 @@ def export_t5x(
     def write() -> str:
         with staged(final) as place:
             if final.exists():
-                raise UsageError(
-                    f"{final} is there already; give another directory or step, or move it away."
-                )
+                raise UsageError(f"{final} exists already; give another directory or step, or move it away.")
             made = place / final.name
             made.mkdir()
             write_whole(made / "checkpoint", packed(_written(source, arrays, dtypes, rest, made)))
@@ -121,26 +131,26 @@ def export_t5x(
 
 
 def _chosen(saved: Mapping[str, Any], names: Names) -> dict[str, Chosen]:
-    """Return the arrays that are to be written, by T5X's names.
+    """Return the arrays to write, by T5X's names.
 
     Raises:
-      UsageError: They do not make a state of T5X.
+      UsageError: They do not form a state of T5X.
     """
     if all(names(name) is None for name in saved):
         raise UsageError(
-            f"there are no parameters of T5X among {listed(saved) or 'nothing'}: it has them under target/. "
-            "Give `names`, ours to T5X's, or a map to `convert --map`."
+            f"there are no parameters for T5X among {listed(saved) or 'nothing'}: they lie below target/. "
+            "Give `names` that return T5X's names, or a map to `convert --map`."
         )
     arrays = chosen(saved, names)
     folders: dict[str, str] = {}
     for name, each in arrays.items():
         if (other := folders.setdefault(_folder(name), each.name)) != each.name:
             raise UsageError(
-                f"{other} and {each.name} would lie in one directory, {_folder(name)}: give `names`."
+                f"{other} and {each.name} would get the same directory, {_folder(name)}: give `names`."
             )
         above = ("/".join(name.split("/")[:depth]) for depth in range(1, name.count("/") + 1))
         if leaf := next((arrays[prefix] for prefix in above if prefix in arrays), None):
-            raise UsageError(f"{each.name} would lie within {leaf.name}, an array: give `names`.")
+            raise UsageError(f"{each.name} would lie below {leaf.name}, which is an array: give `names`.")
     return arrays
 
 
@@ -149,10 +159,10 @@ def _folder(name: str) -> str:
 
 
 def _dtypes(arrays: Mapping[str, Chosen], wanted: np.dtype | None) -> dict[str, np.dtype]:
-    """Return what each array is written as.
+    """Return the dtype that each array is written in.
 
     Raises:
-      UsageError: T5X has no such dtype.
+      UsageError: T5X lacks one of the dtypes.
     """
     refuse_dtypes("T5X", arrays, _accepts)
     saved = {name: np.dtype(each.array.dtype) for name, each in arrays.items()}
@@ -165,7 +175,7 @@ def _dtypes(arrays: Mapping[str, Chosen], wanted: np.dtype | None) -> dict[str, 
 
 
 def _accepts(dtype: Any) -> bool:
-    # It takes uint16 for bfloat16 that is stored as version 2 did, and refuses it.
+    # T5X takes uint16 for bfloat16 in the form of version 2, and refuses it.
     return (is_of_numpy(dtype) and dtype.name != "uint16") or dtype.name in _NOT_OF_NUMPY
 
 
@@ -176,7 +186,7 @@ def _written(
     rest: Mapping[str, Any],
     directory: Path,
 ) -> dict[str, Any]:
-    """Write the arrays that lie beside the tree, and return the tree, which has `rest` too."""
+    """Write the arrays that are stored beside the tree, and return the tree, with `rest` in it."""
     leaves = dict(rest)
     for name, each in sorted(arrays.items()):
         shape, dtype = each.array.shape, dtypes[name]
@@ -200,11 +210,11 @@ def _write_array(
     dtype: np.dtype,
     read: Callable[[Index], np.ndarray],
 ) -> dict[str, Any]:
-    """Write an array, which lies in such pieces, and return the spec by which T5X finds it."""
+    """Write an array, which is stored in such pieces, and return the spec by which T5X finds it."""
     chunks = chunk_shape(piece, _CHUNK_NBYTES // dtype.itemsize)
     folder.mkdir()
 
-    # One after the other, as each that is read takes up to three times its bytes while that lasts.
+    # One chunk after the other, because reading one takes up to three times its size in memory.
     for index in cuts(shape, chunks):
         place = (part.start // size for part, size in zip(index, chunks, strict=True))
         write_whole(folder / ".".join(map(str, place)), _compressed(read(index)))
@@ -222,9 +232,9 @@ def _zarr(dtype: np.dtype) -> dict[str, Any]:
 
 
 def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
-    """Return chunks of no more than so many values, as T5X cuts them: its `_choose_chunk_shape`.
+    """Return the shape of chunks with at most `num_values` values, as T5X's `_choose_chunk_shape` does.
 
-    The largest dimension, the first of equal ones, is lowered to its next smaller divisor until it is enough.
+    Until that holds, the largest dimension (the first of equal ones) is lowered to its next smaller divisor.
     """
     chunks = list(shape)
     while math.prod(chunks) > num_values:
@@ -234,5 +244,5 @@ def chunk_shape(shape: tuple[int, ...], num_values: int) -> tuple[int, ...]:
 
 
 def _compressed(chunk: np.ndarray) -> Iterator[bytes]:
-    # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
+    # Viewed as uint8, because NumPy has no buffers for the dtypes of ml_dtypes.
     return gzipped(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, _COMPRESSOR["level"])

@@ -1,6 +1,6 @@
-"""Flax's msgpack, written: `readers/_flax_msgpack.py` says how arrays lie in it.
+"""Writes Flax's msgpack; `readers/_flax_msgpack.py` describes how it stores arrays.
 
-Thirty lines, for which no user of `--to t5x` has to install a library.
+These thirty lines save users of `--to t5x` the installation of a library.
 """
 
 import struct
@@ -37,5 +37,5 @@ def packed(value: Any) -> bytes:
 
 
 def _head(short: int, limit: int, long: int, length: int) -> bytes:
-    """Return the byte that says kind and length of what is short, or kind and length in five."""
+    """Return the head of a value: kind and length in one byte if it is short, otherwise in five."""
     return bytes([short | length]) if length < limit else struct.pack(">BI", long, length)

@@ -1,4 +1,4 @@
-"""Checkpoints are opened, whatever wrote them."""
+"""Opens checkpoints of any known format."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,36 @@ from meshwright.errors import CheckpointError, DamagedError, UsageError, listed
 from meshwright.formats.readers import ORBAX_TEMPORARY, READERS, Reader, opened
 from meshwright.storage import Directory, location, telling_unreadable
 
-_KNOWN = f"\n  Formats that are known: {', '.join(['our own', *(reader.name for reader in READERS)])}."
+_KNOWN = f"\n  Known formats: {', '.join(['Meshwright', *(reader.name for reader in READERS)])}."
 
 
 @telling_unreadable()
 def open_source(path: str | Directory, *, step: int | None = None, verify: bool = True) -> Opened:
-    """Open a checkpoint, whatever wrote it: a file, a step directory, or the newest in a directory of them.
+    """Open a checkpoint of any known format; no array data is read yet.
 
-    The format is seen from the content. Of a directory `step` chooses another than the newest. `verify`
-    compares what is read with its checksums, where the format has them. Without it damage to the data goes
-    unnoticed. Where the newest is damaged no older one is taken instead, as `Checkpoints.resume` does: the
-    error says which there is.
+    The format is detected from the content. If the newest checkpoint of a directory is damaged, this raises
+    an error that names the newest intact one, and does not open that instead, as `Checkpoints.resume` would.
+
+    Args:
+      path: A file, a step directory, or a directory of checkpoints, of which the newest is opened; local or
+        in a store.
+      step: The step to open in a directory of checkpoints, instead of the newest.
+      verify: Compare all data that is read with its checksums, if the format has them. Without it, damage to
+        the data goes unnoticed.
 
     Raises:
-      CheckpointError: There is no complete checkpoint of a known format, or none of `step`, or it is too new.
-      DamagedError: What says what it holds is damaged.
-      UsageError: A package that reads it is not installed, or the path is of one step, and `step` is given.
+      CheckpointError: There is no complete checkpoint of a known format, or none of `step`, or its format
+        version is too new.
+      DamagedError: The files that describe the checkpoint are damaged.
+      UsageError: A package that reads the format is not installed, or `step` was given for a path that is one
+        checkpoint.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"params": {"w": jnp.ones((2, 3))}})
+      >>> source = mw.open_source("run")
+      >>> source.step, source.arrays()["params/w"].shape
+      (100, (2, 3))
     """
     place = location(path) if step is None else find_step(path, step)
     ours = _native_at(place)
@@ -48,28 +62,32 @@ def open_source(path: str | Directory, *, step: int | None = None, verify: bool 
 
 @telling_unreadable()
 def find_step(path: str | Directory, step: int) -> Directory:
-    """Return where the checkpoint of a step lies in a directory of checkpoints, whatever wrote them.
+    """Return the path of a step's checkpoint in a directory of checkpoints of any format.
+
+    Args:
+      path: The directory of checkpoints, local or in a store.
+      step: The step.
 
     Raises:
-      CheckpointError: There is none; those that there are are listed.
-      UsageError: The path is of one checkpoint.
+      CheckpointError: The step has no complete checkpoint; the error lists those that do.
+      UsageError: `path` is itself a checkpoint.
     """
     place = location(path)
     steps = steps_at(place)
     if step in steps:
         return steps[step]
     if not steps and ((place / MANIFEST).is_file() or reader_of(place)):
-        raise UsageError(f"{place} is one checkpoint, so the path says which: leave out the step, {step}.")
+        raise UsageError(f"{place} is a single checkpoint: leave out step={step}.")
     if not steps:
         raise CheckpointError(f"{place} {_what_instead(place)}")
     what = step_path(place, step) if _native_at(place) else f"step {step} of {place}"
-    raise CheckpointError(f"{what} is no complete checkpoint; there are {listed(map(str, steps), 20)}.")
+    raise CheckpointError(f"{what} is not a complete checkpoint; there are {listed(map(str, steps), 20)}.")
 
 
 def steps_at(place: Directory) -> Mapping[int, Directory]:
-    """Return where the complete checkpoints of a directory are, by step, the lowest first.
+    """Return the paths of the complete checkpoints in a directory, by step, the lowest first.
 
-    There are none where the place is a checkpoint itself.
+    If `place` is itself a checkpoint, there are none.
     """
     if (place / MANIFEST).is_file():
         return {}
@@ -81,7 +99,7 @@ def steps_at(place: Directory) -> Mapping[int, Directory]:
 
 @telling_unreadable()
 def checkpoints_at(path: str | Directory) -> list[Directory]:
-    """Return where the checkpoint at `path` is, or those in it, the oldest first, whatever wrote them.
+    """Return the paths of the checkpoints in a directory, the lowest step first, or of the one at `path`.
 
     Raises:
       CheckpointError: There is no complete checkpoint.
@@ -108,34 +126,35 @@ def _foreign(place: Directory) -> Opened:
 
 
 def reader_of(place: Directory) -> Reader | None:
-    """Return what reads another system's checkpoint, or those in a directory; None where there is none."""
+    """Return the reader for another system's checkpoint, or a directory of them; None if there is none."""
     return next((reader for reader in READERS if reader.recognises(place)), None)
 
 
 def _instead_of_it(others: Sequence[Directory]) -> str:
-    """Say which other checkpoint there is, as far as can be seen without reading its data."""
+    """Return advice about other checkpoints, as far as can be seen without reading their data."""
     whole = next((path for path in reversed(others) if not incomplete(path)), None)
     if whole is None:
-        return " No other in its directory is whole." if others else ""
+        return " No other checkpoint in its directory is complete." if others else ""
     return (
-        f"\n  The newest of the others that looks whole is {whole.name}: open_source({str(whole)!r}). "
-        f"`meshwright verify {whole.parent}` reads all of them."
+        f"\n  The newest other one that looks complete is {whole.name}: open_source({str(whole)!r}). "
+        f"`meshwright verify {whole.parent}` checks all of them."
     )
 
 
 def _what_instead(place: Directory) -> str:
-    """Say what `place` is, as it is no checkpoint."""
+    """Return what `place`, which is not a checkpoint, is instead."""
     if not place.is_dir():
-        return f"is no checkpoint.{_KNOWN}" if place.exists() else "does not exist."
+        return f"is not a checkpoint.{_KNOWN}" if place.exists() else "does not exist."
     if damaged := aside(place):
-        return f"holds no complete checkpoint, only {damaged[-1]}, which was found damaged and set aside."
-    half_written = "Either a save is still running (call `wait()` first) or its run was killed."
+        return f"has no complete checkpoint, only {damaged[-1]}, which was found damaged and set aside."
+    half_written = "Either a save is still running (call `wait()` first), or its run was killed."
     if any(place.glob("data-*.zarr.zip")):
         return f"has data files but no {MANIFEST}. {half_written}"
     begun = (f"*{ORBAX_TEMPORARY}*", f".*{UNFINISHED}")
     if unfinished := [*temporaries(place), *itertools.chain.from_iterable(map(place.glob, begun))]:
-        return f"holds no complete checkpoint, only the unfinished {unfinished[-1].name}. {half_written}"
+        return f"has no complete checkpoint, only the unfinished {unfinished[-1].name}. {half_written}"
     found = listed(sorted(entry.name for entry in place.iterdir())) or "nothing"
     return (
-        f"is no checkpoint, nor are there any in it called step_00000800 and so on. It holds {found}.{_KNOWN}"
+        "is not a checkpoint, nor a directory of checkpoints (step_00000800 and so on). It holds "
+        f"{found}.{_KNOWN}"
     )

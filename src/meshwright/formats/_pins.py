@@ -1,7 +1,6 @@
-"""Pins: a file `PINNED` in a checkpoint's directory, which no retention policy then removes.
+"""Pins: a checkpoint with a file `PINNED` in its directory is not removed by any retention policy.
 
-Any program or person may put it there, at any time. What it says is for people. T5X leaves a checkpoint with
-such a file alone, too.
+Any program or person may create the file at any time; its text is for people. T5X respects it, too.
 """
 
 import os
@@ -16,13 +15,27 @@ from meshwright.storage import Directory, ObjectPath, location
 
 
 def pin(path: str | Directory, note: str = "") -> None:
-    """Keep the checkpoint at `path`, a step directory, until it is unpinned; `note` says why, or for whom.
+    """Protect a checkpoint from removal until it is unpinned.
 
-    When it returns, it has been kept, whatever was about to be removed and whatever happens to the machine.
+    When this returns, the checkpoint is safe, even from a removal in progress, and after a crash.
+
+    Args:
+      path: The step directory, local or in a store.
+      note: A text for people: the reason, or who needs the checkpoint.
 
     Raises:
-      CheckpointError: There is no complete checkpoint at `path`, perhaps as it has just been removed; or it
-        is of a system that knows no pins.
+      CheckpointError: There is no complete checkpoint at `path`, perhaps because it has just been removed; or
+        its system does not support pins.
+
+    Example:
+      >>> with mw.Checkpoints("run", keep=1) as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      ...     checkpoints.wait()
+      ...     mw.formats.pin("run/step_00000100", "used in the paper")
+      ...     checkpoints.save(200, {"w": jnp.ones(3)})
+      ...     checkpoints.save(300, {"w": jnp.ones(3)})
+      >>> mw.checkpoint.complete_steps(mw.storage.location("run"))
+      [100, 300]
     """
     directory = location(path)
     mark = directory / PINNED
@@ -34,39 +47,47 @@ def pin(path: str | Directory, note: str = "") -> None:
         else:
             _write_durably(mark, f"{note}\n")
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{directory} is no complete checkpoint, so it cannot be pinned.") from None
+        raise CheckpointError(f"cannot pin {directory}: it is not a complete checkpoint.") from None
 
 
 def _check_foreign(directory: Directory) -> None:
-    """Raise if another system's checkpoint is not there, or would be removed in spite of a pin."""
+    """Raise an error if another system's checkpoint does not exist, or if that system ignores pins."""
     reader = reader_of(directory)
     if reader is None or steps_at(directory):
         raise FileNotFoundError
     if not reader.has_pins:
         raise CheckpointError(
-            f"{directory} is a checkpoint of {reader.name}, which knows no pins. Copy it to where it is not "
-            "removed, or make one of ours of it: `meshwright convert`."
+            f"{directory} is a checkpoint of {reader.name}, which has no pins. Copy it to another directory, "
+            "or convert it by `meshwright convert`."
         )
-    opened(reader, directory)  # raises, if it is not complete
+    opened(reader, directory)  # raises if it is not complete
 
 
 def _write_durably(mark: Path, text: str) -> None:
-    """Write the mark where it protects from the first byte on; it must be found by its name afterwards."""
+    """Write the file in place, as it protects from its first byte on, and flush it and its directory."""
     opened = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    fsync_directory(mark.parent)  # FileNotFoundError, if it was renamed for its removal in the meantime
+    fsync_directory(mark.parent)  # FileNotFoundError if a removal has renamed the directory meanwhile
 
 
 def unpin(path: str | Directory) -> None:
-    """Leave the checkpoint at `path` to the retention policy again, if it was pinned."""
+    """Remove the pin of a checkpoint, if any, so that the retention policy may remove the checkpoint.
+
+    Args:
+      path: The step directory, local or in a store.
+    """
     mark = location(path) / PINNED
     if mark.is_file():
         mark.unlink()
 
 
 def is_pinned(path: str | Directory) -> bool:
-    """Return whether the checkpoint at `path` is pinned; False also where there is none."""
+    """Return whether a checkpoint is pinned; False if it does not exist.
+
+    Args:
+      path: The step directory, local or in a store.
+    """
     return (location(path) / PINNED).is_file()

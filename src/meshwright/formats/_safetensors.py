@@ -1,13 +1,13 @@
-"""The safetensors file: how one is laid out and written.
+"""Writes safetensors files.
 
     │ N, the length of the header: 8 bytes, little-endian                              │
-    │ header: JSON, blanks behind it up to a multiple of 8                             │  N bytes
+    │ header: JSON, padded with blanks to a multiple of 8                              │  N bytes
     │   {"__metadata__": {"format": "pt"},                                             │
     │    "params.w": {"dtype": "BF16", "shape": [64, 128], "data_offsets": [0, 16384]}}│
     │ the arrays' raw little-endian bytes, row-major, one after the other              │
 
-Offsets count from the end of the header. The widest types stand first, so that every array begins on
-a multiple of its item's size, as readers that map the file want it.
+Offsets count from the end of the header. Arrays with the widest dtypes come first, so that each array begins
+at a multiple of its item size, as readers that memory-map the file need it.
 
 Source: github.com/huggingface/safetensors, README ("Format") and `Dtype` in safetensors/src/tensor.rs.
 """
@@ -24,7 +24,7 @@ import numpy as np
 
 LENGTH = struct.Struct("<Q")
 METADATA = "__metadata__"
-"""The entry of the header that is no array: text by name."""
+"""The header's entry for text by name; all others are arrays."""
 _ALIGNMENT = 8
 
 DTYPES = {
@@ -48,13 +48,13 @@ DTYPES = {
     "float64": "F64",
     "complex64": "C64",
 }
-"""What the format calls NumPy's and ml_dtypes's types. The `safetensors` package maps NumPy's alone."""
+"""The format's names for dtypes of NumPy and ml_dtypes. The `safetensors` package only maps NumPy's."""
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 
 
 def nbytes(array: jax.ShapeDtypeStruct) -> int:
-    """Return the bytes that an array takes in the file."""
+    """Return the size of an array in the file, in bytes."""
     return math.prod(array.shape) * array.dtype.itemsize
 
 
@@ -64,13 +64,13 @@ def write_file(
     read: Callable[[str], Iterable[np.ndarray]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write one durable file; `read` yields the parts of an array, in row-major order."""
+    """Write one file and flush it to disk; `read` yields the parts of an array in row-major order."""
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
     with path.open("wb") as file:
         file.write(_header(ordered, metadata))
         for name in ordered:
             for part in read(name):
-                # Through uint8, as NumPy gives no buffer of the dtypes of ml_dtypes.
+                # Viewed as uint8, because NumPy has no buffers for the dtypes of ml_dtypes.
                 file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())

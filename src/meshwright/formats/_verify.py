@@ -1,4 +1,4 @@
-"""Whole checkpoints are read, to see whether they still are what was written."""
+"""Verifies checkpoints of any format by reading all of their data."""
 
 from collections.abc import Iterator
 
@@ -11,27 +11,39 @@ from meshwright.storage import Directory, telling_unreadable
 
 
 def verify(path: str | Directory) -> Report:
-    """Compare every byte of a checkpoint with what was written.
+    """Read a whole checkpoint, compare it with its checksums, and return a report of all damage.
 
-    Reads all of it, in constant memory; needs no devices and writes nothing. Another system's is read whole,
-    so that what is missing or cut off is found, and other bytes as far as its format has checksums.
+    Uses constant memory and no devices, and writes nothing. In Meshwright's format every byte is checked. In
+    another system's format, missing and truncated files are found, and changed bytes only if the format has
+    checksums.
 
     Args:
-      path: a step directory, or a directory of checkpoints, for the newest in it; local or not.
+      path: A step directory, or a directory of checkpoints, of which the newest is read; local or in a store.
 
     Raises:
-      CheckpointError: There is no checkpoint, or it is of a newer format than this reader.
-      MeshwrightError: It is in an object store, and that does not answer.
+      CheckpointError: There is no checkpoint, or its format version is too new.
+      MeshwrightError: The store does not answer.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     checkpoints.save(100, {"w": jnp.ones(3)})
+      >>> mw.formats.verify("run").damage
+      ()
     """
     return _report(checkpoints_at(path)[-1])
 
 
 def verify_all(path: str | Directory) -> Iterator[Report]:
-    """Yield what `verify` says of each checkpoint in a directory, the oldest first, or of the one at `path`.
+    """Yield the report of `verify` for each checkpoint in a directory, the lowest step first.
 
-    A run may save there meanwhile: what it removes before it is read is left out.
+    A run may save there meanwhile; checkpoints that it removes before they are read are left out.
 
-    Raises: as `verify`.
+    Args:
+      path: A directory of checkpoints, or a single checkpoint; local or in a store.
+
+    Raises:
+      CheckpointError: As `verify`.
+      MeshwrightError: As `verify`.
     """
     for directory in checkpoints_at(path):
         try:
@@ -55,7 +67,7 @@ def _report(directory: Directory) -> Report:
 
 
 def _read_whole(directory: Directory, reader: Reader) -> Report:
-    """Read all of another system's checkpoint, and return what cannot be read."""
+    """Read all of another system's checkpoint, and report the arrays that cannot be read."""
     try:
         source = opened(reader, directory)
     except DamagedError as error:
@@ -64,7 +76,7 @@ def _read_whole(directory: Directory, reader: Reader) -> Report:
     arrays, damage = source.arrays(), []
     for name, array in arrays.items():
         try:
-            chunks = array.stored_chunks  # each read once, where it lies in such
+            chunks = array.stored_chunks  # so that each chunk is read once
             parts = cuts(array.shape, chunks) if chunks else slabs(array.shape, array.dtype.itemsize)
             for index in parts:
                 array.read(index)

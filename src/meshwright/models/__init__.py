@@ -1,4 +1,9 @@
-"""Reference models, a file of plain functions each, and maps to the names that others give to parameters."""
+"""Reference models, and maps between their parameters and those of other libraries.
+
+`decoder`, `gpt2` and `t5` are one file of plain functions each: `init`, `logits` and the parts of a layer.
+`_map` has the table of names and shapes, `hugging_face` the tables for Hugging Face's models. May import
+`formats` and the rooms below it. Add a model as a file of its own, and its table to `hugging_face`.
+"""
 
 from meshwright.models import decoder, gpt2, hugging_face, t5
 from meshwright.models._map import Map, Reshape, Row, Transpose

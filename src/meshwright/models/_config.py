@@ -1,4 +1,4 @@
-"""The sizes of decoders: what a model's family does otherwise, and published ones by name."""
+"""The config of decoders: sizes, features of model families, and published models by name."""
 
 import dataclasses
 import itertools
@@ -18,19 +18,32 @@ Activation = Literal["silu", "gelu"]
 
 @dataclass(frozen=True)
 class Rope:
-    """How fast rotary positions turn, slowed down where a model was stretched to a longer context."""
+    """The frequencies of rotary positions, also scaled for a longer context.
+
+    Example:
+      >>> mw.models.decoder.Rope(base=100.0).frequencies(4)
+      array([1. , 0.1], dtype=float32)
+    """
 
     base: float = 10_000.0
+    """The base of the frequencies, called rope_theta elsewhere."""
     factor: float = 1.0
-    """How many times longer the context became."""
+    """The ratio of the longer context to the original one, by which frequencies are divided."""
     length: int = 0
-    """The context before that, as Llama 3.1 needs it: turns that fit into it `high` times stay as they were,
-    those that fit in less than `low` times become `factor` slower. 0 slows all of them, as Gemma 3 does."""
+    """The original context length in tokens, for Llama 3.1: frequencies with at least `high` full turns in it
+    stay the same, those with at most `low` are divided by `factor`, and those between are interpolated. 0
+    divides all of them, as Gemma 3 does."""
     low: float = 1.0
+    """The number of turns up to which a frequency is divided by `factor`."""
     high: float = 4.0
+    """The number of turns from which on a frequency stays the same."""
 
     def frequencies(self, head: int) -> np.ndarray:
-        """Return the angle per position of each pair of features, in radians: float32[H / 2]."""
+        """Return the angle per position of each pair of features, in radians: float32[H / 2].
+
+        Args:
+          head: The size of one head, H.
+        """
         frequency = self.base ** -(np.arange(0, head, 2) / head)
         turns = self.length * frequency / (2 * math.pi)
         kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
@@ -39,46 +52,60 @@ class Rope:
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of the model, and what its family does otherwise. The defaults make 0.9 million parameters.
+    """The sizes and features of a decoder. The defaults make a model of 0.9 million parameters.
 
     Raises:
-      UsageError: the sizes do not go together.
+      UsageError: The sizes do not fit together.
+
+    Example:
+      >>> cfg = mw.models.decoder.Config(vocabulary=100, model=64, layers=2, heads=4)
+      >>> cfg.head_size
+      16
     """
 
     vocabulary: int = 256
+    """The number of tokens in the vocabulary, V."""
     model: int = 128
+    """The number of features of the residual stream, D."""
     layers: int = 4
+    """The number of layers, L."""
     heads: int = 4
+    """The number of query heads, N."""
     key_heads: int | None = None
-    """Of keys and of values: each serves `heads / key_heads` heads of queries. None for as many as those."""
+    """The number of key and value heads, each of which serves `heads / key_heads` query heads; None for as
+    many as query heads."""
     head: int | None = None
-    """The size of one; None for `model / heads`."""
+    """The size of a head, H; None for `model / heads`."""
     feed_forward: int = 344
+    """The number of hidden features of the feed-forward layer, F."""
     activation: Activation = "silu"
-    """In the feed-forward layer: SwiGLU or, as Gemma, GeGLU (in tanh's approximation)."""
+    """The activation of the gated feed-forward layer: "silu" for SwiGLU, or "gelu" for GeGLU with the tanh
+    approximation, as in Gemma."""
     norm_epsilon: float = 1e-6
+    """The number added to the mean square in norms."""
     norm_offset: float = 0.0
-    """What is added to the scales of norms: 1 in Gemma, which keeps their distance from it."""
+    """The number added to the scales of norms: 1 in Gemma, whose scales are stored as differences from 1."""
     post_norms: bool = False
-    """Gemma 2 and 3: what a block's two parts return is normalised, too."""
+    """True if the outputs of attention and feed-forward layer are also normalised, as in Gemma 2 and 3."""
     ropes: tuple[Rope, ...] = (Rope(),)
-    """Of one layer after the other, and from the start again."""
+    """The rotary positions of the layers, repeated from the start if there are fewer than layers."""
     windows: tuple[int | None, ...] = (None,)
-    """How many positions a layer sees, its own among them; None for all before it. As `ropes`."""
+    """The number of positions that each layer attends to, with its own; None for all before. Repeated like
+    `ropes`."""
     tied: bool = False
-    """The head is the embedding."""
+    """True if the embedding is also used as the head."""
     query_bias: bool = False
-    """Qwen 2: queries, keys and values have biases."""
+    """True if queries, keys and values have biases, as in Qwen 2."""
     query_norm: bool = False
-    """Qwen 3 and Gemma 3: queries and keys are normalised head by head."""
+    """True if queries and keys are normalised in each head, as in Qwen 3 and Gemma 3."""
     query_scale: float | None = None
-    """What queries are multiplied by; None for one over the root of the head's size."""
+    """The factor of attention scores; None for one over the square root of the head size."""
     embedding_scale: float = 1.0
-    """What embeddings are multiplied by: Gemma's are by the root of the model's size."""
+    """The factor of embeddings; in Gemma the square root of the model size."""
     attention_cap: float | None = None
-    """Gemma 2: scores are bent into ± this by a tanh."""
+    """The bound of attention scores, which a tanh limits to ± this, as in Gemma 2; None for no bound."""
     logit_cap: float | None = None
-    """As `attention_cap`, of the logits."""
+    """The same bound for the logits."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "model", "layers", "heads", "key_heads", "head", "feed_forward")
@@ -88,28 +115,32 @@ class Config:
             )
         if self.head is None and self.model % self.heads:
             raise UsageError(
-                f"Config.heads is {self.heads}, which does not divide model={self.model}; "
-                "or say the size of one, head."
+                f"Config.heads is {self.heads}, which does not divide model={self.model}. Change one "
+                "of them, or give the size of a head, head."
             )
         if self.head_size % 2:
             raise UsageError(
-                f"Config.head is {self.head_size}; rotary positions turn pairs, so it must be even."
+                f"Config.head is {self.head_size}, but must be even: rotary positions rotate pairs."
             )
         if self.activation not in get_args(Activation):
-            raise UsageError(f"Config.activation is {self.activation!r}; it is silu or gelu.")
+            raise UsageError(f"Config.activation is {self.activation!r}; expected silu or gelu.")
         if not self.ropes or not self.windows:
-            raise UsageError("Config.ropes and Config.windows need an entry at least; (None,) is no window.")
+            raise UsageError(
+                "Config.ropes and Config.windows need at least one entry; (None,) means no window."
+            )
         if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.windows):
-            raise UsageError(f"Config.windows is {self.windows}; a layer sees its own position at least.")
+            raise UsageError(
+                f"Config.windows is {self.windows}; each must be None or a number of positions, 1 or more."
+            )
 
     @property
     def num_key_heads(self) -> int:
-        """How many heads of keys there are, and of values."""
+        """Return the number of key and value heads."""
         return self.heads if self.key_heads is None else self.key_heads
 
     @property
     def head_size(self) -> int:
-        """The size of one head."""
+        """Return the size of a head."""
         return self.model // self.heads if self.head is None else self.head
 
     def layer_frequencies(self) -> np.ndarray:
@@ -117,7 +148,7 @@ class Config:
         return np.stack([rope.frequencies(self.head_size) for rope in _cycled(self.ropes, self.layers)])
 
     def layer_windows(self) -> np.ndarray | None:
-        """Return how many positions each layer sees, int32[L]; None where all layers see all."""
+        """Return the number of positions that each layer attends to, int32[L]; None if none has a window."""
         if not any(self.windows):
             return None
         endless = np.iinfo(np.int32).max
@@ -125,32 +156,39 @@ class Config:
 
 
 def check_sizes(cfg: Any, *names: str) -> None:
-    """Refuse sizes of a config that are no whole numbers from 1; None is no size.
+    """Check that the named fields of a config are whole numbers from 1, or None.
 
     Raises:
-      UsageError: some are not; all of them are listed.
+      UsageError: Some are not; all of them are listed.
     """
     values = {name: getattr(cfg, name) for name in names if getattr(cfg, name) is not None}
     wrong = [f"Config.{name} is {x!r}" for name, x in values.items() if not isinstance(x, Integral) or x < 1]
     if wrong:
-        raise UsageError(f"{', '.join(wrong)}; sizes are whole numbers from 1.")
+        raise UsageError(f"{', '.join(wrong)}; sizes must be whole numbers from 1.")
 
 
 def config(name: str) -> Config:
-    """Return the sizes of a published model, `config("llama-7b")`.
+    """Return the config of a published model.
+
+    Args:
+      name: The name of the model, such as `llama-7b`.
 
     Raises:
-      UsageError: there is none of that name.
+      UsageError: There is no model of that name.
+
+    Example:
+      >>> mw.models.decoder.config("llama-3-8b").layers
+      32
     """
     if name not in _SIZES:
         close = nearest(name, _SIZES)
         hint = f"did you mean {close!r}?" if close else f"there are {', '.join(_SIZES)}."
-        raise UsageError(f"there is no decoder of size {name!r}; {hint}")
+        raise UsageError(f"there is no decoder called {name!r}; {hint}")
     return _SIZES[name]
 
 
 def _of(vocabulary: int, model: int, layers: int, heads: tuple[int, int, int], feed_forward: int) -> Config:
-    """Return the config of these sizes; `heads` are those of queries, those of keys, and the size of one."""
+    """Return a config; `heads` has the numbers of query heads and of key heads, and the size of a head."""
     queries, keys, head = heads
     return Config(vocabulary, model, layers, queries, keys, head, feed_forward)
 

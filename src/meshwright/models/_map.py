@@ -1,4 +1,4 @@
-"""What a model's parameters are called, and how they lie, in two libraries: a table to use both ways."""
+"""Maps between a model's parameters in two libraries: tables of names and shapes, used in both directions."""
 
 import itertools
 import re
@@ -13,30 +13,32 @@ from meshwright.patterns import Table, compiled
 
 @dataclass(frozen=True)
 class Transpose:
-    """Ours has its dimensions in the opposite order: weights of PyTorch's `Linear` are [out, in]."""
+    """A step of a row: reverse the dimensions, as weights of PyTorch's `Linear` are [out, in]."""
 
     def to_ours(self, array: LazyArray) -> LazyArray:
-        """Return an array of theirs as ours."""
+        """Return our array, lazily, given theirs."""
         return array.transpose()
 
     def to_theirs(self, array: LazyArray) -> LazyArray:
-        """Return an array of ours as theirs."""
+        """Return their array, lazily, given ours."""
         return array.transpose()
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """Ours has another shape: heads in a dimension of their own, say."""
+    """A step of a row: change the shape, for instance to give heads their own dimension."""
 
     theirs: tuple[int, ...]
+    """The shape in the other library."""
     ours: tuple[int, ...]
+    """The shape here."""
 
     def to_ours(self, array: LazyArray) -> LazyArray:
-        """Return an array of theirs as ours."""
+        """Return our array, lazily, given theirs."""
         return _reshaped(array, self.theirs, self.ours)
 
     def to_theirs(self, array: LazyArray) -> LazyArray:
-        """Return an array of ours as theirs."""
+        """Return their array, lazily, given ours."""
         return _reshaped(array, self.ours, self.theirs)
 
 
@@ -45,68 +47,75 @@ Step = Transpose | Reshape
 
 @dataclass(frozen=True)
 class Row:
-    """One array of theirs, or one in each layer, and what it is with us.
+    """A row of a map: an array of the other library, or one in each layer, and the array here.
 
     Raises:
-      UsageError: it says too little, or more than one layer's number.
+      UsageError: The sizes do not fit the names, or a name has more than one `{}`.
     """
 
     ours: str | tuple[str, ...]
-    """Its name with us; several where theirs is split, along the last dimension of ours."""
+    """The array's name here; several names if their array is split along our last dimension."""
     theirs: str
-    """`{}` in it is the layer's number. Ours holds all layers, stacked, unless it has a `{}`, too."""
+    """The array's name in the other library, in which `{}` stands for the layer's number. Our array holds
+    all layers, stacked, unless its name has a `{}`, too."""
     steps: tuple[Step, ...] = ()
-    """From theirs to ours, in this order, layer by layer."""
+    """Changes from theirs to ours, in order, applied to each layer."""
     sizes: tuple[int, ...] = ()
-    """Of the parts, where `ours` are several."""
+    """The sizes of the parts along our last dimension, if `ours` has several names."""
 
     def __post_init__(self) -> None:
         if len(self.sizes) != (0 if isinstance(self.ours, str) else len(self.ours)):
             raise UsageError(
-                f"the row of {self.theirs} must have a size for each of {self.ours}, if several."
+                f"the row of {self.theirs} must have a size for each of {self.ours} if these are several, "
+                f"and none otherwise; sizes is {self.sizes}."
             )
         if several := [name for name in (self.theirs, *self.names) if name.count("{}") > 1]:
             raise UsageError(
-                f"the row of {self.theirs} has several {{}} in {several[0]}; there is one number."
+                f"the row of {self.theirs} has several {{}} in {several[0]}; a name has one layer number."
             )
         if numbered := [name for name in self.names if "{}" in name and "{}" not in self.theirs]:
             raise UsageError(
-                f"the row of {self.theirs} has a {{}} in {numbered[0]} only, and no number for it."
+                f"the row of {self.theirs} has a {{}} only in {numbered[0]}, so there is no number for it."
             )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names with us, of which there may be one."""
+        """Return our names, one or several."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
 @dataclass(frozen=True)
 class Map:
-    """Rows for all parameters of a model: a source of theirs is one of ours, and one of ours one of theirs.
-
-    Nothing is read but what is asked of the new source, and of the old one only what that takes.
+    """A map between all parameters of a model in another library and here, which converts sources lazily.
 
     Raises:
-      UsageError: two rows are of one array, or `ignore` is no pattern.
+      UsageError: Two rows have the same array, or `ignore` is not a pattern.
+
+    Example:
+      >>> table = mw.models.Map((mw.models.Row("w", "linear.weight", (mw.models.Transpose(),)),))
+      >>> theirs = mw.arrays.as_source({"linear.weight": np.zeros((3, 2))}, "theirs")
+      >>> table.to_ours(theirs).arrays()["w"].shape
+      (2, 3)
     """
 
     rows: tuple[Row, ...]
+    """A row for each array, or for each array of a layer."""
     ignore: str = ""
-    """A pattern for names of theirs that say nothing new: buffers, and heads that are tied."""
+    """A pattern for their names to leave out: buffers, and heads that are tied to the embedding."""
     prefix: str = ""
-    """What their names begin with, but in some checkpoints do not."""
+    """A prefix of their names that some checkpoints leave out."""
 
     def __post_init__(self) -> None:
         for names in ([row.theirs for row in self.rows], [name for row in self.rows for name in row.names]):
             if several := [name for name in names if names.count(name) > 1]:
-                raise UsageError(f"a map has several rows for {several[0]}; one of them would be lost.")
-        Table("Map.ignore", (self.ignore,))  # raises if it is no pattern
+                raise UsageError(f"a map has several rows for {several[0]}; only one of them would be used.")
+        Table("Map.ignore", (self.ignore,))  # raises if it is not a pattern
 
     def to_ours(self, source: Source) -> Source:
-        """Return `source`, which has their names, with ours. What has no row keeps its name.
+        """Return a source with our names and shapes, given one with theirs. Arrays without a row are kept.
 
         Raises:
-          CheckpointError: Layers are missing in between, or an array does not fit its row.
+          CheckpointError: A layer is missing between others, or an array does not fit its row.
         """
         theirs = {self._with_prefix(name): x for name, x in source.arrays().items()}
         theirs = {name: x for name, x in theirs.items() if not compiled(self.ignore)(name)}
@@ -121,18 +130,18 @@ class Map:
         return as_source(ours | theirs, str(source))
 
     def to_theirs(self, source: Source) -> Source:
-        """Return `source`, which has our names, with theirs.
+        """Return a source with their names and shapes, given one with ours.
 
         Raises:
-          CheckpointError: It has an array without a row, which would be lost, or one that does not fit its
-            row, or some parts of one of theirs.
+          CheckpointError: An array has no row or does not fit its row, or some parts of their array are
+            missing.
         """
         ours, theirs = dict(source.arrays()), {}
         for row in self.rows:
             theirs |= _to_theirs(row, [_unstacked(name, row, ours, source) for name in row.names], source)
         if ours:
             listed = ", ".join(sorted(ours)[:10])
-            raise CheckpointError(f"{source}: the map has no row for {listed}, so they have no names there.")
+            raise CheckpointError(f"{source}: the map has no row for {listed}. Add one, or leave it out.")
         return as_source(theirs, str(source))
 
     def _with_prefix(self, name: str) -> str:
@@ -141,7 +150,7 @@ class Map:
 
 
 Layers = dict[int | None, LazyArray]
-"""An array of each layer, by its number; or one alone, by None."""
+"""An array for each layer, by the layer's number; or a single array, by None."""
 
 
 def _to_ours(row: Row, layers: Layers) -> dict[str, LazyArray]:
@@ -158,9 +167,7 @@ def _to_ours(row: Row, layers: Layers) -> dict[str, LazyArray]:
 
 def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyArray]:
     if any(part.keys() != parts[0].keys() for part in parts):
-        raise CheckpointError(
-            f"{source} must have the same layers of all of {', '.join(row.names)}, or of none."
-        )
+        raise CheckpointError(f"{source} must have the same layers for all of {', '.join(row.names)}.")
     theirs = {}
     with _naming(row):
         for layer in parts[0]:
@@ -173,7 +180,7 @@ def _to_theirs(row: Row, parts: list[Layers], source: Source) -> dict[str, LazyA
 
 @contextmanager
 def _naming(row: Row) -> Iterator[None]:
-    """Say of an array that does not fit which one it is."""
+    """Add the array's name to the error if it does not fit its row."""
     try:
         yield
     except UsageError as error:
@@ -183,18 +190,20 @@ def _naming(row: Row) -> Iterator[None]:
 def _reshaped(array: LazyArray, shape: tuple[int, ...], wanted: tuple[int, ...]) -> LazyArray:
     if array.shape != shape:
         raise UsageError(
-            f"the row is for an array of shape {shape}, which becomes {wanted}, not {array.shape}."
+            f"the map expects an array of shape {shape}, to reshape it to {wanted}; this has {array.shape}."
         )
     return array.reshape(*wanted)
 
 
 def _layers(template: str, arrays: dict[str, LazyArray], source: Source) -> Layers:
-    """Take the arrays whose names `template` has, in the order of their numbers."""
+    """Remove the arrays whose names fit `template` from `arrays`, and return them by layer, in order."""
     matches = [match for name in arrays if (match := _pattern(template).fullmatch(name))]
     found = {int(match[1]) if match.re.groups else None: arrays.pop(match[0]) for match in matches}
     missing = set(range(len(found))) - found.keys() if "{}" in template else ()
     if missing:
-        raise CheckpointError(f"{source} has {len(found)} of {template}, but not number {min(missing)}.")
+        raise CheckpointError(
+            f"{source} has {len(found)} of {template}, but number {min(missing)} is missing."
+        )
     return dict(sorted(found.items(), key=lambda item: item[0] or 0))
 
 
@@ -202,7 +211,7 @@ def _split(row: Row, array: LazyArray) -> list[LazyArray]:
     if not row.sizes:
         return [array]
     if not array.shape:
-        raise CheckpointError(f"{row.theirs} has no columns, and cannot be split into {row.sizes}.")
+        raise CheckpointError(f"{row.theirs} is a scalar, and cannot be split into {row.sizes} columns.")
     if sum(row.sizes) != array.shape[-1]:
         raise CheckpointError(
             f"{row.theirs} has {array.shape[-1]} columns, and cannot be split into {row.sizes}."
@@ -213,19 +222,19 @@ def _split(row: Row, array: LazyArray) -> list[LazyArray]:
 
 
 def _stacked(name: str, layers: Layers) -> dict[str, LazyArray]:
-    """Return one layer's array, all layers' stacked, or all of them by names of their own."""
+    """Return a single array, all layers stacked, or each layer under its own name."""
     if None in layers or "{}" in name:
         return {_numbered(name, layer): array for layer, array in layers.items()}
     return {name: stack(list(layers.values()))}
 
 
 def _unstacked(name: str, row: Row, ours: dict[str, LazyArray], source: Source) -> Layers:
-    """Take what `_stacked` returned."""
+    """Remove an array of ours from `ours`, and return its layers: the inverse of `_stacked`."""
     if "{}" in name or "{}" not in row.theirs:
         return _layers(name, ours, source)
     stacked = ours.pop(name, None)
     if stacked is not None and not stacked.shape:
-        raise CheckpointError(f"{source}: {name} is a number, and no stack of layers.")
+        raise CheckpointError(f"{source}: {name} is a scalar, not a stack of layers.")
     return {} if stacked is None else {layer: stacked[layer] for layer in range(stacked.shape[0])}
 
 

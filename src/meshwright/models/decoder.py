@@ -1,15 +1,15 @@
-"""The decoder-only transformer of LLaMA and its kin: plain functions on a plain tree, in one file.
+"""The decoder-only transformer of LLaMA and similar models: plain functions on a plain tree, in one file.
 
 Pre-norm blocks with RMS norm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), grouped
-queries (Ainslie et al., 2023) and a gated feed-forward layer (Shazeer, 2020). What Mistral, Qwen and
-Gemma do otherwise is a field of `Config` each. The layers' weights are stacked along a first dimension and
-scanned over, so that compiling takes as long for eighty layers as for one.
+queries (Ainslie et al., 2023) and a gated feed-forward layer (Shazeer, 2020). Each feature of Mistral, Qwen
+and Gemma is a field of `Config`. The layers' weights are stacked along a first dimension and scanned over, so
+that compiling takes as long for eighty layers as for one.
 
-It computes in the dtype of the parameters that it is given (`mw.make_step(compute_dtype="bfloat16")`); norms,
-rotary angles, the softmax and the logits are float32 whatever that is.
+It computes in the dtype of the parameters (`mw.make_step(compute_dtype="bfloat16")`); norms, rotary angles,
+the softmax and the logits are always float32.
 
-Dimensions: B batch, T time (S where it is looked at), D model, N heads, G key and value heads, H one head,
-F feed-forward, V vocabulary, L layers.
+Dimensions: B batch, T time (S for positions that are attended to), D model, N heads, G key and value heads, H
+one head, F feed-forward, V vocabulary, L layers.
 """
 
 from collections.abc import Callable
@@ -52,11 +52,23 @@ RULES = (
     match(optional("embedding"), "tensor", "fsdp"),  # GPT-2 has its own
     match(optional("head"), "fsdp", "tensor"),
 )
-"""Megatron's pattern: columns in, rows out, so that a block ends in one sum over the tensor axis."""
+"""Megatron's rules: columns in, rows out, so that a block needs one sum over the tensor axis at its end."""
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
-    """Return the parameters."""
+    """Return random parameters, nested dictionaries of arrays; those of layers are stacked, [L, ...].
+
+    Args:
+      cfg: The config of the model.
+      key: A typed PRNG key.
+      dtype: The dtype of the parameters.
+
+    Example:
+      >>> cfg = mw.models.decoder.Config(vocabulary=10, model=8, layers=2, heads=2, feed_forward=16)
+      >>> params = mw.models.decoder.init(cfg, mw.train.key_of(0))
+      >>> params["embedding"].shape, params["layers"]["q"].shape
+      ((10, 8), (2, 8, 8))
+    """
     keys = iter(jax.random.split(key, 9))
 
     def normal(*shape: int, fan_in: float) -> jax.Array:
@@ -100,15 +112,36 @@ def logits(
     *,
     remat: str = "everything",
 ) -> jax.Array:
-    """Return float32[B, T, V]: at each position, the scores of the token that follows. As `features`."""
+    """Return the logits of the next token at each position, float32[B, T, V].
+
+    Args:
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      tokens_BT: The tokens, int[B, T].
+      segments_BT: As in `features`.
+      remat: As in `features`.
+
+    Raises:
+      UsageError: As `features`.
+    """
     return scores(cfg, params, features(cfg, params, tokens_BT, segments_BT, remat=remat))
 
 
 def loss(cfg: Config, params: PyTree, batch: dict[str, jax.Array], *, remat: str = "everything") -> Mean:
-    """Return the mean loss, in nats, of a batch `{"tokens": [B, T]}`, with `"segments"` if packed or padded.
+    """Return the mean loss of a batch, in nats per token.
 
-    Each token is predicted from those before it in its segment. Segments are numbered from 1; what is in
-    segment 0 is padding and not counted, nor is the first token of a segment. `remat` as in `features`.
+    Each token is predicted from those before it in its segment. Padding and the first token of each segment
+    are not counted.
+
+    Args:
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      batch: `{"tokens": int[B, T]}`; if rows are packed or padded, also `"segments"`, int[B, T], which are
+        numbered from 1; 0 is padding.
+      remat: As in `features`.
+
+    Raises:
+      UsageError: As `losses`.
     """
     found_BT = losses(cfg, params, batch["tokens"], batch.get("segments"), remat=remat)
     if "segments" not in batch:
@@ -125,17 +158,24 @@ def losses(
     *,
     remat: str = "everything",
 ) -> jax.Array:
-    """Return the loss of each token but the first, in nats: float32[B, T - 1]. As `features`.
+    """Return the loss of each token but the first, in nats: float32[B, T - 1].
 
-    The scores of a whole row are never there at once, nor kept for the gradient: those of 256 positions are.
+    The logits are computed for 256 positions at a time, and not kept for the gradient.
+
+    Args:
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      tokens_BT: The tokens, int[B, T].
+      segments_BT: As in `features`.
+      remat: As in `features`.
 
     Raises:
-      UsageError: rows have one token only, or as `features`.
+      UsageError: Rows have only one token; or as `features`.
     """
     _check_segments(tokens_BT, segments_BT)
     if tokens_BT.shape[1] < 2:
         raise UsageError(
-            f"rows of {tokens_BT.shape[1]} token leave nothing to predict: they need two at least."
+            f"rows of {tokens_BT.shape[1]} token leave nothing to predict: they need at least 2 tokens."
         )
     before = None if segments_BT is None else segments_BT[:, :-1]
     x_BTD = features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
@@ -156,15 +196,20 @@ def features(
     *,
     remat: str = "everything",
 ) -> jax.Array:
-    """Return [B, T, D], in the parameters' dtype: what a head reads at each position.
+    """Return the features before the head at each position, [B, T, D], in the dtype of the parameters.
 
     Args:
-      segments_BT: where sequences are packed into a row, or padded: positions see their own segment only.
-        They are counted through, as rotary attention knows distances alone.
-      remat: what a layer keeps for the gradient, a policy of `mw.train.remat`; "nothing" keeps its input.
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      tokens_BT: The tokens, int[B, T].
+      segments_BT: The segment of each token, int[B, T], if sequences are packed or padded: a position attends
+        to its own segment only. Positions are not reset at a segment, as rotary attention depends only on
+        distances.
+      remat: The values that a layer keeps for the gradient, a policy of `mw.train.remat`; "nothing" keeps
+        only its input.
 
     Raises:
-      UsageError: segments are not of the shape of the tokens, or there is no such policy.
+      UsageError: The segments have another shape than the tokens, or there is no such policy.
     """
     _check_segments(tokens_BT, segments_BT)
 
@@ -173,7 +218,7 @@ def features(
         x_BTD = block(cfg, layer, x_BTD, frequencies_H, window, segments_BT)
         return shard_batch_dim(x_BTD), None
 
-    # A scan shares nothing between its turns, so that what is computed twice need not be kept apart.
+    # No common subexpressions can be shared between the iterations of a scan, so `prevent_cse` is not needed.
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
     x_BTD = embedding_lookup(params["embedding"], tokens_BT)
     x_BTD = x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype)
@@ -184,11 +229,11 @@ def features(
 
 def _check_segments(tokens_BT: jax.Array, segments_BT: jax.Array | None) -> None:
     if segments_BT is not None and segments_BT.shape != tokens_BT.shape:
-        raise UsageError(f"segments are {segments_BT.shape}, and not {tokens_BT.shape} as the tokens are.")
+        raise UsageError(f"segments have shape {segments_BT.shape}, but the tokens have {tokens_BT.shape}.")
 
 
 def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:
-    """Return float32[..., V]: of each token, from the features [..., D] of the position before."""
+    """Return the logits of the next token, float32[..., V], given features [..., D]."""
     head_DV = params["embedding"].T if cfg.tied else params["head"]
     return capped(jnp.matmul(x, head_DV, preferred_element_type=jnp.float32), cfg.logit_cap)
 
@@ -201,7 +246,16 @@ def block(
     window: jax.Array | None = None,
     segments_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """One layer: attention, then feed-forward, each added to what comes in."""
+    """Return the output of a layer, [B, T, D]: attention, then feed-forward, each with a residual connection.
+
+    Args:
+      cfg: The config of the model.
+      layer: The parameters of one layer, without the first dimension of `params["layers"]`.
+      x_BTD: The input of the layer.
+      frequencies_H: The rotary frequencies of the layer, float32[H / 2].
+      window: The number of positions that a position attends to, itself included; None for all before.
+      segments_BT: Positions attend to their own segment only; None for one segment.
+    """
 
     def added(part: str, compute: Callable[[jax.Array], jax.Array]) -> jax.Array:
         out_BTD = compute(rms_norm(cfg, x_BTD, layer[f"{part}_norm"]))
@@ -219,7 +273,16 @@ def attention(
     window: jax.Array | None = None,
     segments_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """Return the attention of all heads to the positions before, in the same segment and the window."""
+    """Return the output of attention with all heads, [B, T, D].
+
+    Args:
+      cfg: The config of the model.
+      layer: The parameters of one layer.
+      x_BTD: The normalised input.
+      frequencies_H: The rotary frequencies of the layer, float32[H / 2].
+      window: The number of positions that a position attends to, itself included; None for all before.
+      segments_BT: Positions attend to their own segment only; None for one segment.
+    """
 
     def heads(name: str) -> jax.Array:
         out = x_BTD @ layer[name] + (layer[f"{name}_bias"] if cfg.query_bias else 0)
@@ -235,19 +298,25 @@ def attention(
 
 
 def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
-    """SwiGLU or GeGLU."""
+    """Return the output of the gated feed-forward layer, SwiGLU or GeGLU, [B, T, D].
+
+    Args:
+      cfg: The config of the model.
+      layer: The parameters of one layer.
+      x_BTD: The normalised input.
+    """
     return (_ACTIVATIONS[cfg.activation](x_BTD @ layer["gate"]) * (x_BTD @ layer["up"])) @ layer["down"]
 
 
 def rms_norm(cfg: Config, x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Divide by the root of the mean square over the last dimension, then scale; in float32."""
+    """Divide by the root of the mean square over the last dimension and scale, in float32."""
     wide = x.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_epsilon)
     return (wide * (cfg.norm_offset + scale.astype(jnp.float32))).astype(x.dtype)
 
 
 def rotate(x_BTNH: jax.Array, frequencies_H: jax.Array) -> jax.Array:
-    """Turn pairs of features, one of each half, by angles that grow with the position."""
+    """Rotate pairs of features, one from each half, by angles proportional to the position."""
     angle_TH = jnp.arange(x_BTNH.shape[1])[:, None] * frequencies_H
     cos, sin = jnp.cos(angle_TH)[:, None], jnp.sin(angle_TH)[:, None]
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
@@ -256,5 +325,5 @@ def rotate(x_BTNH: jax.Array, frequencies_H: jax.Array) -> jax.Array:
 
 
 def capped(x: jax.Array, cap: float | None) -> jax.Array:
-    """Bend `x` into ± `cap`."""
+    """Limit `x` to ± `cap` by a tanh; None leaves it as it is."""
     return x if cap is None else cap * jnp.tanh(x / cap)

@@ -1,6 +1,6 @@
-"""GPT-2 (Radford et al., 2019): plain functions on a plain tree, in one file, as `decoder` is.
+"""GPT-2 (Radford et al., 2019): plain functions on a plain tree, in one file, like `decoder`.
 
-Learned positions, layer norm with biases everywhere, and the embedding as its head.
+It has learned positions, layer norm, biases everywhere, and uses the embedding as its head.
 
 Dimensions: B batch, T time, D model, N heads, H one head, F feed-forward, V vocabulary, L layers.
 """
@@ -22,20 +22,26 @@ from meshwright.tree import PyTree
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of the model. The defaults are those of the smallest, of 124 million parameters.
+    """The sizes of the model. The defaults are those of the smallest model, of 124 million parameters.
 
     Raises:
-      UsageError: the sizes do not go together.
+      UsageError: The sizes do not fit together.
     """
 
     vocabulary: int = 50_257
+    """The number of tokens in the vocabulary, V."""
     positions: int = 1024
-    """The longest row that it knows positions for."""
+    """The length of the longest row, in tokens."""
     model: int = 768
+    """The number of features of the residual stream, D."""
     layers: int = 12
+    """The number of layers, L."""
     heads: int = 12
+    """The number of heads, N."""
     feed_forward: int = 3072
+    """The number of hidden features of the feed-forward layer, F."""
     norm_epsilon: float = 1e-5
+    """The number added to the variance in norms."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "positions", "model", "layers", "heads", "feed_forward")
@@ -46,21 +52,27 @@ class Config:
 RULES = (
     match("up_bias", None, "tensor"),
     match("positions", None, "fsdp"),
-    match("embedding", None, "fsdp"),  # its 50,257 rows divide by nothing
+    match("embedding", None, "fsdp"),  # its 50,257 rows cannot be split evenly
     *decoder.RULES,
 )
 """The decoder's rules, and those for the arrays that it does not have."""
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
-    """Return the parameters."""
+    """Return random parameters, nested dictionaries of arrays; those of layers are stacked, [L, ...].
+
+    Args:
+      cfg: The config of the model.
+      key: A typed PRNG key.
+      dtype: The dtype of the parameters.
+    """
     keys = iter(jax.random.split(key, 8))
 
     def normal(*shape: int, deviation: float = 0.02) -> jax.Array:
         return jax.random.normal(next(keys), shape, dtype) * deviation
 
     L, D, F = cfg.layers, cfg.model, cfg.feed_forward
-    narrow = 0.02 / (2 * L) ** 0.5  # of what is added to the residual stream, 2 L times
+    narrow = 0.02 / (2 * L) ** 0.5  # for outputs that are added to the residual stream, 2 L times
     ones = {"attention_norm": (L, D), "feed_forward_norm": (L, D)}
     zeros = {f"{name}_bias": (L, D) for name in (*ones, "q", "k", "v", "o", "down")} | {"up_bias": (L, F)}
     return {
@@ -82,22 +94,29 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
 
 
 def logits(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
-    """Return float32[B, T, V]: at each position, the scores of the token that follows.
+    """Return the logits of the next token at each position, float32[B, T, V].
 
-    `remat` says what a layer keeps for the gradient, a policy of `mw.train.remat`.
+    Args:
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      tokens_BT: The tokens, int[B, T].
+      remat: The values that a layer keeps for the gradient, a policy of `mw.train.remat`.
 
     Raises:
-      UsageError: a row is longer than there are positions.
+      UsageError: T is larger than `cfg.positions`.
     """
     x_BTD = features(cfg, params, tokens_BT, remat=remat)
     return jnp.matmul(x_BTD, params["embedding"].T, preferred_element_type=jnp.float32)
 
 
 def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
-    """Return [B, T, D], in the parameters' dtype: what a head reads at each position. As `logits`."""
+    """Return the features before the head at each position, [B, T, D], in the dtype of the parameters.
+
+    The arguments and errors are those of `logits`.
+    """
     length = tokens_BT.shape[1]
     if length > cfg.positions:
-        raise UsageError(f"rows of {length} tokens are too long: there are {cfg.positions} positions.")
+        raise UsageError(f"rows of {length} tokens are too long: the model has {cfg.positions} positions.")
 
     def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
         return shard_batch_dim(block(cfg, layer, x_BTD)), None
@@ -109,14 +128,14 @@ def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = 
 
 
 def block(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
-    """One layer: attention, then feed-forward, each added to what comes in."""
+    """Return the output of a layer: attention, then feed-forward, each with a residual connection."""
     x_BTD = x_BTD + attention(cfg, layer, layer_norm(cfg, x_BTD, layer, "attention_norm"))
     hidden_BTF = dense(layer, "up", layer_norm(cfg, x_BTD, layer, "feed_forward_norm"))
     return x_BTD + dense(layer, "down", jax.nn.gelu(hidden_BTF))
 
 
 def attention(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
-    """Causal attention of all heads."""
+    """Return the output of causal attention with all heads, [B, T, D]."""
     q_BTNH, k_BTNH, v_BTNH = (
         dense(layer, name, x_BTD).reshape(*x_BTD.shape[:2], cfg.heads, -1) for name in "qkv"
     )
@@ -130,7 +149,7 @@ def dense(layer: PyTree, name: str, x: jax.Array) -> jax.Array:
 
 
 def layer_norm(cfg: Config, x: jax.Array, params: PyTree, name: str) -> jax.Array:
-    """Subtract the mean over the last dimension, divide by the deviation, scale and shift; in float32."""
+    """Normalise to mean 0 and variance 1 over the last dimension, scale and shift, in float32."""
     wide = x.astype(jnp.float32)
     wide -= wide.mean(-1, keepdims=True)
     wide *= jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + cfg.norm_epsilon)

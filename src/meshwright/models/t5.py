@@ -1,8 +1,9 @@
-"""T5 (Raffel et al., 2020), in its first form and as v1.1: plain functions on a plain tree, in one file.
+"""T5 (Raffel et al., 2020), the first version and v1.1: plain functions on a plain tree, in one file.
 
-An encoder that sees all of the inputs, and a decoder that sees the targets before it and all of the encoder.
-Positions are buckets of distances, with a bias for each head that all layers of a stack share; scores are
-not scaled, as the initialisation takes care of that. v1.1 has GeGLU for ReLU and a head of its own.
+The encoder attends to all inputs; the decoder attends to the targets before it and to all encoded inputs.
+Positions are buckets of distances, with a bias for each head that all layers of a stack share. Attention
+scores are not scaled, which the initialisation compensates. v1.1 has GeGLU instead of ReLU, and a separate
+head.
 
 Dimensions: B batch, S inputs, T targets, D model, N heads, H one head, F feed-forward, V vocabulary,
 L layers.
@@ -29,33 +30,40 @@ class Config:
     """The sizes of the model. The defaults are those of T5 1.1 small, of 77 million parameters.
 
     Raises:
-      UsageError: the sizes do not go together.
+      UsageError: The sizes do not fit together.
     """
 
     vocabulary: int = 32_128
+    """The number of tokens in the vocabulary, V."""
     model: int = 512
+    """The number of features of the residual stream, D."""
     layers: int = 8
-    """Of the encoder."""
+    """The number of layers of the encoder."""
     decoder_layers: int = 8
+    """The number of layers of the decoder."""
     heads: int = 6
+    """The number of heads, N."""
     head: int = 64
-    """The size of one."""
+    """The size of a head, H."""
     feed_forward: int = 1024
+    """The number of hidden features of the feed-forward layer, F."""
     gated: bool = True
-    """GeGLU, in tanh's approximation; else ReLU, as the first T5 has it."""
+    """True for GeGLU with the tanh approximation; False for ReLU, as in the first T5."""
     tied: bool = False
-    """The head is the embedding, over the root of the model's size."""
+    """True if the head is the embedding divided by the square root of the model size."""
     buckets: int = 32
+    """The number of buckets of distances."""
     max_distance: int = 128
-    """From here on all distances are one."""
+    """The distance from which on all distances share a bucket."""
     norm_epsilon: float = 1e-6
+    """The number added to the mean square in norms."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "model", "layers", "decoder_layers", "heads", "head", "feed_forward")
         if self.buckets < 4 or self.buckets % 2 or self.max_distance <= self.buckets // 2:
             raise UsageError(
-                f"Config.buckets is {self.buckets} and Config.max_distance {self.max_distance}; buckets are "
-                "even, 4 at least, and the largest distance is more than half of them."
+                f"Config.buckets is {self.buckets} and Config.max_distance is {self.max_distance}; buckets "
+                "must be even and at least 4, and max_distance larger than half of them."
             )
 
 
@@ -68,7 +76,13 @@ RULES = (
 
 
 def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
-    """Return the parameters."""
+    """Return random parameters, nested dictionaries of arrays; those of layers are stacked, [L, ...].
+
+    Args:
+      cfg: The config of the model.
+      key: A typed PRNG key.
+      dtype: The dtype of the parameters.
+    """
     embedding, encoder, targets, head = jax.random.split(key, 4)
     D, V = cfg.model, cfg.vocabulary
     params = {
@@ -80,7 +94,7 @@ def init(cfg: Config, key: jax.Array, dtype: Any = jnp.float32) -> PyTree:
 
 
 def _stack(cfg: Config, key: jax.Array, L: int, attentions: tuple[str, ...], dtype: Any) -> PyTree:
-    """Return the parameters of an encoder, or of a decoder with its `cross_` attention."""
+    """Return the parameters of an encoder, or of a decoder, which also has `cross_` attention."""
     D, F, inner = cfg.model, cfg.feed_forward, cfg.heads * cfg.head
     weights = {"up": (D, F), "down": (F, D)} | ({"gate": (D, F)} if cfg.gated else {})
     for prefix in attentions:
@@ -113,12 +127,15 @@ def logits(
     *,
     remat: str = "everything",
 ) -> jax.Array:
-    """Return float32[B, T, V]: at each position of the targets, the scores of the one that follows.
+    """Return the logits of the next target at each position, float32[B, T, V].
 
     Args:
-      targets_BT: begin with a token that stands for the beginning; T5's is 0.
-      is_input_BS: which of the inputs are there, where others are padding.
-      remat: what a layer keeps for the gradient, a policy of `mw.train.remat`.
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      inputs_BS: The input tokens, int[B, S].
+      targets_BT: The target tokens, int[B, T], which begin with the start token; T5's is 0.
+      is_input_BS: True for inputs and False for padding, bool[B, S]; None if there is no padding.
+      remat: The values that a layer keeps for the gradient, a policy of `mw.train.remat`.
     """
     encoded_BSD = encode(cfg, params, inputs_BS, is_input_BS, remat=remat)
     x_BTD = decode(cfg, params, targets_BT, encoded_BSD, is_input_BS, remat=remat)
@@ -134,7 +151,7 @@ def encode(
     *,
     remat: str = "everything",
 ) -> jax.Array:
-    """Return [B, S, D], in the parameters' dtype: what the decoder reads of the inputs. As `logits`."""
+    """Return the encoded inputs, [B, S, D], in the parameters' dtype; the arguments are as in `logits`."""
     stack, length = params["encoder"], inputs_BS.shape[1]
     bias_NSS = position_bias(cfg, stack["position_bias"], length, bidirectional=True)
     mask = None if is_input_BS is None else is_input_BS[:, None, None]
@@ -158,7 +175,7 @@ def decode(
     *,
     remat: str = "everything",
 ) -> jax.Array:
-    """Return [B, T, D], in the parameters' dtype: what the head reads at each position. As `logits`."""
+    """Return the features before the head, [B, T, D]; `encoded_BSD` is the result of `encode`."""
     stack, length = params["decoder"], targets_BT.shape[1]
     bias_NTT = position_bias(cfg, stack["position_bias"], length, bidirectional=False)
     causal = jnp.tril(jnp.ones((1, 1, length, length), bool))
@@ -185,7 +202,7 @@ def attention(
     bias_NTS: jax.Array | None,
     mask: jax.Array | None,
 ) -> jax.Array:
-    """Attention of all heads from each T to each S that `mask`, bool[B or 1, 1, T or 1, S], lets it see."""
+    """Return attention with all heads, [B, T, D]; `mask` is bool[B or 1, 1, T or 1, S]."""
 
     def heads(name: str, x: jax.Array) -> jax.Array:
         return (x @ layer[f"{prefix}{name}"]).reshape(*x.shape[:2], cfg.heads, cfg.head)
@@ -202,7 +219,7 @@ def attention(
 
 
 def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
-    """Normalise, then GeGLU or ReLU."""
+    """Return the output of the feed-forward layer, [B, T, D]: norm, then GeGLU or ReLU."""
     x_BTD = rms_norm(cfg, x_BTD, layer["feed_forward_norm"])
     if cfg.gated:
         return (jax.nn.gelu(x_BTD @ layer["gate"]) * (x_BTD @ layer["up"])) @ layer["down"]
@@ -210,17 +227,18 @@ def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
 
 
 def position_bias(cfg: Config, table: jax.Array, length: int, *, bidirectional: bool) -> jax.Array:
-    """Return what is added to the scores of rows of `length`: [N, T, S], S being as long as T."""
+    """Return the bias of attention scores for rows of `length` tokens: [N, T, S] with S = T."""
     time = np.arange(length)
     buckets_TS = bucket(cfg, time - time[:, None], bidirectional=bidirectional)
     return jnp.transpose(table[buckets_TS], (2, 0, 1))
 
 
 def bucket(cfg: Config, distance: np.ndarray, *, bidirectional: bool) -> np.ndarray:
-    """Return the bucket of each distance, positive where what is seen follows.
+    """Return the bucket of each distance; a distance is positive if the position attended to comes later.
 
-    Half of the buckets are of one distance each, the others grow up to `max_distance`. Where both directions
-    are seen each has half of all; else those that follow are in the first, and hidden.
+    Half of the buckets are for one distance each; the others grow logarithmically up to `max_distance`. With
+    `bidirectional`, each direction has half of the buckets. Otherwise later positions, which are masked,
+    share bucket 0.
     """
     count = cfg.buckets // 2 if bidirectional else cfg.buckets
     first = np.where(distance > 0, count, 0) if bidirectional else 0
@@ -231,7 +249,7 @@ def bucket(cfg: Config, distance: np.ndarray, *, bidirectional: bool) -> np.ndar
 
 
 def rms_norm(cfg: Config, x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Divide by the root of the mean square over the last dimension, then scale; in float32."""
+    """Divide by the root of the mean square over the last dimension and scale, in float32."""
     wide = x.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_epsilon)
     return (wide * scale.astype(jnp.float32)).astype(x.dtype)

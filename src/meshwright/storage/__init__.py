@@ -1,11 +1,10 @@
-"""Places where files lie: directories of this machine, and stores, `s3://bucket/run` and others.
+"""Files in local directories and in object stores, `s3://bucket/run` and others, used in the same way.
 
-`location` returns what is used alike for both, and is how checkpoints are written and read. Programs that
-need files work in a directory of this machine, and what is in it is put at the address: when they are done
-(`put_at`, `put_file_at`), or behind them while they go on (`mirrored`). `local_copy` is the way back.
-Where a place on this machine is named, all but `mirrored`, which is for addresses, give just that. What
-can be on this machine only is asked for by `local_path`, which refuses addresses. May import ground rooms
-only. Add a kind of store to `_settings`.
+A place is a local path or the URL of a store. `location` returns an object for either, with the methods of
+`Path` that checkpoints need. Code that needs real files works in a local directory, which is uploaded at the
+end (`put_at`, `put_file_at`) or in the background (`mirrored`); `local_copy` downloads. Given a local path,
+all of these but `mirrored` use it directly. `local_path` refuses URLs, for files that must be local.
+May import ground rooms only. Add a kind of store to `_settings`.
 """
 
 from meshwright.storage._copies import local_copy, put_at, put_file_at, read_text

@@ -1,4 +1,4 @@
-"""Files at an address as files of this machine, and the other way."""
+"""Files of a store as local files, and the reverse."""
 
 import logging
 import os
@@ -16,9 +16,9 @@ from meshwright.storage._store import Entry
 log = logging.getLogger("meshwright")
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run that is never copied: it is large, and read where it is."""
+"""The folder of a run that is never copied: it is large, and checkpoints are read from the store itself."""
 _OF_A_RUN = {"experiment.txt", "metrics.jsonl"}
-"""Files by which a directory is known for a run's."""
+"""Files that only a run's directory has."""
 _LONGEST_NAME = 255
 """Bytes, on the file systems of Linux and macOS."""
 _BLOCK_BYTES = 1 << 26
@@ -26,20 +26,27 @@ _BLOCK_BYTES = 1 << 26
 
 @contextmanager
 def local_copy(place: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Path]:
-    """Give a directory with what is at `place`: that itself, or of an address a copy for the time being.
+    """Yield a local directory with the files at `place`: a local directory itself, or a temporary copy.
+
+    Checkpoints of runs are never copied. Keys that are no relative paths, such as `logs/../../x` or
+    `logs//x`, are skipped with a warning, because anyone who may write to the store can choose them. Copies
+    keep the times of their originals. If nothing is at `place`, the directory is empty.
 
     Args:
-      place: a directory, or an address; or a single file, which in the copy is a directory with the file.
-      wanted: says of a relative name, `logs/process-00000.log`, whether it is to be copied. Checkpoints,
-        of the run that `place` is or of those below it, never are.
-
-    Keys that would be files elsewhere, or none, as `logs/../../x` or `logs//x`, are left out with a warning:
-    whoever may write to the store chooses them. The copies are as old as what they are copies of. What is
-    not there makes an empty directory.
+      place: A local directory, or the URL of a directory or of one file in a store. The copy of a file is a
+        directory that holds the file.
+      wanted: Returns whether to copy a file, given its relative name, `logs/process-00000.log`.
 
     Raises:
-      UsageError: the address cannot be opened.
-      MeshwrightError: the store cannot be read.
+      UsageError: The URL cannot be opened.
+      MeshwrightError: The store cannot be read.
+
+    Example:
+      >>> with mw.storage.put_file_at("memory://runs/a/note.txt") as path:
+      ...     _ = path.write_text("hello")
+      >>> with mw.storage.local_copy("memory://runs/a") as directory:
+      ...     [path.name for path in directory.iterdir()]
+      ['note.txt']
     """
     if not isinstance(root := location(place), ObjectPath):
         yield local_path(place)
@@ -53,13 +60,16 @@ def local_copy(place: str | Path, wanted: Callable[[str], bool] = lambda name: T
 
 @contextmanager
 def put_at(place: str | Path) -> Iterator[Path]:
-    """Give a directory: `place`, or for an address a temporary one, whose files are put there at the end.
+    """Yield a directory to write files to: a local directory itself, or a temporary one, uploaded at the end.
 
-    After an error they are put nowhere; the temporary directory is deleted in any case.
+    After an error nothing is uploaded. The temporary directory is deleted in any case.
+
+    Args:
+      place: A local directory, or the URL of a directory in a store.
 
     Raises:
-      UsageError: the address cannot be opened.
-      MeshwrightError: at the end, if it cannot be written to.
+      UsageError: The URL cannot be opened.
+      MeshwrightError: The store cannot be written to; raised at the end.
     """
     if not isinstance(root := location(place), ObjectPath):
         yield local_path(place)
@@ -73,33 +83,44 @@ def put_at(place: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def put_file_at(place: str | Path) -> Iterator[Path]:
-    """Give the path to write a file to that is to be at `place`, as `put_at` does for directories."""
+    """Yield a path to write one file to: a local path itself, or a temporary one, uploaded at the end.
+
+    Args:
+      place: A local path, or the URL of a file in a store.
+
+    Raises:
+      UsageError: The URL cannot be opened, or names only a bucket.
+      MeshwrightError: The store cannot be written to; raised at the end.
+    """
     if not isinstance(path := location(place), ObjectPath):
         yield local_path(place)
         return
     if not path.key:
-        raise UsageError(f"{place} names a bucket and nothing in it: expected {place}/path.")
+        raise UsageError(f"{place} names only a bucket: expected {place}/path.")
     with put_at(str(path.parent)) as directory:
         yield directory / path.name
 
 
 def read_text(place: str | Path) -> str:
-    """Return what is in a small file.
+    """Return the text of a small file.
+
+    Args:
+      place: A local path, or the URL of a file in a store.
 
     Raises:
-      OSError: there is none, or this is no file; or a file on this machine cannot be read.
-      InputError: it is no text.
-      MeshwrightError: the store cannot be read.
+      OSError: The file does not exist, is not a file, or cannot be read.
+      InputError: It is not UTF-8 text.
+      MeshwrightError: The store cannot be read.
     """
     path = location(place)
     try:
         return (path.read_bytes() if isinstance(path, ObjectPath) else read_file(local_path(place))).decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{place} is damaged: it is no text in UTF-8 ({error}). Copy it again.") from None
+        raise InputError(f"{place} is damaged: it is not UTF-8 text ({error}). Copy it again.") from None
 
 
 def _files(root: ObjectPath) -> Iterator[tuple[str, ObjectPath, Entry]]:
-    """Yield the relative name, the place and the entry of each file below `root`, or of `root` itself."""
+    """Yield the relative name, the path and the entry of each file below `root`, or of `root` itself."""
     if found := root.look():
         yield root.name, root, found
     yield from _files_below(root, root)
@@ -117,21 +138,21 @@ def _files_below(folder: ObjectPath, root: ObjectPath) -> Iterator[tuple[str, Ob
 
 
 def _get_below(directory: Path, name: str, path: ObjectPath, entry: Entry) -> None:
-    """Copy a file to this name below a directory. One that cannot have that name is left out, and told."""
+    """Copy a file to this name below a directory; if that cannot be a file's name, log a warning instead."""
     wrong = _why_no_name(name)
     try:
         if wrong is None:
             _get(path, entry, directory / name)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        wrong = "another is a folder of its name, or the other way"
+        wrong = "its name is also that of a folder"
     if wrong is not None:
         log.warning("%s is left out: %s", printable(str(path), keep=""), wrong)
 
 
 def _why_no_name(name: str) -> str | None:
-    """Return why a key below an address is no name of a file below a directory; None if it is one."""
+    """Return why a key cannot be the relative name of a local file; None if it can."""
     if "\\" in name or "\0" in name:
-        return "as a file it would be elsewhere than its key says"
+        return "its key is no relative path of a file"
     if any(len(part.encode(errors="surrogatepass")) > _LONGEST_NAME for part in name.split("/")):
         return f"a name is longer than {_LONGEST_NAME} bytes"
     return None

@@ -1,7 +1,8 @@
-"""Stores of other kinds, `hf://` or `hdfs://`, reached through fsspec and its package for the kind.
+"""Other kinds of stores, such as `hf://` or `hdfs://`, through fsspec and its package for that kind.
 
-None of them promises that of several that create an object one wins, so no checkpoints are saved there. Of
-file systems only the methods for one file are used: those for many take names with brackets for patterns.
+Checkpoints are not saved there, because these stores do not guarantee that only one of several concurrent
+creations of an object succeeds. Only the methods for single files are used: those for several files treat
+brackets in names as patterns.
 """
 
 import importlib
@@ -17,12 +18,19 @@ from meshwright.storage._store import Entry, without_secrets
 
 
 class Fsspec:
-    """A file system, from some path on."""
+    """A directory of an fsspec file system as a `Store`."""
 
     creates = False
 
     def __init__(self, filesystem: Any, root: str, seconds: float | None):
-        """Take a file system, what comes before each key, and how long it may take, if that can be said."""
+        """Wrap a file system.
+
+        Args:
+          filesystem: The file system of fsspec.
+          root: The path that precedes each key.
+          seconds: The longest time that a write may take; None, or a file system without such a limit, for no
+            limit.
+        """
         self._filesystem, self._root = filesystem, root.rstrip("/")
         self._within = {"timeout": seconds} if filesystem.async_impl and seconds else {}
 
@@ -31,7 +39,7 @@ class Fsspec:
         return entries + [entry for folder in folders for entry in self.below(folder)]
 
     def children(self, key: str) -> tuple[list[Entry], list[str]]:
-        self._filesystem.invalidate_cache()  # of listings, which others' files are not in
+        self._filesystem.invalidate_cache()  # cached listings lack files that others wrote
         path = self._path(key)
         try:
             found = [
@@ -64,7 +72,7 @@ class Fsspec:
             self._filesystem.pipe_file(self._path(key), bytes(content), **self._within)
 
     def create(self, key: str, content: bytes) -> None:
-        raise NotImplementedError(f"{type(self._filesystem).__name__} has no creation on a condition")
+        raise NotImplementedError(f"{type(self._filesystem).__name__} has no conditional creation")
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -85,17 +93,17 @@ class Fsspec:
 
 
 def connect(address: str, seconds: float | None) -> Fsspec:
-    """Return the file system of an address, from it on.
+    """Return the store below a URL.
 
     Raises:
-      UsageError: fsspec, or its package for this kind of address, is not installed, or knows no such kind.
+      UsageError: fsspec, or its package for this scheme, is not installed, or the scheme is unknown.
     """
     try:
         filesystem, root = importlib.import_module("fsspec.core").url_to_fs(address)
     except (ImportError, ValueError, OSError) as error:  # some connect at once
         raise UsageError(
             f"{without_secrets(address.rstrip('/'))} cannot be opened: {error}.\n  s3://, gs://, az:// and "
-            "https:// need meshwright[remote]; other kinds need fsspec's package for them besides. Or give a "
-            "directory of this machine."
+            "https:// need meshwright[remote]; other schemes also need fsspec's package for them. Or give a "
+            "local directory."
         ) from None
     return Fsspec(filesystem, root, seconds)

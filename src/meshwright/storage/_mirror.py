@@ -1,4 +1,4 @@
-"""A directory of this machine whose files are put at an address, behind whoever writes them."""
+"""A local directory whose files are uploaded to a store in the background."""
 
 import secrets
 import shutil
@@ -13,17 +13,17 @@ from meshwright.errors import MeshwrightError, UsageError
 from meshwright.storage._path import ObjectPath
 
 PUT_SECONDS = 30
-"""How old may be what is at the address."""
+"""Seconds between two uploads."""
 RETRY_SECONDS = (1, 2, 4, 8)
-"""At the end, how long to wait before each further try."""
+"""Seconds to wait before each further try of the last upload."""
 _UNFINISHED = (".part", ".tmp")
 
 Stamp = tuple[int, int]
-"""When a file was changed, in nanoseconds, and its size."""
+"""The time of a file's last change, in nanoseconds, and its size in bytes."""
 
 
 class Mirror:
-    """A temporary directory, and what of it is at an address. `mirrored` opens it."""
+    """A temporary directory and its copy in a store. `mirrored` opens it."""
 
     def __init__(self, address: str, warn: Callable[[str], None]):
         self._root, self._warn = ObjectPath.parse(address).impatient(), warn
@@ -32,14 +32,14 @@ class Mirror:
         self._is_failing = False
         with _on_this_machine("a temporary directory"):
             self.path = Path(tempfile.mkdtemp(prefix="meshwright-run-"))
-        """Where to write."""
+        """The directory to write to."""
 
     def get(self, names: Iterable[str]) -> None:
-        """Fetch those of these files that are at the address, and show that it can be written to.
+        """Download those of the named files that exist, and check that the store can be written to.
 
         Raises:
-          MeshwrightError: something of this cannot be done.
-          UsageError: it is this machine that has no place for them.
+          MeshwrightError: The store cannot be read, written to or deleted from.
+          UsageError: The local disk cannot be written to.
         """
         for name in names:
             with suppress(FileNotFoundError):
@@ -57,16 +57,16 @@ class Mirror:
             (self.path / name).write_bytes(content)
 
     def put(self) -> None:
-        """Put what has changed. Where that fails it warns, once, and the next call tries again."""
+        """Upload changed files. A failure is reported once, and the next call tries again."""
         failure = self._failure()
         if failure and not self._is_failing:
             self._warn(f"{failure}\n  It is tried again; until then the files are in {self.path}.")
         elif self._is_failing and not failure:
-            self._warn(f"{self._root} can be written to again, and all is there.")
+            self._warn(f"{self._root} can be written to again, and all files are there.")
         self._is_failing = failure is not None
 
     def close(self) -> str | None:
-        """Put what has changed, with some patience, and delete the directory; or say why it is kept."""
+        """Upload changed files, trying several times, and delete the directory; or return why it is kept."""
         failure = self._failure()
         for seconds in RETRY_SECONDS:
             if failure is None:
@@ -76,7 +76,7 @@ class Mirror:
         if failure is None:
             shutil.rmtree(self.path)
             return None
-        return f"{failure}\n  What is not there is in {self.path}: copy it from there."
+        return f"{failure}\n  The files that are missing there are in {self.path}: copy them."
 
     def _failure(self) -> str | None:
         try:
@@ -86,7 +86,7 @@ class Mirror:
         return None
 
     def _put_changed(self) -> None:
-        """Put files in the order in which they were changed, so that what is there was once here."""
+        """Upload files in the order of their changes, so that the store holds a state that existed here."""
         with self._lock:
             here = self._here()
             for name in self._there.keys() - here.keys():
@@ -98,11 +98,11 @@ class Mirror:
                     self._there[name] = here[name]
 
     def _put_file(self, name: str) -> None:
-        """Put a file. One that was removed since it was seen is left to the next call, to remove it there."""
+        """Upload a file. If it was removed since it was listed, the next call removes it from the store."""
         try:
             (self._root / name).put(self.path / name)
         except MeshwrightError:
-            if (self.path / name).exists():  # it is the store that lacks something
+            if (self.path / name).exists():  # then the failure is the store's
                 raise
 
     def _here(self) -> dict[str, Stamp]:
@@ -117,18 +117,21 @@ class Mirror:
 
 @contextmanager
 def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) -> Iterator[Mirror]:
-    """Open a temporary directory whose files are put at an address, and no writer waits for that.
+    """Yield a temporary directory (`.path`) whose files are uploaded to a store in the background.
 
-    A thread looks every half a minute what has changed; `put` does so at once; and leaving waits until all is
-    there, after an error, too. A process that is killed loses what was changed since.
+    A thread uploads changed files every 30 seconds, and `put` does so at once. Leaving the context waits
+    until all files are uploaded, also after an error. A process that is killed loses the changes since the
+    last upload.
 
     Args:
-      names: files that are fetched first, if they are there, so that they can be continued.
-      warn: is told when the address cannot be written to for a while, which is no error before the end.
+      address: The URL of a directory in a store.
+      names: Relative names of files that are downloaded first, if they exist, so that they can be appended
+        to.
+      warn: Called with a message when the store cannot be written to, which is an error only at the end.
 
     Raises:
-      UsageError: at once, if the address cannot be used.
-      MeshwrightError: at the end, if it still cannot be written to. The directory is kept.
+      UsageError: The store cannot be used; raised at the start.
+      MeshwrightError: The store still cannot be written to at the end. The directory is then kept.
     """
     mirror = Mirror(address, warn)
     try:
@@ -138,8 +141,8 @@ def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) ->
         if isinstance(error, UsageError):
             raise
         raise UsageError(
-            f"{error}\n  Mend the address, the endpoint or the credentials, which must allow to write, read "
-            "and delete."
+            f"{error}\n  Correct the URL, the endpoint or the credentials, which must allow writing, reading "
+            "and deleting."
         ) from error
     try:
         with _repeated(mirror.put):
@@ -154,23 +157,23 @@ def mirrored(address: str, names: Iterable[str], warn: Callable[[str], None]) ->
 
 @contextmanager
 def _on_this_machine(place: str) -> Iterator[None]:
-    """Say that it is this machine that cannot keep the files.
+    """Turn an error of the local disk into one that says so.
 
     Raises:
-      UsageError: it cannot.
+      UsageError: The local disk cannot be written to.
     """
     try:
         yield
     except OSError as error:
         raise UsageError(
-            f"a run at an address is written on this machine first, and {place} cannot be written to: "
-            f"{error.strerror}.\n  Make room there, or set TMPDIR to a directory with more."
+            f"the files of a run in a store are first written to the local disk, and {place} cannot be "
+            f"written to: {error.strerror}.\n  Make room there, or set TMPDIR to a larger disk."
         ) from None
 
 
 @contextmanager
 def _repeated(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` now and then on a thread."""
+    """Call `act` every `PUT_SECONDS` on a thread."""
     over = threading.Event()
 
     def repeat() -> None:

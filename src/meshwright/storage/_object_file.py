@@ -1,10 +1,10 @@
-"""A file in an object store: one object or, where it is large, several that put together are the file.
+"""A file in an object store: one object or, if it is large, several objects whose contents are concatenated.
 
-data-00000-of-00002.zarr.zip            up to 256 MiB
-data-00001-of-00002.zarr.zip.00000      more
+data-00000-of-00002.zarr.zip            a file of up to 256 MiB
+data-00001-of-00002.zarr.zip.00000      a larger one
 data-00001-of-00002.zarr.zip.00001
 
-Its bytes are sliced like those of a file that is mapped into memory.
+Its bytes are read by slicing, like those of a memory-mapped file.
 """
 
 import threading
@@ -20,39 +20,43 @@ from meshwright.errors import DamagedError, MeshwrightError
 from meshwright.storage._path import ObjectPath, write_later
 
 OBJECT_BYTES = 1 << 28
-"""A store takes 5 GB at once, but all of it must be in memory."""
+"""Stores take objects of 5 GB, but each must be in memory as a whole while it is written."""
 
 _IN_FLIGHT = 3
 BLOCK_BYTES = 1 << 23
-"""What is asked for at a time. One request takes about as long as the transfer of this."""
+"""Bytes of one request. A request has a latency of about the time that it takes to transfer them."""
 
 _AHEAD = 8
 AHEAD_BYTES = _AHEAD * BLOCK_BYTES
-"""What is asked for at once, where so much is wanted."""
+"""Bytes requested ahead by sequential reads."""
 
 _KEPT, _KEPT_OF_EACH = 32, 4
-"""Blocks that are kept of all files together, 256 MB, but of each of many files at least so many."""
+"""Blocks kept in memory: 256 MB for all files together, but at least the second number for each file."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the objects."""
+    """An object that holds all of a file, or a part of it."""
 
     path: ObjectPath
+    """The object."""
     offset: int
-    """Where it begins in the file."""
+    """The byte of the file at which the object begins."""
     nbytes: int
-    """How large it should be."""
+    """The size that it should have."""
 
     def request(self, first: int, last: int) -> Any:
-        """Ask for some of its bytes; `answer` awaits them."""
+        """Request the bytes from `first` up to `last`; `answer` waits for them."""
         return self.path.request(first, last)
 
     def answer(self, requested: Any) -> memoryview:
-        """Return the bytes that were asked for.
+        """Return the bytes that were requested.
+
+        Args:
+          requested: The result of `request`.
 
         Raises:
-          DamagedError: There is no such object, or it is of another size.
+          DamagedError: The object does not exist, or has another size.
           MeshwrightError: The store does not answer.
         """
         found = self.path.answer_with_size(requested)
@@ -67,7 +71,12 @@ class Part:
 
 
 def parts_of(path: ObjectPath, nbytes: int) -> list[Part]:
-    """Return the objects of a file of `nbytes`, in order."""
+    """Return the objects of a file, in order.
+
+    Args:
+      path: The path of the file.
+      nbytes: Its size.
+    """
     if nbytes <= OBJECT_BYTES:
         return [Part(path, 0, nbytes)]
     return [
@@ -77,7 +86,11 @@ def parts_of(path: ObjectPath, nbytes: int) -> list[Part]:
 
 
 def wrong_objects(path: ObjectPath, nbytes: int) -> list[str]:
-    """Return what is wrong with the objects of a file of `nbytes`: one is missing, or of another size.
+    """Return a message for each object of a file that is missing or has another size.
+
+    Args:
+      path: The path of the file.
+      nbytes: The size that it should have.
 
     Raises:
       MeshwrightError: The store does not answer.
@@ -93,10 +106,15 @@ def wrong_objects(path: ObjectPath, nbytes: int) -> list[str]:
 
 
 def put_parts(path: ObjectPath, nbytes: int, contents: Iterable[bytes | bytearray]) -> None:
-    """Write a file of `nbytes`, given the contents of its objects in order, which are copied.
+    """Write a file, several objects at a time.
+
+    Args:
+      path: The path of the file.
+      nbytes: Its size.
+      contents: The contents of its objects in order, which are copied.
 
     Raises:
-      MeshwrightError: The store does not take them.
+      MeshwrightError: The store cannot be written to.
     """
     under_way: deque[Any] = deque()
     try:
@@ -107,21 +125,23 @@ def put_parts(path: ObjectPath, nbytes: int, contents: Iterable[bytes | bytearra
         while under_way:
             under_way.popleft().result()
     finally:
-        for written in under_way:  # after an error: nothing may arrive when the attempt has been removed
+        for written in under_way:  # after an error: no object may appear after the attempt was removed
             written.exception()
 
 
 class ObjectBytes:
-    """A file that is read in blocks, several at a time, of which the latest are kept.
+    """The bytes of a file in a store, read in blocks, of which the last ones used are cached.
 
-    Small arrays lie side by side, and chunks are asked for by several devices. Who reads two blocks one
-    after the other is taken to read on, and finds the next ones on their way.
+    The cache helps because small arrays lie side by side, and several devices ask for the same chunks. After
+    two consecutive blocks the next ones are requested ahead.
+
+    Args:
+      parts: The objects of the file. None is opened yet.
     """
 
     _all: ClassVar[WeakSet["ObjectBytes"]] = WeakSet()
 
     def __init__(self, parts: Sequence[Part]):
-        """Take the objects of a file, none of which is opened yet."""
         self._parts = parts
         self._num_blocks = _blocks(slice(0, parts[-1].offset + parts[-1].nbytes)).stop
         self._blocks: OrderedDict[int, Any] = OrderedDict()
@@ -132,11 +152,11 @@ class ObjectBytes:
         """Return the bytes of `part`, a slice with both ends.
 
         Raises:
-          DamagedError: An object that holds some of them is missing, or of another size.
+          DamagedError: An object that holds some of them is missing, or has another size.
           MeshwrightError: The store does not answer.
         """
         out = np.empty(part.stop - part.start, np.uint8)
-        blocks, num_ahead = _blocks(part), min(_AHEAD, self._num_kept() // 2)  # as two may read
+        blocks, num_ahead = _blocks(part), min(_AHEAD, self._num_kept() // 2)  # two threads may read
         reads_on = blocks.start - 1 in self._blocks
         stop = min(blocks.stop + num_ahead * reads_on, self._num_blocks)
         for block in blocks:
@@ -165,7 +185,7 @@ class ObjectBytes:
         return part.request(first, min(first + BLOCK_BYTES, part.nbytes))
 
     def _place(self, block: int) -> tuple[Part, int]:
-        """Return the object that holds a block, and where in it the block begins."""
+        """Return the object that holds a block, and the block's offset in it."""
         part = self._parts[block * BLOCK_BYTES // OBJECT_BYTES if len(self._parts) > 1 else 0]
         return part, block * BLOCK_BYTES - part.offset
 
@@ -176,7 +196,7 @@ class ObjectBytes:
         try:
             content = np.frombuffer(self._place(block)[0].answer(requested), np.uint8)
         except MeshwrightError as error:
-            with self._lock:  # to be asked for again
+            with self._lock:  # so that it is requested again
                 self._blocks.pop(block, None)
             if isinstance(error, DamagedError):
                 raise DamagedError(f"{error}. Copy it again, or use another checkpoint.") from None
@@ -188,5 +208,5 @@ class ObjectBytes:
 
 
 def _blocks(part: slice) -> range:
-    """Return the numbers of the blocks that hold `part`."""
+    """Return the numbers of the blocks that `part` overlaps."""
     return range(part.start // BLOCK_BYTES, -(-part.stop // BLOCK_BYTES))

@@ -1,4 +1,4 @@
-"""A bucket of a store that obstore knows, which `meshwright[remote]` installs."""
+"""A bucket of an object store, through obstore, which `meshwright[remote]` installs."""
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,20 @@ from meshwright.storage._s3_listing import S3Listing
 from meshwright.storage._store import Entry
 
 _MULTIPART = {"chunk_size": 1 << 24, "max_concurrency": 4}
-"""Objects of more bytes are sent in parts. A part that fails is sent again, not all of them."""
+"""Larger objects are sent in parts. A part that fails is sent again, the others are not."""
 
 
 class Obstore:
-    """A bucket."""
+    """A bucket as a `Store`."""
 
     def __init__(self, store: Any, lenient: S3Listing | None = None, *, creates: bool = True):
-        """Take obstore's store and, if there is one, what lists where there are keys that obstore refuses."""
+        """Wrap a store of obstore.
+
+        Args:
+          store: The store of obstore.
+          lenient: Lists a bucket that holds keys which obstore cannot list; None if there is no such way.
+          creates: Whether `create` is safe with several writers.
+        """
         self.creates = creates
         self._obstore, self._store, self._lenient = importlib.import_module("obstore"), store, lenient
         self._errors = importlib.import_module("obstore.exceptions")
@@ -36,10 +42,10 @@ class Obstore:
         return _entries(found["objects"], key), list(found["common_prefixes"])
 
     def _leniently(self, error: Exception, key: str, delimiter: str) -> tuple[list[Entry], list[str]]:
-        """List all but the keys that can be no path, of which obstore lets one spoil a listing."""
+        """List a bucket in which a key is no path; obstore fails on a single such key."""
         if self._lenient is None:
             text = str(error).partition("\n")[0]
-            raise ValueError(f"{text}. Delete it, or copy the rest to another place") from None
+            raise ValueError(f"{text}. Delete that key, or copy the others to another place") from None
         return self._lenient(key, delimiter)
 
     def look(self, key: str) -> Entry | None:
@@ -59,7 +65,7 @@ class Obstore:
             there = self.look(key) if last is not None else None
             if there is None or first < min(last or 0, there.nbytes):
                 raise
-            return memoryview(b""), there.nbytes  # nothing was asked for, or what lies behind the end
+            return memoryview(b""), there.nbytes  # an empty range, or one behind the end
 
     def write(self, key: str, content: bytes | bytearray | Path) -> None:
         self._obstore.put(self._store, key, content, **_MULTIPART)
@@ -81,7 +87,7 @@ class Obstore:
 
 
 def _entries(found: Iterable[Mapping[str, Any]], key: str) -> list[Entry]:
-    """Return the objects below a key: consoles of stores make one of that very key, to stand for a folder."""
+    """Return the objects below a key, without the one of that key itself, which store consoles create."""
     start = f"{key}/" if key else ""
     return [_entry(each) for each in found if each["path"].startswith(start)]
 

@@ -1,8 +1,8 @@
-"""A place in a store, used like a `Path` as far as runs and checkpoints are concerned.
+"""A path in an object store, with the methods of `Path` that runs and checkpoints need.
 
-There are no directories in it, only objects with keys that contain slashes; what `Path` says of
-directories is said of keys that begin with this one and a slash. There is no rename either: what is
-to appear at one moment is one object, written by `create`.
+A store has no directories, only objects whose keys contain slashes. A directory here is a key that other keys
+begin with, followed by a slash. There is no rename either: a change that must be atomic is one object,
+written by `create`.
 """
 
 import contextlib
@@ -20,26 +20,37 @@ from meshwright.storage._place import is_address, local_path
 from meshwright.storage._store import Entry, Store, telling
 
 _AT_ONCE = 32
-"""Requests of this process, at most; each has a thread."""
+"""The most concurrent requests of this process; each has a thread."""
 
 _ATTEMPTS = 3
 
 
 class ObjectPath:
-    """An object, or all those below it."""
+    """A path in a store: an object, or a directory of objects. `location` or `parse` make one from a URL.
+
+    Args:
+      root: The URL of the bucket.
+      key: The key in the bucket.
+      store: The store, connected.
+
+    Example:
+      >>> path = mw.storage.location("memory://runs/a") / "note.txt"
+      >>> path.put(b"hello")
+      >>> str(path), path.is_file(), path.read_bytes()
+      ('memory://runs/a/note.txt', True, b'hello')
+    """
 
     def __init__(self, root: str, key: PurePosixPath, store: Store):
-        """Take a key of a store that was connected to; `root` is what addresses begin with."""
         if key.is_absolute() or ".." in key.parts:
-            raise UsageError(f"{root}/{key} leaves the place that it begins with: give its address.")
+            raise UsageError(f"{root}/{key} leaves the directory that it begins with: give its full URL.")
         self._root, self._key, self.store = root, key, store
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """Return the place that an address like `s3://bucket/run` names. Nothing is asked of the store.
+        """Return the path of a URL such as `s3://bucket/run`. Nothing is requested from the store.
 
         Raises:
-          UsageError: It is no such address, or what it needs is not installed.
+          UsageError: It is no URL of a store, or a package for it is not installed.
         """
         scheme, _, rest = address.partition("://")
         _check(scheme, rest)
@@ -48,19 +59,15 @@ class ObjectPath:
         return cls(root, PurePosixPath(key.strip("/")), _connect(root, _settings.PATIENCE))
 
     def impatient(self) -> "ObjectPath":
-        """Return the same place, where requests that fail are tried again for no more than a second or so."""
+        """Return the same path, with failed requests tried again for a few seconds only."""
         return ObjectPath(self._root, self._key, _connect(self._root, _settings.IMPATIENCE))
 
     def __str__(self) -> str:
-        """Return the address."""
+        """Return the URL."""
         return f"{self._root}/{self.key}" if self.key else self._root
 
     def __truediv__(self, key: str) -> "ObjectPath":
-        """Return the place of that relative key.
-
-        Raises:
-          UsageError: It is not below this one.
-        """
+        """Return the path of a relative key. A key that leaves this path is a `UsageError`."""
         return ObjectPath(self._root, self._key / key, self.store)
 
     @property
@@ -75,43 +82,43 @@ class ObjectPath:
 
     @property
     def parent(self) -> "ObjectPath":
-        """Return the place above."""
+        """Return the path of the directory above."""
         return ObjectPath(self._root, self._key.parent, self.store)
 
     def mkdir(self, **_: bool) -> None:
         """Do nothing, as there are no directories."""
 
     def look(self) -> Entry | None:
-        """Return what a listing says of the object of this key; None where there is none."""
+        """Return the size and time of the object; None if it does not exist."""
         with telling(f"look for {self}"):
             return self.store.look(self.key) if self.key else None
 
     def is_file(self) -> bool:
-        """Return whether there is an object of this key."""
+        """Return whether the object exists."""
         return self.look() is not None
 
     exists = is_file
 
     def is_dir(self) -> bool:
-        """Return whether there are objects below."""
+        """Return whether there are objects below this path."""
         return any(self.children())
 
     def children(self) -> tuple[list[Entry], list[str]]:
-        """Return the objects directly below, and the keys below which there are others."""
+        """Return the objects directly below this path, and the keys of its directories."""
         with telling(f"list {self}"):
             return self.store.children(self.key)
 
     def below(self) -> list[str]:
-        """Return the keys of all objects below."""
+        """Return the keys of all objects below this path."""
         with telling(f"list {self}"):
             return sorted(entry.key for entry in self.store.below(self.key))
 
     def iterdir(self) -> Iterator["ObjectPath"]:
-        """Yield what is directly below: objects, and common beginnings of keys."""
+        """Yield the objects and directories directly below this path."""
         return self.glob("*")
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Yield what is below, at the depth of `pattern`, and has names like those in it."""
+        """Yield the paths below this one, at the pattern's depth, that match it: `step_*/manifest.json`."""
         start, wanted = len(self.key) + bool(self.key), pattern.split("/")
         if len(wanted) == 1:
             entries, folders = self.children()
@@ -123,39 +130,31 @@ class ObjectPath:
         return (self / name for name in dict.fromkeys(map("/".join, fitting)))
 
     def read_bytes(self) -> bytes:
-        """Return the content of a small object.
-
-        Raises:
-          FileNotFoundError: There is none.
-        """
+        """Return the content of a small object, or raise `FileNotFoundError`."""
         return self.answer(self.request())
 
     def request(self, first: int = 0, last: int | None = None) -> "Future[Any]":
-        """Ask for some of the object; `answer` awaits it, or `answer_with_size`."""
+        """Request the bytes from `first` up to `last`, or to the end; `answer` waits for them."""
         return _threads().submit(self.store.read, self.key, first, last)
 
     def answer_with_size(self, requested: "Future[Any]") -> tuple[memoryview, int] | None:
-        """Return the bytes that were asked for, and the size of the object; None where there is none."""
+        """Return the bytes requested by `request`, and the object's size; None if it does not exist."""
         with telling(f"read {self}"):
             return requested.result()
 
     def answer(self, requested: "Future[Any]") -> bytes:
-        """Return the bytes that were asked for.
-
-        Raises:
-          FileNotFoundError: There is no such object.
-        """
+        """Return the bytes that were requested by `request`, or raise `FileNotFoundError`."""
         if (found := self.answer_with_size(requested)) is None:
             raise FileNotFoundError(str(self))
         return bytes(found[0])
 
     def put(self, content: bytes | bytearray | Path) -> None:
-        """Write an object, over another if there is one; of a `Path`, what the file holds."""
+        """Write the object, replacing one that exists. A `Path` is a local file with the content."""
         with telling(f"write {self}"):
             self.store.write(self.key, content)
 
     def create(self, content: bytes) -> bool:
-        """Write an object if there is none, and return whether this one is there now, by this call.
+        """Write the object unless it exists, and return whether this call wrote it.
 
         Raises:
           MeshwrightError: It could not be written, or the store does not say whether it was.
@@ -168,7 +167,7 @@ class ObjectPath:
             self.store.delete([self.key])
 
     def remove_tree(self, pattern: str = "*") -> None:
-        """Delete all objects below, or those with keys like `pattern` from there on."""
+        """Delete all objects below this path, or those whose relative keys match `pattern`."""
         start = len(self.key) + bool(self.key)
         doomed = [key for key in self.below() if fnmatchcase(key[start:], pattern)]
         with telling(f"delete {self}"):
@@ -178,18 +177,21 @@ class ObjectPath:
 def _create(path: ObjectPath, content: bytes) -> bool:
     for _ in range(_ATTEMPTS):
         failure = _failure_to_create(path, content)
-        # Asked, not concluded: a write whose answer was lost has failed, or is refused when retried.
+        # Read back, as the answer alone does not tell: a write whose answer was lost looks like a failure,
+        # and is refused when it is retried.
         with telling(f"write {path}, or find out whether it was written"):
             found = path.store.read(path.key)
         if found is not None and (bytes(found[0]) == content or failure is None):
             return bytes(found[0]) == content
         if found is not None:
             break
-    raise failure or MeshwrightError(f"cannot write {path}: the store says that it is there, and is not")
+    raise failure or MeshwrightError(
+        f"cannot write {path}: the store says that it exists, yet it cannot be read"
+    )
 
 
 def _failure_to_create(path: ObjectPath, content: bytes) -> MeshwrightError | None:
-    """Try to write an object, and return why it may not be there, but if the store says that one is."""
+    """Try to create an object; return the error, or None if it was written or exists already."""
     try:
         with telling(f"write {path}"), contextlib.suppress(FileExistsError):
             path.store.create(path.key, content)
@@ -199,17 +201,20 @@ def _failure_to_create(path: ObjectPath, content: bytes) -> MeshwrightError | No
 
 
 Directory = Path | ObjectPath
-"""Where checkpoints are."""
+"""A local directory or one in a store."""
 
 
 def _check(scheme: str, rest: str) -> None:
     bucket = rest.partition("/")[0]
     has_user, has_more = "@" in bucket and scheme in _settings.SCHEMES, ":" in bucket.rpartition("@")[0]
     if has_user or has_more or (":" in bucket and scheme in _settings.BUCKETS):
-        # and not a word of what stands there
-        raise UsageError(f"{scheme}://… holds more than a bucket; credentials belong in the environment.")
+        # The text is not shown, as it may hold a secret.
+        raise UsageError(
+            f"{scheme}://… has credentials or a port before the path; expected {scheme}://bucket/path. "
+            "Credentials belong in the environment."
+        )
     if not rest.strip("/") or (not bucket and scheme in _settings.SCHEMES and scheme != "memory"):
-        raise UsageError(f"{scheme}://{rest} names no bucket: expected {scheme}://bucket/path.")
+        raise UsageError(f"{scheme}://{rest} has no bucket: expected {scheme}://bucket/path.")
 
 
 def _connect(root: str, patience: dict[str, Any]) -> Store:
@@ -225,19 +230,22 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AT_ONCE, "storage")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of them
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process inherits no threads
 
 
 def write_later(path: ObjectPath, content: bytes) -> "Future[None]":
-    """Write an object on a thread; what it returns raises what `put` does."""
+    """Write an object on a thread; the future raises what `put` does."""
     return _threads().submit(path.put, content)
 
 
 def read_each(paths: Sequence[Directory]) -> list[bytes]:
-    """Return the contents of small files: of objects, by as many requests at once as the store takes.
+    """Return the contents of small files; those in stores are requested concurrently.
+
+    Args:
+      paths: Paths of files.
 
     Raises:
-      FileNotFoundError: One is not there.
+      FileNotFoundError: A file does not exist.
     """
     asked = [(path, path.request() if isinstance(path, ObjectPath) else None) for path in paths]
     return [
@@ -247,10 +255,19 @@ def read_each(paths: Sequence[Directory]) -> list[bytes]:
 
 
 def location(path: str | Path | ObjectPath) -> Directory:
-    """Return the place that `path` names: an absolute path, with `~` resolved, or one in a store.
+    """Return an absolute local path, with `~` resolved, or a path in a store.
+
+    Args:
+      path: A local path or the URL of a store, `s3://bucket/run`.
 
     Raises:
-      UsageError: It is an address, but not one that can be opened.
+      UsageError: It is a URL that cannot be opened.
+
+    Example:
+      >>> mw.storage.location("/tmp/run")
+      PosixPath('/tmp/run')
+      >>> str(mw.storage.location("memory://bucket/run"))
+      'memory://bucket/run'
     """
     if isinstance(path, ObjectPath):
         return path

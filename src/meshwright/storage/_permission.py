@@ -1,4 +1,4 @@
-"""Files that this user may not read."""
+"""Errors about files that this user may not read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from meshwright.errors import CheckpointError
 
 @contextmanager
 def telling_unreadable() -> Iterator[None]:
-    """Say which file may not be read. Also a decorator.
+    """Turn a `PermissionError` into a `CheckpointError` that names the file. Also a decorator.
 
     Raises:
-      CheckpointError: One may not.
+      CheckpointError: A file cannot be read by this user.
     """
     try:
         yield

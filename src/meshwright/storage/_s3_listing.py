@@ -1,7 +1,8 @@
-"""A listing of S3 that passes over keys which can be no path, such as `a//b` or `a/../b`.
+"""A listing of S3 that skips keys which are no paths, such as `a//b` or `a/../b`.
 
-obstore lists nothing at all where there is one of them, and whoever may write to a bucket can put it there.
-So this asks itself, at addresses that obstore signs: they are of an endpoint that ends with the question.
+obstore fails to list a bucket with a single such key, and anyone who may write to the bucket can create one.
+So this module sends the list requests itself, with URLs that obstore signs. obstore signs only the URLs of
+objects: the endpoint given to it is therefore the whole query.
 """
 
 import importlib
@@ -25,20 +26,24 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def is_key(key: str) -> bool:
-    """Return whether a key is one that a path can have."""
+    """Return whether a key is a valid path."""
     parts = key.removesuffix("/").split("/")
     return not any(part in ("", ".", "..") for part in parts) and not _CONTROL.search(key)
 
 
 class S3Listing:
-    """Lists a bucket."""
+    """Lists a bucket of S3.
+
+    Args:
+      opened: Opens the `S3Store` of obstore, given an endpoint.
+      url: The HTTP URL of the bucket.
+    """
 
     def __init__(self, opened: Callable[..., Any], url: str):
-        """Take what opens the `S3Store`, given an endpoint, and the address of the bucket."""
         self._opened, self._url = opened, url
 
     def __call__(self, key: str, delimiter: str) -> tuple[list[Entry], list[str]]:
-        """Return the objects below a key, and the folders if there is a delimiter; others are told."""
+        """Return the objects below a key and, given a delimiter, the folders; keys left out are logged."""
         query = {"list-type": "2", "encoding-type": "url", "prefix": f"{key}/" if key else ""}
         query |= {"delimiter": delimiter} if delimiter else {}
         entries, folders, more = [], [], {}
@@ -50,9 +55,7 @@ class S3Listing:
             token = page.findtext("{*}NextContinuationToken")
             more = {"continuation-token": token} if token else None
         for wrong in [each for each in (*(entry.key for entry in entries), *folders) if not is_key(each)]:
-            log.warning(
-                "%s is left out: as a file it would be elsewhere than its key says", printable(wrong, keep="")
-            )
+            log.warning("%s is left out: its key is no relative path of a file", printable(wrong, keep=""))
         kept = [each for each in entries if is_key(each.key) and not each.key.endswith("/")]
         return kept, [folder.removesuffix("/") for folder in folders if is_key(folder)]
 

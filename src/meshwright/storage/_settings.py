@@ -1,10 +1,11 @@
-"""How stores are connected to: the schemes of addresses, settings of the environment, and patience.
+"""Connections to stores: URL schemes, settings from the environment, and retries.
 
     s3      AWS_ACCESS_KEY_ID, …, AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3
     gs      GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST
     az      AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, …
 
-They are read as other programs read them, most by obstore, which is imported when an address is opened.
+The variables have the meaning that the providers' own programs give them. Most are read by obstore, which is
+imported when the first URL is opened.
 """
 
 import configparser
@@ -23,13 +24,14 @@ from meshwright.storage._s3_listing import S3Listing
 from meshwright.storage._store import told
 
 BUCKETS = ("s3", "gs", "az", "abfs")
-"""The schemes of addresses that begin with a bucket, or what Azure calls a container."""
+"""The schemes of URLs that begin with a bucket, which Azure calls a container."""
 SCHEMES = (*BUCKETS, "https", "http", "memory")
 
 PATIENCE = {"max_retries": 12, "first": 0.1, "longest": 15.0, "seconds": 180.0, "stalled": 60.0}
 IMPATIENCE = {"max_retries": 3, "first": 0.05, "longest": 0.5, "seconds": 20.0, "stalled": 30.0}
-"""How often a request is tried again, after how many seconds, and for how long; and for how long a connection
-may stand still. With impatience, whoever asks tries again, or had better hear of an error soon."""
+"""Retries of a request: their number, the first and the longest pause, and the total time, in seconds;
+`stalled` is the time for which a connection may transfer nothing. IMPATIENCE is for callers that try again
+themselves, or need to see an error soon."""
 
 _REQUEST_SECONDS = 3600
 _KNOWN = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "AZURE_", "HOME")
@@ -39,10 +41,10 @@ _OF_PROFILE = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 
 def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
-    """Return a bucket; nothing is sent yet.
+    """Return a bucket. No request is sent yet.
 
     Raises:
-      UsageError: obstore is not installed, or does not understand the settings in the environment.
+      UsageError: obstore is not installed, or rejects the settings in the environment.
     """
     try:
         errors = importlib.import_module("obstore.exceptions")
@@ -61,7 +63,7 @@ def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
         raise UsageError(f"{scheme}://{bucket} cannot be opened: {told(error)}.{hint}") from None
 
 
-@functools.lru_cache(maxsize=64)  # so that connections are kept, which take long to open
+@functools.lru_cache(maxsize=64)  # keeps connections, as they take long to open
 def _connected(stores: Any, scheme: str, bucket: str, patience: Any, environ: Any) -> Obstore:
     client, settings = _client(dict(patience)), dict(environ)
     match scheme:
@@ -83,7 +85,7 @@ def _connected(stores: Any, scheme: str, bucket: str, patience: Any, environ: An
 
 @functools.cache
 def _memory(bucket: str) -> Obstore:
-    """Return the one memory of this name, which all in this process share."""
+    """Return the memory store of this name, one for the whole process."""
     return Obstore(importlib.import_module("obstore.store").MemoryStore())
 
 
@@ -111,7 +113,7 @@ def _allow_http(client: dict[str, Any], endpoint: str | None) -> None:
 
 
 def _aws(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:
-    """Return what obstore does not take from the environment: endpoints without TLS, and profiles."""
+    """Return the settings that obstore does not read itself: endpoints without TLS, and profiles."""
     endpoint = settings.get("AWS_ENDPOINT_URL_S3") or settings.get("AWS_ENDPOINT_URL")
     _allow_http(client, endpoint)
     given = {"aws_endpoint_url_s3": endpoint} if endpoint else {}
@@ -125,10 +127,10 @@ def _amazon(settings: dict[str, str], given: dict[str, str]) -> str:
 
 
 def _profile(settings: dict[str, str]) -> dict[str, str]:
-    """Return the keys and the region that AWS's own files have for the profile.
+    """Return the keys and the region of the profile, from AWS's own files.
 
     Raises:
-      UsageError: A profile is asked for, and has no keys: it signs in by a program or by a browser.
+      UsageError: AWS_PROFILE names a profile without keys, which signs in by a program or a browser.
     """
     name, home = settings.get("AWS_PROFILE", "default"), Path("~/.aws").expanduser()
     found: dict[str, str] = {}
@@ -141,8 +143,8 @@ def _profile(settings: dict[str, str]) -> dict[str, str]:
         found |= dict(parser[section]) if section in parser else {}
     if "AWS_PROFILE" in settings and _OF_PROFILE[0] not in found:
         raise UsageError(
-            f"the AWS profile {name} has no keys in {home}. If it signs in by a program or a browser, put "
-            "its keys into the environment: "
+            f"the AWS profile {name} has no keys in {home}. If it signs in by a program or a browser, export "
+            "its keys to the environment: "
             f'eval "$(aws configure export-credentials --profile {name} --format env)"'
         )
     if settings.get("AWS_REGION") or settings.get("AWS_DEFAULT_REGION"):
@@ -151,7 +153,7 @@ def _profile(settings: dict[str, str]) -> dict[str, str]:
 
 
 def _google(settings: dict[str, str], client: dict[str, Any]) -> dict[str, str]:
-    """Return the address of an emulator, as Google's own programs know it, which takes any token."""
+    """Return the settings for the emulator at STORAGE_EMULATOR_HOST, which takes any token; {} without it."""
     if not (host := settings.get("STORAGE_EMULATOR_HOST")):
         return {}
     url = host if re.match("https?://", host) else f"http://{host}"

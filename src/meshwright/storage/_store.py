@@ -1,4 +1,4 @@
-"""What is asked of a store, whatever kind it is of."""
+"""The interface of all kinds of stores, and messages for their errors without secrets."""
 
 import os
 import re
@@ -12,82 +12,82 @@ from meshwright.errors import MeshwrightError
 _SECRET_SETTINGS = ("SECRET", "TOKEN", "KEY", "PASSWORD", "CREDENTIAL")
 _SETTINGS = ("AWS_", "AZURE_", "GOOGLE_")
 _SHORTEST_SECRET = 5
-"""Characters. Shorter values, `true` or `1`, are no secrets, and stand in other words."""
+"""Characters. Shorter values, `true` or `1`, are no secrets, and occur in other words."""
 
 
 class Entry(NamedTuple):
-    """An object, as a listing has it."""
+    """An object in a listing."""
 
     key: str
     nbytes: int
     modified: float | None
-    """Seconds since 1970; None where the store does not say."""
+    """The time of its last change in seconds since 1970; None if the store does not say."""
 
 
 class Store(Protocol):
-    """A bucket. Keys have no empty part, and no `.` or `..`; what a store has of others is left out.
+    """A bucket. Keys have no empty component, and none that is `.` or `..`; listings leave out others.
 
-    What fails raises errors of any class, which `telling` puts into words.
+    Methods may raise errors of any class; `telling` turns them into a `MeshwrightError`.
     """
 
     creates: bool
-    """`create` is there, and one of several that create an object wins."""
+    """True if `create` exists, and succeeds for only one of several concurrent calls."""
 
     def below(self, key: str) -> list[Entry]:
         """List the objects below a key, at any depth."""
         ...
 
     def children(self, key: str) -> tuple[list[Entry], list[str]]:
-        """List the objects directly below a key, and the keys below which there are others."""
+        """List the objects directly below a key, and the keys of its directories."""
         ...
 
     def look(self, key: str) -> Entry | None:
-        """Return what a listing says of an object; None where there is none."""
+        """Return the entry of an object; None if it does not exist."""
         ...
 
     def read(self, key: str, first: int = 0, last: int | None = None) -> tuple[memoryview, int] | None:
-        """Return some bytes of an object, fewer where it ends before, and its size; None if there is none."""
+        """Return the bytes from `first` up to `last`, and the object's size; None if it does not exist."""
         ...
 
     def write(self, key: str, content: bytes | bytearray | Path) -> None:
-        """Write an object, over another if there is one. A `Path` is a file whose content it gets."""
+        """Write an object, replacing one that exists. A `Path` is a local file with the content."""
         ...
 
     def create(self, key: str, content: bytes) -> None:
-        """Write an object if there is none.
+        """Write an object unless it exists.
 
         Raises:
-          FileExistsError: The store says that there is one, which may be this one if it was asked twice.
+          FileExistsError: The store says that it exists; after a retry it may be the one just written.
         """
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, as far as they are there."""
+        """Delete those of the objects that exist."""
         ...
 
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Say of what goes wrong in a store what was tried, in our words and without secrets.
+    """Turn any error of a store into one that says what was tried, without secrets.
 
     Raises:
-      MeshwrightError: Something did.
+      MeshwrightError: The block raised an error.
     """
     try:
         yield
     except MeshwrightError:
         raise
-    except Exception as error:  # the packages' errors have no class in common
+    except Exception as error:  # the errors of the packages have no common class
         raise MeshwrightError(f"cannot {what}: {told(error)}") from None
 
 
 def told(error: BaseException) -> str:
-    """Return why a store failed, without secrets."""
+    """Return the reason of a store's error, without secrets."""
     return without_secrets(_reason(error))
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without the secrets of the environment, and without those of addresses."""
+    """Return a text with the secrets of the environment and the credentials of URLs replaced by `***`."""
     for name, value in os.environ.items():
         is_secret = name.startswith(_SETTINGS) and any(word in name for word in _SECRET_SETTINGS)
         if is_secret and len(value) >= _SHORTEST_SECRET:
@@ -96,7 +96,7 @@ def without_secrets(text: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what an error says, in one line; of obstore's the part that tells something."""
+    """Return an error's message in one line; for an error of obstore only the useful part."""
     said, _, source = re.sub(r"^Generic \w+ error: ", "", str(error)).partition("\n\nDebug source:")
     if answer := re.search(r"status code: (\d+ [\w ]*?)(?:: (.*))?$", said, re.DOTALL):
         return f"HTTP {answer[1]}{_explanation(answer[2] or '')}"
@@ -108,7 +108,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _explanation(body: str) -> str:
-    """Return what the body of an answer explains: in XML, as all three clouds write, a code and a message."""
+    """Return the code and the message in the body of an answer, which all three clouds write as XML."""
     found = [re.search(rf"<{tag}>(.*?)</{tag}>", body, re.DOTALL) for tag in ("Code", "Message")]
     words = " ".join((": ".join(each[1] for each in found if each) or body).split())
     return f" ({words[:200]})" if words else ""

@@ -51,14 +51,12 @@ def test_steps_that_are_being_written_are_passed_over_and_told(copied, suffix, c
     with caplog.at_level(logging.WARNING, "meshwright"):
         assert open_source(manager).step == 9
     assert f"{unfinished} is not complete; the newest that is: 9" in caplog.text
-    with pytest.raises(CheckpointError, match=rf"{suffix} is not complete. Its save is still running"):
+    with pytest.raises(CheckpointError, match=rf"{suffix} is not complete: its save is still running"):
         open_source(unfinished)
     with pytest.raises(CheckpointError, match=rf"{suffix}/params is not complete"):
         open_source(unfinished / "params")
     shutil.rmtree(manager / "9")
-    with pytest.raises(
-        CheckpointError, match=rf"holds no complete checkpoint, only the unfinished 10{suffix}"
-    ):
+    with pytest.raises(CheckpointError, match=rf"has no complete checkpoint, only the unfinished 10{suffix}"):
         open_source(manager)
 
 
@@ -122,7 +120,7 @@ def test_a_damaged_description_is_an_error(copied, content):
 def test_a_tree_without_its_description_is_refused(copied, name):
     directory = copied(f"0.12.8/{name}")
     next(directory.rglob("_METADATA")).unlink()
-    with pytest.raises(DamagedError, match=r"has no _METADATA, which says what arrays there are"):
+    with pytest.raises(DamagedError, match=r"has no _METADATA, which lists the arrays"):
         open_source(directory)
 
 
@@ -138,7 +136,7 @@ def test_what_describes_a_step_is_a_dictionary_of_such(copied, file, content):
 def test_a_missing_item_is_named(copied):
     step = copied("0.12.8/manager/10")
     shutil.rmtree(step / "params")
-    with pytest.raises(DamagedError, match=r"has no params, which its _CHECKPOINT_METADATA says it has"):
+    with pytest.raises(DamagedError, match=r"has no params, which its _CHECKPOINT_METADATA lists"):
         open_source(step)
     assert open_source(step / "state").read("step", ()) == 10
 
@@ -146,14 +144,16 @@ def test_a_missing_item_is_named(copied):
 def test_an_item_that_is_being_written_is_not_opened(copied):
     step = copied("0.12.8/manager/10")
     (step / "params").rename(step / "params.orbax-checkpoint-tmp-123")
-    with pytest.raises(CheckpointError, match=r"copy is not complete\."):
+    with pytest.raises(CheckpointError, match=r"copy is not complete:"):
         open_source(step)
 
 
 def test_what_processes_wrote_and_nobody_joined_is_refused(copied):
     directory = copied("0.12.8/tree_ocdbt")
     (directory / "manifest.ocdbt").unlink()
-    with pytest.raises(DamagedError, match=r"has no manifest\.ocdbt, which joins what each process wrote"):
+    with pytest.raises(
+        DamagedError, match=r"has no manifest\.ocdbt, which merges the files of all processes"
+    ):
         open_source(directory)
 
 
@@ -165,7 +165,7 @@ def test_items_that_are_left_out_are_told(copied, caplog):
     (step / "rng").mkdir()
     with caplog.at_level(logging.WARNING, "meshwright"):
         open_source(step)
-    assert caplog.messages == [f"{step}: left out are items that only their own handlers read: rng"]
+    assert caplog.messages == [f"{step}: items that only their own handlers can read are left out: rng"]
 
 
 def test_a_step_of_json_alone_is_opened(copied):

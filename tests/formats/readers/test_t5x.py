@@ -112,7 +112,7 @@ def of_another_driver(*args):
 
 @pytest.mark.parametrize(
     ("spec", "told"),
-    [(without_a_path, "does not say in which directory"), (of_another_driver, "TensorStore's driver n5")],
+    [(without_a_path, "does not name a directory"), (of_another_driver, "TensorStore's driver n5")],
 )
 def test_specs_of_arrays_that_are_not_read_are_refused_and_all_are_listed(spec, told, written):
     with pytest.raises(CheckpointError) as raised:
@@ -135,7 +135,7 @@ def test_a_tree_without_a_state_is_refused(written):
     file = written() / "checkpoint"
     for content in ({"version": 3}, {"optimizer": None, "version": 3}):
         file.write_bytes(serialization.msgpack_serialize(content))
-        with pytest.raises(DamagedError, match="holds no tree of a state"):
+        with pytest.raises(DamagedError, match="does not hold the tree of a state"):
             mw.open_source(file)
 
 
@@ -214,22 +214,28 @@ def test_a_save_that_did_not_come_to_its_end_is_no_checkpoint(written):
     directory = written()
     (directory / "checkpoint").unlink()
     directory.rename(directory.with_name("checkpoint_5.tmp-1654000000"))
-    with pytest.raises(CheckpointError, match=r"only checkpoint_5\.tmp-1654000000: a save that did not come"):
+    with pytest.raises(
+        CheckpointError, match=r"only checkpoint_5\.tmp-1654000000: a save that was not completed"
+    ):
         mw.open_source(directory.parent)
 
 
 def test_arrays_without_the_tree_are_no_checkpoint(written):
     directory = written()
     (directory / "checkpoint").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="_5 has arrays of T5X, but no file checkpoint, or an"):
+    with pytest.raises(
+        CheckpointError, match="_5 has arrays of T5X, but its file checkpoint, which describes"
+    ):
         mw.open_source(directory)
     (directory / "checkpoint").unlink()
-    with pytest.raises(CheckpointError, match="_5 has arrays of T5X, but no file checkpoint, or an"):
+    with pytest.raises(
+        CheckpointError, match="_5 has arrays of T5X, but its file checkpoint, which describes"
+    ):
         mw.open_source(directory.parent)
 
 
 def test_what_is_none_of_t5x_is_said_to_be_none(tmp_path):
-    with pytest.raises(CheckpointError, match=r"holds no complete T5X checkpoint\.$"):
+    with pytest.raises(CheckpointError, match=r"has no complete T5X checkpoint\.$"):
         mw.formats.open_t5x(tmp_path)
 
 
@@ -275,7 +281,7 @@ def test_a_directory_may_have_been_moved_and_renamed(written, tmp_path):
 
 @pytest.mark.parametrize("version", [0, 1, 4])
 def test_other_versions_are_refused(version, written):
-    with pytest.raises(CheckpointError, match=f"is of T5X's version {version}; read are 2 and 3"):
+    with pytest.raises(CheckpointError, match=f"has T5X's format version {version}, but only 2 and 3"):
         mw.open_source(written(version=version))
 
 
@@ -289,7 +295,9 @@ def flat(directory):
 @pytest.mark.parametrize("where", ["", "checkpoint_5", "checkpoint_5/checkpoint"])
 def test_specs_without_a_version_are_of_version_0_and_no_parameters(where, written):
     directory = flat(written())
-    with pytest.raises(CheckpointError, match=r"is of T5X's version 0; read are 2 and 3.*versions=\(0, 1\)"):
+    with pytest.raises(
+        CheckpointError, match=r"has T5X's format version 0, but only 2 and 3.*versions=\(0, 1\)"
+    ):
         mw.open_source(directory.parent / where)
 
 
@@ -298,7 +306,7 @@ def test_old_versions_are_opened_as_they_are_where_they_are_asked_for(written):
     for place in (directory, flat(directory)):
         source = mw.formats.open_t5x(place.parent, versions=(0, 1))
         assert_same(restored(source), ARRAYS)
-        with pytest.raises(CheckpointError, match="is of T5X's version"):
+        with pytest.raises(CheckpointError, match="has T5X's format version"):
             mw.formats.open_t5x(place)
 
 
@@ -330,7 +338,7 @@ def test_bits_of_bfloat16_are_read_of_version_2_and_refused_of_version_3(tmp_pat
     bits = {"target/scale": scale.view(np.uint16)}
     old = mw.open_source(t5x.write(tmp_path / "old/checkpoint_1", bits, version=2))
     assert_same(restored(old), {"target/scale": scale})
-    with pytest.raises(CheckpointError, match="target/scale: uint16, which T5X does not write"):
+    with pytest.raises(CheckpointError, match="target/scale: its dtype is uint16, which T5X does not write"):
         mw.open_source(t5x.write(tmp_path / "new/checkpoint_1", bits))
 
 

@@ -108,7 +108,9 @@ def test_several_chunks_are_read_at_a_time(written, monkeypatch):
 def test_metadata_that_is_none_is_refused_with_its_name(content, written):
     folder = written()
     (folder / ".zarray").write_text(content)
-    with pytest.raises(DamagedError, match=r"target/w: \S*target\.w/\.zarray is no metadata of a zarr array"):
+    with pytest.raises(
+        DamagedError, match=r"target/w: \S*target\.w/\.zarray is not metadata of a zarr array"
+    ):
         opened(folder)
 
 
@@ -134,7 +136,9 @@ def test_metadata_that_makes_no_sense_is_refused_with_its_name(change, written):
     folder = written()
     metadata = json.loads((folder / ".zarray").read_text())
     (folder / ".zarray").write_text(json.dumps(metadata | change))
-    with pytest.raises(DamagedError, match=r"target/w: \S*target\.w/\.zarray is no metadata of a zarr array"):
+    with pytest.raises(
+        DamagedError, match=r"target/w: \S*target\.w/\.zarray is not metadata of a zarr array"
+    ):
         opened(folder)
 
 

@@ -1,13 +1,13 @@
-"""The native format: what a step directory holds, how it is written and read.
+"""Meshwright's checkpoint format: the files of a step directory, written, read and verified.
 
     step_00000800/
       manifest.json                    the commit record: _manifest.py
       data-00000-of-00002.zarr.zip     process 0's shards, in a ZIP file that holds
       data-00001-of-00002.zarr.zip     a zarr v3 hierarchy: _container.py
 
-A save goes through `_layout.py` (who writes what), `_snapshot.py` (shards on the host), `_write.py` (each
-process's data file) and `_commit.py` (process 0 makes it a checkpoint); a restore through `_read.py`, which
-reads chunks by `_blocks.py`. `_verify.py` compares every byte.
+A save uses `_layout.py` (which process writes which chunk), `_snapshot.py` (shards in host memory),
+`_write.py` (the data file of each process) and `_commit.py` (process 0 makes it a checkpoint). A restore uses
+`_read.py`, which reads chunks by `_blocks.py`. `_verify.py` compares every byte.
 """
 
 from meshwright.checkpoint._format._commit import commit

@@ -1,9 +1,9 @@
-"""Reading chunks in blocks of rows: straight to where they are wanted, checksummed while in the cache.
+"""Reads chunks in blocks of rows directly into arrays, with checksums taken while a block is in the cache.
 
     chunk     rows 0 to 3 | rows 4 to 7 | ...      blocks, read by two threads if there is much to read
-    targets   where parts of the chunk are wanted: any number of arrays, of any part
+    targets   any number of arrays, each of which gets a part of the chunk
 
-A block that is wanted whole and in one place is read right there, others through a buffer.
+A block that goes to one target as a whole is read directly into it, others through a buffer.
 """
 
 import functools
@@ -26,14 +26,14 @@ _buffers = local()
 
 
 class Target(NamedTuple):
-    """A part of a chunk, and the array that wants it."""
+    """A part of a chunk, and the array to read it into."""
 
     within: Index
     out: np.ndarray
 
 
 class Chunk(NamedTuple):
-    """What to read of one chunk: a file, where the chunk's data lies in it, and who wants it."""
+    """A chunk to read: its file, its offset, shape and dtype there, and the targets of its parts."""
 
     file: int | ObjectBytes
     offset: int
@@ -43,9 +43,9 @@ class Chunk(NamedTuple):
 
 
 def read_chunks(chunks: Sequence[Chunk], *, checksums: bool) -> list[int | None]:
-    """Fill all targets and return the CRC-32 of each chunk, or None for those of which the file lacks bytes.
+    """Fill all targets, and return the CRC-32 of each chunk; None if the file ends before the chunk's end.
 
-    Without `checksums` only the rows that are wanted are read, and the numbers mean nothing.
+    Without `checksums`, only the rows that targets need are read, and the numbers are meaningless.
     """
     blocks = [list(_blocks(chunk, checksums)) for chunk in chunks]
     crcs = iter(_each([block for of_one in blocks for block in of_one]))
@@ -56,7 +56,7 @@ class _Block(NamedTuple):
     chunk: Chunk
     first: int
     last: int
-    """Its rows: indices along the leading dimension. A number is one row."""
+    """The block's rows: indices along the leading dimension. A chunk without dimensions is one row."""
 
     @property
     def row_nbytes(self) -> int:
@@ -83,7 +83,7 @@ def _each(blocks: Sequence[_Block]) -> Iterable[int | None]:
 
 
 def _read_block(block: _Block) -> int | None:
-    """Read one block to all who want some of it and return its CRC-32; None if the file ends before it."""
+    """Read one block into its targets and return its CRC-32; None if the file ends before it."""
     wanted = [(shared, target) for target in block.chunk.targets if (shared := _shared(block, target))]
     straight = _straight(block, wanted)
     room = _buffer(block.nbytes) if straight is None else straight
@@ -98,7 +98,7 @@ def _read_block(block: _Block) -> int | None:
 
 
 def _shared(block: _Block, target: Target) -> tuple[slice, slice] | None:
-    """Return the rows that a block has for a target: as rows of the target, and as rows of the block."""
+    """Return the rows that a block shares with a target: as rows of the target, and as rows of the block."""
     start, stop, _ = target.within[0].indices(block.chunk.shape[0]) if block.chunk.shape else (0, 1, 1)
     first, last = max(start, block.first), min(stop, block.last)
     if first >= last:
@@ -107,7 +107,7 @@ def _shared(block: _Block, target: Target) -> tuple[slice, slice] | None:
 
 
 def _straight(block: _Block, wanted: Sequence[tuple[tuple[slice, slice], Target]]) -> np.ndarray | None:
-    """Return the very memory that the block is wanted in, if it is one piece."""
+    """Return the memory that the whole block goes to, if it is contiguous and of one target; else None."""
     if len(wanted) != 1:
         return None
     (into, _), target = wanted[0]
@@ -129,7 +129,7 @@ def _buffer(nbytes: int) -> np.ndarray:
 
 
 def _read(file: int | ObjectBytes, room: np.ndarray, offset: int) -> bool:
-    """Fill `room` from the file; False if that ends before."""
+    """Fill `room` from the file; return False if the file ends before."""
     if isinstance(file, ObjectBytes):
         room[:] = file[offset : offset + len(room)]
         return True
@@ -158,4 +158,4 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_NUM_THREADS, "checkpoint-reader")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of them
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process inherits no threads

@@ -1,9 +1,9 @@
-"""The end of a save, on process 0: await all parts, check them, publish.
+"""The end of a save, on process 0: waits for the parts of all processes, checks them, and commits.
 
-Everything is written into a temporary directory that only this attempt uses. Its rename to the
-final name is the commit: before it there is no checkpoint, after it there is all of it. Renaming
-onto a directory with anything in it fails, so of two writers one wins. In an object store the
-manifest is written last, if there is none: of two writers, again, one wins.
+All files are written into a temporary directory that only this attempt uses. Renaming it to the final name is
+the commit: before it there is no checkpoint, after it there is a complete one. Renaming onto a directory that
+is not empty fails, so only one of two writers succeeds. In an object store the commit is the creation of the
+manifest, as the last object; it fails if the manifest exists, so again only one of two writers succeeds.
 """
 
 import json
@@ -31,7 +31,7 @@ from meshwright.errors import MeshwrightError, PeersError, listed
 from meshwright.storage import Directory, ObjectPath, parts_of, read_each
 
 _POLL_SECONDS, _POLL_STORE_SECONDS = 0.02, 0.5
-_PARTS_TIMEOUT_SECONDS = 1800  # after process 0 is done itself; all write about the same amount
+_PARTS_TIMEOUT_SECONDS = 1800  # after process 0 has written its own part; all are about equally large
 
 
 def commit(
@@ -42,19 +42,19 @@ def commit(
     num_processes: int,
     abandoned: Event,
 ) -> None:
-    """Make the checkpoint `final` of what all processes write into `temporary`.
+    """Make the checkpoint `final` from the files that all processes write into `temporary`.
 
-    `head` is the manifest but for files and arrays. Setting `abandoned` ends the wait for parts.
+    `head` is the manifest without files and arrays. Setting `abandoned` ends the wait for parts.
 
     Raises:
-      MeshwrightError: A process failed, or the parts are not one state, or in a store another attempt was
+      MeshwrightError: A process failed, or the parts do not fit together, or, in a store, another attempt was
         first or files are gone. Nothing was committed.
-      OSError: On a file system, another attempt was first.
-      PeersError: Some processes did not report.
+      OSError: In a file system, another attempt was first.
+      PeersError: Some processes did not report in time.
     """
     parts = _await_parts(temporary, num_processes, abandoned)
     names = [data_file_name(process, num_processes) for process in range(num_processes)]
-    if isinstance(temporary, ObjectPath):  # where nothing is renamed
+    if isinstance(temporary, ObjectPath):  # nothing is renamed there
         names = [f"{temporary.name}/{name}" for name in names]
     files = tuple(DataFile(name, part["bytes"]) for name, part in zip(names, parts, strict=True))
     with collector_paused():
@@ -75,14 +75,14 @@ def _await_parts(temporary: Directory, num_processes: int, abandoned: Event) -> 
         _raise_failures(arrived)
         parts |= arrived
         if not arrived and abandoned.wait(poll_seconds):
-            raise MeshwrightError(f"processes {missing} did not finish.")
+            raise MeshwrightError(f"processes {missing} did not finish their part of the save.")
         if not arrived and time.monotonic() > deadline:
             raise PeersError(f"processes {missing} did not report within {_PARTS_TIMEOUT_SECONDS} seconds.")
     return [parts[process] for process in range(num_processes)]
 
 
 def _read_parts(temporary: Directory, processes: Iterable[int]) -> dict[int, dict[str, Any]]:
-    there = {path.name for path in temporary.iterdir()}  # one listing, not one question for each process
+    there = {path.name for path in temporary.iterdir()}  # one listing, not one request for each process
     arrived = [process for process in processes if part_file_name(process) in there]
     contents = read_each([temporary / part_file_name(process) for process in arrived])
     return {process: json.loads(content) for process, content in zip(arrived, contents, strict=True)}
@@ -95,7 +95,7 @@ def _raise_failures(parts: dict[int, dict[str, Any]]) -> None:
 
 
 def _check_parts(parts: Sequence[dict[str, Any]], layouts: Sequence[ArrayLayout]) -> None:
-    """Check that each process wrote what process 0 expects of it, so that no chunk is missing or double."""
+    """Check that each process wrote the chunks that process 0 expects, so that none is missing or double."""
     expected: list[set[tuple[str, int, int]]] = [set() for _ in parts]
     for layout in layouts:
         for number, writer in enumerate(layout.writers):
@@ -106,7 +106,7 @@ def _check_parts(parts: Sequence[dict[str, Any]], layouts: Sequence[ArrayLayout]
             names = sorted({name for name, *_ in written ^ expected[process]})
             raise MeshwrightError(
                 f"process {process} saved another state than process 0: they differ in "
-                f"{listed(names)}. All must save the same arrays with the same shardings."
+                f"{listed(names)}. All processes must save the same arrays with the same shardings."
             )
 
 
@@ -140,8 +140,8 @@ def _create(temporary: ObjectPath, final: ObjectPath, manifest: Manifest) -> Non
     there = set(final.below())
     needed = (part.path for file in manifest.files for part in parts_of(final / file.name, file.nbytes))
     if gone := [path.name for path in needed if path.key not in there]:
-        raise MeshwrightError(f"{', '.join(gone)} in {final} were removed while they were written.")
+        raise MeshwrightError(f"{', '.join(gone)} in {final} were removed while the checkpoint was written.")
     if not (final / MANIFEST).create(manifest_text(manifest)):
         raise MeshwrightError(f"another run saves in {final.parent} and was first to save {final.name}.")
-    with suppress(MeshwrightError):  # it is saved, and the part files go when it goes
+    with suppress(MeshwrightError):  # it is committed; part files that remain are removed together with it
         temporary.remove_tree("part-*.json")

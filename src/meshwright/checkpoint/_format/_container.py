@@ -1,4 +1,4 @@
-"""A data file, known in full before a byte of it is written: a ZIP file that holds a zarr v3 hierarchy.
+"""A data file: a ZIP file that holds a zarr v3 hierarchy, planned in full before a byte of it is written.
 
     │ local header: 30 bytes │ path │ extra: ZIP64 sizes │ extra: padding │   one of these
     │ data, from the next multiple of 64                                  │   for each entry
@@ -6,9 +6,9 @@
     │ central directory: 46 bytes │ path │ extra: ZIP64 sizes and offset  │   for each entry
     │ ZIP64 end record: 56 bytes │ ZIP64 locator: 20 │ end record: 22     │
 
-Entries are stored, not deflated. Sizes and offsets stand in the ZIP64 extra fields always, so a file of
-5 TB is written by the same code as one of 5 kB. Each entry carries the CRC-32 of its data. Two equal
-contents give two equal files: the time stamps are those of the ZIP epoch. The entries are:
+Entries are stored, not compressed. Sizes and offsets are always in the ZIP64 extra fields, so the same code
+writes files of 5 kB and of 5 TB. Each entry has the CRC-32 of its data. Equal contents give equal files: the
+time stamps are those of the ZIP epoch. The entries are:
 
     zarr.json                    the root group
     params/zarr.json             a group
@@ -42,8 +42,8 @@ _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 _ZIP64_LOCATOR = struct.Struct("<4sLQL")
 _END = struct.Struct("<4s4H2LH")
-_LOCAL_SIZES = struct.Struct("<2H2Q")  # the ZIP64 extra field of a local header
-_CENTRAL_SIZES = struct.Struct("<2H3Q")  # and of the central directory
+_LOCAL_SIZES = struct.Struct("<2H2Q")  # the ZIP64 extra field in a local header
+_CENTRAL_SIZES = struct.Struct("<2H3Q")  # the same in the central directory
 _PADDING = struct.Struct("<3H")
 CRC = struct.Struct("<L")
 
@@ -52,8 +52,8 @@ _MADE_ON_UNIX = 3 << 8 | _VERSION
 _UTF8_PATHS = 0x800
 _STORED = 0
 _MIDNIGHT, _NEW_YEAR_1980 = 0, 1 << 5 | 1
-LOCAL_CRC, _CENTRAL_CRC = 14, 16  # where the CRC-32 stands in a header
-_ORDINARY_FILE = 0o100644 << 16  # what `unzip` gives the files it makes
+LOCAL_CRC, _CENTRAL_CRC = 14, 16  # the offset of the CRC-32 in a header
+_ORDINARY_FILE = 0o100644 << 16  # the mode of the files that `unzip` creates
 _IN_ZIP64_16, _IN_ZIP64_32 = 0xFFFF, 0xFFFFFFFF
 
 _METADATA = "zarr.json"
@@ -61,7 +61,7 @@ _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 class ZipEntry(NamedTuple):
-    """Where one entry lies; `size` is that of its data, all are in bytes."""
+    """The place of an entry in the file: the size of its data, and the offsets of both parts, in bytes."""
 
     path: str
     size: int
@@ -71,26 +71,26 @@ class ZipEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class FilePlan:
-    """One data file but for the bytes of its chunks: metadata entries, then chunks, then the directory."""
+    """A data file except for the data of its chunks: metadata entries, then chunks, then the directory."""
 
     chunks: list[tuple[str, int]]
-    """Array and number of each chunk."""
+    """The array's name and the chunk's number, for each chunk."""
     entries: list[ZipEntry]
-    """Where each chunk lies."""
+    """The place of each chunk."""
     headers: list[bytes]
-    """What stands before each chunk, with a CRC-32 of 0."""
+    """The local header of each chunk, with a CRC-32 of 0."""
     metadata_entries: list[tuple[ZipEntry, bytes]]
-    """The metadata, with where each piece of it lies."""
+    """The place and the content of each metadata entry."""
     metadata: bytes
-    """What stands before the first chunk's header: all of those, with their headers."""
+    """All bytes before the first chunk's header: the metadata entries with their headers."""
     directory: bytes
-    """What stands after the last chunk, with CRC-32s of 0 for the chunks."""
+    """All bytes after the last chunk, with CRC-32s of 0 for the chunks."""
     crc_offsets: list[int]
-    """Where those stand in it."""
+    """The offset in `directory` of each chunk's CRC-32."""
 
     @property
     def end(self) -> int:
-        """Return where the directory begins."""
+        """Return the offset at which the directory begins."""
         last = self.entries[-1] if self.entries else None
         return last.data_offset + last.size if last else len(self.metadata)
 
@@ -100,16 +100,16 @@ class FilePlan:
         return self.end + len(self.directory)
 
     def directory_with(self, crcs: Sequence[int]) -> bytes:
-        """Return what stands after the last chunk, given the CRC-32 of each."""
+        """Return all bytes after the last chunk, given the CRC-32 of each chunk."""
         directory = bytearray(self.directory)
         for offset, crc in zip(self.crc_offsets, crcs, strict=True):
             CRC.pack_into(directory, offset, crc)
         return bytes(directory)
 
 
-@functools.lru_cache(maxsize=4)  # a run saves the same tree again and again
+@functools.lru_cache(maxsize=4)  # a run saves the same tree many times
 def plan_file(layouts: tuple[ArrayLayout, ...], process_index: int) -> FilePlan:
-    """Plan the data file of one process, which depends on the layouts alone."""
+    """Return the plan of one process's data file, which depends only on the layouts."""
     metadata = _metadata(layouts, process_index)
     owned = [
         (layout, number, position)
@@ -140,9 +140,9 @@ def plan_file(layouts: tuple[ArrayLayout, ...], process_index: int) -> FilePlan:
 
 
 def _metadata(layouts: Sequence[ArrayLayout], process_index: int) -> dict[str, bytes]:
-    """Return the metadata entries of this process's file: the arrays it has chunks of, and the groups above.
+    """Return the metadata entries of this process's file: of arrays that it has chunks of, and their groups.
 
-    Arrays without a single chunk, because they have no elements, are process 0's.
+    Arrays without elements have no chunks; their metadata is in process 0's file.
     """
     mine = [layout for layout in layouts if process_index in (layout.writers or (0,))]
     here = {_node_path(layout.name): layout for layout in mine}
@@ -152,7 +152,7 @@ def _metadata(layouts: Sequence[ArrayLayout], process_index: int) -> dict[str, b
 
 
 def placed(sizes: Iterable[tuple[str, int]]) -> list[ZipEntry]:
-    """Place entries of the given paths and sizes one after the other."""
+    """Return the places of entries with these paths and sizes, one after the other."""
     entries, offset = [], 0
     for path, size in sizes:
         shortest_header = _LOCAL.size + len(path.encode()) + _LOCAL_SIZES.size + _PADDING.size
@@ -163,7 +163,7 @@ def placed(sizes: Iterable[tuple[str, int]]) -> list[ZipEntry]:
 
 
 def local_header(entry: ZipEntry, crc: int) -> bytes:
-    """Return what stands from the entry's `header_offset` to its `data_offset`, padding included."""
+    """Return the bytes from the entry's `header_offset` up to its `data_offset`, with padding."""
     path = entry.path.encode()
     extra = _LOCAL_SIZES.pack(1, 16, entry.size, entry.size)
     room = entry.data_offset - entry.header_offset - _LOCAL.size - len(path) - len(extra)
@@ -179,10 +179,7 @@ def with_crc(header: bytes, crc: int) -> bytes:
 
 
 def central_directory(entries: Sequence[ZipEntry], crcs: Sequence[int]) -> tuple[bytes, list[int]]:
-    """Return what stands after the last entry, and where in it the CRC-32 of each entry stands.
-
-    It is the central directory, and the records that close the file.
-    """
+    """Return the central directory with the records after it, and the offset in it of each entry's CRC-32."""
     start = entries[-1].data_offset + entries[-1].size
     headers = list(map(_central_header, entries, crcs))
     ends = list(itertools.accumulate(map(len, headers), initial=0))
@@ -201,7 +198,7 @@ def _central_header(entry: ZipEntry, crc: int) -> bytes:
 
 
 def _end_records(num_entries: int, start: int, end: int) -> bytes:
-    """Return the three records that close a file whose central directory is at `start` to `end`."""
+    """Return the three records at the end of a file whose central directory is from `start` to `end`."""
     directory = (num_entries, num_entries, end - start, start)
     zip64_end = _ZIP64_END.pack(b"PK\6\6", _ZIP64_END.size - 12, _MADE_ON_UNIX, _VERSION, 0, 0, *directory)
     locator = _ZIP64_LOCATOR.pack(b"PK\6\7", 0, end, 1)
@@ -210,11 +207,11 @@ def _end_records(num_entries: int, start: int, end: int) -> bytes:
 
 
 def _node_path(name: str) -> str:
-    """Return where the array called `name` stands in the hierarchy.
+    """Return the path of an array in the hierarchy.
 
-    Mostly under its own name. What zarr forbids or ZIP cannot hold is written with `%`, which in
-    a name only ever begins `%25` or `%2F` and so stays unambiguous: no segment may be empty (`%`),
-    consist of periods (`%2E`), begin with `__` (`%5F_`) or be `zarr.json`.
+    This is its name, with `%` escapes for segments that zarr or ZIP do not allow: an empty one (`%`), one of
+    periods only (`%2E`), one that begins with `__` (`%5F_`), and `zarr.json`. It is unambiguous, because a
+    `%` in a name always begins `%25` or `%2F`.
     """
     return "/".join(map(_node, name.split("/")))
 
@@ -224,7 +221,7 @@ def _chunk_path(layout: ArrayLayout, position: Iterable[int]) -> str:
 
 
 def _groups_above(nodes: Iterable[str]) -> list[str]:
-    """Return the metadata paths of all groups above the arrays at `nodes`, the root first."""
+    """Return the metadata paths of all groups that contain the arrays at `nodes`, the root first."""
     above = {node[: cut.start()] for node in nodes for cut in re.finditer("/", node)}
     return [_METADATA, *(f"{group}/{_METADATA}" for group in sorted(above))]
 
@@ -255,7 +252,7 @@ def _node(segment: str) -> str:
 
 
 def _fill_value(dtype: np.dtype) -> bool | int | float | list[float]:
-    """Return what zero bytes mean. Zarr wants a fill value; here no chunk is ever left out."""
+    """Return the value of zero bytes. Zarr requires a fill value, though here no chunk is ever left out."""
     zero = np.frombuffer(bytes(dtype.itemsize), dtype)[0]
     if dtype.kind == "c":
         return [0.0, 0.0]

@@ -1,9 +1,8 @@
-"""Who writes what: the chunks of each array, and for each chunk the one process that writes it.
+"""Layouts: the chunks of each array, and for each chunk the one process that writes it.
 
-A chunk is the shard that one device holds, or where shards are small, neighbours that one process
-holds, which is what keeps a state of thousands of small arrays cheap. A chunk held by several
-processes is written by one of them, chosen by a rule that each process works out for itself and all
-answer alike.
+A chunk is the shard of one device or, if shards are small, several neighbours on one process, so that a state
+of thousands of small arrays stays cheap. A chunk that several processes hold is written by one of them. Each
+process computes this choice by itself, and all come to the same result.
 """
 
 import functools
@@ -21,7 +20,7 @@ from meshwright.errors import UsageError
 
 Holders = tuple[frozenset[int], ...]
 
-SMALL = 1 << 20  # bytes; larger chunks gain nothing from being fewer
+SMALL = 1 << 20  # bytes; merging larger chunks gains nothing
 
 DTYPES = frozenset(
     {"bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32"}
@@ -29,12 +28,12 @@ DTYPES = frozenset(
     | {"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"}
     | {"float8_e5m2fnuz", "float8_e8m0fnu"}
 )
-"""The names of the data types that can be saved: zarr's, and also NumPy's."""
+"""The names of the data types that can be saved, which are the same in zarr and in NumPy."""
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """How one array is cut into chunks and who writes them."""
+    """The chunks of one array, and the processes that write them."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,40 +44,40 @@ class ArrayLayout:
 
     @property
     def chunk_nbytes(self) -> int:
-        """Return the bytes of one chunk; all are of one size."""
+        """Return the size of a chunk in bytes; all have the same."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
 
     def positions(self) -> Iterator[tuple[int, ...]]:
-        """Yield where each chunk stands in the chunk grid, in row-major order."""
+        """Yield the position of each chunk in the chunk grid, in row-major order."""
         counts = grid(self.shape, self.chunk_shape)
-        # Without elements there are no chunks, and along another dimension there may seem to be any number.
+        # An array with a dimension of size 0 has no chunks, however large its other dimensions are.
         return itertools.product(*map(range, counts)) if all(counts) else iter(())
 
     def indices(self) -> Iterator[Index]:
-        """Yield which part of the array each chunk is, in the same order."""
+        """Yield the index of each chunk into the array, in the same order."""
         for position in self.positions():
             places = zip(position, self.chunk_shape, strict=True)
             yield tuple(slice(place * size, (place + 1) * size) for place, size in places)
 
 
 def layouts(leaves: Mapping[str, Any], num_processes: int) -> tuple[ArrayLayout, ...]:
-    """Lay out named leaves: arrays, numbers, or anything with a shape, a dtype and a sharding.
+    """Return the layouts of named leaves: arrays, numbers, or anything with a shape, a dtype and a sharding.
 
-    What is not sharded over several processes (numbers, NumPy arrays, arrays on this process's
-    devices) is taken to be the same on all of them, and one of them writes it.
+    Leaves that are not sharded over several processes (numbers, NumPy arrays, arrays on this process's
+    devices) are assumed to be equal on all of them, and one process writes each.
 
     Raises:
-      UsageError: A leaf is of a kind that the format has no bytes for. All such are listed.
+      UsageError: The format cannot hold the dtype of a leaf; all such leaves are listed.
     """
     _check_dtypes(leaves)
     return _layouts(tuple(_described(name, leaf) for name, leaf in leaves.items()), num_processes)
 
 
 def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
-    """Return the writer of each chunk, given its bytes and the processes that hold it.
+    """Return the process that writes each chunk, given its size in bytes and the processes that hold it.
 
-    Chunks with the fewest holders go first, as they leave the least choice, and of those the
-    largest; each goes to the holder that has the least to write so far.
+    Chunks are assigned in order of the number of holders, as few holders leave little choice, and then from
+    large to small. Each goes to the holder with the fewest bytes to write so far.
     """
     load: dict[int, int] = {}
     writers = [0] * len(chunks)
@@ -91,7 +90,7 @@ def balance(chunks: Sequence[tuple[int, frozenset[int]]]) -> list[int]:
 
 
 def chunk_number(index: Index, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> int:
-    """Return the row-major number of the chunk that begins where `index` begins."""
+    """Return the row-major number of the chunk that begins at the start of `index`."""
     position = [(part.start or 0) // chunk for part, chunk in zip(index, chunk_shape, strict=True)]
     return row_major(position, grid(shape, chunk_shape))
 
@@ -102,7 +101,7 @@ def _check_dtypes(leaves: Mapping[str, Any]) -> None:
     if unfit:
         raise UsageError(
             "cannot save leaves that are not arrays of numbers:\n" + "\n".join(unfit) + "\n"
-            "Keep other values in `extra`, or leave them out of the state."
+            "Save other values in `extra`, or leave them out of the state."
         )
 
 
@@ -110,7 +109,7 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
-@functools.cache  # NumPy puts the name together each time
+@functools.cache  # NumPy computes the name each time
 def _name(dtype: Any) -> str:
     return dtype.name
 
@@ -121,14 +120,14 @@ def _native(dtype: np.dtype) -> np.dtype:
 
 
 class _Described(NamedTuple):
-    """All that the layout of a leaf depends on."""
+    """The properties of a leaf that its layout depends on."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: Any
     piece_shape: tuple[int, ...]
-    """What is written in one piece where nothing is sharded."""
+    """The chunk shape if the leaf has no sharding."""
 
 
 def _described(name: str, leaf: Any) -> _Described:
@@ -137,7 +136,7 @@ def _described(name: str, leaf: Any) -> _Described:
     return _Described(name, shape, _native(_dtype(leaf)), sharding, piece_shape)
 
 
-@functools.lru_cache(maxsize=4)  # a run saves the same tree again and again
+@functools.lru_cache(maxsize=4)  # a run saves the same tree many times
 def _layouts(leaves: tuple[_Described, ...], num_processes: int) -> tuple[ArrayLayout, ...]:
     cuts = [_cut(*leaf[1:], num_processes) for leaf in leaves]
     arrays = [
@@ -161,7 +160,7 @@ def _cut(
 ) -> tuple[tuple[int, ...], Holders]:
     """Return the shape of the chunks of an array, and for each chunk the processes that hold it."""
     shard_shape = sharding.shard_shape(shape) if sharding is not None else piece_shape
-    # Zarr has no chunks of size 0, and of an array without elements none are written.
+    # Zarr has no chunks of size 0. For an array without elements, no chunks are written anyway.
     chunk_shape = tuple(max(1, size) for size in shard_shape)
     if sharding is None or sharding.is_fully_addressable:
         holders = (frozenset(range(num_processes)),) * math.prod(grid(shape, chunk_shape))
@@ -182,7 +181,7 @@ def _holders_of_shards(
 def _merged(
     shape: tuple[int, ...], shard_shape: tuple[int, ...], holders: Holders, itemsize: int
 ) -> tuple[tuple[int, ...], Holders]:
-    """Join as many neighbours along the leading axis as one process holds and as are small together."""
+    """Merge neighbours along the leading dimension that one process holds, up to `SMALL` bytes together."""
     num_shards, nbytes = len(holders), math.prod(shard_shape) * itemsize
     if num_shards < 2 or shard_shape[1:] != shape[1:] or num_shards * shard_shape[0] != shape[0]:
         return shard_shape, holders

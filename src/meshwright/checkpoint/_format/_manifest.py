@@ -1,6 +1,6 @@
 """`manifest.json`: the record that makes a directory of data files a checkpoint.
 
-It is written last, so what it names is complete. It is JSON in UTF-8, one array to a line:
+It is written last, so the files that it names are complete. It is JSON in UTF-8, with one array on each line:
 
     {
     "format": "meshwright.checkpoint",
@@ -16,15 +16,14 @@ It is written last, so what it names is complete. It is JSON in UTF-8, one array
     },
     "crc32": 3140292718}
 
-`chunks` has one entry for each chunk, in row-major order of the chunk grid: the number of the file,
-offset and size in bytes of the chunk's raw data there, and the CRC-32 of that data. `mesh` is null
-where the state was not sharded over one. `prng_keys` names the arrays that are the data of typed
-PRNG keys, with the keys' implementation; where there are none it may be left out. The last line
-holds the CRC-32 of all bytes before it.
+`chunks` has one entry for each chunk, in row-major order of the chunk grid: the number of the file, the
+offset and the size in bytes of the chunk's raw data there, and the CRC-32 of that data. `mesh` is null if the
+state was not sharded over a mesh. `prng_keys` names the arrays that are the data of typed PRNG keys, with the
+keys' implementation; it may be left out if there are none. The last line holds the CRC-32 of all bytes before
+it.
 
-The checksum proves nothing, as all can make one, so what a manifest says is checked before any of it is
-believed. What follows from it (memory, places in files, the plan of a file) is then bounded by the size
-of the manifest and, when they are opened, of the files.
+The checksum does not prove who wrote the manifest, so all values are checked before they are used. Memory,
+offsets and file plans derived from it are then bounded by the size of the manifest and of the files.
 """
 
 import itertools
@@ -50,14 +49,14 @@ _FORMAT = "meshwright.checkpoint"
 _VERSION = 1
 
 _FILE_NAME = re.compile(r"(?!\.\.?(/|$))[^/\0]+(/(?!\.\.?$)[^/\0]+)?")
-"""A file beside the manifest or, as of saves into object stores, in a folder beside it."""
+"""A file beside the manifest or, in object stores, in a folder beside it."""
 _MOST_DIMS = 64  # NumPy's own limit
-_LONGEST_NAME = 1 << 14  # bytes: a path in a ZIP file has less than 64 KiB, and escapes take three for one
-_LARGEST = 1 << 62  # bytes of an array, and any number that is no checksum
+_LONGEST_NAME = 1 << 14  # bytes; a path in a ZIP file has less than 64 KiB, and an escape triples a byte
+_LARGEST = 1 << 62  # bytes of an array, and the limit of any number but a checksum
 
 
 class ChunkPlace(NamedTuple):
-    """Where the bytes of one chunk lie; the fields are in the order of the format."""
+    """The place of a chunk's data: file number, offset, size and CRC-32, in the order of the format."""
 
     file: int
     offset: int
@@ -66,14 +65,14 @@ class ChunkPlace(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """One process's data file."""
+    """The data file of a process."""
 
     name: str
     nbytes: int
 
 
 class SavedArray(NamedTuple):
-    """One array; the fields are named as in the format."""
+    """An array in the manifest; the fields are named as in the format."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -83,7 +82,7 @@ class SavedArray(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says."""
+    """The content of `manifest.json`."""
 
     step: int
     writer: Mapping[str, Any]
@@ -94,13 +93,13 @@ class Manifest:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Return the scores that were saved beside the arrays; what is none is left out."""
+        """Return the scores in `extra`, without values that are no numbers."""
         saved = self.extra.get("scores")
         found = saved.items() if isinstance(saved, Mapping) else ()
         return {name: value for name, value in found if type(value) in (int, float)}
 
     def layouts(self) -> list[ArrayLayout]:
-        """Return how the arrays are cut into chunks, and which file has each: who wrote it."""
+        """Return the layouts of the arrays; the writer of a chunk is the number of its file."""
         return [
             ArrayLayout(
                 name,
@@ -130,17 +129,20 @@ def manifest_text(manifest: Manifest) -> bytes:
 
 
 def read_manifest(directory: Directory) -> Manifest:
-    """Read the manifest of the checkpoint in `directory`.
+    """Return the manifest of a checkpoint.
+
+    Args:
+      directory: The step directory, local or in a store.
 
     Raises:
-      CheckpointError: It is not there, or of a newer format than this one.
-      DamagedError: It is not what was written.
+      CheckpointError: There is no manifest, or it has a newer format version.
+      DamagedError: It is damaged.
     """
     path = directory / MANIFEST
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(f"{directory} is no checkpoint: it has no {MANIFEST}.") from None
+        raise CheckpointError(f"{directory} is not a checkpoint: it has no {MANIFEST}.") from None
     fields = _checked(content, path)
     return Manifest(
         step=fields["step"],
@@ -157,9 +159,10 @@ def _lines(fields: Mapping[str, Any]) -> str:
 
 
 def _checked(content: bytes, path: Directory) -> dict[str, Any]:
-    """Return the fields of a manifest, once checksum, format, version and what it says are known to be right.
+    """Return the fields of a manifest, after checking its checksum, format, version and values.
 
-    The checksum comes first, as a flipped bit can make another version, and is the same in all.
+    The checksum is checked first, because it is the same in all versions, and a flipped bit can change the
+    version.
     """
     try:
         fields = parse_json(content)
@@ -173,12 +176,12 @@ def _checked(content: bytes, path: Directory) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not the manifest of a Meshwright checkpoint.")
     version, writer = fields.get("version"), fields.get("writer")
     if type(version) is not int or version < 1:
-        raise _damaged(path, f"it says that it is of format version {version!r:.40}")
+        raise _damaged(path, f"its format version is {version!r:.40}")
     if version > _VERSION:
         wrote = writer.get("meshwright") if isinstance(writer, dict) else None
         raise CheckpointError(
-            f"{path} is of format version {version}, and this Meshwright reads up to {_VERSION}. "
-            f"It was written by Meshwright {wrote!s:.40}: install that or a later one."
+            f"{path} has format version {version}, but this Meshwright reads versions up to {_VERSION}. "
+            f"It was written by Meshwright {wrote!s:.40}: install that version or a later one."
         )
     if wrong := next(_wrong(fields), None):
         raise _damaged(path, wrong)
@@ -186,7 +189,7 @@ def _checked(content: bytes, path: Directory) -> dict[str, Any]:
 
 
 def _sealed(body: bytes) -> bytes:
-    """Return all but the last line of a manifest with the last, which is its checksum."""
+    """Return a manifest with its last line, the checksum, added."""
     return body + f'"crc32": {zlib.crc32(body)}}}\n'.encode()
 
 
@@ -204,7 +207,7 @@ def _damaged(path: Directory, how: str) -> DamagedError:
 
 
 def _wrong(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong; all that comes before something is right when that is looked at."""
+    """Yield the first error in the fields; each check relies on those before it."""
     if not _is_number(fields.get("step")):
         yield f"step is {_cited(fields.get('step'))}"
     for name in ("writer", "extra", "prng_keys", "arrays"):
@@ -239,7 +242,7 @@ def _wrong_files(files: Any) -> Iterator[str]:
 
 
 def _wrong_array(array: Any, files: Sequence[Mapping[str, Any]], left: list[int]) -> Iterator[str]:
-    """Yield what is wrong with one array; `left` is what no array before it takes of each file, in bytes."""
+    """Yield the first error of one array; `left` has the bytes of each file that no earlier array uses."""
     if not isinstance(array, dict) or not {"shape", "dtype", "chunk_shape", "chunks"} <= array.keys():
         yield f"there is only {_cited(array)}"
     shape, chunk_shape, chunks = array["shape"], array["chunk_shape"], array["chunks"]
@@ -253,10 +256,10 @@ def _wrong_array(array: Any, files: Sequence[Mapping[str, Any]], left: list[int]
         yield f"chunk_shape is {chunk_shape}, which does not divide shape, {shape}"
     itemsize = np.dtype(array["dtype"]).itemsize
     if math.prod(max(1, size) for size in shape) * itemsize > _LARGEST:
-        yield f"shape is {shape}, which no memory holds"
+        yield f"shape is {shape}, which is larger than any memory"
     count = math.prod(size // chunk for size, chunk in zip(shape, chunk_shape, strict=True))
     if not isinstance(chunks, list) or len(chunks) != count:
-        yield f"chunks is {_cited(chunks)}, and should have {count} entries"
+        yield f"chunks is {_cited(chunks)}, but should have {count} entries"
     yield from _wrong_chunks(chunks, math.prod(chunk_shape) * itemsize, files, left)
 
 
@@ -264,9 +267,9 @@ def _wrong_chunks(
     chunks: list[Any], nbytes: int, files: Sequence[Mapping[str, Any]], left: list[int]
 ) -> Iterator[str]:
     if set(map(type, chunks)) - {list} or set(map(len, chunks)) - {4}:
-        yield f"chunks has an entry that is no file, offset, size and CRC-32: {_cited(chunks)}"
+        yield f"chunks has an entry that is not [file, offset, size, CRC-32]: {_cited(chunks)}"
     if set(map(type, itertools.chain.from_iterable(chunks))) - {int}:
-        yield f"chunks has an entry that is no number: {_cited(chunks)}"
+        yield f"chunks has an entry with a value that is not a number: {_cited(chunks)}"
     for number, (file, offset, size, crc) in enumerate(chunks):
         if not 0 <= file < len(files):
             yield f"chunk {number} is in file {file} of {len(files)}"
@@ -277,7 +280,7 @@ def _wrong_chunks(
             )
         left[file] -= size
         if left[file] < 0:
-            yield f"chunk {number} has more bytes than are left in its file: it would share them"
+            yield f"chunk {number} has more bytes than are left in its file: it would overlap others"
 
 
 def _is_number(value: Any) -> bool:
@@ -291,7 +294,7 @@ def _is_shape(value: Any) -> bool:
 def _is_name(name: str) -> bool:
     try:
         return len(name.encode()) < _LONGEST_NAME
-    except UnicodeEncodeError:  # half of a pair, which JSON takes
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows
         return False
 
 
@@ -304,7 +307,7 @@ def _too_deep(value: Any) -> str | None:
 
 
 def _cited(value: Any) -> str:
-    """Return a short text of a value, for people, however large it is."""
+    """Return a short text for a value of any size, for messages."""
     if isinstance(value, list | dict):
         kind = "a list" if isinstance(value, list) else "an object"
         return f"{kind} of {len(value)}" if len(value) > 8 or _has_inner(value) else repr(value)

@@ -1,4 +1,4 @@
-"""Reading the native format: a `Source` over one step directory."""
+"""Reads Meshwright's format: a `Source` for one step directory."""
 
 import math
 import os
@@ -17,49 +17,54 @@ from meshwright.checkpoint._format._manifest import ChunkPlace, SavedArray, read
 from meshwright.errors import DamagedError
 from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, telling_unreadable
 
-_SMALL = 1 << 20  # bytes: of less, rows that lie one after the other are read as one
-_MEMORY = 64 << 20  # bytes taken at once
+_SMALL = 1 << 20  # bytes; in smaller arrays, parts that are consecutive rows are read as one
+_MEMORY = 64 << 20  # bytes allocated at once
 
 
 class NativeSource:
-    """One complete checkpoint. Only the chunks that are asked for are touched, each verified once."""
+    """A complete checkpoint in Meshwright's format; `open_source` returns one.
+
+    Only the chunks that are asked for are read, and each is verified once.
+    """
 
     format = "Meshwright"
-    """The name that people know the format by."""
+    """The usual name of the format."""
 
     def __init__(self, path: Directory, *, verify: bool = True):
-        """Read the manifest in the step directory `path`; no data file is opened yet.
+        """Read the manifest; no data file is opened yet.
 
-        `verify` compares each chunk that is read with its checksum.
+        Args:
+          path: The step directory.
+          verify: Compare each chunk that is read with its checksum.
 
         Raises:
-          CheckpointError: There is no manifest, or it is newer than this reader.
-          DamagedError: The manifest is not what was written.
+          CheckpointError: There is no manifest, or it has a newer format version.
+          DamagedError: The manifest is damaged.
         """
         self.path = path
         self._verify = verify
         self.manifest = read_manifest(path)
-        """All that `manifest.json` says."""
+        """The content of `manifest.json`."""
         self.step: int = self.manifest.step
         """The step that was saved."""
         self.extra: Any = self.manifest.extra
         """Values that were saved beside the arrays."""
         self.writer: Any = self.manifest.writer
-        """Who saved it: versions, number of processes, mesh."""
+        """The program that saved it: versions, number of processes, mesh."""
         self._files: dict[int, int | ObjectBytes] = {}
         self._opening = Lock()
         self._memory = _Memory()
         self._verified: set[tuple[str, int]] = set()
 
     def __str__(self) -> str:
-        """Return the path, which is what errors call the checkpoint by."""
+        """Return the path, by which errors call the checkpoint."""
         return str(self.path)
 
     def __repr__(self) -> str:
         return described(self)
 
     def arrays(self) -> Mapping[str, LazyArray]:
-        """Return every array by name; nothing is read."""
+        """Return all arrays by name; no values are read."""
         impls = self.manifest.prng_keys
         return {
             name: LazyArray(
@@ -69,17 +74,19 @@ class NativeSource:
         }
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        """Return the part `index` (slices of step 1) of the array `name`, in memory of its own.
+        """Return a part of an array, as a copy that does not depend on files which retention may remove.
 
-        It is a copy, so that nothing goes on depending on a file that retention may remove.
+        Args:
+          name: The array's name.
+          index: A slice of step 1 for each dimension.
 
         Raises:
-          DamagedError: A data file is missing, of another size, or its bytes are not those written.
+          DamagedError: A data file is missing or has another size, or a checksum is wrong.
         """
         return self.read_parts(name, [index])[0]
 
     def read_parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Return several parts of one array, as `read` does; a chunk that has some of many is read once."""
+        """Return several parts of one array, as `read` does; a chunk that they share is read once."""
         array = self.manifest.arrays[name]
         parts = tuple(bounds_of(index, array.shape) for index in indices)
         rows = as_rows(parts) if sum(place.size for place in array.chunks) < _SMALL else None
@@ -90,7 +97,7 @@ class NativeSource:
 
     def _read_parts(self, name: str, array: SavedArray, parts: tuple[Bounds, ...]) -> list[np.ndarray]:
         shared = chunks_of(parts, array.shape, array.chunk_shape)
-        for number, _ in shared:  # of which each file's size is looked at, before memory is taken
+        for number, _ in shared:  # checks the sizes of the files before memory is allocated
             self._file(name, array.chunks[number])
         outs = [
             self._memory.empty([last - first for first, last in bounds], np.dtype(array.dtype))
@@ -106,7 +113,7 @@ class NativeSource:
         return outs
 
     def _read_chunks(self, name: str, array: SavedArray, targets: Mapping[int, list[Target]]) -> None:
-        """Fill the targets of each chunk, verifying those chunks that have not been yet."""
+        """Fill the targets of each chunk, and verify the chunks that have not been verified yet."""
         due = {number for number in targets if self._verify and (name, number) not in self._verified}
         for numbers, verify in ((targets.keys() - due, False), (due, True)):
             chunks = [self._chunk(name, array, number, targets[number]) for number in sorted(numbers)]
@@ -121,12 +128,12 @@ class NativeSource:
 
     def _check(self, name: str, place: ChunkPlace, crc: int | None, verify: bool) -> None:
         if crc is None:
-            raise self._damaged(name, place, "the file ends before")
+            raise self._damaged(name, place, "the file ends before them")
         if verify and crc != place.crc32:
             raise self._damaged(name, place, f"the CRC-32 is {crc:08x} instead of {place.crc32:08x}")
 
     def _file(self, name: str, place: ChunkPlace) -> int | ObjectBytes:
-        """Return a data file, opened once: a descriptor, or in an object store what is sliced."""
+        """Return a data file, opened once: a file descriptor or, in a store, its `ObjectBytes`."""
         with self._opening:
             if place.file not in self._files:
                 self._files[place.file] = self._opened(name, place)
@@ -143,7 +150,7 @@ class NativeSource:
         if (found := path.stat().st_size) != expected.nbytes:
             raise self._damaged(name, place, f"the file has {found} bytes instead of {expected.nbytes}")
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, file)  # when nobody has this source any more
+        weakref.finalize(self, os.close, file)  # closed when this source is garbage
         return file
 
     def _damaged(self, name: str, place: ChunkPlace, how: str) -> DamagedError:
@@ -156,7 +163,7 @@ class NativeSource:
 
 @dataclass(frozen=True)
 class _Reader:
-    """What a `LazyArray` reads an array with."""
+    """The `read` of a `LazyArray` of this source."""
 
     source: NativeSource
     name: str
@@ -169,10 +176,10 @@ class _Reader:
 
 
 class _Memory:
-    """Memory for arrays that are read: large pieces, handed out in parts.
+    """An allocator for the arrays that are read, which cuts small arrays from large blocks.
 
-    One large piece is had in a fraction of the time of many small ones, as the system clears it in large
-    pages. The parts are aligned so that XLA's CPU devices take them over as they are.
+    Allocating one large block takes a fraction of the time of many small ones, as the system clears it in
+    large pages. Arrays are aligned so that XLA's CPU devices use them without a copy.
     """
 
     def __init__(self) -> None:
@@ -180,7 +187,7 @@ class _Memory:
         self._room = np.empty(0, np.uint8)
 
     def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-        """Return an array, as `np.empty` does. Its memory is given back when its neighbours are, too."""
+        """Return an array, as `np.empty` does. A block is freed when all of its arrays are."""
         return self._take(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def _take(self, nbytes: int) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""The shards that this process writes, on the host: the main thread takes them, other threads write.
+"""The shards that this process writes, copied to host memory by the main thread and written by other threads.
 
-On CPU the pieces are views and cost nothing: XLA copies a buffer that is viewed instead of reusing it
-when it is donated (checked by a test). What is copied, from accelerators or out of NumPy arrays,
-counts against a budget of bytes; where it is used up, taking waits for writing. Lazy arrays are read
-when they are written.
+On CPU devices the pieces are views and cost nothing: if a buffer with a view is donated, XLA copies it
+instead of reusing it (a test checks this). Copies, from accelerators or of NumPy arrays, count against a
+budget of bytes; when it is used up, copying waits for writing. Lazy arrays are read when they are written.
 """
 
 import functools
@@ -28,11 +27,11 @@ HOST_NBYTES = 16 << 30
 
 
 class OwnedChunk(NamedTuple):
-    """One chunk that this process writes, as the pieces that it is cut into, one after the other."""
+    """A chunk that this process writes, as the consecutive pieces of which it consists."""
 
     pieces: Sequence[jax.Array | np.ndarray | LazyArray]
     copied_nbytes: int
-    """What it takes on the host, from when it is taken."""
+    """The bytes that its copy takes in host memory."""
 
 
 class Snapshot:
@@ -45,7 +44,7 @@ class Snapshot:
         process_index: int,
         host_nbytes: int = HOST_NBYTES,
     ):
-        """Find the chunks; nothing is copied before `take`."""
+        """Find this process's chunks; nothing is copied before `take`."""
         with collector_paused():
             self._owned = [
                 chunk for layout in layouts for chunk in _owned(leaves[layout.name], layout, process_index)
@@ -54,17 +53,17 @@ class Snapshot:
         self._taken: list[list[Buffer | LazyArray] | None] = [None] * len(self._owned)
         self._num_started = 0
         self._budget = self._free = host_nbytes
-        # Taken by itself, as Ctrl-C may come within a condition's own `__enter__`, and keep it locked.
+        # A separate lock: Ctrl-C within a condition's own `__enter__` could leave it locked.
         self._lock, self._reading = RLock(), Lock()
         self._changed = Condition(self._lock)
         self._abandoned = False
 
     def take(self, *, wait: bool) -> bool:
-        """Put chunks on the host, and return True when it was all: the leaves may then be donated or changed.
+        """Copy chunks to the host, and return whether all are: the leaves may then be donated or changed.
 
-        All copies from devices are under way before the first is awaited, as far as the budget
-        reaches. At its end, returns False, or waits for chunks to be released. A chunk that is larger
-        than the budget waits until no other is there, and passes.
+        Within the budget, all copies from devices are started before the first is waited for. When the budget
+        is used up, this returns False or, with `wait`, waits for chunks to be released. A chunk larger than
+        the budget is copied when no other is held.
         """
         if wait:
             return self._take(wait=True)
@@ -88,19 +87,19 @@ class Snapshot:
         return True
 
     def get(self, number: int) -> list[Buffer]:
-        """Return the pieces of one chunk, when they are there."""
+        """Return the pieces of one chunk; wait until they are copied."""
         pieces = self._taken[number] or self._awaited(number)
         return self._read(number) if isinstance(pieces[0], LazyArray) else pieces
 
     def release(self, number: int) -> None:
-        """Let go of a chunk that has been written."""
+        """Free a chunk that has been written."""
         self._taken[number] = None
         with self._lock:
             self._free += self._nbytes[number]
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Let go of everything, and let nobody wait."""
+        """Give up the save: end all waits."""
         with self._lock:
             self._abandoned = True
             self._changed.notify_all()
@@ -113,7 +112,7 @@ class Snapshot:
             return pieces
 
     def _read(self, number: int) -> list[Buffer]:
-        """Read a lazy chunk, once for all who get it before it is released."""
+        """Read a lazy chunk once, and keep it until it is released."""
         with self._reading:
             pieces = [
                 _bytes(piece) if isinstance(piece, LazyArray) else piece for piece in self._awaited(number)
@@ -122,7 +121,7 @@ class Snapshot:
         return pieces
 
     def _begin(self, number: int) -> bool:
-        """Start copying a chunk, if there is room for it."""
+        """Start copying a chunk, if the budget allows it; return whether it does."""
         with self._lock:
             if not self._has_room(number):
                 return False
@@ -133,9 +132,9 @@ class Snapshot:
         return True
 
     def _finish(self, number: int) -> None:
-        """Hand over a chunk, once it is on the host."""
+        """Wait until a chunk is on the host, and make it available to `get`."""
         pieces = [_on_host(piece) for piece in self._owned[number].pieces]
-        self._owned[number] = _GONE  # or the arrays would be held, and with them what they keep on the host
+        self._owned[number] = _GONE  # otherwise the arrays and their cached host copies would stay alive
         with self._lock:
             self._taken[number] = pieces
             self._changed.notify_all()
@@ -174,7 +173,7 @@ def _owned(leaf: Any, layout: ArrayLayout, process_index: int) -> Iterator[Owned
 def _members(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...], chunk_shape: tuple[int, ...]
 ) -> list[tuple[int, list[int]]]:
-    """Return for each chunk that this process holds which of its shards are in it, in order."""
+    """Return the number of each chunk that this process holds, with the numbers of its shards, in order."""
     indices = sharding.addressable_devices_indices_map(shape)
     starts: dict[tuple[int, int], int] = {}
     for member, index in enumerate(indices.values()):
@@ -193,10 +192,10 @@ def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
 
 
 def _start_copy(piece: Any) -> jax.Array | np.ndarray:
-    """Start the copy of what is on a device, and copy what is on the host, as the caller may change his."""
+    """Start copying an array from its device; copy a NumPy array now, as the caller may change it."""
     if isinstance(piece, np.ndarray):
         return piece.copy(order="C")
-    # An array keeps the copy that is made of it. This one is ours: the state's own would keep it longer.
+    # An array caches its host copy. A new array object frees it early; the state's own would keep it.
     ours = jax.make_array_from_single_device_arrays(piece.shape, piece.sharding, [piece])
     ours.copy_to_host_async()
     return ours
@@ -206,8 +205,8 @@ def _on_host(piece: Any) -> Buffer | LazyArray:
     if isinstance(piece, LazyArray):
         return piece
     try:
-        view = memoryview(piece)  # of a jax.Array in half the time that NumPy takes
-    except (BufferError, ValueError):  # of dtypes from ml_dtypes, and of accelerators
+        view = memoryview(piece)  # for a jax.Array in half the time that NumPy takes
+    except (BufferError, ValueError):  # for dtypes of ml_dtypes, and on accelerators
         return _bytes(piece)
     return view if view.c_contiguous else _bytes(piece)
 

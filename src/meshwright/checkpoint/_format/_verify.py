@@ -1,8 +1,8 @@
-"""Every byte of a checkpoint is compared with what was written, which the manifest alone says.
+"""Verifies every byte of a checkpoint against its manifest.
 
-Chunks have their checksums in the manifest. All else in a data file (headers, padding, zarr.json, the
-central directory) follows from the manifest by the same functions that wrote it. So nothing in a
-checkpoint can change unnoticed, though most of it is never read by a restore.
+The manifest has the checksums of the chunks. All other bytes of a data file (headers, padding, zarr.json, the
+central directory) follow from the manifest by the same functions that wrote them. So no byte of a checkpoint
+can change unnoticed, though a restore does not read all of them.
 """
 
 import os
@@ -20,63 +20,69 @@ from meshwright.storage import Directory, ObjectBytes, ObjectPath, parts_of, wro
 _BLOCK = 1 << 20  # bytes checksummed at a time
 
 ReadBytes = Callable[[int, int], Any]
-"""Returns the bytes of a file from one offset up to another, or fewer where it ends before."""
+"""Returns the bytes of a file from one offset up to another; fewer if the file ends before."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is not what was written."""
+    """A damaged piece of a checkpoint."""
 
     file: str
     """The file's name in the checkpoint's directory."""
     piece: str | None
-    """What is damaged: an array's name, `the central directory` …; None for the whole file."""
+    """The damaged piece: an array's name, `the central directory` …; None for the whole file."""
     offset: int
-    """Where the piece begins, in bytes."""
+    """The offset of the piece in the file, in bytes."""
     nbytes: int
+    """The size of the piece, in bytes."""
     found: str
-    """What was found instead."""
+    """A text that says what was found instead."""
 
     def __str__(self) -> str:
-        """Return it as one line."""
+        """Return the damage in one line."""
         where = f"{self.piece}, {self.nbytes} bytes at offset {self.offset}: " if self.piece else ""
         return f"{self.file}: {where}{self.found}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found."""
+    """The result of verifying a checkpoint, as `verify` returns it."""
 
     checkpoint: str
-    """Path of the step directory."""
+    """The path of the step directory."""
     num_files: int
-    """Files of ours; 0 of another system's, which are not counted."""
+    """The number of files; 0 for another system's checkpoint, whose files are not counted."""
     num_arrays: int
+    """The number of arrays."""
     nbytes: int
-    """Bytes checked, all files together."""
+    """The bytes checked, in all files together."""
     damage: tuple[Damage, ...]
-    """All that is wrong; empty where the checkpoint is intact."""
+    """All damaged pieces; empty if the checkpoint is intact."""
     format: str | None = None
-    """Another system's, of which all was read; its format may have no checksums. None of ours."""
+    """The name of another system's format, which may have no checksums: then reading all of it was the only
+    check. None for Meshwright's own."""
 
 
 class _Piece(NamedTuple):
-    """A stretch of a data file; together the pieces of a file are all of it."""
+    """A range of bytes of a data file; the pieces of a file cover all of it."""
 
     what: str
-    """What it is, for people: `params/w`, for a chunk of that array."""
+    """A name for messages: `params/w` for a chunk of that array."""
     offset: int
     size: int
     crc32: int
 
 
 def incomplete(directory: Directory) -> str | None:
-    """Return what is plainly wrong with a checkpoint (its manifest, a file's size), or None.
+    """Return the first obvious error of a checkpoint, in its manifest or in the sizes of files; or None.
 
-    It costs little more than to read the manifest.
+    This takes little longer than reading the manifest.
+
+    Args:
+      directory: The step directory.
 
     Raises:
-      CheckpointError: It is of a newer format than this reader.
+      CheckpointError: The checkpoint has a newer format version.
     """
     try:
         manifest = read_manifest(directory)
@@ -86,10 +92,13 @@ def incomplete(directory: Directory) -> str | None:
 
 
 def native_report(directory: Directory) -> Report:
-    """Return what `verify` finds in a checkpoint of our format.
+    """Return the result of verifying a checkpoint in Meshwright's format.
+
+    Args:
+      directory: The step directory.
 
     Raises:
-      CheckpointError: It is of a newer format than this reader.
+      CheckpointError: The checkpoint has a newer format version.
     """
     try:
         manifest = read_manifest(directory)
@@ -119,7 +128,7 @@ def _damage(directory: Directory, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _wrong_files(directory: Directory, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the files that are missing or of another size."""
+    """Yield a `Damage` for each file that is missing or has another size."""
     for file in manifest.files:
         for found in _wrong(directory / file.name, file.nbytes):
             yield Damage(file.name, None, 0, file.nbytes, found)
@@ -135,7 +144,7 @@ def _wrong(path: Directory, nbytes: int) -> list[str]:
 
 
 def _is_gone(path: Directory, nbytes: int) -> bool:
-    """Return whether nothing is left of a data file."""
+    """Return whether a data file is missing completely."""
     if isinstance(path, ObjectPath):
         return not any(part.path.is_file() for part in parts_of(path, nbytes))
     return not path.is_file()
@@ -143,7 +152,7 @@ def _is_gone(path: Directory, nbytes: int) -> bool:
 
 @contextmanager
 def _opened(path: Directory, nbytes: int) -> Iterator[ReadBytes]:
-    """Open a data file to read it from one end to the other."""
+    """Open a data file, and yield a function that reads a range of it."""
     if isinstance(path, ObjectPath):
         stored = ObjectBytes(parts_of(path, nbytes))
         yield lambda first, last: stored[first:last]
@@ -153,7 +162,7 @@ def _opened(path: Directory, nbytes: int) -> Iterator[ReadBytes]:
 
 
 def _difference(read: ReadBytes, piece: _Piece) -> str | None:
-    """Return how the bytes in the file differ from those of the piece, or None."""
+    """Return a text about how the file's bytes differ from those of the piece; None if they do not."""
     crc, at, end = 0, piece.offset, piece.offset + piece.size
     while at < end:
         try:
@@ -161,13 +170,13 @@ def _difference(read: ReadBytes, piece: _Piece) -> str | None:
         except DamagedError as error:
             return str(error)
         if not len(block):
-            return f"the last {end - at} bytes are not there"
+            return f"the last {end - at} bytes are missing"
         crc, at = crc32_of(block, crc), at + len(block)
     return None if crc == piece.crc32 else f"the CRC-32 is {crc:08x} instead of {piece.crc32:08x}"
 
 
 def _pieces(manifest: Manifest, number: int) -> Iterator[_Piece]:
-    """Yield all pieces of data file `number`, in the order in which they lie there."""
+    """Yield all pieces of data file `number`, in order of their offsets."""
     planned = plan_file(tuple(manifest.layouts()), number)
     for entry, content in planned.metadata_entries:
         header = local_header(entry, crc32_of(content))
@@ -177,7 +186,7 @@ def _pieces(manifest: Manifest, number: int) -> Iterator[_Piece]:
         place = manifest.arrays[name].chunks[chunk]
         yield _known(f"the header of {entry.path}", entry.header_offset, with_crc(header, place.crc32))
         yield _Piece(name, entry.data_offset, entry.size, place.crc32)
-        if place.offset != entry.data_offset:  # then a restore does not read that, but this
+        if place.offset != entry.data_offset:  # then a restore reads this place instead
             yield _Piece(name, place.offset, entry.size, place.crc32)
     crcs = [manifest.arrays[name].chunks[chunk].crc32 for name, chunk in planned.chunks]
     yield _known("the central directory", planned.end, planned.directory_with(crcs))

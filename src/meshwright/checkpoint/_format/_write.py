@@ -1,17 +1,17 @@
-"""One process's share of a save: its data file, and word of it to process 0.
+"""Writes the data file of one process, and a part file that reports it to process 0.
 
-That word is a file, `part-00001.json`, because the threads that write must not start collectives:
+The report is a file, `part-00001.json`, because the writing threads must not start collectives:
 
     {"bytes": 33820, "chunks": [[name, chunk number, offset, size, crc32], ...]}
-    {"error": "..."}                 where the process failed, so that nobody waits for it
+    {"error": "..."}                 if the process failed, so that process 0 does not wait for it
 
-The data file is planned in full and then filled through a few windows. On a disk three threads fill them.
-A window is 16 MiB of the file, put together in memory, where the checksums are taken while it is in
-the cache, and written past the page cache where the file system has that (O_DIRECT, which wants
-memory, offset and size aligned). So a save takes constant memory and leaves other files cached.
-For an object store a window is an object, and nothing is written to a disk.
+The data file is planned in full and then filled in windows. A window is 16 MiB of the file, assembled in
+memory, with checksums taken while the data is in the cache. On a disk, three threads fill windows and write
+them past the page cache if the file system supports it (O_DIRECT, which needs aligned memory, offset and
+size). So a save takes constant memory, and other files stay cached. In an object store a window is an object,
+and nothing is written to a disk.
 
-A state that is in no memory, as of a conversion, is one process's, which writes it slab by slab.
+A conversion, whose state is not in memory, runs in one process, which writes slab by slab.
 """
 
 import contextlib
@@ -43,12 +43,12 @@ from meshwright.durable import write_whole
 from meshwright.storage import Directory, ObjectPath, Part, parts_of, put_parts
 
 _WINDOW = 16 << 20
-_NUM_THREADS = 3  # two that copy and checksum, while the third one's window is written
+_NUM_THREADS = 3  # two copy and take checksums while the third one's window is written
 _PAGE = 4096  # a multiple of what disks want direct writes aligned to
-_IN_CACHE = 1 << 18  # bytes that are copied and then checksummed
+_IN_CACHE = 1 << 18  # bytes copied at a time before their checksum is taken
 
 ReadArray = Callable[[str, Index], np.ndarray]
-"""Returns a part of the array of that name."""
+"""Returns a part of an array, given its name and an index."""
 
 
 def write_part(
@@ -58,7 +58,7 @@ def write_part(
     process_index: int,
     num_processes: int,
 ) -> None:
-    """Write this process's data file into `directory`, durably, and then its part file."""
+    """Write this process's data file into `directory`, flush it to disk, and then write its part file."""
     path = directory / data_file_name(process_index, num_processes)
     part = part_file_name(process_index)
     try:
@@ -67,17 +67,17 @@ def write_part(
             crcs = _upload(path, plan, chunks)
         else:
             crcs = _write_file(path, plan, chunks)
-        _put_word(directory / part, _word(plan, crcs))
+        _write_report(directory / part, _report(plan, crcs))
     except BaseException as error:
         chunks.abandon()
-        with contextlib.suppress(Exception):  # what failed may not take word of it: the next `wait` tells
+        with contextlib.suppress(Exception):  # the same failure may prevent this; the next `wait` reports it
             hasty = directory.impatient() if isinstance(directory, ObjectPath) else directory
-            _put_word(hasty / part, {"error": f"{type(error).__name__}: {error}"})
+            _write_report(hasty / part, {"error": f"{type(error).__name__}: {error}"})
         raise
 
 
 def write_streamed(directory: Path, layouts: Sequence[ArrayLayout], read: ReadArray) -> None:
-    """Write data file and part file of process 0 of 1; `read` gives any part of any array."""
+    """Write the data file and the part file of a single process; `read` returns any part of any array."""
     plan = plan_file(tuple(layouts), 0)
     chunks = [(layout, position) for layout in layouts for position in layout.positions()]
     with (directory / data_file_name(0, 1)).open("xb") as file:
@@ -90,7 +90,7 @@ def write_streamed(directory: Path, layouts: Sequence[ArrayLayout], read: ReadAr
         file.write(plan.directory_with(crcs))
         file.flush()
         os.fsync(file.fileno())
-    _put_word(directory / part_file_name(0), _word(plan, crcs))
+    _write_report(directory / part_file_name(0), _report(plan, crcs))
 
 
 def data_file_name(process_index: int, num_processes: int) -> str:
@@ -99,12 +99,12 @@ def data_file_name(process_index: int, num_processes: int) -> str:
 
 
 def part_file_name(process_index: int) -> str:
-    """Return the name of the file in which a process reports its part."""
+    """Return the name of a process's part file."""
     return f"part-{process_index:05d}.json"
 
 
-def _word(plan: FilePlan, crcs: Sequence[int]) -> dict[str, Any]:
-    """Return what the part file says of a data file, given the CRC-32 of each chunk."""
+def _report(plan: FilePlan, crcs: Sequence[int]) -> dict[str, Any]:
+    """Return the content of the part file, given the CRC-32 of each chunk."""
     rows = [
         (name, number, entry.data_offset, entry.size, crc)
         for (name, number), entry, crc in zip(plan.chunks, plan.entries, crcs, strict=True)
@@ -112,8 +112,8 @@ def _word(plan: FilePlan, crcs: Sequence[int]) -> dict[str, Any]:
     return {"bytes": plan.nbytes, "chunks": rows}
 
 
-def _put_word(path: Directory, word: Mapping[str, Any]) -> None:
-    content = json.dumps(word).encode()
+def _write_report(path: Directory, report: Mapping[str, Any]) -> None:
+    content = json.dumps(report).encode()
     if isinstance(path, ObjectPath):
         path.put(content)
     else:
@@ -121,7 +121,7 @@ def _put_word(path: Directory, word: Mapping[str, Any]) -> None:
 
 
 def _write_chunk(file: BinaryIO, entry: ZipEntry, data: Iterator[memoryview]) -> int:
-    """Write an entry of which the checksum is known after the last slab only, and return that."""
+    """Write an entry slab by slab, then its header with the checksum, and return that."""
     crc = 0
     file.seek(entry.data_offset)
     for slab in data:
@@ -140,11 +140,11 @@ def _chunk_slabs(layout: ArrayLayout, position: tuple[int, ...], read: ReadArray
 
 
 def _write_file(path: Path, plan: FilePlan, chunks: Snapshot) -> list[int]:
-    """Write the file `path`, durably, and return the CRC-32 of each chunk, which is released when copied."""
+    """Write the data file, flush it to disk, and return the CRC-32 of each chunk. Releases copied chunks."""
     end = plan.end // _PAGE * _PAGE
     filling = _Filling(plan, chunks)
     with _opened(path) as files:
-        os.posix_fallocate(files.buffered, 0, plan.nbytes)  # a disk too small is found out here
+        os.posix_fallocate(files.buffered, 0, plan.nbytes)  # fails here if the disk is too small
         _write_windows(filling, end, files)
         rest = bytearray(plan.end - end)
         filling.fill(memoryview(rest), end)
@@ -158,7 +158,7 @@ def _write_file(path: Path, plan: FilePlan, chunks: Snapshot) -> list[int]:
 
 
 class _Copied(NamedTuple):
-    """What one window holds of a chunk."""
+    """A part of a chunk that was copied into one window: start and size in the chunk, and its CRC-32."""
 
     start: int
     nbytes: int
@@ -166,7 +166,7 @@ class _Copied(NamedTuple):
 
 
 class _Filling:
-    """Puts stretches of the file together, each once."""
+    """Assembles ranges of the file, each once."""
 
     def __init__(self, plan: FilePlan, chunks: Snapshot):
         self._plan, self._chunks = plan, chunks
@@ -175,10 +175,10 @@ class _Filling:
         self._parts: dict[int, list[_Copied]] = {}
         self._lock = Lock()
         self.unfinished_headers: list[int] = []
-        """The chunks that do not end in the window that they begin in: their headers are left out."""
+        """The numbers of chunks that end in a later window than they begin; their headers are left out."""
 
     def fill(self, window: memoryview, start: int) -> None:
-        """Put what stands in the file from `start` on into `window`."""
+        """Fill `window` with the bytes of the file from `start` on."""
         stop, plan = start + len(window), self._plan
         metadata = plan.metadata[start:stop]
         window[: len(metadata)] = metadata
@@ -192,11 +192,11 @@ class _Filling:
                 self._fill_part(window, start, number)
 
     def abandon(self) -> None:
-        """Let nobody wait for what will not be filled."""
+        """Give up the save: end all waits for chunks."""
         self._chunks.abandon()
 
     def crcs(self) -> list[int]:
-        """Return the CRC-32 of each chunk, once all has been filled."""
+        """Return the CRC-32 of each chunk, after the whole file has been filled."""
         for number, parts in self._parts.items():
             for part in sorted(parts):
                 self._crcs[number] = joined(self._crcs[number], part.crc, part.nbytes)
@@ -229,7 +229,7 @@ class _Filling:
 
 
 def _copy(pieces: list, window: memoryview, skip: int) -> int:
-    """Copy a chunk but for its first `skip` bytes into `window`, as far as that goes; return the CRC-32."""
+    """Copy a chunk from byte `skip` on into `window`, as far as it fits; return the CRC-32 of the copy."""
     if len(window) < SMALL and not skip:
         joint = b"".join(pieces)
         if len(joint) == len(window):
@@ -247,7 +247,7 @@ def _copy(pieces: list, window: memoryview, skip: int) -> int:
 
 
 class _Files(NamedTuple):
-    """One file, opened twice: the same where direct writes are not to be had."""
+    """File descriptors of the data file; both are the same if direct writes are not supported."""
 
     buffered: int
     direct: int
@@ -266,7 +266,7 @@ def _opened(path: Path) -> Iterator[_Files]:
 
 
 def _write_windows(filling: _Filling, end: int, files: _Files) -> None:
-    """Write the file up to `end`, a multiple of a page, by several threads that take windows in turn."""
+    """Write the file up to `end`, a multiple of the page size, on threads that take windows in turn."""
     starts, lock = iter(range(0, end, _WINDOW)), Lock()
     failures: list[BaseException] = []
 
@@ -289,20 +289,20 @@ def _write_windows(filling: _Filling, end: int, files: _Files) -> None:
         for _ in range(min(_NUM_THREADS, -(-end // _WINDOW))):
             threads.submit(work)
     if failures:
-        raise failures[0]  # the others' may be no more than that the save was given up
+        raise failures[0]  # later ones may only say that the save was given up
 
 
 def _aligned(nbytes: int) -> memoryview:
-    """Return memory that begins on a page. Large ones, which NumPy asks for, take less time to write from."""
+    """Return page-aligned memory. NumPy's allocations use huge pages, from which writes take less time."""
     room = np.empty(nbytes + _PAGE, np.uint8)
     first = -room.ctypes.data % _PAGE
     return room[first : first + nbytes].data
 
 
 def _write_direct(files: _Files, data: memoryview, offset: int) -> None:
-    """Write past the page cache; what the file system takes only in part, or not at all, through it."""
+    """Write past the page cache, and through it the bytes that the file system did not take that way."""
     written = 0
-    # If an error is not about alignment, the ordinary write fails too, and says so.
+    # If an error is not about alignment, the ordinary write raises it again.
     with contextlib.suppress(OSError):
         written = os.pwrite(files.direct, data, offset)
     _write(files.buffered, data[written:], offset + written)
@@ -315,31 +315,31 @@ def _write(file: int, data: memoryview, offset: int) -> None:
 
 
 def _upload(path: ObjectPath, plan: FilePlan, chunks: Snapshot) -> list[int]:
-    """Write the file `path` into a store, an object at a time, and return the CRC-32 of each chunk."""
+    """Write the data file into a store, object by object, and return the CRC-32 of each chunk."""
     objects = _Objects(plan, chunks)
     put_parts(path, plan.nbytes, objects.contents(parts_of(path, plan.nbytes)))
     return objects.crcs
 
 
 class _Objects:
-    """A data file, put together an object at a time."""
+    """Assembles a data file object by object."""
 
     def __init__(self, plan: FilePlan, chunks: Snapshot):
         self._plan, self._chunks, self._filling = plan, chunks, _Filling(plan, chunks)
         self._crcs_of_divided: dict[int, int] = {}
         self._directory: bytes | None = None
         self.crcs: list[int] = []
-        """The CRC-32 of each chunk, once all is put together."""
+        """The CRC-32 of each chunk, after the whole file was assembled."""
 
     def contents(self, parts: Sequence[Part]) -> Iterator[bytearray]:
-        """Yield what each object is to hold; it is valid until the next one."""
+        """Yield the content of each object, which is valid until the next one."""
         room = bytearray(parts[0].nbytes)
         for part in parts:
             self._fill(memoryview(room)[: part.nbytes], part.offset)
             yield room if part.nbytes == len(room) else room[: part.nbytes]
 
     def _fill(self, window: memoryview, start: int) -> None:
-        """Put what stands in the file from `start` on into `window`."""
+        """Fill `window` with the bytes of the file from `start` on."""
         if before_directory := window[: max(0, self._plan.end - start)]:
             self._filling.fill(before_directory, start)
             self._put_headers_of_divided(window, start)
@@ -347,7 +347,7 @@ class _Objects:
             self._put_directory(window, start)
 
     def _put_headers_of_divided(self, window: memoryview, start: int) -> None:
-        """Write the headers of chunks that end in a later object: their checksums cannot wait for that."""
+        """Write the headers of chunks that end in a later object, whose checksums are needed now."""
         for number in self._filling.unfinished_headers:
             if number not in self._crcs_of_divided:
                 self._crcs_of_divided[number] = _crc32_of(self._chunks.get(number))
@@ -362,7 +362,7 @@ class _Objects:
 
 
 def _put(window: memoryview, start: int, content: bytes, offset: int) -> None:
-    """Write what stands at `offset` in the file, as far as it lies in the window that begins at `start`."""
+    """Copy `content`, at `offset` in the file, into the window that begins at `start`, where they overlap."""
     first, last = max(offset, start), min(offset + len(content), start + len(window))
     if first < last:
         window[first - start : last - start] = content[first - offset : last - offset]

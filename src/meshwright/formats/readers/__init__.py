@@ -1,8 +1,8 @@
-"""Checkpoints of other systems, opened as sources.
+"""Readers: they open checkpoints of other systems as sources.
 
-A reader is what the format is called, whether a place holds such a checkpoint, which is seen from a few
-names or bytes, how it is opened, which reads no array, and which steps there are in a directory. A new one
-is a file here and a word in the tuple below.
+A `Reader` has the name of a format, a test whether a path holds such a checkpoint (from a few names or
+bytes), a function that opens it (without reading arrays), and one that lists the steps in a directory. To add
+a format, add a file here and an entry to `READERS`.
 """
 
 from meshwright.formats.readers import _flax, _npz, _orbax, _redco, _safetensors, _seqax, _t5, _t5x
@@ -14,16 +14,16 @@ from meshwright.formats.readers._tensorstore import store_of, telling, tensorsto
 
 READERS: tuple[Reader, ...] = (
     _seqax.READER,
-    _redco.READER,  # whose parts are Orbax's
+    _redco.READER,  # before Orbax's, as it consists of Orbax trees
     _orbax.READER,
     _t5x.READER,
     _t5.READER,
-    # These are asked last, as such a file may lie beside another system's checkpoint.
+    # These are last, because such a file may lie beside another system's checkpoint.
     _safetensors.READER,
     _flax.READER,
     _npz.READER,
 )
-"""In this order they are asked: the first that recognises a place opens it."""
+"""All readers, in order: the first that recognises a path opens it."""
 
 __all__ = [
     "ORBAX_TEMPORARY",

@@ -1,10 +1,10 @@
-"""TensorFlow's checkpoints, of its second format, without TensorFlow.
+"""Reads TensorFlow's checkpoints (version 2 of the format) without TensorFlow.
 
     model.ckpt-100.index                   a LevelDB table: a header under "", and an entry for each variable
-    model.ckpt-100.data-00000-of-00002     variables as they lie in memory, row-major, one after the other
-    checkpoint                             text: which of those in the directory is the newest
+    model.ckpt-100.data-00000-of-00002     the variables' bytes, row-major, one after the other
+    checkpoint                             text that names the newest checkpoint in the directory
 
-Header and entries are protocol buffers.
+The header and the entries are protocol buffers.
 
 Source: `tensor_bundle.proto`, `tensor_shape.proto` and `types.proto` of github.com/tensorflow/tensorflow.
 """
@@ -49,14 +49,14 @@ _HEADER = b""
 
 
 def read_bundle(prefix: Directory) -> dict[str, LazyArray]:
-    """Return the variables whose index is `{prefix}.index`, by name; what is text is left out.
+    """Return the variables in `{prefix}.index` by name, without those that hold text.
 
-    What is read whole is compared with its CRC-32C. A part cannot be.
+    A variable that is read as a whole is compared with its CRC-32C. Parts cannot be.
 
     Raises:
-      DamagedError: The index is missing or damaged; when it is read, a shard is missing, ends too soon, or
-        is not what was written.
-      CheckpointError: It is big-endian, or a variable is of a kind that is not read; all are listed.
+      DamagedError: The index is missing or damaged; or, while reading, a shard is missing, truncated or
+        damaged.
+      CheckpointError: It is big-endian, or variables are of kinds that are not supported; all are listed.
     """
     file = File(prefix.parent / f"{prefix.name}.index")
     from google.protobuf.message import DecodeError
@@ -66,9 +66,9 @@ def read_bundle(prefix: Directory) -> dict[str, LazyArray]:
         header = _messages()["Header"].FromString(table.pop(_HEADER))
         entries = {key.decode(): _Entry.parse(value) for key, value in table.items()}
     except (ValueError, KeyError, DecodeError) as error:
-        raise file.damaged(f"it is no index of TensorFlow: {error!r}") from None
+        raise file.damaged(f"it is not an index of TensorFlow: {error!r}") from None
     if header.endianness:
-        raise CheckpointError(f"{file.path} is of a big-endian machine, of which none are read.")
+        raise CheckpointError(f"{file.path} is big-endian, which is not supported.")
     arrays = {name: entry for name, entry in entries.items() if entry.dtype != _TEXT}
     problems = [f"{name}: {entry.problem}" for name, entry in arrays.items() if entry.problem]
     if problems:
@@ -82,7 +82,7 @@ def read_bundle(prefix: Directory) -> dict[str, LazyArray]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the index says of one variable."""
+    """The index's entry of a variable."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -107,20 +107,20 @@ class _Entry:
 
     @property
     def problem(self) -> str | None:
-        """Return why it cannot be read, or None."""
+        """Return why the variable cannot be read; None if it can."""
         if self.is_sliced:
-            return "it was saved in slices. Save it with a partitioner that leaves variables whole."
+            return "it was saved in slices. Save it with a partitioner that does not split variables."
         if self.dtype not in _DTYPES:
-            return f"it is of type {self.dtype} of TensorFlow, which is not read."
+            return f"its TensorFlow type, number {self.dtype}, is not supported."
         expected = math.prod(self.shape) * np.dtype(_DTYPES[self.dtype]).itemsize
         if self.nbytes != expected:
-            return f"it has {self.nbytes} bytes, where its shape, {self.shape}, asks for {expected}."
+            return f"it has {self.nbytes} bytes, but its shape {self.shape} needs {expected}."
         return None
 
 
 @dataclass
 class _Shards:
-    """The files with the data, each opened when some of it is read."""
+    """The data files, each opened when it is first read."""
 
     prefix: Directory
     number: int
@@ -137,7 +137,7 @@ class _Shards:
 
 @dataclass(frozen=True)
 class _Variable:
-    """What a `LazyArray` of a variable reads with."""
+    """The `read` of a variable's `LazyArray`."""
 
     name: str
     entry: _Entry
@@ -147,7 +147,7 @@ class _Variable:
         return self.parts([index])[0]
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Return several parts; what is the whole variable is compared with its checksum."""
+        """Return several parts; one that is the whole variable is compared with its checksum."""
         entry, file = self.entry, self.shards[self.entry.shard]
         found = raw_array(file, entry.offset, entry.shape, np.dtype(_DTYPES[entry.dtype])).read_parts(indices)
         for part in found:
@@ -157,12 +157,12 @@ class _Variable:
 
     def _check(self, whole: np.ndarray, file: File) -> None:
         if masked_crc32c(whole.reshape(-1).view(np.uint8)) != self.entry.masked_crc:
-            raise file.damaged(f"the CRC-32C of {self.name} is another than the index has")
+            raise file.damaged(f"the CRC-32C of {self.name} is not the one in the index")
 
 
 @cache
 def _messages() -> dict[str, Any]:
-    """Return the messages of an index. Numbers are unsigned here, so that no damaged one is negative."""
+    """Return the message types of an index, with unsigned numbers, so that damaged ones are not negative."""
     return protobufs.messages(
         "tensor_bundle",
         {

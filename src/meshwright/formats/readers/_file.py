@@ -1,4 +1,4 @@
-"""A file of another system, local or in an object store, of which parts are read."""
+"""Files of other systems' checkpoints, local or in an object store, read in parts."""
 
 import io
 import os
@@ -13,13 +13,13 @@ from meshwright.storage import Directory, ObjectBytes, ObjectPath, Part
 
 
 class File:
-    """The bytes of one file, sliced; it may be on several threads."""
+    """A file whose bytes are read by slicing, also on several threads."""
 
     def __init__(self, path: Directory, nbytes: int | None = None):
-        """Open it. It has `nbytes`, where that is known from elsewhere.
+        """Open the file; if `nbytes` is given, it must have this size.
 
         Raises:
-          DamagedError: It is not there, or of another size.
+          DamagedError: The file does not exist, or has another size.
         """
         self.path = path
         try:
@@ -27,7 +27,7 @@ class File:
         except FileNotFoundError:
             raise DamagedError(f"{path} is missing. Copy it again.") from None
         if nbytes not in (None, self.nbytes):
-            raise self.damaged(f"it has {self.nbytes} bytes and should have {nbytes}")
+            raise self.damaged(f"it has {self.nbytes} bytes, but should have {nbytes}")
         if isinstance(path, ObjectPath):
             self._bytes = ObjectBytes([Part(path, 0, self.nbytes)])
         else:
@@ -35,25 +35,25 @@ class File:
             weakref.finalize(self, os.close, self._bytes)
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Return the bytes of `part`, a slice with both ends, in memory of their own.
+        """Return a copy of the bytes of `part`, a slice with both ends.
 
         Raises:
-          DamagedError: The file ends before, or begins behind it.
+          DamagedError: The part is not within the file.
         """
         if part.start < 0:
-            raise self.damaged(f"something should begin {-part.start} bytes before it")
+            raise self.damaged(f"data should begin {-part.start} bytes before its start")
         if part.stop > self.nbytes:
-            raise self.damaged(f"it ends at byte {self.nbytes}, and should go on to {part.stop} at least")
+            raise self.damaged(f"it ends at byte {self.nbytes}, but should have at least {part.stop} bytes")
         if isinstance(self._bytes, ObjectBytes):
             return self._bytes[part]
         return self._pread(self._bytes, part)
 
     def stream(self) -> io.RawIOBase:
-        """Return it as a file that can be read and sought in, for one thread."""
+        """Return the file as a seekable stream for one thread."""
         return _Stream(self)
 
     def damaged(self, how: str) -> DamagedError:
-        """Return the error that says what is wrong with the file."""
+        """Return an error about damage to the file."""
         return DamagedError(f"{self.path} is damaged: {how}. Copy it again.")
 
     def _pread(self, file: int, part: slice) -> np.ndarray:
@@ -90,7 +90,7 @@ class _Stream(io.RawIOBase):
 
 
 def head(path: Directory, nbytes: int) -> bytes:
-    """Return the first bytes of a file, fewer where it is shorter; none where there is no file."""
+    """Return the first bytes of a file, fewer if it is shorter; none if it does not exist."""
     if isinstance(path, ObjectPath):
         found = path.answer_with_size(path.request(0, nbytes))
         return bytes(found[0]) if found else b""
@@ -101,10 +101,10 @@ def head(path: Directory, nbytes: int) -> bytes:
 
 
 def read_json(path: Directory) -> Any:
-    """Return what a file of JSON says.
+    """Return the content of a JSON file.
 
     Raises:
-      FileNotFoundError: It is not there.
+      FileNotFoundError: The file does not exist.
       DamagedError: It is not JSON.
     """
     try:
@@ -116,22 +116,22 @@ def read_json(path: Directory) -> Any:
 
 
 def read_document(path: Directory) -> dict[str, Any]:
-    """Return what a file of JSON says, which is a dictionary.
+    """Return the content of a JSON file that holds an object.
 
     Raises:
-      FileNotFoundError: It is not there.
-      DamagedError: It is not such a file.
+      FileNotFoundError: The file does not exist.
+      DamagedError: It does not hold a JSON object.
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise DamagedError(f"{path} is damaged: it holds no dictionary. Copy it again.")
+        raise DamagedError(f"{path} is damaged: it does not hold a JSON object. Copy it again.")
     return content
 
 
 def _size(path: Directory, nbytes: int | None) -> int:
     if not isinstance(path, ObjectPath):
         return path.stat().st_size
-    if nbytes is not None:  # the size is looked at when some of it is read
+    if nbytes is not None:  # the size is checked when a part is read
         return nbytes
     if (found := path.look()) is None:
         raise FileNotFoundError(str(path))

@@ -1,10 +1,10 @@
-"""Trees that `flax.serialization.to_bytes` wrote: a file, several with an index, or one for each step.
+"""Reads trees written by `flax.serialization.to_bytes`: one file, several with an index, or one per step.
 
-    flax_model.msgpack                      as Hugging Face's Flax models were kept
-    flax_model-00001-of-00002.msgpack       or these, and flax_model.msgpack.index.json
-    checkpoint_100                          as `flax.training.checkpoints` called them
+    flax_model.msgpack                      a Flax model of Hugging Face
+    flax_model-00001-of-00002.msgpack       one in several files, with flax_model.msgpack.index.json
+    checkpoint_100                          a step of `flax.training.checkpoints`
 
-Lists and tuples are dictionaries there, by number. Text is no array and is given as `extra`.
+Lists and tuples are stored as dictionaries whose keys are numbers. Leaves that are text become `extra`.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def _recognises(place: Directory) -> bool:
 
 
 def _files(place: Directory) -> list[Directory]:
-    """Return the file of the checkpoint at `place`, of the newest step if there are several."""
+    """Return the file of the checkpoint at `place`; of several steps, that of the newest."""
     if not place.is_dir():
         return [place] if is_map(place) else []
     single = [file for file in place.glob("*.msgpack") if is_map(file)]
@@ -45,12 +45,12 @@ def _open(place: Directory) -> Foreign:
 
 
 def _indexed(place: Directory, index: Directory) -> dict[str, Any]:
-    """Return the leaves of several files, each from the one that the index names."""
+    """Return the leaves, each from the file that the index names for it."""
     files, _ = read_index(index)
     found = {file: tree.named_leaves(read_tree(place / file)) for file in sorted(set(files.values()))}
     named = {tree.name_of(name.split("/")): file for name, file in files.items()}
     if missing := [name for name, file in named.items() if name not in found[file]]:
-        raise DamagedError(f"{place / named[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
+        raise DamagedError(f"{place / named[missing[0]]} lacks {missing[0]}, which {index.name} lists there.")
     return {name: found[file][name] for name, file in named.items()}
 
 

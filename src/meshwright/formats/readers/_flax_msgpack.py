@@ -1,16 +1,16 @@
-"""Flax's msgpack: trees whose arrays are found without being read.
+"""Reads trees in Flax's msgpack, and locates their arrays without reading them.
 
     {"params": {"w": <ext 1>}, "step": <ext 3>}
 
-    ext 1  an array         its data is msgpack again: [shape, dtype's name, bytes in C order]
-    ext 2  a complex        [real, imaginary]
-    ext 3  a NumPy scalar   as an array
+    ext 1  an array          msgpack again: [shape, dtype's name, bytes in C order]
+    ext 2  a complex number  [real, imaginary]
+    ext 3  a NumPy scalar    in the same form as an array
 
-An array of more than 2^30 bytes is a map of its stretches, each an array of one dimension:
+An array of more than 2^30 bytes is split into one-dimensional arrays in a map:
 `{"__msgpack_chunked_array__": true, "shape": {"0": 8, "1": 4}, "chunks": {"0": <ext 1>, …}}`.
 
-Read here, as the library for msgpack reads every value whole: of a file of any size only what lies between
-its arrays is wanted.
+The msgpack library is not used, because it reads all values. This reader reads only the bytes between the
+arrays, however large the file is.
 
 Source: github.com/msgpack/msgpack/blob/master/spec.md; `serialization.py` of github.com/google/flax.
 """
@@ -51,11 +51,11 @@ _EXTS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _FIXED_EXTS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 _KEY_AT = {0xDE: 3, 0xDF: 5}
-"""Where the first key of a map stands, after the bytes that count its entries; otherwise at 1."""
+"""The offset of a map's first key, after the bytes with the number of its entries; 1 for other kinds."""
 
 
 def is_map(file: Directory) -> bool:
-    """Say whether a file begins as the msgpack of a dictionary with text for keys does."""
+    """Return whether a file begins like the msgpack of a dictionary with text keys."""
     start = head(file, 6)
     if not start or not (0x80 < start[0] < 0x90 or start[0] in _KEY_AT):
         return False
@@ -64,12 +64,12 @@ def is_map(file: Directory) -> bool:
 
 
 def read_tree(path: Directory) -> Any:
-    """Return what a file holds: dictionaries, lists, numbers, texts, None, and `LazyArray`s.
+    """Return the tree in a file: dictionaries, lists, numbers, texts, None, and `LazyArray`s.
 
-    Only what lies between the arrays is read.
+    Only the bytes between the arrays are read.
 
     Raises:
-      DamagedError: The file is missing, is not msgpack as Flax writes it, or ends before its end.
+      DamagedError: The file is missing or truncated, or is not msgpack as Flax writes it.
     """
     file = File(path)
     try:
@@ -79,7 +79,7 @@ def read_tree(path: Directory) -> Any:
 
 
 class _Reader:
-    """Takes one value after the other from a file."""
+    """Parses the values of a file, one after the other."""
 
     def __init__(self, file: File):
         self._file, self._position = file, 0
@@ -103,7 +103,7 @@ class _Reader:
         return kind - 0x100 if kind >= 0xE0 else self._long(kind)
 
     def _long(self, kind: int) -> Any:
-        """Return the value of a kind that takes more than one byte to tell."""
+        """Return a value whose kind needs more than the first byte."""
         if kind in _CONSTANTS:
             return _CONSTANTS[kind]
         if kind in _NUMBERS:
@@ -118,17 +118,17 @@ class _Reader:
             return self._map(self._length(_MAPS[kind]))
         if kind in _EXTS or kind in _FIXED_EXTS:
             return self._ext(_FIXED_EXTS.get(kind) or self._length(_EXTS[kind]))
-        raise ValueError(f"byte {self._position - 1} is {kind:#x}, which begins no value")
+        raise ValueError(f"byte {self._position - 1} is {kind:#x}, which does not begin a value")
 
     def _map(self, length: int) -> Any:
-        # Not at once, as a damaged length may be larger than memory.
+        # Entry by entry, because a damaged length may be larger than memory.
         found = {self._key(): self._value() for _ in range(length)}
         return _joined(found) if found.get(_CHUNKED) is True else found
 
     def _key(self) -> str:
         key = self._value()
         if not isinstance(key, str):
-            raise ValueError(f"{key!r} is the key of a value, and no text")
+            raise ValueError(f"{key!r} is a key, but not a text")
         return key
 
     def _list(self, length: int) -> list[Any]:
@@ -145,12 +145,12 @@ class _Reader:
         if code == _COMPLEX:
             real, imaginary = self._value()
             return complex(real, imaginary)
-        raise ValueError(f"extension {code} is none of Flax's")
+        raise ValueError(f"extension {code} is not one of Flax's")
 
     def _array(self) -> LazyArray:
         length = self._take(1)[0]
         if length != 0x93:  # a list of three
-            raise ValueError("an array is not a shape, a dtype and bytes")
+            raise ValueError("an array is not a list of shape, dtype and bytes")
         shape, dtype = _shape(self._value()), np.dtype(str(self._value()))
         if (kind := self._take(1)[0]) not in _BYTES:
             raise ValueError("an array's values are not bytes")
@@ -170,18 +170,18 @@ class _Reader:
         return self._file[start : start + nbytes].tobytes()
 
     def _skip(self, nbytes: int) -> int:
-        """Move on by so many bytes, and return where they begin."""
+        """Skip so many bytes, and return the offset of the first."""
         start, self._position = self._position, self._position + nbytes
         if self._position > self._file.nbytes:
-            raise ValueError(f"it ends at byte {self._file.nbytes}, and should go on to {self._position}")
+            raise ValueError(f"it ends at byte {self._file.nbytes}, but should have {self._position} bytes")
         return start
 
 
 def _joined(parts: Mapping[str, Any]) -> LazyArray:
-    """Return the array that was cut into stretches because it is large."""
+    """Return a large array that was split into one-dimensional arrays."""
     shape, stretches = _shape(_in_order(parts, "shape")), _in_order(parts, "chunks")
     if not all(isinstance(stretch, LazyArray) and stretch.ndim == 1 for stretch in stretches):
-        raise ValueError(f"an array of shape {list(shape)} is cut into what are no arrays of one dimension")
+        raise ValueError(f"the chunks of an array of shape {list(shape)} are not one-dimensional arrays")
     return concatenate(stretches).reshape(*shape)
 
 
@@ -189,9 +189,7 @@ def _in_order(parts: Mapping[str, Any], name: str) -> list[Any]:
     try:
         return [parts[name][str(number)] for number in range(len(parts[name]))]
     except KeyError as error:
-        raise ValueError(
-            f"of an array that is cut into stretches {name} or its part {error} is missing"
-        ) from None
+        raise ValueError(f"an array that is split into chunks lacks {name}, or its entry {error}") from None
 
 
 def _shape(sizes: Iterable[Any]) -> tuple[int, ...]:

@@ -1,13 +1,13 @@
-"""A LevelDB table: an immutable file of keys, in order, and values.
+"""Reads a LevelDB table: an immutable file of sorted keys with values.
 
-    data blocks, then blocks of metadata, then the index: where each data block lies, by a key behind its last
-      entries               bytes shared with the key before, more of the key, length of the value (varints),
-                            the rest of the key, the value
-      restarts              where keys share nothing, 4 bytes each, and how many there are, 4 bytes
-      compression, CRC      1 byte, 0 or 1 for Snappy; 4 bytes, the masked CRC-32C of all before it
-    footer, 48 bytes        where metadata and index lie (offset and size, varints), and a magic number
+    data blocks, then metadata blocks, then the index, whose values are the places of the data blocks
+      entries               number of bytes shared with the previous key, number of further bytes of the key,
+                            length of the value (all varints), the further bytes of the key, the value
+      restarts              offsets of entries that share nothing, 4 bytes each, and their number, 4 bytes
+      compression, CRC      1 byte: 0 for none, 1 for Snappy; 4 bytes: the masked CRC-32C of all before
+    footer, 48 bytes        places of metadata and index (offset and size, varints), and a magic number
 
-Read here, as LevelDB's own library opens databases of many files and writes a log into them.
+LevelDB's own library is not used, because it opens databases of many files, and writes logs into them.
 
 Source: github.com/google/leveldb/blob/main/doc/table_format.md.
 """
@@ -22,19 +22,19 @@ MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 
 _FOOTER, _TRAILER = 48, 5
 _NONE, _SNAPPY = 0, 1
-_MOST = 64  # times as many bytes as there are of Snappy's; these make 21 times as many at most
+_MOST = 64  # limit of the ratio of decompressed to compressed bytes; Snappy's own maximum is 21
 
 
 def is_table(file: File) -> bool:
-    """Say whether a file ends as a table does."""
+    """Return whether a file ends like a table."""
     return file.nbytes >= _FOOTER and file[file.nbytes - 8 : file.nbytes].tobytes() == MAGIC
 
 
 def read_table(file: File) -> dict[bytes, bytes]:
-    """Return what a table holds.
+    """Return the keys and values of a table.
 
     Raises:
-      DamagedError: It is not what was written.
+      DamagedError: The table is damaged.
       CheckpointError: It is compressed, and cramjam is not installed.
     """
     if not is_table(file):
@@ -43,7 +43,7 @@ def read_table(file: File) -> dict[bytes, bytes]:
     try:
         metadata, position = _handle(footer, 0)
         index, _ = _handle(footer, position)
-        _block(file, *metadata)  # of which there is none, but it may be damaged
+        _block(file, *metadata)  # empty, but it may be damaged
         blocks = [_handle(value, 0)[0] for _, value in _entries(_block(file, *index))]
         return {key: value for block in blocks for key, value in _entries(_block(file, *block))}
     except (ValueError, IndexError) as error:
@@ -51,7 +51,7 @@ def read_table(file: File) -> dict[bytes, bytes]:
 
 
 def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
-    """Return offset and size of a block, and where they end."""
+    """Return the offset and the size of a block, and the position after them."""
     offset, position = _varint(data, position)
     size, position = _varint(data, position)
     return (offset, size), position
@@ -60,17 +60,15 @@ def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 def _block(file: File, offset: int, size: int) -> bytes:
     stored = file[offset : offset + size + _TRAILER]
     if masked_crc32c(stored[:-4]) != stored[-4:].tobytes():
-        raise ValueError(f"the block at offset {offset} has another CRC-32C than stands behind it")
+        raise ValueError(f"the block at offset {offset} does not match its CRC-32C")
     content, compression = stored[:size].tobytes(), int(stored[size])
     if compression not in (_NONE, _SNAPPY):
-        raise ValueError(
-            f"the block at offset {offset} is compressed in a way, {compression}, that is not known"
-        )
+        raise ValueError(f"the block at offset {offset} has an unknown compression, number {compression}")
     return _decompressed(file, content) if compression == _SNAPPY else content
 
 
 def _decompressed(file: File, data: bytes) -> bytes:
-    """Return what TensorFlow up to 1.1 has compressed; none does since."""
+    """Return the content of a Snappy block, which TensorFlow wrote up to version 1.1."""
     try:
         from cramjam import DecompressionError, snappy
     except ModuleNotFoundError:
@@ -80,7 +78,7 @@ def _decompressed(file: File, data: bytes) -> bytes:
         ) from None
     try:
         if snappy.decompress_raw_len(data) > _MOST * len(data):
-            raise ValueError("a block of Snappy claims to be longer than it can be")
+            raise ValueError("a Snappy block claims a length that is not possible")
         return bytes(snappy.decompress_raw(data))
     except DecompressionError as error:
         raise ValueError(str(error)) from None
@@ -99,12 +97,12 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number at `position`, and where it ends: seven bits to a byte, the lowest first.
+    """Return the varint at `position`, and the position after it.
 
-    All bytes but the last have the eighth bit set.
+    Each byte has seven bits of the number, the lowest first. All bytes but the last have the eighth bit set.
 
     Raises:
-      ValueError: The data ends before it does.
+      ValueError: The data ends within the number.
     """
     number = shift = 0
     while position < len(data):

@@ -1,9 +1,9 @@
-"""NumPy's npz: a ZIP file with a `.npy` for each array, stored as it is or compressed.
+"""Reads NumPy's npz: a ZIP file with a `.npy` file for each array, compressed or not.
 
-Before any value of a member is given, all of it is compared with its CRC-32, once. Then of arrays that are
-stored, the bytes of a part are read. Compressed ones are read from their beginning, or on from where they
-were read last. What NumPy does not know, such as bfloat16, it writes as bytes without a type; they stay
-that, as nobody can tell. Members that are no `.npy` are left out.
+Before the first value of a member is returned, the whole member is compared with its CRC-32. After that, only
+the bytes of a part are read if the member is not compressed. A compressed one is read from its beginning, or
+from where the last read ended. NumPy writes dtypes that it does not know, such as bfloat16, as bytes without
+a type, and they stay so, because the file does not name the dtype. Members other than `.npy` are left out.
 
 Source: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
@@ -28,16 +28,16 @@ from meshwright.storage import Directory
 
 _SUFFIX = ".npy"
 _BLOCK = 1 << 20
-"""Bytes that are compared with a checksum at a time."""
+"""Bytes read at a time while a checksum is computed."""
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
 _ENCRYPTED, _METHODS = 1, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # where fields have names that are not ASCII
+    (3, 0): np.lib.format.read_array_header_2_0,  # for field names that are not ASCII
 }
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Of a member: its signature, and the lengths of its name and of what follows that."""
+"""A member's local header: its signature, and the lengths of its name and of the extra field."""
 
 
 def _recognises(place: Directory) -> bool:
@@ -71,15 +71,17 @@ def _open(place: Directory) -> Foreign:
 
 def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> LazyArray:
     if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
-        raise CheckpointError(f"{file.path}: {member.filename} is encrypted, or packed as NumPy does not.")
+        raise CheckpointError(
+            f"{file.path}: {member.filename} is encrypted, or compressed in a way that NumPy does not use."
+        )
     with archive.open(member) as npy:
         shape, is_fortran, dtype = _header(npy)
         start = npy.tell()
     if dtype.hasobject:
-        raise CheckpointError(f"{file.path}: {member.filename} holds Python objects, which are not read.")
+        raise CheckpointError(f"{file.path}: {member.filename} holds Python objects, which is not supported.")
     nbytes = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or start + nbytes != member.file_size:
-        found = f"has {member.file_size - start} bytes of {dtype}{list(shape)}, which takes {nbytes}"
+        found = f"has {member.file_size - start} bytes, but {dtype}{list(shape)} needs {nbytes}"
         raise file.damaged(f"{member.filename} {found}")
     is_stored = member.compress_type == zipfile.ZIP_STORED
     content: Bytes = _Stored(file, member) if is_stored else _Compressed(file, archive, member)
@@ -89,13 +91,13 @@ def _array(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Laz
 
 
 def _header(npy: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, whether the first dimension runs fastest, and dtype."""
+    """Return the shape, whether the order is Fortran's, and the dtype."""
     version = np.lib.format.read_magic(npy)
     if version not in _HEADERS:
-        raise ValueError(f"{npy.name} is of version {version} of the format, which is not known")
+        raise ValueError(f"{npy.name} has format version {version}, which is unknown")
     try:
         return _HEADERS[version](npy)
-    except (RecursionError, MemoryError):  # of Python's parser, which NumPy asks
+    except (RecursionError, MemoryError):  # raised by Python's parser, which NumPy uses
         raise ValueError(f"{npy.name} has a header that is nested too deeply") from None
 
 
@@ -106,7 +108,7 @@ def _data_offset(file: File, member: zipfile.ZipInfo) -> int:
 
 
 class _Stored:
-    """What a member holds that is stored as it is, sliced."""
+    """The bytes of a member that is not compressed."""
 
     def __init__(self, file: File, member: zipfile.ZipInfo):
         self._file, self._member = file, member
@@ -119,7 +121,7 @@ class _Stored:
             return self._read(part) if self._is_checked else self._checked(part)
 
     def _checked(self, part: slice) -> np.ndarray:
-        """Return a part, having gone through all of the member."""
+        """Return a part, after reading the whole member and comparing it with its CRC-32."""
         starts, crc = range(0, self._member.file_size, _BLOCK), 0
         found = _Found(part)
         for start in starts:
@@ -137,7 +139,7 @@ class _Stored:
 
 
 class _Compressed:
-    """What a compressed member holds, sliced. Going on from the last slice costs nothing, going back does."""
+    """The bytes of a compressed member. Reading forward is cheap; reading back starts from the beginning."""
 
     def __init__(self, file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo):
         self._file, self._archive, self._member = file, archive, member
@@ -153,7 +155,7 @@ class _Compressed:
             raise self._file.damaged(f"{self._member.filename}: {error}") from None
 
     def _checked(self, part: slice) -> np.ndarray:
-        """Return a part, having gone through all of the member, at whose end its CRC-32 is compared."""
+        """Return a part, after reading the whole member, at whose end `zipfile` compares the CRC-32."""
         found, at = _Found(part), 0
         with self._archive.open(self._member) as whole:
             while block := whole.read(_BLOCK):
@@ -174,14 +176,14 @@ class _Compressed:
 
 
 class _Found:
-    """A part of what is gone through block by block."""
+    """A part that is collected while all of the bytes are read block by block."""
 
     def __init__(self, part: slice):
         self._part = part
         self.room = np.empty(part.stop - part.start, np.uint8)
 
     def take(self, at: int, block: np.ndarray) -> None:
-        """Keep what the block, which begins at byte `at`, has of the part."""
+        """Keep the overlap of the part with a block that begins at byte `at`."""
         first, last = max(at, self._part.start), min(at + len(block), self._part.stop)
         if first < last:
             self.room[first - self._part.start : last - self._part.start] = block[first - at : last - at]

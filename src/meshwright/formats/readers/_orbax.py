@@ -1,20 +1,20 @@
-"""Orbax's checkpoints of trees, of its versions 0 and 1, with and without OCDBT, in zarr 2 and 3.
+"""Reads Orbax's checkpoints of trees: versions 0 and 1, with and without OCDBT, in zarr 2 and 3.
 
     100/                             a step of a CheckpointManager
-      _CHECKPOINT_METADATA           JSON: what wrote each item, when it began and when it was done
+      _CHECKPOINT_METADATA           JSON: the handler of each item, and the times of start and commit
       metrics/metrics                JSON: the scores by which a manager keeps steps
-      default/                       an item: here a tree; others may lie beside it
+      default/                       an item, here a tree; there may be others
         _METADATA                    JSON: the keys of each leaf
-        manifest.ocdbt, d/           a database of TensorStore's, in which there is
+        manifest.ocdbt, d/           a database of TensorStore, which holds
         params.w/.zarray, …          an array for each leaf, its keys joined by dots; or these are files
-        checkpoint                   before there was _METADATA: Flax's msgpack, a tree, in which is an array
-                                     or, where it lies beside the file, the text PLACEHOLDER://params.w
-        ocdbt.process_0/, …          what each process wrote, which a save joins in manifest.ocdbt at its end
+        checkpoint                   in versions before _METADATA: Flax's msgpack, a tree with arrays in it,
+                                     or with the text PLACEHOLDER://params.w for those beside the file
+        ocdbt.process_0/, …          the files of each process, merged in manifest.ocdbt at the end of a save
         array_metadatas/, _strings.json
     101.orbax-checkpoint-tmp/        a step that is being written, or whose save was killed
 
-A tree may also lie by itself. Where there is one tree, its leaves are called as in it; where there are
-several, `params/…` and `state/…` by their items.
+A tree may also be stored by itself. If there is one tree, the leaves have their names in it. If there are
+several, the names of the items come first: `params/…` and `state/…`.
 
 Source: `_src/metadata/tree.py` and `_src/serialization` of github.com/google/orbax, and files it wrote.
 """
@@ -54,14 +54,14 @@ def _recognises(place: Directory) -> bool:
 def _is_step(place: Directory) -> bool:
     if (place / _ITEMS).is_file() or _is_tree(place):
         return True
-    # T5X's are not looked through: each of their many arrays would cost requests.
+    # T5X's steps are not searched: each of their many arrays would cost requests.
     return not _t5x.is_step(place) and bool(_trees(place))
 
 
 def _is_tree(place: Directory) -> bool:
     if any((place / file).is_file() for file in (_TREE, _OCDBT, _OF_PROCESS)):
         return True
-    # A map, while TensorFlow's file of this name is text. Where T5X wrote it, its own reader knows more.
+    # A msgpack map; TensorFlow's file of this name is text. If T5X wrote it, its own reader opens it.
     return head(place / _AGGREGATE, 1) >= b"\x80" and not _t5x.has_tree(place)
 
 
@@ -77,7 +77,7 @@ def _open(place: Directory) -> Foreign:
         return _t5x.open_t5x(step)
     if not _is_complete(step):
         raise CheckpointError(
-            f"{step} is not complete. Its save is still running, or was killed: open another."
+            f"{step} is not complete: its save is still running, or was killed. Open another step."
         )
     said = _document(step / _ITEMS)
     handlers = _handlers(step, said)
@@ -86,10 +86,12 @@ def _open(place: Directory) -> Foreign:
     extra = _extra(step, said, handlers)
     if not trees and not extra:
         raise CheckpointError(
-            f"{step} holds nothing that is read: neither a tree of arrays nor an item in JSON."
+            f"{step} has nothing that can be read: neither a tree of arrays nor an item in JSON."
         )
     if unread := sorted(handlers.keys() - trees.keys() - extra.keys()):
-        log.warning("%s: left out are items that only their own handlers read: %s", step, ", ".join(unread))
+        log.warning(
+            "%s: items that only their own handlers can read are left out: %s", step, ", ".join(unread)
+        )
     held = {item: open_tree(directory) for item, directory in trees.items()}
     if len(held) == 1:
         (arrays,) = held.values()
@@ -102,9 +104,9 @@ def _open(place: Directory) -> Foreign:
 
 
 def _steps(place: Directory) -> list[Directory]:
-    """Return the steps in a directory, and those that are being written, the lowest first.
+    """Return the steps in a directory, also incomplete ones, the lowest first.
 
-    T5X's too: a run may have gone over to Orbax, or back.
+    T5X's steps are included: a run may have changed from T5X's own format to Orbax, or back.
     """
 
     def is_step(entry: Directory) -> bool:
@@ -118,7 +120,7 @@ def _complete_steps(place: Directory) -> dict[int, Directory]:
 
 
 def _is_complete(step: Directory) -> bool:
-    """Say whether a save has come to its end: all is renamed then, and in a store it leaves a mark."""
+    """Return whether a save is complete: then the step has its final name or, in a store, a marker file."""
     if TEMPORARY in f"{step.parent.name}/{step.name}" or any(step.glob(f"*{TEMPORARY}*")):
         return False
     if _t5x.is_step(step):
@@ -129,10 +131,10 @@ def _is_complete(step: Directory) -> bool:
 
 
 def _handlers(step: Directory, said: Mapping[str, Any]) -> dict[str, str]:
-    """Return what wrote each item, by name; that of a tree by itself is called "".
+    """Return the handler of each item, by name; a tree that is stored by itself has the name "".
 
     Raises:
-      DamagedError: An item is not there, or it is not said what wrote which.
+      DamagedError: An item is missing, or the handlers are not described.
     """
     handlers = said.get("item_handlers") or {}
     if isinstance(handlers, str):
@@ -141,31 +143,28 @@ def _handlers(step: Directory, said: Mapping[str, Any]) -> dict[str, str]:
         raise DamagedError(f"{step / _ITEMS} does not describe items: {handlers!r}. Copy it again.")
     if lacking := [item for item in handlers if not (step / item).is_dir()]:
         raise DamagedError(
-            f"{step} has no {', '.join(lacking)}, which its {_ITEMS} says it has. Copy it again, or open "
-            "what you need of it by its own path."
+            f"{step} has no {', '.join(lacking)}, which its {_ITEMS} lists. Copy it again, or open the item "
+            "that you need by its own path."
         )
     return {item: str(handler) for item, handler in handlers.items()}
 
 
 def open_tree(directory: Directory) -> dict[str, LazyArray]:
-    """Return the arrays of one tree by our names; nothing of them is read.
+    """Return the arrays of one tree by their Meshwright names; no values are read.
 
     Raises:
-      DamagedError: One of them, or what describes the tree, is missing or spoilt.
+      DamagedError: An array, or the file that describes the tree, is missing or damaged.
       UsageError: TensorStore is not installed.
     """
     if (directory / _TREE).is_file():
         return _described(directory)
     if (directory / _AGGREGATE).is_file():
         return _aggregate(directory)
-    raise DamagedError(
-        f"{directory} has no {_TREE}, which says what arrays there are and how they are called. "
-        "Copy it again."
-    )
+    raise DamagedError(f"{directory} has no {_TREE}, which lists the arrays and their names. Copy it again.")
 
 
 def _described(directory: Directory) -> dict[str, LazyArray]:
-    """Return the arrays of a tree of which a file says what leaves it has."""
+    """Return the arrays of a tree whose leaves are listed in `_METADATA`."""
     said = _document(directory / _TREE)
     try:
         leaves = said["tree_metadata"].values()
@@ -175,7 +174,7 @@ def _described(directory: Directory) -> dict[str, LazyArray]:
             f"{directory / _TREE} does not describe a tree: {error!r}. Copy it again."
         ) from None
     driver = "zarr3" if said.get("use_zarr3") else "zarr"
-    # Before it was said, chunks of nothing but zeros were not written.
+    # Versions without this field did not write chunks that are all zeros.
     may_lack = not said.get("store_array_data_equal_to_fill_value")
     specs = {
         name: {"driver": driver, "path": path, "fill_missing_data_reads": may_lack}
@@ -186,7 +185,7 @@ def _described(directory: Directory) -> dict[str, LazyArray]:
 
 
 def _keys(leaf: Mapping[str, Any]) -> list[str] | None:
-    """Return the keys of a leaf; None of what is no array: None, an empty dictionary, text."""
+    """Return the keys of a leaf; None for a leaf that is not an array: None, an empty dictionary or text."""
     value = leaf["value_metadata"]
     if value["skip_deserialize"] or value["value_type"] in ("None", "string"):
         return None
@@ -194,10 +193,10 @@ def _keys(leaf: Mapping[str, Any]) -> list[str] | None:
 
 
 def _key_impls(directory: Directory) -> dict[str, str]:
-    """Return the implementations of typed PRNG keys, by the arrays' paths.
+    """Return the implementations of typed PRNG keys, by the paths of the arrays.
 
     Raises:
-      DamagedError: A file that says so is spoilt.
+      DamagedError: A file with array metadata is damaged.
     """
     impls: dict[str, str] = {}
     for file in directory.glob("array_metadatas/process_*"):
@@ -211,7 +210,7 @@ def _key_impls(directory: Directory) -> dict[str, str]:
 
 
 def _aggregate(directory: Directory) -> dict[str, LazyArray]:
-    """Return the arrays of a tree that is one file, and of those that lie beside it."""
+    """Return the arrays of a tree in one msgpack file, both those in the file and those beside it."""
     content = read_tree(directory / _AGGREGATE)
     _t5x.refuse_version_0(content, directory / _AGGREGATE)
     leaves = tree.named_leaves(content, is_leaf=lambda x: isinstance(x, LazyArray))
@@ -234,8 +233,8 @@ def _store(directory: Directory) -> Any:
     if not (directory / _OCDBT).is_file():
         if (directory / _OF_PROCESS).is_file():
             raise DamagedError(
-                f"{directory} has no {_OCDBT}, which joins what each process wrote. Its save was killed, or "
-                "it was not all copied."
+                f"{directory} has no {_OCDBT}, which merges the files of all processes. Its save was killed, "
+                "or it was not copied completely."
             )
         return files
     spec = {"driver": "ocdbt", "base": files.spec().to_json()}
@@ -244,7 +243,7 @@ def _store(directory: Directory) -> Any:
 
 
 def _extra(step: Directory, said: Mapping[str, Any], handlers: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a step holds besides arrays: items in JSON, texts of trees, scores."""
+    """Return the values of a step that are not arrays: items in JSON, texts of trees, scores."""
     in_json = [step / item / _JSON for item, handler in handlers.items() if "Json" in handler]
     files = [file for file in (in_json if handlers else step.glob(f"*/{_JSON}")) if file.is_file()]
     items = {file.parent.name: read_json(file) for file in files}
@@ -257,10 +256,10 @@ def _extra(step: Directory, said: Mapping[str, Any], handlers: Mapping[str, str]
 
 
 def _document(file: Directory) -> dict[str, Any]:
-    """Return the dictionary that a file of JSON is; an empty one where there is no file.
+    """Return the object in a JSON file; {} if the file does not exist.
 
     Raises:
-      DamagedError: It is something else.
+      DamagedError: The file does not hold a JSON object.
     """
     try:
         return read_document(file)

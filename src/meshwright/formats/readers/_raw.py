@@ -1,4 +1,4 @@
-"""Arrays that lie in a file as they do in memory: row-major and not compressed."""
+"""Reads arrays that are stored in a file as in memory: row-major and not compressed."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,31 +10,31 @@ import numpy as np
 from meshwright.arrays import Index, LazyArray, cuts
 
 _GAP = 1 << 15
-"""Bytes between two pieces that are wanted, up to which both are read as one: a request costs more."""
+"""The largest gap, in bytes, between two pieces that are read as one: another request would cost more."""
 _PIECE = 16 << 20
-"""Bytes that are read at a time, of which not all are wanted."""
+"""Bytes read at a time if they contain gaps."""
 
 
 class Bytes(Protocol):
-    """Bytes that are sliced, with both ends: those of a file, say."""
+    """Bytes that are read by slicing, such as those of a file."""
 
     def __getitem__(self, part: slice, /) -> np.ndarray:
-        """Return them in memory of their own."""
+        """Return a copy of the bytes of `part`, a slice with both ends."""
         ...
 
 
 def raw_array(file: Bytes, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> LazyArray:
     """Return the array that begins at byte `offset` of `file`.
 
-    Of a part no more is read than its own bytes and the short gaps between them. Where parts lie in each
-    other's gaps, as columns do that several devices want, these are read once.
+    Reading a part reads only its own bytes and short gaps between them. If several parts lie in each other's
+    gaps, such as columns for several devices, the bytes are read once.
     """
     return LazyArray(shape, dtype, _Raw(file, offset, shape, dtype))
 
 
 @dataclass(frozen=True)
 class _Raw:
-    """What a `LazyArray` of values in a row reads with."""
+    """The `read` of a `LazyArray` whose values are contiguous in a file."""
 
     file: Bytes
     offset: int
@@ -45,7 +45,7 @@ class _Raw:
         return self._read(self._bounds(index))
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Return several parts. Those of the same rows are cut from one that has them all."""
+        """Return several parts. Parts of the same rows are cut from one that contains them all."""
         wanted = [self._bounds(index) for index in indices]
         num_leading = 1 + sum(stride > _GAP for stride in self._strides)
         together: dict[Any, list[int]] = {}
@@ -57,7 +57,7 @@ class _Raw:
         return [found[number] for number in range(len(wanted))]
 
     def _cut(self, parts: Sequence[Sequence[range]]) -> list[np.ndarray]:
-        """Return parts, of the smallest one that has them all."""
+        """Return parts, cut from the smallest part that contains them all."""
         hull = [
             range(min(x.start for x in dim), max(x.stop for x in dim)) for dim in zip(*parts, strict=True)
         ]
@@ -95,14 +95,14 @@ def _distance(position: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _span(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
-    """Return the bytes from the first to the last element of a part of these sizes, both included."""
+    """Return the number of bytes from the first to the last element of a part, both included."""
     return _distance([size - 1 for size in sizes], strides) + itemsize
 
 
 def _pieces(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> Iterator[Index]:
     """Yield the pieces of a part that are read at a time, as indices into it.
 
-    From the last dimension on, as many are read as one as have short gaps between them.
+    The last dimensions are read together as long as the gaps between their elements are short.
     """
     dim = len(sizes)
     while dim and strides[dim - 1] - _span(sizes[dim:], strides[dim:], itemsize) <= _GAP:

@@ -1,4 +1,4 @@
-"""What a reader is, and what it returns."""
+"""The interface of readers, and the checkpoint that they return."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,32 +16,34 @@ _MOST_DIMS, _LARGEST = 64, 1 << 62  # NumPy's limits, in bytes
 
 @dataclass(frozen=True)
 class Foreign:
-    """A checkpoint of another system, opened."""
+    """An opened checkpoint of another system."""
 
     path: Directory
-    """What was opened: a file, or the directory of one step."""
+    """The file, or the directory of one step, that was opened."""
     format: str
-    """What people call it: `safetensors`."""
+    """The usual name of the format, `safetensors`."""
     held: Mapping[str, LazyArray] = field(repr=False)
+    """The arrays by name."""
     step: int | None = None
+    """The step that was saved; None if unknown."""
     writer: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of who wrote it."""
+    """Facts about the program that wrote it."""
     extra: Any = None
-    """What else it holds that is no array."""
+    """Values in the checkpoint that are not arrays."""
     empty: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Where its tree has no leaves, by name: None, or {} for an empty container."""
+    """Entries of its tree without leaves, by name: None, or {} for an empty container."""
     spelling: Spelling = field(default=Spelling(), repr=False)
-    """How its names compare with ours."""
+    """The way in which the format writes names."""
 
     def __str__(self) -> str:
-        """Return path and format, which is what errors call the checkpoint by."""
+        """Return the path and the format, by which errors call the checkpoint."""
         return f"{self.path} ({self.format})"
 
     def __repr__(self) -> str:
         return described(self)
 
     def arrays(self) -> Mapping[str, LazyArray]:
-        """Return every array by name; nothing is read."""
+        """Return all arrays by name; no values are read."""
         return self.held
 
     def read(self, name: str, index: Index, /) -> np.ndarray:
@@ -51,31 +53,39 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Reader:
-    """How checkpoints of one format are told and opened."""
+    """A checkpoint format: functions that recognise and open its checkpoints."""
 
     name: str
-    """The format, as people call it."""
+    """The usual name of the format."""
     recognises: Callable[[Directory], bool]
-    """Takes a file, a directory or what is not there, and says whether `open` is the one to ask.
+    """Returns whether a path, which need not exist, holds a checkpoint of this format.
 
-    It goes by content, not by what the place is called, and says yes to what is damaged or half-written.
+    It looks at the content, not at the name, and returns True also for a damaged or incomplete checkpoint.
     """
     open: Callable[[Directory], Foreign]
-    """Raises:
+    """Opens a checkpoint, or the newest in a directory.
+
+    Raises:
       CheckpointError: It is of this format, but not complete, or of an unknown version.
-      DamagedError: A file is missing, ends too soon, or is not what it says.
+      DamagedError: A file is missing, truncated or damaged.
       UsageError: A package that reads it is not installed.
     """
     steps: Callable[[Directory], Mapping[int, Directory]] = field(default=lambda _: {})
-    """Returns where the complete checkpoints of a directory are, by step; none where it is one checkpoint."""
+    """Returns the paths of the complete checkpoints in a directory, by step; {} for a single checkpoint."""
     has_pins: bool = False
-    """Whether its system leaves a checkpoint with a file PINNED alone."""
+    """True if the system does not remove a checkpoint with a file PINNED."""
 
 
 def opened(reader: Reader, place: Directory) -> Foreign:
-    """Open a place by its reader. What that raises of content that no program writes is damage, too.
+    """Open a checkpoint by its reader, and treat unexpected errors of the reader as damage.
 
-    Raises: as `Reader.open`.
+    Args:
+      reader: The reader of the checkpoint's format.
+      place: The path of the checkpoint, or of a directory of checkpoints.
+
+    Raises:
+      CheckpointError: As `Reader.open`.
+      UsageError: As `Reader.open`.
     """
     try:
         found = reader.open(place)
@@ -83,10 +93,10 @@ def opened(reader: Reader, place: Directory) -> Foreign:
         if isinstance(error, MeshwrightError):
             raise
         said = f"{type(error).__name__}: {error!s:.200}"
-        raise DamagedError(f"{place} is damaged, or no {reader.name}: {said}. Copy it again.") from error
+        raise DamagedError(f"{place} is damaged, or not {reader.name}: {said}. Copy it again.") from error
     for name, array in found.held.items():
         if len(array.shape) > _MOST_DIMS or _too_large(array):
-            said = f"{name} has the shape {list(array.shape)!s:.200}, which no array has"
+            said = f"{name} has the shape {list(array.shape)!s:.200}, which is not possible"
             raise DamagedError(f"{found.path} is damaged: {said}. Copy it again.")
     return found
 

@@ -1,14 +1,14 @@
-"""redco's checkpoints.
+"""Reads redco's checkpoints.
 
-    ckpts/last_ckpt.txt         the name of the newest: "last"
+    ckpts/last_ckpt.txt         the name of the newest checkpoint: "last"
     ckpts/last/
-      params/                   a tree of Orbax's
+      params/                   an Orbax tree
       opt_state/                another, if the optimizer's state was saved
-      params_shape.pkl          a pickle, which nothing here opens
+      params_shape.pkl          a pickle, which is never opened here
       info.json                 {"step": 6, "epoch_idx": 1, "rng": [1775173478, 1498807459], …}, written last
 
-redco writes over what is there, one part after the other, so that a save that was killed leaves parts of
-two. Leaves are called `params/…` and `opt_state/…`, as the deployer's own.
+redco overwrites the parts of a checkpoint one after the other, so a save that was killed leaves parts of two
+saves. Leaves are called `params/…` and `opt_state/…`, as in the deployer's own checkpoints.
 
 Source: `deployers/ckpt_utils.py` of github.com/tanyuqian/redco.
 """
@@ -23,7 +23,7 @@ _ALL, _LAST = "ckpts", "last_ckpt.txt"
 _PARAMS, _OPT_STATE, _SHAPES, _INFO = "params", "opt_state", "params_shape.pkl", "info.json"
 _SAVED = "_CHECKPOINT_METADATA"
 _COARSE = 2 * 10**9
-"""Nanoseconds by which archives round the times of files."""
+"""Nanoseconds to which archives round the times of files."""
 _OTHERWISE = "Take another checkpoint."
 
 
@@ -32,7 +32,7 @@ def _recognises(place: Directory) -> bool:
 
 
 def _directory(place: Directory) -> Directory | None:
-    """Return the directory of a checkpoint: `place`, or the one that is said to be the last in it."""
+    """Return the directory of a checkpoint: `place`, or the one that `last_ckpt.txt` in it names."""
     if _is_checkpoint(place):
         return place
     for saved in (place, place / _ALL):
@@ -43,7 +43,7 @@ def _directory(place: Directory) -> Directory | None:
 
 
 def _is_checkpoint(place: Directory) -> bool:
-    """Say whether a directory holds a checkpoint, or what became of one."""
+    """Return whether a directory holds a checkpoint, complete or not."""
     has_shapes, has_info = (place / _SHAPES).is_file(), (place / _INFO).is_file()
     has_trees = (place / _PARAMS).is_dir() or (place / _OPT_STATE).is_dir()
     is_among_others = place.parent.name == _ALL or (place.parent / _LAST).is_file()
@@ -65,9 +65,9 @@ def _open(place: Directory) -> Foreign:
 
 
 def _check_whole(directory: Directory) -> None:
-    """Raise a `CheckpointError` if a save did not come to its end."""
+    """Raise a `CheckpointError` if a save was not completed."""
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not there, but is the last that was saved, as {_LAST} says.")
+        raise CheckpointError(f"{directory} does not exist, but {_LAST} names it as the last that was saved.")
     has_params, has_info = (directory / _PARAMS).is_dir(), (directory / _INFO).is_file()
     if lacking := [name for name, has in ((_PARAMS, has_params), (_INFO, has_info)) if not has]:
         raise CheckpointError(
@@ -83,20 +83,20 @@ def _check_whole(directory: Directory) -> None:
     if begun != sorted(begun):
         raise CheckpointError(
             f"{directory} has {_PARAMS} of a later save than {_OPT_STATE}: redco was killed between the two, "
-            f"or saved again without the optimizer's state. {_OTHERWISE} If it was the latter, take "
-            f"{_OPT_STATE} away."
+            f"or saved again without the optimizer's state. {_OTHERWISE} In the second case, remove "
+            f"{_OPT_STATE}."
         )
     if older := [tree.name for tree in trees if _is_older(directory / _INFO, tree)]:
         raise CheckpointError(
             f"{directory} has {older[-1]} of a later save than {_INFO}: redco was killed before it wrote "
-            f"step, epoch and randomness. {_OTHERWISE}"
+            f"the step, the epoch and the random key. {_OTHERWISE}"
         )
 
 
 def _is_older(file: Directory, tree: Directory) -> bool:
-    """Say whether a file was written before a tree, both by the saver's clock and by the disk's.
+    """Return whether a file was written before a tree, by both the saver's clock and the disk's.
 
-    By one alone nothing is proved: copies have other times, and machines other clocks.
+    One clock alone proves nothing: copies change times, and machines have different clocks.
     """
     _, committed = _times(tree)
     if committed is None or isinstance(file, ObjectPath) or isinstance(tree, ObjectPath):
@@ -106,7 +106,7 @@ def _is_older(file: Directory, tree: Directory) -> bool:
 
 
 def _times(tree: Directory) -> tuple[int | None, int | None]:
-    """Return when the save of a tree began and ended, in nanoseconds, as far as Orbax says so."""
+    """Return the times at which the save of a tree began and ended, in nanoseconds; None if not recorded."""
     try:
         said = read_document(tree / _SAVED)
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def _times(tree: Directory) -> tuple[int | None, int | None]:
 
 
 def _steps(place: Directory) -> dict[int, Directory]:
-    """Return the checkpoints of a work directory; of several of one step, which are equal, one."""
+    """Return the checkpoints of a work directory, by step; if several have the same step, one of them."""
     among = [] if _is_checkpoint(place) else [*_entries(place), *_entries(place / _ALL)]
     whole = [directory for directory in among if _is_checkpoint(directory) and (directory / _INFO).is_file()]
     said = ((read_document(directory / _INFO).get("step"), directory) for directory in whole)

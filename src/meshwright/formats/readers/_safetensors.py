@@ -1,7 +1,7 @@
-"""safetensors, in one file or in several with an index; formats/_safetensors.py has the layout.
+"""Reads safetensors, in one file or in several with an index; formats/_safetensors.py has the layout.
 
-The names stay as they are in the files, with dots. What is wanted by one of our names is found under it
-with dots for `/`.
+Names stay as they are in the files, with dots. A leaf is found by its Meshwright name with `.` instead of
+`/`.
 """
 
 import math
@@ -33,7 +33,7 @@ _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()}
 def _recognises(place: Directory) -> bool:
     if any(place.glob(_INDEX)) or any(place.glob("*.safetensors")):
         return True
-    if place.name.endswith(".safetensors") and place.is_file():  # even if nothing of it is left
+    if place.name.endswith(".safetensors") and place.is_file():  # even if it is empty
         return True
     start = head(place, LENGTH.size + 1)
     return start[LENGTH.size :] == b"{" and LENGTH.unpack_from(start)[0] <= _MAX_HEADER
@@ -43,7 +43,7 @@ def _open(place: Directory) -> Foreign:
     if indices := sorted(place.glob(_INDEX), key=str):
         if len(indices) > 1:
             names = ", ".join(index.name for index in indices)
-            raise CheckpointError(f"{place} has several indices, {names}. Move all but one away.")
+            raise CheckpointError(f"{place} has several index files, {names}. Move all but one away.")
         return _open_sharded(place, indices[0])
     single = place / _SINGLE
     files = [single] if single.is_file() else _without_index(place) or [place]
@@ -53,8 +53,8 @@ def _open(place: Directory) -> Foreign:
         arrays, texts = _open_file(file)
         if doubles := held.keys() & arrays.keys():
             raise CheckpointError(
-                f"{place} has {min(doubles)} in several files, and no index that says which to take. Open "
-                f"one file, {file.name} say, or move the others away."
+                f"{place} has {min(doubles)} in several files, and no index that names one of them. Open a "
+                f"single file, such as {file.name}, or move the others away."
             )
         held, metadata = held | arrays, metadata | dict(texts)
     return _opened(place, held, metadata)
@@ -64,14 +64,14 @@ def _without_index(place: Directory) -> list[Directory]:
     """Return the files of a directory that has no index.
 
     Raises:
-      DamagedError: They are called as some of several, and not all are there.
+      DamagedError: Their names say how many files there are, and some are missing.
     """
     files = sorted(place.glob("*.safetensors"), key=str)
     found = Counter(shard.groups() for file in files if (shard := _SHARD.fullmatch(file.name)))
     for (name, of), count in found.items():
         if count < int(of):
             raise DamagedError(
-                f"{place} has {count} of {int(of)} files {name}-…-of-{of}. Copy the others, too."
+                f"{place} has only {count} of {int(of)} files {name}-…-of-{of}. Copy the others, too."
             )
     return files
 
@@ -80,7 +80,7 @@ def _open_sharded(place: Directory, index: Directory) -> Foreign:
     files, said = read_index(index)
     shards = {name: _open_file(place / name) for name in sorted(set(files.values()))}
     if missing := [name for name, file in files.items() if name not in shards[file][0]]:
-        raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} says it has.")
+        raise DamagedError(f"{place / files[missing[0]]} lacks {missing[0]}, which {index.name} lists there.")
     metadata = {key: text for _, found in shards.values() for key, text in found.items()}
     held = {name: shards[file][0][name] for name, file in files.items()}
     return _opened(place, held, metadata | said)
@@ -97,7 +97,7 @@ def _opened(place: Directory, held: Mapping[str, LazyArray], metadata: Mapping[s
 
 
 class _Entry(NamedTuple):
-    """What the header says of one array."""
+    """The header's entry of an array: dtype, shape, and the offsets of its first byte and after its last."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -106,12 +106,12 @@ class _Entry(NamedTuple):
 
 
 def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
-    """Return the arrays of one file, and the text that it holds beside them."""
+    """Return the arrays of one file, and its metadata."""
     entries, metadata, start = _header(path)
     if unknown := [
         f"{name} ({entry.dtype})" for name, entry in entries.items() if entry.dtype not in _DTYPES
     ]:
-        raise CheckpointError(f"{path} has arrays of dtypes that are not read: {listed(unknown)}.")
+        raise CheckpointError(f"{path} has arrays of unknown dtypes: {listed(unknown)}.")
     file = File(path, start + _end(path, entries))
     return {
         name: raw_array(file, start + entry.first, entry.shape, np.dtype(_DTYPES[entry.dtype]))
@@ -120,10 +120,10 @@ def _open_file(path: Directory) -> tuple[dict[str, LazyArray], Mapping[str, str]
 
 
 def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
-    """Return where the arrays end, which lie one behind the other.
+    """Return the offset after the last array; arrays must follow each other without gaps.
 
     Raises:
-      DamagedError: They do not, or one has not as many bytes as its shape and dtype say.
+      DamagedError: They do not, or the bytes of one do not fit its shape and dtype.
     """
     end = 0
     for name, entry in sorted(entries.items(), key=lambda each: (each[1].first, each[1].last)):
@@ -131,7 +131,7 @@ def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
         if (entry.first, entry.last) != (end, end + nbytes) or min(entry.shape, default=0) < 0:
             raise DamagedError(
                 f"{path} is damaged: {name}, {entry.dtype}{list(entry.shape)}, has its bytes from "
-                f"{entry.first} to {entry.last}, and should have them from {end} to {end + nbytes}. Copy it "
+                f"{entry.first} to {entry.last}, but should have them from {end} to {end + nbytes}. Copy it "
                 "again."
             )
         end = entry.last
@@ -139,7 +139,7 @@ def _end(path: Directory, entries: Mapping[str, _Entry]) -> int:
 
 
 def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]:
-    """Return what the header says of each array, the text in it, and where the data begins."""
+    """Return the header's entries of the arrays, its metadata, and the offset at which the data begins."""
     length = head(path, LENGTH.size)
     if len(length) < LENGTH.size:
         raise DamagedError(f"{path} is missing, or ends before its header. Copy it again.")
@@ -152,7 +152,7 @@ def _header(path: Directory) -> tuple[dict[str, _Entry], Mapping[str, str], int]
         metadata = dict(header.pop(METADATA, None) or {})
         return {name: _entry(**said) for name, said in header.items()}, metadata, start
     except (ValueError, AttributeError, TypeError) as error:
-        raise DamagedError(f"{path} has a header that is damaged: {error}. Copy it again.") from None
+        raise DamagedError(f"{path} has a damaged header: {error}. Copy it again.") from None
 
 
 def _entry(dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:

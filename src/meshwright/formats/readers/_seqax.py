@@ -1,12 +1,12 @@
-"""seqax's checkpoints: a step is a zarr v2 group with an array for each leaf.
+"""Reads seqax's checkpoints: a step is a zarr v2 group with an array for each leaf.
 
     0000000008/
       .zgroup, .zattrs             {"write_completed": true}, written last
-      ['params']['w'][0]/          named as JAX's `keystr` does: a key, an index, `.name` of an attribute
+      ['params']['w'][0]/          named by JAX's `keystr`: a key, an index, or `.name` for an attribute
         .zarray, 0.0, 0.1, …
 
-seqax's own states have keys that are joined by nothing, `weightstransformerw_q`. Such a name cannot be
-taken apart and stays as it is. What is wanted as `weights/transformer/w_q` is found by joining that.
+In seqax's own states the keys are joined by nothing, `weightstransformerw_q`. Such a name cannot be split and
+stays as it is. The leaf `weights/transformer/w_q` is found by joining its keys in the same way.
 
 Source: docs/pytree-zarr-checkpoint.md of github.com/MatX-inc/seqax, and files that it wrote.
 """
@@ -49,7 +49,7 @@ def _open(place: Directory) -> Foreign:
     directory = newest(steps, _is_committed)
     if not _is_committed(directory):
         raise CheckpointError(
-            f"{directory} is not complete: its .zattrs does not say write_completed. Its save is still "
+            f"{directory} is not complete: its .zattrs has no write_completed. Its save is still "
             "running, or was killed. Open another step."
         )
     if not (directory / _GROUP).is_file():
@@ -82,49 +82,49 @@ def _is_committed(directory: Directory) -> bool:
 
 
 def _by_our_names(directory: Directory) -> dict[str, str]:
-    """Return the paths of the arrays by our names.
+    """Return the paths of the arrays by their Meshwright names.
 
     Raises:
-      CheckpointError: Two arrays have one name with us.
+      CheckpointError: Two arrays would get the same name.
     """
     stored: dict[str, str] = {}
     for path in _array_names(directory):
         if (other := stored.setdefault(_our_name(path), path)) != path:
-            raise CheckpointError(f"{directory} has two arrays called {_our_name(path)}: {other} and {path}.")
+            raise CheckpointError(f"{directory} has two arrays named {_our_name(path)}: {other} and {path}.")
     return stored
 
 
 def _array_names(directory: Directory) -> list[str]:
-    """Return the paths of the arrays. A key with a slash makes a directory in a directory.
+    """Return the paths of the arrays. A key that contains a slash makes nested directories.
 
     Raises:
-      DamagedError: There are chunks of one, but not what says how to read them.
+      DamagedError: An array has chunks, but no `.zarray`.
     """
     files = [path.rpartition("/") for path in _files(directory)]
     arrays = {above for above, _, name in files if name == _ARRAY}
     chunked = {above for above, _, name in files if above and _CHUNK.fullmatch(name)}
     if lacking := sorted(above for above in chunked - arrays if not _is_within(above, arrays)):
         raise DamagedError(
-            f"{directory} has chunks without {_ARRAY}, of {', '.join(lacking[:10])}. Copy it again, "
+            f"{directory} has chunks, but no {_ARRAY}, for {', '.join(lacking[:10])}. Copy it again, "
             "with its hidden files."
         )
     return sorted(arrays)
 
 
 def _may_lack_chunks(directory: Directory, paths: Sequence[str]) -> list[bool]:
-    """Say of each array whether it has a value for chunks that are not there; those of seqax's have none."""
+    """Return for each array whether it has a fill value, so that chunks may be missing; seqax writes none."""
 
     def has_fill_value(content: bytes) -> bool:
         try:
             return json.loads(content).get("fill_value") is not None
-        except (ValueError, AttributeError):  # which is told when the array is opened
+        except (ValueError, AttributeError):  # opening the array will report it
             return False
 
     return list(map(has_fill_value, read_each([directory / path / _ARRAY for path in paths])))
 
 
 def _is_within(path: str, arrays: Set[str]) -> bool:
-    """Say whether a directory is one of an array's, whose chunks may be called `0/1` as well as `0.1`."""
+    """Return whether a directory is within an array's, as the chunk `0.1` may also be stored as `0/1`."""
     return any(str(above) in arrays for above in PurePosixPath(path).parents)
 
 
@@ -135,7 +135,7 @@ def _files(directory: Directory) -> Iterable[str]:
 
 
 def _our_name(stored: str) -> str:
-    """Return our name of what `keystr` gave this one, if it did."""
+    """Return the Meshwright name of an array whose name is a `keystr`; other names stay the same."""
     keys, end = [], 0
     while found := _KEY.match(stored, end):
         keys.append(_key(found))
@@ -144,7 +144,7 @@ def _our_name(stored: str) -> str:
 
 
 def _joined(name: str) -> str:
-    """Return the keys of a name, ours or one of several parts, joined by nothing."""
+    """Return the keys of a name, a Meshwright name or a `keystr`, joined by nothing."""
     return "".join(tree.keys_of(_KEY.sub(_key, name))).replace("/", "")
 
 

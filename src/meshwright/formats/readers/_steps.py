@@ -1,4 +1,4 @@
-"""Directories whose entries are called by the step that they hold."""
+"""Directories whose entries are named by steps."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ log = logging.getLogger("meshwright")
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a directory is called by, `0000000800`, `checkpoint_800`; None where by none."""
+    """Return the step in a directory's name, such as `0000000800` or `checkpoint_800`; None without any."""
     found = _NUMBERED.fullmatch(name)
     return int(found[1]) if found else None
 
@@ -24,7 +24,7 @@ def steps_in(
 ) -> list[Directory]:
     """Return the entries whose names have a `number` and that pass `is_step`, the lowest first.
 
-    Of two of one number, the longer name comes last, as those that pad with zeros pad all.
+    Of two with the same number, the longer name comes last: a program that pads with zeros pads all names.
     """
     if not place.is_dir():
         return []
@@ -41,13 +41,13 @@ def complete_in(
     is_complete: Callable[[Directory], bool],
     number: Callable[[str], int | None] = step_of,
 ) -> dict[int, Directory]:
-    """Return those that are complete, by step, the lowest first."""
+    """Return the complete steps, by number, the lowest first."""
     whole = ((number(step.name), step) for step in steps if is_complete(step))
     return {step: path for step, path in whole if step is not None}
 
 
 def newest(steps: list[Directory], is_complete: Callable[[Directory], bool]) -> Directory:
-    """Return the last that is complete, and say so if it is not the last; the last, if none is."""
+    """Return the last complete step, and warn if later ones are not complete; the last one if none is."""
     complete = next((step for step in reversed(steps) if is_complete(step)), steps[-1])
     if complete != steps[-1]:
         log.warning("%s is not complete; the newest that is: %s", steps[-1], complete.name)

@@ -1,13 +1,13 @@
-"""Checkpoints of TensorFlow: those of T5 by Mesh TensorFlow with the names that T5X gives their variables.
+"""Reads TensorFlow's checkpoints; the variables of T5 by Mesh TensorFlow get their names in T5X.
 
     decoder/block_001/layer_000/SelfAttention/q           target/decoder/layers_1/self_attention/query/kernel
     decoder/block_001/layer_000/SelfAttention/q_slot_vr   state/param_states/decoder/…/query/kernel/v_row
     global_step                                           state/step
 
-A T5X optimizer expects each parameter to have `m`, `v`, `v_row` and `v_col`; those that Adafactor did not
-use are there as one zero.
+An optimizer of T5X expects `m`, `v`, `v_row` and `v_col` for each parameter; those that Adafactor did not use
+are added as arrays of one zero.
 
-Of other models variables are called as TensorFlow calls them.
+Variables of other models keep their names in TensorFlow.
 
 Source: `checkpoint_importer.py` of github.com/google-research/t5x.
 """
@@ -55,24 +55,28 @@ def _open(place: Directory) -> Foreign:
 
 
 def open_tensorflow(path: str | Directory) -> Foreign:
-    """Open a checkpoint of TensorFlow, or the newest in a directory, with the names that TensorFlow has.
+    """Open a checkpoint of TensorFlow, with TensorFlow's own names of the variables.
 
-    `open_source` does so, too, but for T5 by Mesh TensorFlow, whose variables it calls as T5X does. Text, as
-    the graph of objects, is left out.
+    `open_source` does the same, except for T5 by Mesh TensorFlow, whose variables get T5X's names. Variables
+    that hold text, such as the object graph, are left out.
+
+    Args:
+      path: The common prefix of the checkpoint's files, `model.ckpt-100`, or a directory, of which the newest
+        is opened; local or in a store.
 
     Raises:
-      CheckpointError: There is none, or a variable is of a kind that is not read.
+      CheckpointError: There is no checkpoint, or a variable is of a kind that is not supported.
       DamagedError: The index is missing or damaged.
     """
     place = location(path)
     prefix = _prefix(place)
     if prefix is None:
-        raise CheckpointError(f"{place} holds no checkpoint of TensorFlow, an .index and its .data files.")
+        raise CheckpointError(f"{place} has no checkpoint of TensorFlow (.index and .data files).")
     return Foreign(prefix, READER.name, read_bundle(prefix), _step_of(prefix.name))
 
 
 def _prefix(place: Directory) -> Directory | None:
-    """Return what the names of a checkpoint's files begin with: `place`, or that of the newest in it."""
+    """Return the common prefix of a checkpoint's files: `place`, or that of the newest checkpoint in it."""
     if (place.parent / f"{place.name}{_INDEX}").is_file():
         return place
     if _is_index(place):
@@ -84,7 +88,7 @@ def _prefix(place: Directory) -> Directory | None:
 
 
 def _prefixes(place: Directory) -> list[Directory]:
-    """Return what the names of the files begin with of each checkpoint in a directory."""
+    """Return the file prefixes of the checkpoints in a directory, in order of their steps."""
     indices = [entry for entry in place.glob(f"*{_INDEX}") if _is_index(entry)] if place.is_dir() else []
     return sorted(map(_without_index, indices), key=lambda each: (_step_of(each.name) or 0, each.name))
 
@@ -103,18 +107,18 @@ def _step_of(name: str) -> int | None:
 
 
 def with_t5x_names(variables: Mapping[str, LazyArray], what: object) -> dict[str, LazyArray]:
-    """Return the variables under the names that T5X gives them, and the slots that it expects.
+    """Return the variables under T5X's names, and further slots that T5X expects.
 
     Raises:
-      CheckpointError: There are names that T5 does not give, or gives to one parameter; all are listed.
+      CheckpointError: Some names are not T5's, or several mean the same parameter; all are listed.
     """
     names: dict[str | None, list[str]] = {}
     for name in variables:
         names.setdefault(_t5x_name(name), []).append(name)
     if unknown := names.pop(None, []):
         raise CheckpointError(
-            f"{what} has {len(unknown)} variables that T5 by Mesh TensorFlow has not: "
-            f"{', '.join(unknown[:10])}. With the names that TensorFlow has, to give others to: "
+            f"{what} has {len(unknown)} variables that T5 by Mesh TensorFlow does not have: "
+            f"{', '.join(unknown[:10])}. To open it with TensorFlow's names, use "
             "mw.formats.open_tensorflow(path)."
         )
     if several := [" and ".join(each) for each in names.values() if len(each) > 1]:
@@ -136,7 +140,7 @@ def _t5x_name(name: str) -> str | None:
 
 
 def _path(keys: list[str]) -> str | None:
-    """Return where T5X has the variable of these keys; None where that is nowhere."""
+    """Return T5X's path for the variable of these keys; None if it has none."""
     match keys:
         case ["shared", "embedding"]:
             return "token_embedder/embedding"
@@ -182,7 +186,7 @@ def _unused_slots(held: Iterable[str]) -> dict[str, LazyArray]:
 
 
 def _with_shared_bias(held: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Name the relative position bias after no layer, if only the first has one: then all share it."""
+    """Remove the layer from the name of the relative position bias if only layer 0 has one: all share it."""
     layers = {found[1] for name in held if (found := _BIAS_OF_LAYER.search(name))}
     if layers != {"0"}:
         return dict(held)

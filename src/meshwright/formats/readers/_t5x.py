@@ -1,13 +1,13 @@
-"""T5X's checkpoints, of versions 2 and 3, and of the time when Orbax began to write them.
+"""Reads T5X's checkpoints: versions 2 and 3, and the first ones that Orbax wrote for T5X.
 
     checkpoint_200/
       checkpoint                      Flax's msgpack: {"version": 3, "optimizer": {"target": …, "state": …}}
       target.encoder.wi.kernel/       a zarr v2 array, where the msgpack holds TensorStore's spec of it
         .zarray, 0.0, 0.1, …
-      PINNED                          if it is never to be deleted
+      PINNED                          if it must not be deleted
 
-Leaves are called as T5X calls them: `target/encoder/wi/kernel`, `state/step`, `state/param_states/…`,
-`flax_mutables/…`. What is None, or empty, is no leaf. A single file of msgpack may hold all arrays.
+Leaves have T5X's names: `target/encoder/wi/kernel`, `state/step`, `state/param_states/…`, `flax_mutables/…`.
+None and empty containers are not leaves. A single msgpack file may hold all arrays.
 
 Source: `checkpoints.py` of github.com/google-research/t5x.
 """
@@ -42,30 +42,31 @@ _NUM_THREADS = 16
 
 
 def has_tree(place: Directory) -> bool:
-    """Say whether a file, or the one in a directory, begins as T5X's tree, whichever key comes first."""
+    """Return whether a file, or the one in a directory, begins like T5X's tree, whichever key comes first."""
     return any(head(file, _BEGINNING_NBYTES)[1:].startswith(_KEYS) for file in (place, place / TREE))
 
 
 def is_step(place: Directory) -> bool:
-    """Say whether `place` is one checkpoint, or what a save has left that did not come to its end."""
+    """Return whether `place` is a single checkpoint, complete or not."""
     return has_tree(place) or (not head(place / TREE, 1) and any(place.glob(f"target.*/{ZARRAY}")))
 
 
 def open_t5x(
     path: str | Directory, like: tree.PyTree = None, versions: Collection[int] = VERSIONS
 ) -> Foreign:
-    """Open a checkpoint, or the newest in a directory of them.
+    """Open a checkpoint of T5X.
 
     Args:
-      like: a tree that is named as the checkpoint's, of arrays or structs, for the shapes and dtypes of
+      path: A checkpoint, or a directory of them, of which the newest is opened; local or in a store.
+      like: A tree of arrays or structs with the names of the checkpoint. It supplies the shapes and dtypes of
         arrays that have neither a `.zarray` nor a spec, as some of the first that Orbax wrote.
-      versions: those that are taken. Versions 0 and 1 call leaves otherwise than later ones; where they are
-        asked for, leaves are called as they are there.
+      versions: The format versions to accept. Versions 0 and 1 name leaves differently from later ones; if
+        you ask for them, the leaves have those names.
 
     Raises:
-      CheckpointError: there is no complete one; it is of another version; or what is known of its arrays does
-        not suffice.
-      DamagedError: its tree is not what was written.
+      CheckpointError: There is no complete checkpoint, it is of another version, or the shapes and dtypes of
+        arrays are not known.
+      DamagedError: The file with the tree is damaged.
     """
     step = _complete_step(location(path))
     file = step if step.is_file() else step / TREE
@@ -95,29 +96,29 @@ def _temporaries(place: Directory) -> list[str]:
 
 
 def _complete_step(place: Directory) -> Directory:
-    """Return the directory of one checkpoint, or the file that is one.
+    """Return the path of a complete checkpoint: a directory, or a single file.
 
     Raises:
-      CheckpointError: There is none that is complete: the tree is written last.
+      CheckpointError: None is complete, that is, has a tree, which is written last.
     """
     if place.name == TREE and place.is_file():
         return place.parent
     steps = [place] if _may_be_step(place) else steps_in(place, _may_be_step)
     if not steps:
         temporaries = ", ".join(_temporaries(place))
-        unfinished = f", only {temporaries}: a save that did not come to its end" if temporaries else ""
-        raise CheckpointError(f"{place} holds no complete T5X checkpoint{unfinished}.")
+        unfinished = f", only {temporaries}: a save that was not completed" if temporaries else ""
+        raise CheckpointError(f"{place} has no complete T5X checkpoint{unfinished}.")
     step = newest(steps, _has_map)
     if not _has_map(step):
         raise CheckpointError(
-            f"{step} has arrays of T5X, but no file {TREE}, or an empty one, which says what they are and is "
-            "written last: its save did not come to its end, or it was not all copied."
+            f"{step} has arrays of T5X, but its file {TREE}, which describes them and is written last, is "
+            "missing or empty: its save was not completed, or it was not copied completely."
         )
     return step
 
 
 def _has_map(place: Directory) -> bool:
-    """Say whether there is a tree: that of version 0 begins with any key."""
+    """Return whether there is a tree; that of version 0 may begin with any key."""
     return has_tree(place) or is_map(place) or is_map(place / TREE)
 
 
@@ -126,17 +127,17 @@ def _may_be_step(place: Directory) -> bool:
 
 
 def refuse_version_0(content: Any, file: Directory) -> None:
-    """Raise if a tree has TensorStore's specs for leaves, and no version: then it is of T5X's first.
+    """Raise an error if a tree is of T5X's version 0: it has no version, and specs of TensorStore as leaves.
 
     Raises:
-      CheckpointError: It is.
+      CheckpointError: It is of version 0.
     """
     if _version(content) == 0:
         _state(content, file, VERSIONS)
 
 
 def _version(content: Any) -> int | None:
-    """Return the version of a tree; None of Orbax's, which has none."""
+    """Return the version of a tree; None for Orbax's, which has none."""
     if isinstance(content, dict) and content.keys() & {"version", "optimizer"}:
         return content.get("version", 1)
     leaves = jax.tree.leaves(content, is_leaf=is_spec)
@@ -144,23 +145,23 @@ def _version(content: Any) -> int | None:
 
 
 def _state(content: Any, file: Directory, versions: Collection[int]) -> tuple[int | None, Mapping[str, Any]]:
-    """Return the version, and the tree of the state; Orbax's has no version.
+    """Return the version, None for Orbax's, and the tree of the state.
 
     Raises:
-      CheckpointError: It is a version that is not read.
-      DamagedError: There is no such tree.
+      CheckpointError: The version is not one of `versions`.
+      DamagedError: There is no tree of a state.
     """
     version = _version(content)
     if version is not None and version not in versions:
         raise CheckpointError(
-            f"{file} is of T5X's version {version}; read are 2 and 3. Load it with the T5X that wrote it, "
-            "and save it with a newer one. Or take it with the names that it has: "
+            f"{file} has T5X's format version {version}, but only 2 and 3 are supported. Load it with the "
+            "T5X that wrote it, and save it with a newer one. Or open it with its own names: "
             "mw.formats.open_t5x(path, versions=(0, 1))."
         )
     if isinstance(content, dict) and content.keys() & {"version", "optimizer"}:
         content = content.get("optimizer")
     if not isinstance(content, dict):
-        raise DamagedError(f"{file} holds no tree of a state. Copy the checkpoint again.")
+        raise DamagedError(f"{file} does not hold the tree of a state. Copy the checkpoint again.")
     return version, content
 
 
@@ -170,8 +171,8 @@ def _held(
     """Return the arrays of a tree's leaves.
 
     Raises:
-      CheckpointError: Some cannot be read; all are listed.
-      DamagedError: So they are, and of one the metadata is damaged.
+      CheckpointError: Some cannot be read; all of them are listed.
+      DamagedError: The same, if the metadata of one is damaged.
     """
 
     def opened(name: str, leaf: Any) -> LazyArray | CheckpointError:
@@ -182,7 +183,7 @@ def _held(
         except CheckpointError as error:
             return error
 
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # each is a request, on a network disk too
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # each costs a request, also on a network disk
         found = dict(zip(leaves, threads.map(opened, leaves, leaves.values()), strict=True))
     problems = {name: each for name, each in found.items() if isinstance(each, CheckpointError)}
     if problems:
@@ -197,7 +198,7 @@ def _is_text(leaf: Any) -> bool:
 
 
 def _step(directory: Directory, held: Mapping[str, LazyArray]) -> int | None:
-    """Return the step that the name says, or else the state."""
+    """Return the step in the name or, without one, the step in the state."""
     if match := re.search(r"(?:^|checkpoint_)(\d+)$", directory.name):
         return int(match[1])
     step = held.get("state/step")

@@ -1,9 +1,9 @@
-"""The arrays that lie beside T5X's tree, each in a directory of its own, and the specs of them in it.
+"""Opens the arrays stored beside T5X's tree, each in its own directory, by their specs in the tree.
 
     {"driver": "zarr", "dtype": "float32", "kvstore": {"driver": "file", "path": "target.w/"},
      "metadata": {"chunks": [3, 8], "compressor": {"id": "gzip", "level": 1}, "shape": [12, 8]}}
 
-The specs are TensorStore's. The first that Orbax wrote has a text instead, PLACEHOLDER://target.w.
+The specs are TensorStore's. The first trees that Orbax wrote have a text instead, PLACEHOLDER://target.w.
 """
 
 import json
@@ -23,7 +23,7 @@ _PLACEHOLDER = "PLACEHOLDER://"
 
 
 def is_spec(leaf: Any) -> bool:
-    """Say whether a dictionary is TensorStore's spec of an array, and not parameters that are called so."""
+    """Return whether a leaf is TensorStore's spec of an array, and not parameters with the same names."""
     has_keys = isinstance(leaf, dict) and leaf.keys() >= _SPEC
     return has_keys and isinstance(leaf["driver"], str) and isinstance(leaf["metadata"], dict)
 
@@ -33,10 +33,10 @@ def is_elsewhere(leaf: Any) -> bool:
 
 
 def array_beside(directory: Directory, name: str, leaf: Any, version: int | None, like: Any) -> LazyArray:
-    """Return an array that lies in a directory of its own.
+    """Return an array that is stored in its own directory.
 
     Raises:
-      CheckpointError: It is not known how, or is stored in a way that is not read.
+      CheckpointError: Its shape and dtype are not known, or its storage is not supported.
       DamagedError: Its metadata is damaged.
     """
     folder = directory / _folder(leaf)
@@ -46,13 +46,13 @@ def array_beside(directory: Directory, name: str, leaf: Any, version: int | None
     array = zarr_array(folder, name, zarr)
     if array.dtype != np.uint16:
         return array
-    if version == 2:  # which had no other way to store bfloat16
+    if version == 2:  # it stores bfloat16 as uint16
         return array.view("bfloat16")
-    raise CheckpointError("uint16, which T5X does not write: it may be bfloat16 that was copied bit by bit.")
+    raise CheckpointError("its dtype is uint16, which T5X does not write: it may be copied bits of bfloat16.")
 
 
 def _check_agreement(zarr: Zarr2, spec: Mapping[str, Any], version: int | None) -> None:
-    """Compare what is said beside an array with what the tree says of it.
+    """Compare an array's `.zarray` with its spec in the tree.
 
     Raises:
       DamagedError: They contradict each other.
@@ -67,26 +67,26 @@ def _check_agreement(zarr: Zarr2, spec: Mapping[str, Any], version: int | None) 
 
 
 def _dtype_of(said: Any) -> np.dtype | None:
-    """Return the dtype that a spec says. A name says no order of bytes: T5X writes the lowest first."""
+    """Return the dtype of a spec; None if it is invalid. A name without a byte order means little-endian."""
     try:
         dtype = np.dtype(said)
-    except (TypeError, ValueError, SyntaxError):  # the last is NumPy's, of "1(", say
+    except (TypeError, ValueError, SyntaxError):  # NumPy raises SyntaxError for "1("
         return None
     return dtype if str(said).startswith((">", "<")) else dtype.newbyteorder("<")
 
 
 def _folder(leaf: Any) -> str:
-    """Return the name of an array's directory; where that was when it was written does not matter."""
+    """Return the name of an array's directory, without the path that it had when it was written."""
     if isinstance(leaf, str):
         return PurePosixPath(leaf.removeprefix(_PLACEHOLDER)).name
     if leaf["driver"] != "zarr":
-        raise CheckpointError(f"it is stored by TensorStore's driver {leaf['driver']}, and read is zarr.")
+        raise CheckpointError(f"TensorStore's driver {leaf['driver']} is not supported, only zarr is.")
     kvstore = leaf["kvstore"]
-    path = kvstore.get("path") if isinstance(kvstore, dict) else kvstore  # an address
+    path = kvstore.get("path") if isinstance(kvstore, dict) else kvstore  # a URL
     # TensorStore before 0.1.14 wrote the path beside the key-value store.
     folder = PurePosixPath(path or leaf.get("path", "")).name
     if not folder or "\0" in folder:
-        raise CheckpointError("its spec does not say in which directory it lies.")
+        raise CheckpointError("its spec does not name a directory.")
     return folder
 
 
@@ -99,7 +99,7 @@ def _zarray(file: Directory) -> Zarr2 | None:
 
 
 def _of_spec(leaf: Any) -> Zarr2 | None:
-    """Return what the spec in the tree says of an array, which is as much as `.zarray` has."""
+    """Return the metadata in an array's spec, which is the same as in `.zarray`; None without a spec."""
     if not isinstance(leaf, dict):
         return None
     return _parsed("the spec in the tree", lambda: {"dtype": leaf["dtype"]} | leaf["metadata"])
@@ -109,14 +109,14 @@ def _parsed(what: Any, read: Callable[[], Any]) -> Zarr2:
     try:
         return Zarr2.parse(read())
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{what} is no metadata of a zarr array: {error!r}. Copy it again.") from None
+        raise DamagedError(f"{what} is not metadata of a zarr array: {error!r}. Copy it again.") from None
 
 
 def _alike(like: Any) -> Zarr2:
-    """Return the metadata of an array that was written as one chunk."""
+    """Return metadata from a struct, for an array that was written as one chunk."""
     if like is None:
         raise CheckpointError(
-            "its .zarray is missing, and the tree does not say its shape and dtype. Copy the checkpoint with "
-            "its hidden files, or say them: open_t5x(path, like=tree)."
+            "its .zarray is missing, and the tree lacks its shape and dtype. Copy the checkpoint with "
+            "its hidden files, or give them: open_t5x(path, like=tree)."
         )
     return Zarr2(like.shape, like.shape, np.dtype(like.dtype), {"id": "zstd"})

@@ -1,8 +1,7 @@
-"""TensorStore, which `meshwright[tensorstore]` installs: for Orbax's OCDBT, and codecs that only it has.
+"""TensorStore, from `meshwright[tensorstore]`: it reads Orbax's OCDBT, and codecs that only it has.
 
-Into stores it is let by a server of this process, on loopback and below a secret word: it reads bytes by
-HTTP, and these are read from the store as all else is. So there is one way to
-sign in, and one of trying again.
+It reaches object stores through an HTTP server of this process, on the loopback interface and below a secret
+path, which reads from the store as all other code does. So credentials and retries are the same everywhere.
 """
 
 import functools
@@ -20,7 +19,7 @@ from meshwright.errors import MeshwrightError, UsageError
 from meshwright.storage import Directory, ObjectPath
 
 _CACHED = 16 << 20
-"""Bytes of chunks, decoded, that are kept: of one chunk, a slice may be wanted after another."""
+"""Bytes of decoded chunks in the cache, as several slices of a chunk may be read one after the other."""
 
 _HOST = "127.0.0.1"
 
@@ -28,8 +27,11 @@ _HOST = "127.0.0.1"
 def tensorstore_for(what: str) -> Any:
     """Return the module `tensorstore`.
 
+    Args:
+      what: The format or the file that needs it, for the error.
+
     Raises:
-      UsageError: It is not installed, and `what` needs it.
+      UsageError: It is not installed.
     """
     try:
         import tensorstore
@@ -42,28 +44,28 @@ def tensorstore_for(what: str) -> Any:
 
 @functools.cache
 def shared_context() -> Any:
-    """Return the context of all that is read, which keeps some decoded chunks."""
+    """Return the context for all reading, with a cache of decoded chunks."""
     import tensorstore
 
     retries = {
         "max_retries": 2,
         "initial_delay": "50ms",
         "max_delay": "500ms",
-    }  # the store is tried again below
+    }  # the server below retries requests to the store
     return tensorstore.Context(
         {"cache_pool": {"total_bytes_limit": _CACHED}, "http_request_retries": retries}
     )
 
 
 def store_of(directory: Directory, context: Any = None) -> Any:
-    """Return the `tensorstore.KvStore` of a directory, which of one in a store can only be read.
+    """Return the `tensorstore.KvStore` of a directory; one in a store is read-only.
 
     Args:
-      directory: Local or not.
-      context: Of a local one. By default it is the shared one.
+      directory: A directory, local or in a store.
+      context: The context of TensorStore; by default the shared one.
 
     Raises:
-      UsageError: TensorStore is not installed, or would ask a proxy for what is on this machine.
+      UsageError: TensorStore is not installed, or `http_proxy` applies to the loopback interface.
     """
     tensorstore = tensorstore_for(str(directory))
     if isinstance(directory, ObjectPath):
@@ -75,10 +77,13 @@ def store_of(directory: Directory, context: Any = None) -> Any:
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Say of what goes wrong in TensorStore what was tried.
+    """Turn an error of TensorStore into one that says what was tried.
+
+    Args:
+      what: The attempt, for the error: `open x`.
 
     Raises:
-      MeshwrightError: Something did.
+      MeshwrightError: The block raised an error.
     """
     try:
         yield
@@ -89,23 +94,23 @@ def telling(what: str) -> Iterator[None]:
 
 
 def told(error: Exception) -> str:
-    """Return what TensorStore says of an error, without where in its sources; of a store, what that said."""
+    """Return an error's message without places in TensorStore's source; for a store, the store's message."""
     if (word := re.search(rf"{_HOST}:\d+/([\w-]+)/", str(error))) and word[1] in _FAILURES:
         return _FAILURES.pop(word[1])
     return re.split(r" \[(?=[\w ]+=')", str(error), maxsplit=1)[0]  # and not at "Byte range [0, 10)"
 
 
 _SERVED: dict[str, ObjectPath] = {}
-"""What is to be read, by secret words."""
+"""The directories that the server reads, by secret path."""
 _FAILURES: dict[str, str] = {}
-"""What went wrong the last time, by secret words."""
+"""The last error of each, by secret path."""
 
 
 def _served(directory: ObjectPath) -> str:
     if "http" in urllib.request.getproxies() and not urllib.request.proxy_bypass(_HOST):
         raise UsageError(
-            f"{directory} is read by TensorStore over {_HOST}, and http_proxy sends that elsewhere. "
-            f"Put {_HOST} into no_proxy, or copy the checkpoint to a disk."
+            f"{directory} is read by TensorStore over {_HOST}, but http_proxy applies to that address. "
+            f"Add {_HOST} to no_proxy, or copy the checkpoint to a disk."
         )
     word = secrets.token_urlsafe(16)
     _SERVED[word] = directory
@@ -122,13 +127,13 @@ def _server() -> ThreadingHTTPServer:
 
 class _Reads(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # head and body in one packet, or each answer takes a delayed acknowledgement
+    wbufsize = 1 << 16  # head and body in one packet; otherwise each answer waits for an acknowledgement
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - called so by the base class
-        """Say nothing."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing."""
 
     def do_GET(self) -> None:
-        """Answer with some bytes of an object."""
+        """Send the requested bytes of an object."""
         word, _, key = urlsplit(self.path).path.lstrip("/").partition("/")
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         first, last = (int(wanted[1]), int(wanted[2]) + 1 if wanted[2] else None) if wanted else (0, None)

@@ -1,4 +1,4 @@
-"""Arrays in zarr, versions 2 and 3, of whatever chunks and codecs, read by TensorStore."""
+"""Reads zarr arrays, versions 2 and 3, with any chunks and codecs, by TensorStore."""
 
 import math
 import re
@@ -16,21 +16,22 @@ from meshwright.storage import Directory
 
 _IN_FLIGHT_NBYTES = 64 << 20
 _OUTSIDE = re.compile(r"(?!NOT_FOUND|FAILED_PRECONDITION|DATA_LOSS|OUT_OF_RANGE)[A-Z_]+: ")
-"""What begins to tell of an error that lies not in the bytes; of what cannot be decoded there is no code."""
+"""Matches the code of an error that is not about the stored bytes; a decoding error has no code."""
 
 
 def open_arrays(
     directory: Directory, store: Any, specs: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, LazyArray]:
-    """Return the arrays that TensorStore opens by these specs, by name: of them no chunk is read.
+    """Return the arrays that TensorStore opens by these specs, by name; no chunk is read.
 
-    They are in `store`, which lies in `directory`; errors name that.
-
-    A spec has `driver`, and `path` within the store instead of `kvstore`. A chunk that is not there is an
-    error, unless it says `"fill_missing_data_reads": True`.
+    Args:
+      directory: The directory of `store`, for error messages.
+      store: The key-value store of TensorStore that holds the arrays.
+      specs: A spec for each array, with `driver`, and `path` within the store instead of `kvstore`. A missing
+        chunk is an error, unless the spec has `"fill_missing_data_reads": True`.
 
     Raises:
-      DamagedError: The metadata of one is missing or cannot be read.
+      DamagedError: The metadata of an array is missing or cannot be read.
       MeshwrightError: The store does not answer.
     """
     tensorstore = tensorstore_for(str(directory))
@@ -40,7 +41,7 @@ def open_arrays(
 
 def _open(tensorstore: Any, store: Any, path: str, **spec: Any) -> Any:
     options = {"fill_missing_data_reads": False, "recheck_cached_data": "open", "open": True, **spec}
-    below = store + (f"{path}/" if path else "")  # which is the store itself
+    below = store + (f"{path}/" if path else "")
     return tensorstore.open(options, kvstore=below, context=shared_context(), read=True)
 
 
@@ -54,14 +55,14 @@ def _array(what: str, requested: Any) -> LazyArray:
 
 @dataclass(frozen=True)
 class _Reader:
-    """What a `LazyArray` reads an array with."""
+    """The `read` of a `LazyArray` that TensorStore has opened."""
 
     what: str
     opened: Any
     chunks: tuple[int, ...]
 
     def __call__(self, index: Index) -> np.ndarray:
-        """Return a part. Chunks are decoded whole, and so many at a time as take 64 MiB."""
+        """Return a part. Chunks are decoded as a whole, up to 64 MiB of them at a time."""
         bounds = bounds_of(index, self.opened.shape)
         shares = list(shares_of(bounds, self.chunks))
         chunk_nbytes = math.prod(self.chunks) * self.opened.dtype.numpy_dtype.itemsize
@@ -90,7 +91,7 @@ class _Reader:
 
 
 def _within(bounds: Bounds, place: Index) -> Index:
-    """Return where a place in a part is in the whole array."""
+    """Return the index into the whole array of an index into a part."""
     return tuple(
         slice(first + at.start, first + at.stop) for (first, _), at in zip(bounds, place, strict=True)
     )
@@ -98,11 +99,11 @@ def _within(bounds: Bounds, place: Index) -> Index:
 
 @contextmanager
 def _telling(what: str) -> Iterator[None]:
-    """Say of which array something is missing or spoilt, or what else went wrong.
+    """Turn an error of TensorStore into one that names the array.
 
     Raises:
-      DamagedError: The bytes are not those that were written, or not there.
-      MeshwrightError: Anything else.
+      DamagedError: Stored bytes are damaged or missing.
+      MeshwrightError: Any other error.
     """
     try:
         yield

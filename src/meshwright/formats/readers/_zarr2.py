@@ -1,9 +1,9 @@
-"""A zarr v2 array, a file for each chunk, read in parts: only the chunks that have some of what is wanted.
+"""Reads zarr v2 arrays, which have a file for each chunk; a part needs only the chunks that it overlaps.
 
     .zarray     {"shape": [6, 10], "chunks": [3, 10], "dtype": "<f4", "compressor": {"id": "gzip"}, …}
-    0.0, 1.0    chunks, row-major, compressed, each of the full shape of a chunk, at the edges too
+    0.0, 1.0    chunks, row-major, compressed, each of the full chunk shape, even at the edges
 
-gzip, zlib and what is not compressed are read without TensorStore, which not all have installed.
+Chunks with gzip, zlib or no compression are read without TensorStore, which need not be installed.
 
 Source: zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. `dtype` may be "bfloat16" and other names of
 ml_dtypes, as TensorStore writes them.
@@ -27,35 +27,35 @@ from meshwright.storage import Directory
 ZARRAY = ".zarray"
 
 _NUM_THREADS, _IN_FLIGHT_NBYTES = 4, 64 << 20
-"""How many chunks of one array are read at a time, and their size together; each is in memory twice."""
+"""Limits for the chunks of one array that are read at a time: their number, and their total bytes."""
 
 _ZLIB, _BY_TENSORSTORE = {"gzip", "zlib"}, {"zstd", "blosc", "bz2"}
 
 
 @dataclass(frozen=True)
 class Zarr2:
-    """What `.zarray` says."""
+    """The content of `.zarray`."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: np.dtype
     compressor: Mapping[str, Any] | None
     order: Literal["C", "F"] = "C"
-    """Of the values in a chunk: row-major, or column-major."""
+    """The order of the values in a chunk: row-major (C) or column-major (F)."""
     separator: str = "."
 
     @property
     def chunk_nbytes(self) -> int:
-        """Return the bytes of a chunk that is not compressed."""
+        """Return the size of a decompressed chunk in bytes."""
         return math.prod(self.chunks) * self.dtype.itemsize
 
     @classmethod
     def parse(cls, metadata: Mapping[str, Any]) -> Self:
-        """Return what the JSON says, or as much of it as there is.
+        """Return the content of a parsed JSON document.
 
         Raises:
-          CheckpointError: it has what this reader does not read.
-          KeyError, TypeError, ValueError: it is no such thing.
+          CheckpointError: The array has filters or a compressor that are not supported.
+          KeyError, TypeError, ValueError: The document is not valid.
         """
         if not isinstance(metadata, dict):
             raise TypeError(f"{metadata!r:.40}")
@@ -68,8 +68,8 @@ class Zarr2:
         compressor, filters = metadata.get("compressor"), metadata.get("filters")
         if filters or (compressor and compressor["id"] not in _ZLIB | _BY_TENSORSTORE):
             raise CheckpointError(
-                f"its chunks have the filters {filters} and the compressor {compressor}; read are those "
-                f"without filters, compressed by {', '.join(sorted(_ZLIB | _BY_TENSORSTORE))} or nothing."
+                f"its chunks have the filters {filters} and the compressor {compressor}; supported are no "
+                f"filters, and {', '.join(sorted(_ZLIB | _BY_TENSORSTORE))} or no compressor."
             )
         return cls(shape, chunks, _dtype(metadata["dtype"]), compressor or None, order, separator)
 
@@ -77,7 +77,7 @@ class Zarr2:
 def _dtype(name: Any) -> np.dtype:
     try:
         dtype = np.dtype(name) if isinstance(name, str) else None
-    except (TypeError, SyntaxError):  # NumPy's, of "1(", say
+    except (TypeError, SyntaxError):  # NumPy raises SyntaxError for "1("
         dtype = None
     if dtype is None or dtype.kind not in "biufcV":
         raise ValueError(f"dtype {name!r}")
@@ -85,10 +85,9 @@ def _dtype(name: Any) -> np.dtype:
 
 
 def zarr_array(directory: Directory, name: str, metadata: Zarr2) -> LazyArray:
-    """Return the array that lies in `directory`; errors will call it `name`.
+    """Return the array stored in `directory`, which errors call `name`.
 
-    Raises:
-      DamagedError (when it is read): a chunk is missing, cannot be decompressed, or is of another size.
+    Reading it raises a `DamagedError` if a chunk is missing, cannot be decompressed, or has another size.
     """
     dtype = metadata.dtype.newbyteorder("=")
     return LazyArray(metadata.shape, dtype, _Chunks(directory, name, metadata), stored_chunks=metadata.chunks)
@@ -96,7 +95,7 @@ def zarr_array(directory: Directory, name: str, metadata: Zarr2) -> LazyArray:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """What a `LazyArray` of chunks reads with."""
+    """The `read` of a zarr v2 array's `LazyArray`."""
 
     directory: Directory
     name: str
@@ -106,7 +105,7 @@ class _Chunks:
         return self.parts([index])[0]
 
     def parts(self, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Return several parts; a chunk that has some of many is read once."""
+        """Return several parts; a chunk that they share is read once."""
         wanted = [bounds_of(index, self.zarr.shape) for index in indices]
         dtype = self.zarr.dtype.newbyteorder("=")
         outs = [np.empty([last - first for first, last in bounds], dtype) for bounds in wanted]
@@ -120,9 +119,9 @@ class _Chunks:
             for out, within in targets:
                 out[...] = chunk[within]
 
-        if len(shares) == 1:  # to start a thread takes longer than to read a small chunk
+        if len(shares) == 1:  # starting a thread takes longer than reading a small chunk
             take(*shares.popitem())
-        with ThreadPoolExecutor(self._num_threads) as threads:  # each is a request, and to be decompressed
+        with ThreadPoolExecutor(self._num_threads) as threads:  # each waits for a request and decompresses
             deque(threads.map(take, shares, shares.values()), maxlen=0)
         return outs
 
@@ -146,7 +145,7 @@ def _decoded(content: bytes, zarr: Zarr2, what: str) -> np.ndarray:
     """Return the values of a chunk.
 
     Raises:
-      DamagedError: it cannot be decompressed, or is of another size.
+      DamagedError: It cannot be decompressed, or has another size.
     """
     try:
         plain = _decompressed(content, zarr)
@@ -170,10 +169,10 @@ def _decompressed(content: bytes, zarr: Zarr2) -> bytes | np.ndarray:
 
 
 def _by_tensorstore(content: bytes, zarr: Zarr2) -> bytes:
-    """Return what TensorStore, which knows zstd, blosc and others, makes of a chunk, as an array of bytes.
+    """Return the decompressed bytes of a chunk, by TensorStore, which has zstd, blosc and others.
 
     Raises:
-      ValueError: it is damaged.
+      ValueError: The chunk is damaged.
       UsageError: TensorStore is not installed.
     """
     tensorstore = tensorstore_for(f"a chunk compressed by {zarr.compressor}")

@@ -1,4 +1,4 @@
-"""Models that `save_pretrained` wrote: their config, and what their parameters are called there and here.
+"""Models saved by Hugging Face's `save_pretrained`: their configs, and maps of their parameters.
 
 cfg = hugging_face.config("Llama-3.2-1B")
 params = mw.restore(hugging_face.open_model("Llama-3.2-1B"), target)
@@ -40,44 +40,60 @@ _INITS: dict[type, Callable[[Any, jax.Array], tree.PyTree]] = {
 
 
 def config(described: str | Path | Mapping[str, Any]) -> Config:
-    """Return the config of the model that a directory with a `config.json`, or what is in one, describes.
+    """Return the config of a model, from its `config.json`.
+
+    Args:
+      described: The path of a `config.json`, of a directory with one, or of a weight file beside one; or the
+        content of one.
 
     Raises:
-      CheckpointError: there is none, its `model_type` is not known, or it asks for what the model here lacks.
+      CheckpointError: The file does not exist, its `model_type` is not known, or it needs a feature that the
+        model here lacks.
+
+    Example:
+      >>> sizes = {"vocab_size": 100, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4}
+      >>> mw.models.hugging_face.config({"model_type": "gpt2", **sizes}).feed_forward
+      256
     """
     said = described if isinstance(described, Mapping) else _read(local_path(described))
     kind = said.get("model_type")
     if kind not in MODEL_TYPES:
         close = nearest(str(kind), MODEL_TYPES)
         hint = f"did you mean {close}?" if close else f"there are {', '.join(MODEL_TYPES)}."
-        raise CheckpointError(f"there is no model for the model_type {kind!r}; {hint}")
+        raise CheckpointError(f"there is no model here for model_type {kind!r}; {hint}")
     _check(said, kind)
     try:
         return _FAMILIES[kind].config(said)
     except KeyError as error:
-        raise CheckpointError(f"the description of a {kind} model lacks {error}.") from None
+        raise CheckpointError(f"the config.json of a {kind} model lacks {error}.") from None
     except UsageError as error:
-        raise CheckpointError(f"the description of a {kind} model cannot be: {error}") from None
+        raise CheckpointError(f"the config.json of a {kind} model is not valid: {error}") from None
 
 
 def _check(said: Mapping[str, Any], kind: str) -> None:
-    """Check what a description of any family must say, and must not."""
+    """Check the sizes in a `config.json`, and that the model is not quantized."""
     sizes = {name: said.get(name) for name in _FAMILIES[kind].SIZES}
     missing = [repr(name) for name, size in sizes.items() if size is None]
     if missing:
-        raise CheckpointError(f"the description of a {kind} model lacks {', '.join(missing)}.")
+        raise CheckpointError(f"the config.json of a {kind} model lacks {', '.join(missing)}.")
     wrong = [f"{name} is {x!r}" for name, x in sizes.items() if not isinstance(x, int) or x < 1]
     if wrong:
         raise CheckpointError(
-            f"in the description of a {kind} model {', '.join(wrong)}: whole numbers from 1."
+            f"in the config.json of a {kind} model, {', '.join(wrong)}; expected whole numbers from 1."
         )
     if said.get("quantization_config"):
         how = said["quantization_config"]
-        raise CheckpointError(f"the model is quantized ({how}), which is not read. Take it as it was before.")
+        raise CheckpointError(
+            f"the model is quantized ({how}), which is not supported. Use the original model."
+        )
 
 
 def parameter_map(cfg: Config) -> Map:
-    """Return the map between a model's parameters there and here."""
+    """Return the map between a model's parameters in Hugging Face's libraries and here.
+
+    Args:
+      cfg: The config of the model, as `config` returns it.
+    """
     match cfg:
         case decoder.Config():
             return _decoder.parameter_map(cfg)
@@ -88,19 +104,28 @@ def parameter_map(cfg: Config) -> Map:
 
 
 def open_model(path: str | Path) -> Source:
-    """Return the parameters of a model that `save_pretrained` wrote, with our names.
+    """Open the parameters of a model saved by `save_pretrained`, with the names and shapes of the model here.
+
+    Args:
+      path: The directory of the model, with `config.json` and safetensors files.
 
     Raises:
-      CheckpointError: as `config` and `open_source`; or a head that should be the embedding is another.
+      CheckpointError: As `config` and `open_source`; or the head is not the embedding, though `config.json`
+        says that it is.
     """
     return _named(open_source(path), config(path))
 
 
 def to_ours(source: Source, cfg: Config) -> Source:
-    """Return `source`, which has the names there, with ours: all parameters of the model, and no others.
+    """Return a source with our names, given one with Hugging Face's, and check that it fits the model.
+
+    Args:
+      source: The parameters with Hugging Face's names.
+      cfg: The config of the model.
 
     Raises:
-      CheckpointError: Some are missing, of other shapes, or of no use to it; all of them are listed.
+      CheckpointError: Parameters are missing, have other shapes, or do not belong to the model; all of them
+        are listed.
     """
     ours = _named(source, cfg)
     _check_whole(ours, cfg)
@@ -114,13 +139,13 @@ def _named(source: Source, cfg: Config) -> Source:
 
 
 def _check_tied(source: Source, ours: Source) -> None:
-    """Compare some rows of a head that the map leaves out, as it is tied, with those of the embedding."""
+    """Check that a head which the map leaves out as tied equals the embedding, by comparing some rows."""
     head, embedding = source.arrays().get(HEAD), ours.arrays().get("embedding")
     if head is None or embedding is None or "head" in ours.arrays():
         return
     if head.shape != embedding.shape or np.any(np.asarray(head[:8]) != np.asarray(embedding[:8])):
         raise CheckpointError(
-            f"{source}: {HEAD} is not the embedding, though config.json says so of it: set "
+            f"{source}: {HEAD} is not the embedding, though config.json says that they are tied. Set "
             "tie_word_embeddings to false there."
         )
 
@@ -132,25 +157,36 @@ def export_model(
     *,
     dtype: DTypeLike | None = None,
 ) -> list[Path]:
-    """Write parameters, which have our names, so that `from_pretrained` loads them; return the paths.
+    """Write a model so that Hugging Face's `from_pretrained` loads it, and return the paths of its files.
+
+    Collective, like `export_safetensors`.
 
     Args:
       params: All parameters of the model, and nothing else: a tree, `state.params`, whose arrays this process
         holds whole; or those of a checkpoint, `subtree(open_source(run), "params")`.
-      directory: For `export_safetensors`, whose arguments and errors these are, too.
-      described: The `config.json` of the model, or a directory with it. It is copied beside them as it is.
-      dtype: What floating-point arrays are converted to.
+      directory: The local directory to write to; it is created if needed.
+      described: The `config.json` of the model, or a directory with it. It is copied unchanged.
+      dtype: The dtype to cast floating-point arrays to.
 
     Raises:
-      CheckpointError: As `config`; or the parameters are not those of the model that it describes.
-      UsageError: Another `config.json` is there already.
+      CheckpointError: As `config`; or the parameters do not fit the model.
+      UsageError: The directory has another `config.json`; or as `export_safetensors`.
+
+    Example:
+      >>> import json, pathlib
+      >>> sizes = {"vocab_size": 10, "n_positions": 4, "n_embd": 8, "n_layer": 1, "n_head": 2}
+      >>> described = {"model_type": "gpt2", **sizes}
+      >>> _ = pathlib.Path("config.json").write_text(json.dumps(described))
+      >>> params = mw.models.gpt2.init(mw.models.hugging_face.config(described), mw.train.key_of(0))
+      >>> [path.name for path in mw.models.hugging_face.export_model(params, "exported", "config.json")]
+      ['model.safetensors', 'config.json']
     """
     cfg, said = config(described), _file(local_path(described))
     source = source_of(params, "params")
     _check_whole(source, cfg)
     copied = local_path(directory, "Export to a disk, and copy the files.") / "config.json"
     if copied.exists() and copied.read_bytes() != said.read_bytes():
-        raise UsageError(f"{copied} is there already, and not the same as {said}: choose another directory.")
+        raise UsageError(f"{copied} exists already, and differs from {said}: choose another directory.")
     written = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
     if not copied.exists():
         shutil.copyfile(said, copied)
@@ -158,7 +194,7 @@ def export_model(
 
 
 def _check_whole(source: Source, cfg: Config) -> None:
-    """Compare names and shapes; what is missing would be random once it is loaded. Dtypes are free."""
+    """Check names and shapes, as loaders fill missing parameters with random numbers. Dtypes may differ."""
     saved = source.arrays()
     wanted = tree.named_leaves(jax.eval_shape(lambda: _INITS[type(cfg)](cfg, key_of(0))))
     structs = {
@@ -169,7 +205,7 @@ def _check_whole(source: Source, cfg: Config) -> None:
 
 
 def _file(path: Path) -> Path:
-    """Return where the description is that is meant: in a directory, or beside the files."""
+    """Return the path of the `config.json`: `path` itself, in a directory, or beside a weight file."""
     place = path.expanduser()
     if place.name.endswith((".safetensors", ".safetensors.index.json")):
         place = place.parent
@@ -181,11 +217,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(file.read_bytes())
         if not isinstance(found, Mapping):
-            raise ValueError(f"it holds a {type(found).__name__}, no object")
+            raise ValueError(f"it holds a {type(found).__name__}, not an object")
         return found
     except FileNotFoundError:
         raise CheckpointError(
-            f"there is no {file}, which describes the model; `save_pretrained` writes it."
+            f"{file}, which describes the model, does not exist; `save_pretrained` writes it."
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{file} is no description of a model: {error}.") from None
+        raise CheckpointError(f"{file} does not describe a model: {error}.") from None

@@ -1,7 +1,7 @@
-"""LLaMA, Mistral, Qwen and Gemma.
+"""Configs and maps of LLaMA, Mistral, Qwen and Gemma.
 
 Source: `transformers`, `models/{llama,mistral,qwen2,qwen3,gemma,gemma2,gemma3}` and `modeling_rope_utils.py`.
-Files of its versions 4 and 5 differ in where they say how positions turn.
+Its versions 4 and 5 store the settings of rotary positions under different keys.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ T = TypeVar("T")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-"""What every file must say."""
+"""The sizes that every `config.json` must have."""
 _LLAMA = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
 _QWEN = {**_LLAMA, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA = {"rope_theta": 10_000.0, "tie_word_embeddings": True, "num_key_value_heads": 16, "head_dim": 256}
@@ -29,16 +29,16 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma2": {**_GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3_text": {**_GEMMA2, "rope_theta": 1e6, "rope_local_base_freq": 10_000.0},
 }
-"""By `model_type`, what holds where a file says nothing; that something is null is said."""
+"""The defaults of keys that a file lacks, by `model_type`. A key with the value null is not missing."""
 MODEL_TYPES = tuple(_LEFT_OUT)
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _OLD_GELUS = ("gelu", "gelu_pytorch_tanh")
 _REFUSED = ("attention_bias", "mlp_bias", "use_bidirectional_attention")
-"""What no released model of these families sets, and `decoder` does not compute."""
+"""Features that no released model of these families has, and that `decoder` lacks."""
 
 
 def config(said: Mapping[str, Any]) -> Config:
-    """Return what a `config.json` says."""
+    """Return the config in a `config.json`."""
     said = {**_LEFT_OUT[said["model_type"]], **said}
     _check(said)
     gemma = said["model_type"] in _GEMMAS
@@ -67,7 +67,7 @@ def config(said: Mapping[str, Any]) -> Config:
 
 
 def parameter_map(cfg: Config) -> Map:
-    """Return the map between the parameters there and here."""
+    """Return the map between the parameters in `transformers` and here."""
     layer, rows = (
         "model.layers.{}",
         [Row("embedding", "model.embed_tokens.weight"), Row("norm", "model.norm.weight")],
@@ -88,7 +88,7 @@ def parameter_map(cfg: Config) -> Map:
 
 
 def _norms(cfg: Config) -> dict[str, str]:
-    """Return our name of each norm of a layer by theirs, of which one means two things."""
+    """Return our name of each norm in a layer by theirs; `post_attention_layernorm` has two meanings."""
     norms = {"input_layernorm": "attention_norm"}
     if cfg.post_norms:
         norms["post_attention_layernorm"] = "attention_post_norm"
@@ -104,13 +104,13 @@ def _norms(cfg: Config) -> dict[str, str]:
 def _check(said: Mapping[str, Any]) -> None:
     kind = said["model_type"]
     refused = [name for name in _REFUSED if said.get(name)]
-    if kind == "gemma3_text" and said.get("attn_logit_softcapping"):  # which `transformers` does not apply
+    if kind == "gemma3_text" and said.get("attn_logit_softcapping"):  # `transformers` ignores it
         refused.append("attn_logit_softcapping")
     if refused:
-        raise CheckpointError(f"the decoder has nothing for {', '.join(refused)} of {kind}.")
+        raise CheckpointError(f"the decoder does not support {', '.join(refused)} of {kind}.")
     wanted, activation = ("silu", "swish"), said.get("hidden_act") or "silu"
     if kind in _GEMMAS:
-        old = said.get("hidden_act") in (None, *_OLD_GELUS)  # both names meant tanh's approximation there
+        old = said.get("hidden_act") in (None, *_OLD_GELUS)  # both names mean the tanh approximation there
         wanted = ("gelu_pytorch_tanh",)
         activation = said.get("hidden_activation") or (wanted[0] if old else said["hidden_act"])
     if activation not in wanted:
@@ -118,9 +118,9 @@ def _check(said: Mapping[str, Any]) -> None:
 
 
 def _layer_types(said: Mapping[str, Any]) -> list[str]:
-    """Return which layers see a window only, as files of version 5 say and those of version 4 imply.
+    """Return the type of each layer, sliding or full attention; files of version 4 do not list them.
 
-    LLaMA, Mistral and the first Gemma have layers of one type, and nothing reads what is said of it.
+    LLaMA, Mistral and the first Gemma have layers of one type, whatever the file lists.
     """
     layers = said["num_hidden_layers"]
     if said["model_type"] in ("llama", "gemma", "mistral"):
@@ -154,7 +154,7 @@ def _ropes(said: Mapping[str, Any]) -> tuple[Rope, ...]:
 
 
 def _rope_of(said: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return how positions turn in layers of a kind."""
+    """Return the settings of rotary positions for layers of a type."""
     local = said["model_type"] == "gemma3_text" and kind == SLIDING
     scaling = {} if local else _object(said, "rope_scaling")
     parameters = _object(said, "rope_parameters")
@@ -176,13 +176,14 @@ def _rope(said: Mapping[str, Any]) -> Rope:
     kind = said.get("rope_type", said.get("type", "default"))
     if kind not in _ROPES or said.get("partial_rotary_factor", 1) != 1:
         raise CheckpointError(
-            f"the decoder cannot turn positions so: {dict(said)}. It knows {', '.join(_ROPES)}."
+            f"the decoder does not support these rotary positions: {dict(said)}. Known types are "
+            f"{', '.join(_ROPES)}."
         )
     numbers = {name: said[name] for name in ("rope_theta", *_ROPES[kind])}
     if wrong := [
         f"{name} is {x!r}" for name, x in numbers.items() if not isinstance(x, int | float) or x <= 0
     ]:
-        raise CheckpointError(f"{', '.join(wrong)}; positions turn by positive numbers.")
+        raise CheckpointError(f"{', '.join(wrong)}; rotary positions need positive numbers.")
     return Rope(*numbers.values())
 
 
@@ -191,9 +192,9 @@ _ROPES = {
     "linear": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
-"""What a type needs beside `rope_theta`, in the order of `Rope`'s fields."""
+"""The keys that a type of rotary positions needs besides `rope_theta`, in the order of `Rope`'s fields."""
 
 
 def _shortened(pattern: list[T]) -> tuple[T, ...]:
-    """Return one entry where all are the same."""
+    """Return the pattern, shortened to one entry if all are the same."""
     return tuple(pattern[:1]) if len(set(pattern)) == 1 else tuple(pattern)

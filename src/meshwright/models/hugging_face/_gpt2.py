@@ -1,6 +1,6 @@
-"""GPT-2.
+"""The config and the map of GPT-2.
 
-Source: `transformers`, `models/gpt2`. Its `Conv1D` keeps weights as we do, [in, out].
+Source: `transformers`, `models/gpt2`. Its `Conv1D` stores weights as we do, [in, out].
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ from meshwright.models._map import Map, Row
 from meshwright.models.gpt2 import Config
 
 SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
-"""What every file must say."""
+"""The sizes that every `config.json` must have."""
 _COMPUTED = {
     "add_cross_attention": False,
     "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True,
     "tie_word_embeddings": True,
 }
-"""What `gpt2` does, as do all released models."""
+"""The features of `gpt2` and of all released models; other values are refused."""
 
 
 def config(said: Mapping[str, Any]) -> Config:
-    """Return what a `config.json` says."""
+    """Return the config in a `config.json`."""
     refused = [f"{name}={said[name]}" for name, does in _COMPUTED.items() if said.get(name, does) != does]
     activation = said.get("activation_function", "gelu_new")
     if activation not in ("gelu_new", "gelu_pytorch_tanh"):
         refused.append(f"activation_function={activation}")
     if refused:
-        raise CheckpointError(f"the GPT-2 here has nothing for {', '.join(refused)}.")
+        raise CheckpointError(f"the GPT-2 here does not support {', '.join(refused)}.")
     return Config(
         vocabulary=said["vocab_size"],
         positions=said["n_positions"],
@@ -41,7 +41,7 @@ def config(said: Mapping[str, Any]) -> Config:
 
 
 def parameter_map(cfg: Config) -> Map:
-    """Return the map between the parameters there and here."""
+    """Return the map between the parameters in `transformers` and here."""
     layer, norm = "transformer.h.{}", "transformer.ln_f"
     rows = [Row("embedding", "transformer.wte.weight"), Row("positions", "transformer.wpe.weight")]
     rows += [Row("norm", f"{norm}.weight"), Row("norm_bias", f"{norm}.bias")]

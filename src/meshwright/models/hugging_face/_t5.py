@@ -1,4 +1,4 @@
-"""T5, and T5 1.1.
+"""Configs and maps of T5 and T5 1.1.
 
 Source: `transformers`, `models/t5`.
 """
@@ -11,16 +11,18 @@ from meshwright.models._map import Map, Row, Transpose
 from meshwright.models.t5 import Config
 
 SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "relative_attention_num_buckets")
-"""What every file must say."""
+"""The sizes that every `config.json` must have."""
 _GATED = {"relu": False, "gated-gelu": True}
 
 
 def config(said: Mapping[str, Any]) -> Config:
-    """Return what a `config.json` says."""
+    """Return the config in a `config.json`."""
     kind = said.get("feed_forward_proj", "relu")
     if kind not in _GATED:
-        raise CheckpointError(f"the T5 here has no feed_forward_proj {kind!r}; it has {', '.join(_GATED)}.")
-    # Version 5 calls all heads tied, even if the file holds one, and says elsewhere what 4 said here.
+        raise CheckpointError(
+            f"the T5 here does not support feed_forward_proj {kind!r}; it has {', '.join(_GATED)}."
+        )
+    # Version 5 writes tie_word_embeddings=true for all models, and has a new key with the old meaning.
     tied = said.get("scale_decoder_outputs", said.get("tie_word_embeddings", True))
     return Config(
         vocabulary=said["vocab_size"],
@@ -39,10 +41,10 @@ def config(said: Mapping[str, Any]) -> Config:
 
 
 def parameter_map(cfg: Config) -> Map:
-    """Return the map between the parameters there and here."""
+    """Return the map between the parameters in `transformers` and here."""
     rows = [Row("embedding", "shared.weight"), *_stack(cfg, "encoder"), *_stack(cfg, "decoder")]
     ignore = r"(en|de)coder\.embed_tokens\.weight"
-    # Old files hold a bias of the cross attention, which nothing ever read.
+    # Old files hold a bias of the cross attention that no model uses.
     ignore += r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
     if cfg.tied:
         return Map(tuple(rows), ignore=rf"{ignore}|lm_head\.weight")
@@ -50,7 +52,7 @@ def parameter_map(cfg: Config) -> Map:
 
 
 def _stack(cfg: Config, stack: str) -> list[Row]:
-    """Return the rows of the encoder or of the decoder, whose layers have two or three parts."""
+    """Return the rows of the encoder, whose layers have two parts, or of the decoder, with three."""
     last = 2 if stack == "decoder" else 1
     bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     rows = [Row(f"{stack}/position_bias", bias), Row(f"{stack}/norm", f"{stack}.final_layer_norm.weight")]
