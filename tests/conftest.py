@@ -1,15 +1,17 @@
 """Tests in a process share it and its eight virtual CPU devices.
 
-They run each program once or a few times, so that compiling is most of what they take: XLA is asked not to
-spend its time, a third of theirs, on faster code; and what it has compiled is kept for all tests of a session
-and for the programs that they start.
+They run each program once or a few times, so that compiling is most of what they take: XLA is asked to
+compile quickly (`flags.py`); and what it has compiled is kept for all tests of a session and for the programs
+that they start.
 """
 
 import os
 import shutil
 import tempfile
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+from flags import QUICK
+
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The width of the terminal from which tests are started, which pytest's workers are told, is none of theirs.
 os.environ.pop("COLUMNS", None)

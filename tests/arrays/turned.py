@@ -9,9 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = (
-    f"--xla_force_host_platform_device_count={8 // int(sys.argv[2])} --xla_backend_optimization_level=0"
-)
+os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={8 // int(sys.argv[2])}"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from flags import QUICK
+
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {
-    "XLA_FLAGS": "--xla_backend_optimization_level=0"  # and no devices of the tests'
+    "XLA_FLAGS": QUICK  # and no devices of the tests'
 }
 DIGITS = "meshwright.demo.digits:experiment"
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flags import QUICK
 from meshwright.errors import EXIT_HUNG, EXIT_PEERS
 from soak import cases, rng
 
@@ -65,7 +66,7 @@ def launched(python, run, case):
     program = [*python, "-m", "faults.program", said]
     command = [sys.executable, "-c", LAUNCH, "launch", "local", "-n", str(NUM_PROCESSES), "--", *program]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    environ["XLA_FLAGS"] = QUICK
     ended = subprocess.run(command, capture_output=True, text=True, env=environ)
     seconds = time.time() - float((run / "acted").read_text()) if (run / "acted").exists() else None
     return SimpleNamespace(exit_code=ended.returncode, printed=ended.stderr, seconds=seconds)

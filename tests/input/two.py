@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
 
 import jax.numpy as jnp
 import numpy as np

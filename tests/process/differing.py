@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # one device for each process
+    os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=1"
 
 import jax
 import jax.numpy as jnp

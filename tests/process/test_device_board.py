@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from flags import QUICK
+
 NUM_PROCESSES = 4
 OTHER = 2
 """The process that differs from the rest."""
@@ -68,7 +70,7 @@ def ended(python, tmp_path_factory):
     """How each process ended."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    environ = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PLATFORMS": "cpu"}
+    environ = {**os.environ, "XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"}
     rest = str(OTHER), str(tmp_path_factory.mktemp("runs"))
     started = [
         subprocess.Popen(

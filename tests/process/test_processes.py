@@ -16,7 +16,7 @@ PROGRAM = """
 import json, os, pathlib, sys, time
 from meshwright import process
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
 where, number, then = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 cluster = process.start(timeout_seconds=60)
 me = cluster.process_id

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=4"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
