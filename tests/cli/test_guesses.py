@@ -52,7 +52,7 @@ def said(capsys, *words):
         (["folder_here"], "It is a directory: `meshwright runs folder_here`"),
         (["gpt_here:experiment"], "`meshwright train gpt_here:experiment`"),
         (["gpt_here.py"], "`meshwright train gpt_here.py:experiment`"),
-        (["zzz"], "Commands: demo, train, resume"),
+        (["zzz"], "Commands: init, completion, demo, train"),
         (["doctor", "--jsn"], "meshwright doctor has no option --jsn. Did you mean --json?"),
         (["runs", "--stp=3"], "meshwright runs has no option --stp"),
         (["inspect", "runs/a", "--stp", "3"], "Did you mean --step?"),

@@ -32,12 +32,35 @@ def grammar() -> Grammar:
     )
     top.add_argument("--version", action="version", version=f"meshwright {__version__}")
     commands = Commands(top)
+    _add_first(commands)
     _add_runs(commands)
     _add_plan(commands)
     _add_looks_at_runs(commands)
     _add_checkpoints(commands)
     _add_machines(commands)
     return Grammar(top, commands.parsers)
+
+
+def _add_first(commands: Commands) -> None:
+    init = commands.add("init", "_init", "Write a first program, ready to run on a file of your own.")
+    init.add_argument(
+        "kind",
+        nargs="?",
+        choices=("nnx", "linen", "equinox", "plain"),
+        default="plain",
+        help="library of the model: Flax NNX, Flax Linen, Equinox or none (default: plain)",
+    )
+    init.add_argument(
+        "file", nargs="?", metavar="FILE", default="train.py", help="the file to write (default: train.py)"
+    )
+    completion = commands.add(
+        "completion",
+        "_completion",
+        "Print a script by which a shell completes commands, options and runs.",
+        epilog='Put into ~/.bashrc: eval "$(meshwright completion bash)"; into ~/.zshrc: eval "$(meshwright '
+        'completion zsh)"; for fish: meshwright completion fish > ~/.config/fish/completions/meshwright.fish',
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to complete in")
 
 
 def _add_runs(commands: Commands) -> None:

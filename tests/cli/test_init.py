@@ -1,0 +1,95 @@
+"""The first program that `meshwright init` writes, and completion in shells."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from meshwright.cli import main
+from meshwright.cli._commands import grammar
+from report.runs import write_run
+
+KINDS = ["nnx", "linen", "equinox", "plain"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_program_is_short_and_learns_what_it_makes_up(here, capsys, kind):
+    assert main(["init", kind, f"first_{kind}.py"]) == 0
+    assert f"train first_{kind}.py:experiment" in capsys.readouterr().out
+    assert len((here / f"first_{kind}.py").read_text().splitlines()) <= 60
+    assert main(["train", f"first_{kind}.py:experiment", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["test/loss"] < 0.2
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz"])
+def test_it_runs_on_a_file_of_one_s_own(here, ending):
+    x = np.random.default_rng(0).normal(size=(320, 3))
+    y = x @ [1, 2, 3]
+    np.savez("mine.npz", x=x, y=y)
+    np.savetxt("mine.csv", np.column_stack([x, y]), delimiter=",", header="a,b,c,y", comments="")
+    assert main(["init", "plain", "train.py"]) == 0
+    subprocess.run([sys.executable, "train.py", f"mine.{ending}", "runs/mine"], check=True)
+    last = json.loads((here / "runs/mine/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test/loss"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("mine.py", "mine.py is there already and stays as it is"),
+        ("my-file.py", "cannot be imported as a Python program"),
+        ("train.txt", "cannot be imported as a Python program"),
+        ("jax.py", "would be imported in place of the package of that name"),
+        ("nowhere/train.py", "cannot be written: No such file or directory"),
+    ],
+)
+def test_nothing_is_overwritten_and_names_that_cannot_be_are_refused(here, capsys, file, says):
+    (here / "mine.py").write_text("mine")
+    assert main(["init", "nnx", file]) == 2
+    assert says in capsys.readouterr().err
+    assert (here / "mine.py").read_text() == "mine"
+
+
+def test_bash_completes_commands_options_choices_and_runs(here):
+    write_run(here / "runs/a")
+    script = subprocess.run(
+        [sys.executable, "-m", "meshwright", "completion", "bash"], check=True, capture_output=True, text=True
+    ).stdout
+    (here / "completion.sh").write_text(script)
+
+    def completed(*words):
+        program = (
+            'source ./completion.sh; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _meshwright; '
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        command = ["bash", "-c", program, "bash", "meshwright", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+    assert completed("tra") == ["train", "trace"]
+    assert completed("inspect", "--st") == ["--step"]
+    assert completed("init", "lin") == ["linen"]
+    assert completed("--fake-devices", "8", "resume", "ru") == ["runs/a"]
+    assert completed("doctor", "ru") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_script_names_every_command_and_option_and_is_one_of_its_shell(here, capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for name, parser in grammar().commands.items():
+        assert name in script
+        for word in parser.format_usage().replace("[", " ").replace("]", " ").split():
+            if word.startswith("--"):
+                assert word.removeprefix("--") in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
