@@ -29,7 +29,7 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class _Static:
-    """What the program is made for."""
+    """Everything that the program depends on, besides shapes and dtypes."""
 
     causal: bool
     window: int | None
@@ -42,12 +42,12 @@ class _Static:
     block: tuple[int, int]
     """Queries and keys of a block."""
     dtype: Any
-    """Of scores and sums."""
+    """The dtype of scores and sums."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Where a pair of blocks is."""
+    """The place of a pair of blocks."""
 
     i: jax.Array
     j: jax.Array

@@ -13,7 +13,7 @@ Segments: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 class Bias(NamedTuple):
-    """What is added to the scores, computed for each block of queries and keys, so that it is never whole.
+    """A bias of the scores that is computed for each block of queries and keys, so that it is never whole.
 
     Example:
       >>> slopes = jnp.array([0.5, 0.25])  # ALiBi's, of two heads
@@ -31,7 +31,7 @@ class Bias(NamedTuple):
 
 @dataclass(frozen=True)
 class Given:
-    """What attention is computed of."""
+    """The arguments of attention."""
 
     q: jax.Array
     k: jax.Array
@@ -43,7 +43,7 @@ class Given:
     scale: float
     bias: jax.Array | Bias | None
     leaves_rows_empty: bool
-    """Whether there may be queries that see no key."""
+    """True where there may be queries that see no key."""
 
     @classmethod
     def of(
