@@ -31,7 +31,7 @@ from meshwright.checkpoint._format import (
     write_part,
     write_streamed,
 )
-from meshwright.checkpoint._staging import told_of
+from meshwright.checkpoint._staging import errors_naming
 from meshwright.errors import UsageError
 from meshwright.patterns import Table, compiled, judge
 from meshwright.storage import Directory, ObjectPath, location
@@ -159,7 +159,7 @@ def _write(
     temporary = _directory.temporary_path(directory, manifest.step)
     temporary.mkdir()
     try:
-        with told_of(final):
+        with errors_naming(final):
             _write_data(taken, arrays, temporary)
             commit(temporary, final, manifest, arrays, 1, Event())
     except BaseException:

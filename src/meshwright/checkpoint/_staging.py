@@ -33,14 +33,14 @@ def staged(final: Path) -> Iterator[Path]:
     with _held(place):
         try:
             _empty(place)
-            with told_of(final):
+            with errors_naming(final):
                 yield place
         finally:
             _empty(place)
 
 
 @contextmanager
-def told_of(final: object) -> Iterator[None]:
+def errors_naming(final: object) -> Iterator[None]:
     """Turn an `OSError` into an error that names the destination.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import Any
 from meshwright.errors import UsageError
 from meshwright.storage._obstore import Obstore
 from meshwright.storage._s3_listing import S3Listing
-from meshwright.storage._store import told
+from meshwright.storage._store import reason_of
 
 BUCKETS = ("s3", "gs", "az", "abfs")
 """The schemes of URLs that begin with a bucket, which Azure calls a container."""
@@ -60,7 +60,7 @@ def connect(scheme: str, bucket: str, patience: Mapping[str, float]) -> Obstore:
         if isinstance(error, UsageError):
             raise
         hint = _HINTS.get(scheme, "")
-        raise UsageError(f"{scheme}://{bucket} cannot be opened: {told(error)}.{hint}") from None
+        raise UsageError(f"{scheme}://{bucket} cannot be opened: {reason_of(error)}.{hint}") from None
 
 
 @functools.lru_cache(maxsize=64)  # keeps connections, as they take long to open

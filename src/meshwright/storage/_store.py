@@ -78,10 +78,10 @@ def telling(what: str) -> Iterator[None]:
     except MeshwrightError:
         raise
     except Exception as error:  # the errors of the packages have no common class
-        raise MeshwrightError(f"cannot {what}: {told(error)}") from None
+        raise MeshwrightError(f"cannot {what}: {reason_of(error)}") from None
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the reason of a store's error, without secrets."""
     return without_secrets(_reason(error))
 

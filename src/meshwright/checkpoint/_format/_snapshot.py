@@ -23,7 +23,7 @@ Buffer = Any
 """A contiguous object that can be joined, copied and checksummed as bytes."""
 
 HOST_NBYTES = 16 << 30
-"""How many bytes of copies a save may hold on the host, unless told otherwise."""
+"""The default limit of copies that a save holds in host memory, in bytes."""
 
 
 class OwnedChunk(NamedTuple):

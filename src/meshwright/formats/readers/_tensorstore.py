@@ -90,10 +90,10 @@ def telling(what: str) -> Iterator[None]:
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, MeshwrightError):
             raise
-        raise MeshwrightError(f"cannot {what}: {told(error)}") from None
+        raise MeshwrightError(f"cannot {what}: {reason_of(error)}") from None
 
 
-def told(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return an error's message without places in TensorStore's source; for a store, the store's message."""
     if (word := re.search(rf"{_HOST}:\d+/([\w-]+)/", str(error))) and word[1] in _FAILURES:
         return _FAILURES.pop(word[1])

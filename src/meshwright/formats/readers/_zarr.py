@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright.arrays import Bounds, Index, LazyArray, bounds_of, shares_of
 from meshwright.errors import DamagedError, MeshwrightError
-from meshwright.formats.readers._tensorstore import shared_context, tensorstore_for, told
+from meshwright.formats.readers._tensorstore import reason_of, shared_context, tensorstore_for
 from meshwright.storage import Directory
 
 _IN_FLIGHT_NBYTES = 64 << 20
@@ -108,7 +108,7 @@ def _telling(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
-        how = f"cannot read {what}: {told(error)}"
+        how = f"cannot read {what}: {reason_of(error)}"
         if _OUTSIDE.match(str(error)):
             raise MeshwrightError(how) from None
         raise DamagedError(f"{how}. Copy it again, or use another checkpoint.") from None
