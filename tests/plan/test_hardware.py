@@ -32,7 +32,7 @@ def test_hardware_is_named_as_mesh_rules_will_see_it(text, name, num_devices, gr
         ("v5e:4", "2 sizes, as in v5e:4x4"),
         ("v5p:4x4", "3 sizes"),
         ("cpu:2x4", "one number"),
-        ("v5e:0x4", "no device"),
+        ("v5e:0x4", "zero devices"),
     ],
 )
 def test_hardware_that_cannot_be_is_refused_with_what_could(text, problem):

@@ -11,7 +11,7 @@ from meshwright.plan._chips import CHIPS, Chip, Gpu, Tpu
 CPU = "cpu"
 GPUS_OF_A_HOST = 8
 """Most GPUs that one host has."""
-FORM = "NAME:HOSTSxDEVICES of GPUs (h100:64x8), NAME:TOPOLOGY of TPUs (v5e:16x16, 2*v5e:16x16), or cpu:8"
+FORM = "NAME:HOSTSxGPUS_PER_HOST (h100:64x8), NAME:TOPOLOGY of TPUs (v5e:16x16, 2*v5e:16x16), or cpu:8"
 """The ways to write hardware, for error messages."""
 
 

@@ -37,7 +37,7 @@ def described_changes(changes: Sequence[Change]) -> str:
     if not changes:
         return "No one or two changes make it fit: use more devices, or a smaller batch or model."
     return "\n".join(
-        ["What makes it fit, the least time first (estimated from the traced step):", *_table(changes)]
+        ["Changes that make it fit, the quickest first (estimated from the traced step):", *_table(changes)]
     )
 
 
@@ -93,7 +93,7 @@ def _memory(memory: Memory) -> list[str]:
     verdict = "fits" if memory.fits else "does NOT fit"
     verdict += ", the compiler says" if memory.refused else ""
     return [
-        "Memory of a device when it is fullest",
+        "Memory of one device at its peak",
         *(f"  {name:<{COLUMN}}{held:>10}" for name, held in parts.items()),
         f"  {'peak':<{COLUMN}}{human_bytes(memory.peak):>10}  of {human_bytes(memory.available)}: {verdict}",
     ]
@@ -105,7 +105,7 @@ def _network(exchanges: Iterable[Exchange]) -> list[str]:
         f"{'+'.join(each.axes)}{', between hosts' if each.crosses_groups else ''}"
         for each in exchanges
     ]
-    return ["What a device sends in a step, by mesh axes", *rows] if rows else ["No device sends anything."]
+    return ["Sent by one device in a step, by mesh axes", *rows] if rows else ["No device sends anything."]
 
 
 def _time(plan: Plan) -> list[str]:
@@ -120,13 +120,13 @@ def _time(plan: Plan) -> list[str]:
         + (f", {again:.0%} computed twice" if again else ""),
         f"  {'memory':<{COLUMN}}{seconds(time.memory):>10}",
         f"  {'network, not hidden':<{COLUMN}}{seconds(time.exposed):>10}{behind}",
-        f"  taking {plan.assumptions}",
+        f"  assuming {plan.assumptions}",
     ]
 
 
 def _checkpoint(plan: Plan) -> list[str]:
     cost = plan.checkpoint
-    each = f"{human_bytes(cost.host_nbytes)} of each host: {seconds(cost.seconds)}"
+    each = f"{human_bytes(cost.host_nbytes)} per host: {seconds(cost.seconds)}"
     return [f"A checkpoint is {human_bytes(cost.nbytes)}, {each} at {cost.bandwidth / 1e9:.3g} GB/s"]
 
 

@@ -136,7 +136,7 @@ TABLE: dict[str, Primitive] = {
     "reduce_scatter": Primitive(memory=Memory.REDUCED, exchange="reduce-scatter"),
     **_each("axis_index pbroadcast pvary pcast"),
 }  # fmt: skip
-"""What is known of each of JAX's primitives, by its name."""
+"""Properties of JAX's primitives, by name."""
 UNKNOWN = Primitive()
 
 
