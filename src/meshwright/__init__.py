@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         input,
         metrics,
         models,
+        nn,
         patterns,
         plan,
         process,

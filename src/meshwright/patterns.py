@@ -24,7 +24,7 @@ from meshwright.errors import UsageError, listed, nearest
 V = TypeVar("V")
 """The type of a table's values."""
 Found = re.Match[str]
-"""Where a pattern matched a name."""
+"""The match of a pattern with a name."""
 Names = tuple[str, ...]
 """The names of one leaf. It has more than one if a checkpoint's format spells it differently."""
 
