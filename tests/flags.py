@@ -2,9 +2,12 @@
 
 from importlib.metadata import version
 
-QUICK = "--xla_backend_optimization_level=0"
-"""No time is spent on faster code."""
+# XLA's older generator of fused loops takes a fourth of the time; newer releases have none, nor the flag.
+_OLDER = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+_LOOPS = " --xla_cpu_use_fusion_emitters=false" if _OLDER else ""
 
-if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
-    # XLA's older generator of fused loops takes a fourth of the time; newer releases have none, nor the flag.
-    QUICK += " --xla_cpu_use_fusion_emitters=false"
+QUICK = "--xla_backend_optimization_level=0" + _LOOPS
+"""For a few steps: no time is spent on faster code."""
+
+FAST = "--xla_backend_optimization_level=1" + _LOOPS
+"""For a hundred steps: their code is three times as fast, and still compiled in half the time of a user's."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import meshwright as mw
+from flags import FAST
 from meshwright.metrics import read_jsonl
 
 STEPS = 120
@@ -26,9 +27,8 @@ class Shell:
     def __init__(self, python: list[str], folder: Path, *program: str | Path):
         self.python, self.folder = python, folder
         self.program = program or ("-m", "meshwright")
-        self.environ = {
-            name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
-        }
+        self.environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+        self.environ["XLA_FLAGS"] = FAST  # and no devices of the tests'
         here = str(Path(__file__).parent)
         self.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 

@@ -72,6 +72,7 @@ def evaluated(run):
 def test_in_a_compilation_before_the_first_step_it_ends_within_seconds(cold_shell, monkeypatch):
     shell = cold_shell
     monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
+    monkeypatch.delitem(shell.environ, "XLA_FLAGS")  # compiling is to take its time
     child = train(shell, "slow:compiling", "workdir=compiling")
     try:
         heard(child, "one batch read")
@@ -106,6 +107,7 @@ def test_one_of_two_that_is_told_in_an_evaluation_stops_both_at_one_step(shell, 
 
 def test_two_that_are_told_while_they_compile_end_within_seconds(shell, monkeypatch):
     monkeypatch.setitem(shell.environ, "JAX_LOG_COMPILES", "1")
+    monkeypatch.delitem(shell.environ, "XLA_FLAGS")  # compiling is to take its time
     launcher = launched(shell, "slow:compiling", "workdir=both compiling")
     try:
         heard(launcher, "one batch read")
