@@ -23,7 +23,7 @@ from meshwright.input._collate import Collate
 from meshwright.input._device import local_rows, placing
 from meshwright.input._facts import facts_of
 from meshwright.input._protocol import Source
-from meshwright.input._reading import reader, shapes_of, shapes_said, without
+from meshwright.input._reading import reader, shapes_of, shapes_text, without
 from meshwright.input._samples import leave, readable_again, samples_of, shares
 from meshwright.input._source import num_threads_for
 from meshwright.input._stretches import Position, from_json
@@ -197,7 +197,7 @@ def _all_have_one(
 ) -> Generator[tuple[PyTree, Position], None, None]:
     """Yield `results`, each when all processes have one of the same shape."""
     with contextlib.closing(results):
-        yield from in_step(results, "the batches of the loaders", lambda pair: shapes_said(pair[0]))
+        yield from in_step(results, "the batches of the loaders", lambda pair: shapes_text(pair[0]))
 
 
 def batches(

@@ -67,10 +67,10 @@ def shapes_of(examples: Any, read: Read) -> list[PyTree]:
 
 def without(shapes: Sequence[PyTree], rows: PyTree) -> list[PyTree]:
     """Return the shapes that differ from that of `rows`, whatever their number of rows."""
-    return [shape for shape in shapes if shapes_said(shape) != shapes_said(rows)]
+    return [shape for shape in shapes if shapes_text(shape) != shapes_text(rows)]
 
 
-def shapes_said(rows: PyTree) -> str:
+def shapes_text(rows: PyTree) -> str:
     """Return the shapes of the arrays of a batch, without the number of rows, as text."""
     named = tree.named_leaves(tree.abstract(rows))
     return ", ".join(f"{name} {x.dtype}{list(x.shape[1:])}" for name, x in named.items())

@@ -89,8 +89,8 @@ def hardware_named(text: str) -> Hardware:
     if slices < 1 or 0 in shape:
         raise UsageError(f"the hardware {text!r} has zero devices.\n  Write {FORM}.")
     if name == CPU:
-        return _cpus(_of_one_number(text, slices, shape))
-    return _fitting(text, Hardware(_chip(name), shape, slices))
+        return _cpus(_cpu_shape(text, slices, shape))
+    return _checked(text, Hardware(_chip(name), shape, slices))
 
 
 def _cpus(shape: tuple[int, ...]) -> Hardware:
@@ -109,13 +109,13 @@ def _chip(name: str) -> Chip:
     return CHIPS[name]
 
 
-def _of_one_number(text: str, slices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _cpu_shape(text: str, slices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     if slices > 1 or len(shape) > 1:
         raise UsageError(f"the hardware {text!r}: CPU devices take one number, as in cpu:8.")
     return shape
 
 
-def _fitting(text: str, found: Hardware) -> Hardware:
+def _checked(text: str, found: Hardware) -> Hardware:
     chip, shape = found.chip, found.shape
     if isinstance(chip.target, Tpu):
         if len(shape) != chip.target.sides:

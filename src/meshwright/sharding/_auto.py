@@ -75,14 +75,14 @@ class Auto:
             return ""
         chosen = [d for d, dim in enumerate(dims) if dim.group in self.split]
         if not chosen:
-            return self._whole(dims)
+            return self._why_whole(dims)
         d = chosen[0]
         if dims[d].pieces % ways or x.shape[d] % ways:
-            return self._instead(entries, dims, d, x, mesh)
+            return self._split_width(entries, dims, d, x, mesh)
         entries[d] = ("tensor",)
         return f"{dims[d].pieces} {dims[d].kind}"
 
-    def _instead(self, entries: Entries, dims: tuple[Dim, ...], d: int, x: Any, mesh: Mesh) -> str:
+    def _split_width(self, entries: Entries, dims: tuple[Dim, ...], d: int, x: Any, mesh: Mesh) -> str:
         """Split the other dimension of a vocabulary's weight over the tensor axis if worthwhile.
 
         Return the reason.
@@ -99,7 +99,7 @@ class Auto:
         entries[wide[0]] = ("tensor",)
         return f"{dims[wide[0]].features} {dims[wide[0]].kind}, as {why}"
 
-    def _whole(self, dims: tuple[Dim, ...]) -> str:
+    def _why_whole(self, dims: tuple[Dim, ...]) -> str:
         """Return the reason why none of `dims` is split over the tensor axis."""
         never = (self.structure.never.get(dim.group, "") for dim in dims)
         kinds = ("" if dim.kind in STACKS or dim.group is not None else dim.kind for dim in dims)

@@ -49,10 +49,10 @@ def check_axes(
         named = {axis for eqn in equations(trace().jaxpr) for axis in _named_by(eqn)}
         unused = [axis for axis in unused if axis not in named]
     if unused:
-        idle(LayoutError(_told(layout, unused[0])))
+        idle(LayoutError(_error_text(layout, unused[0])))
 
 
-def _told(layout: Layout, axis: str) -> str:
+def _error_text(layout: Layout, axis: str) -> str:
     size, close = layout.mesh.shape[axis], None if axis in AXES else nearest(axis, AXES)
     return (
         f"mesh axis {axis!r} of size {size} only repeats work: it splits neither the batch nor any array "

@@ -125,7 +125,7 @@ class Walk:
         for one, other in zip(some, others, strict=True):
             self.factors.unify(one, other)
 
-    def _weigh(self, weight: str, *, reads: list[Product], writes: list[Product]) -> None:
+    def _note_weight(self, weight: str, *, reads: list[Product], writes: list[Product]) -> None:
         """Note the dimensions that `weight` is contracted over or looked up by, and those of its outputs."""
         self.weights.append(weight)
         for record, dims in ((self.read, reads), (self.written, writes)):
@@ -142,7 +142,7 @@ class Walk:
         if table.weight and not _is_slice(rule):
             rows = [letters[letter] for letter in sorted(rule.summed)]
             kept = set(chain(*rule.inputs[0])) - rule.summed.union(*rule.inputs[1])
-            self._weigh(table.weight, reads=rows, writes=_only(table, rule.inputs[0], kept))
+            self._note_weight(table.weight, reads=rows, writes=_only(table, rule.inputs[0], kept))
             self.marked["rows"].extend(rows)
 
     def _note_product(
@@ -163,7 +163,7 @@ class Walk:
             if array.weight and not other.weight:
                 reads, of_batch = _only(array, dims, contracted), _only(array, dims, batch)
                 writes = _only(array, dims, {*chain(*dims)} - contracted - batch - groups)
-                self._weigh(array.weight, reads=reads, writes=writes)
+                self._note_weight(array.weight, reads=reads, writes=writes)
                 self.marked["experts"].extend(of_batch)
                 self.together.extend((reads[0], rest) for rest in reads[1:])
                 if is_convolution:

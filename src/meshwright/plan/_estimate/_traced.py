@@ -30,12 +30,12 @@ class Work:
     """Number of executions in a step."""
 
 
-def works(program: Program, specs: Propagation, traffic: Traffic, times: int = 1) -> list[Work]:
+def products_of(program: Program, specs: Propagation, traffic: Traffic, times: int = 1) -> list[Work]:
     """Return the products of a program, including those in bodies of loops."""
     found = []
     for operation in program.operations:
         for body in operation.bodies:
-            found += works(body, specs, traffic, times * operation.turns)
+            found += products_of(body, specs, traffic, times * operation.turns)
         product = product_flops(operation)
         if product:
             found.append(_work(operation, *product, specs, traffic, times))
@@ -113,7 +113,7 @@ def traced_costs(jaxpr: Any, state: PyTree, layout: Layout) -> TracedCosts:
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
     return TracedCosts(
         collectives=traffic.collectives,
-        products=works(program, specs, traffic),
+        products=products_of(program, specs, traffic),
         other_nbytes=liveness.passed_nbytes,
         memory=TracedMemory(arguments, *uses),
         not_understood=_not_understood(program, specs),
