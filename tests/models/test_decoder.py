@@ -227,7 +227,7 @@ def test_sizes_that_do_not_go_together_are_refused_by_name(field, value):
 
 
 def test_heads_that_do_not_divide_the_model_need_a_size():
-    with pytest.raises(mw.errors.UsageError, match=r"Config\.heads is 3.*model=16.*say.*head"):
+    with pytest.raises(mw.errors.UsageError, match=r"Config\.heads is 3.*model=16.*the size of a head"):
         Config(model=16, heads=3)
     assert Config(model=16, heads=3, head=8).head_size == 8
 
