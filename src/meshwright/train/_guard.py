@@ -45,7 +45,7 @@ Threshold = Callable[[Norms], jax.Array]
 
 
 class SkipState(NamedTuple):
-    """How often an update was skipped, what decides it, and the state of the optimizer within."""
+    """The state of `skip_exploding`: recent norms, skipped updates, and the inner optimizer's state."""
 
     skipped: jax.Array
     """int32[]: updates skipped so far."""

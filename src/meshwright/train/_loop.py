@@ -16,7 +16,7 @@ RUN_AHEAD = 4
 
 
 class State(Protocol):
-    """What a loop trains: a `TrainState`, or any pytree of arrays that counts its updates."""
+    """The value that a loop trains: a `TrainState`, or any pytree of arrays that counts its updates."""
 
     @property
     def step(self) -> Any: ...

@@ -1,4 +1,4 @@
-"""What a run is made of between two steps. With the data's position it is all that a restart needs."""
+"""The state of training between two steps. With the data's position it is all that a restart needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -35,9 +35,9 @@ class Variables(Generic[Params]):
     """The arrays of a model that has a state besides its parameters."""
 
     params: Params
-    """What an optimizer moves."""
+    """The parameters, which an optimizer changes."""
     model_state: PyTree
-    """What the loss is given and returns anew, such as batch statistics. It is not differentiated."""
+    """State that the loss takes and returns updated, such as batch statistics. It is not differentiated."""
 
     def __repr__(self) -> str:
         return f"Variables({_shown(self, 'params', 'model_state')})"
@@ -56,13 +56,13 @@ class TrainState(Generic[Params]):
     step: jax.Array
     """int32[]: updates made so far."""
     params: Params
-    """What the optimizer moves, and what is frozen."""
+    """All parameters, trained and frozen."""
     opt_state: optax.OptState
     """The optimizer's memory."""
     seed: jax.Array
     """uint32[]: step i draws from `fold_in(key_of(seed), i)`. A plain number outlives key formats."""
     model_state: PyTree = None
-    """What the loss replaces; None, which is no leaf, where the model has no state."""
+    """The model's state, which the loss replaces; None if the model has none."""
 
     def replace(self, **changes: Any) -> Self:
         """Return the state with some fields changed: `state.replace(params=averaged)`.

@@ -1,4 +1,4 @@
-"""One training step: a pure function, compiled once, ahead of the run."""
+"""A training step: a pure function, compiled once, before the run."""
 
 import logging
 import time
@@ -47,7 +47,7 @@ StepFunction = (
     Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
     | Callable[[Any, PyTree, jax.Array], tuple[Any, Mapping[str, Any]]]
 )
-"""One whole update, `(state, batch) -> (state, metrics)` or `(state, batch, key) -> (state, metrics)`.
+"""A whole update: `(state, batch) -> (state, metrics)` or `(state, batch, key) -> (state, metrics)`.
 
 It is pure, and its metrics are `{name: scalar, Mean or Histogram}`.
 """
@@ -95,9 +95,9 @@ class Step:
         self._batch: PyTree = None
         self._state: PyTree = None
         self.compile_seconds = 0.0
-        """How long tracing and compiling took."""
+        """Seconds that tracing and compiling took."""
         self.jaxpr: Any = None
-        """What was traced last, for `program.count_flops`, say; None before that."""
+        """The program traced last, for example for `program.count_flops`; None before the first trace."""
 
     @property
     def num_shapes(self) -> int:

@@ -1,4 +1,4 @@
-"""Which of the parameters an optimizer moves."""
+"""Optimizers that train some of the parameters and freeze the others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Trainable:
     optimizer: optax.GradientTransformation
     """The optimizer of those that are trained."""
     updatable: Chosen = ".*"
-    """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
+    """As `trainable`, for the leaves of the model state, `model_state/norm/mean`, that the loss updates."""
     opt_state_memory: str | None = None
     """The memory where the optimizer's state is kept between steps; None: the devices' own."""
 
@@ -69,7 +69,7 @@ UpdateRule = Literal["none", "optimizer", "state", "all"]
 
 @dataclass(frozen=True)
 class Allowed:
-    """Whether rules allow an array to be changed by the optimizer, or by the new state."""
+    """Tells for each array if the rules let the optimizer, or the new model state, change it."""
 
     by: UpdateRule
     rules: ByPath[UpdateRule]
@@ -114,7 +114,7 @@ def offload_opt_state(
 
 
 Tx = optax.GradientTransformation | Trainable
-"""What minimises: any optax transformation, for all parameters or for some."""
+"""An optimizer: an optax transformation for all parameters, or a `Trainable` for some."""
 
 
 def as_trainable(optimizer: Tx) -> Trainable:
