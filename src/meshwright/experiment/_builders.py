@@ -1,4 +1,4 @@
-"""Where a run's first state comes from, other than from its seed."""
+"""Builders of a run's first state from other sources than its seed."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
