@@ -91,7 +91,7 @@ class Trainer(Generic[Params]):
         self.deployer, self._place = deployer, Place(deployer, name)
         self._described = describe(given) if self._place.directory else ""
         self.name = "trainer" if name is None else name
-        """What it is called among the trainers of a deployer."""
+        """Its name among the trainers of a deployer."""
         deployer.num_trainers += 1
         deployer.loops.join(self)
         self.model = None if model is None else functional(model)
@@ -113,7 +113,7 @@ class Trainer(Generic[Params]):
 
     @property
     def layout(self) -> Layout:
-        """Where arrays live: by the rules given, and what is found from the model and, in `fit`, the loss."""
+        """The layout of the arrays, by the rules given, then by those inferred from model and loss."""
         return self._recipe.layout
 
     @property
