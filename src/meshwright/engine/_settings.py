@@ -44,10 +44,14 @@ class Saving:
 class Logging:
     """The interval of a run's reports, and where they go besides the screen and the run directory.
 
-        mw.Logging(every=10, trackers=(functools.partial(mw.metrics.wandb, project="digits"),))
+    Trackers are given as functions: `functools.partial(mw.metrics.wandb, project="digits")`.
 
     Raises:
       UsageError: a value is of another type, `every` is below 1, or a tracker is nothing to write to.
+
+    Example:
+      >>> mw.Logging(every=10, norms="head/.*")
+      Logging(every=10, norms='head/.*', trackers=())
     """
 
     is_known_by_place: ClassVar[bool] = True
@@ -87,10 +91,12 @@ class Reporting:
 class Profile:
     """The steps that are profiled, into the run directory, where TensorBoard finds the profiles.
 
-        mw.Profile((100, 5000), num_steps=3)
-
     Raises:
       UsageError: a value is of another type, or a number is below 1.
+
+    Example:
+      >>> mw.Profile((100, 5000), num_steps=3)
+      Profile(steps=(100, 5000), num_steps=3, processes=(0,))
     """
 
     is_known_by_place: ClassVar[bool] = True
@@ -116,10 +122,12 @@ class Profile:
 class Watchdog:
     """When a run counts as hung, and whether a process that hangs is ended.
 
-        mw.Watchdog({"step": 60, "compile": 1800, "save": 600}, kill=True)
-
     Raises:
       UsageError: a time is not positive, there is none for a step, or a phase is unknown.
+
+    Example:
+      >>> mw.Watchdog({"step": 60, "compile": 1800, "save": 600}, kill=True).kill
+      True
     """
 
     is_known_by_place: ClassVar[bool] = True

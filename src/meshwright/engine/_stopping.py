@@ -23,12 +23,24 @@ attribute `metrics` by which scores it goes is refused where no evaluation gives
 
 
 def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
-    """Return a policy: end when none of the last `patience` scores beats all before them by more than `by`.
+    """Return a policy for `Stop.early`: it ends a run whose score gets no better.
 
-    NaN is worse than any number.
+    The run ends when none of the last `patience` scores beats all scores before them. NaN is worse than any
+    number.
+
+    Args:
+      metric: the name of the score in reports, such as "test/loss".
+      mode: "min" if less is better, "max" if more is better.
+      patience: the number of evaluations in a row without a better score.
+      by: the least difference that counts as better.
 
     Raises:
-      UsageError: `mode` is another, or `patience` is below 1.
+      UsageError: `mode` is neither, or `patience` is below 1.
+
+    Example:
+      >>> policy = mw.early_stopping("test/loss", "min", patience=2)
+      >>> policy({10: {"test/loss": 1.0}, 20: {"test/loss": 1.2}, 30: {"test/loss": 1.1}})
+      True
     """
     if mode not in ("min", "max") or patience < 1:
         raise UsageError(
@@ -68,10 +80,12 @@ def _or_worst(score: float) -> float:
 class Stop:
     """The reasons to end a run before its last step: a time limit, or scores that get no better.
 
-        mw.Stop(max_seconds=3600, early=mw.early_stopping("test/loss", "min", patience=5))
-
     Raises:
       UsageError: a value is of another type.
+
+    Example:
+      >>> mw.Stop(max_seconds=3600, early=mw.early_stopping("test/loss", "min", patience=5)).max_seconds
+      3600
     """
 
     is_known_by_place: ClassVar[bool] = True

@@ -71,7 +71,12 @@ def _check_names(evaluations: Mapping[str, Any]) -> None:
 @documented
 @dataclass(frozen=True)
 class Input:
-    """The examples to train on, and how they are made into batches."""
+    """The examples to train on, and how they are made into batches.
+
+    Example:
+      >>> mw.Input({"x": np.zeros((100, 3))}, batch_size=8).epochs is None
+      True
+    """
 
     is_known_by_place: ClassVar[bool] = True
 
@@ -100,7 +105,14 @@ class Input:
 @documented
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation: every example once, the last batch padded and the padding not counted."""
+    """An evaluation: every example once, the last batch padded and the padding not counted.
+
+    Example:
+      >>> def error(params, batch):
+      ...     return {"error": abs(params["w"] - batch["y"])}  # one value for each example
+      >>> mw.Evaluation(error, {"y": np.ones(100)}, when=200).when
+      200
+    """
 
     is_known_by_place: ClassVar[bool] = True
 
@@ -149,7 +161,12 @@ class Evaluation:
 @documented
 @dataclass(frozen=True)
 class Save:
-    """When to save, where, in what form, and what to keep."""
+    """When to save, where, in what form, and what to keep.
+
+    Example:
+      >>> mw.Save(when=1000, keep=3).keep
+      3
+    """
 
     is_known_by_place: ClassVar[bool] = True
 
@@ -188,6 +205,18 @@ class Experiment:
 
     Raises:
       UsageError: naming the field whose value cannot be.
+
+    Example:
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/line",
+      ...     model=lambda key: {"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.1),
+      ...     input=mw.Input({"y": np.ones(16, np.float32)}, batch_size=8),
+      ...     max_steps=2,
+      ... )
+      >>> experiment.seed
+      0
     """
 
     is_known_by_place: ClassVar[bool] = True

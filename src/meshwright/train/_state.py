@@ -51,7 +51,13 @@ Init = Callable[[jax.Array], Params | Variables[Params]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState(Generic[Params]):
-    """The state of training: data only, so that two runs' states are one type to `jit`."""
+    """The state of training: data only, so that two runs' states are one type to `jit`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> mw.train.init_state(lambda key: {"w": jnp.zeros(2)}, optax.sgd(0.1), 0, layout)
+      TrainState(step=0, params: 1 array of 8 B, opt_state: 0 arrays of 0 B, mesh data=8)
+    """
 
     step: jax.Array
     """int32[]: updates made so far."""
@@ -98,6 +104,12 @@ def init_state(init: Init[Params], optimizer: Tx, seed: int, layout: Layout) -> 
       LayoutError: listing all arrays that do not fit the mesh.
       UsageError: a parameter that is trained is not of a floating or complex type, or none is trained; or
         listing all rules, of the layout or the optimizer, that decide nothing.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.train.init_state(lambda key: {"w": jnp.zeros(2)}, optax.sgd(0.1), 0, layout)
+      >>> int(state.step)
+      0
     """
     shardings = _shardings(abstract_state(init, optimizer, layout))
     return computed(_make(init, optimizer), shardings, layout.mesh, np.uint32(seed))

@@ -30,6 +30,12 @@ class Trainable:
 
     Raises:
       UsageError: the pattern is not a regular expression.
+
+    Example:
+      >>> optimizer = mw.Trainable("lora_[ab]", optax.sgd(0.1))
+      >>> trained, frozen = optimizer.split({"lora_a": jnp.ones(()), "w": jnp.ones(())})
+      >>> trained["w"] is None
+      True
     """
 
     trainable: Chosen
@@ -92,6 +98,12 @@ def update_rules(rules: ByPath[UpdateRule], optimizer: optax.GradientTransformat
 
     Raises:
       UsageError: a pattern is not a regular expression, or a rule is none of the four.
+
+    Example:
+      >>> optimizer = mw.train.update_rules([("encoder/.*", "none")], optax.sgd(0.1))
+      >>> trained, _ = optimizer.split({"encoder": {"w": jnp.ones(())}, "head": jnp.ones(())})
+      >>> trained["encoder"]["w"] is None
+      True
     """
     unknown = [rule for _, rule in rules if rule not in get_args(UpdateRule)]
     if unknown:

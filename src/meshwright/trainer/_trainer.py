@@ -62,6 +62,17 @@ class Trainer(Generic[Params]):
     Raises:
       UsageError: a function asks for what there is not, or there is nothing to start from.
       LayoutError: the parameters do not fit the mesh.
+
+    Example:
+      >>> trainer = mw.Trainer(
+      ...     mw.Deployer(seed=0, verbose=False),
+      ...     params={"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.5),
+      ... )
+      >>> examples = {"y": np.ones(16, np.float32)}
+      >>> trainer.fit(examples, batch_size=8, epochs=1, eval_examples=examples)
+      {'loss': 0.0}
     """
 
     def __init__(
