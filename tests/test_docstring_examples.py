@@ -15,28 +15,7 @@ import meshwright as mw
 
 ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 NAMES = {"mw": mw, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
-NOT_YET = {
-    "Deployer",
-    "Evaluation",
-    "Experiment",
-    "Input",
-    "Logging",
-    "Predictor",
-    "Profile",
-    "Save",
-    "Step",
-    "Stop",
-    "TrainState",
-    "Trainable",
-    "Trainer",
-    "Watchdog",
-    "early_stopping",
-    "evaluate",
-    "fit",
-    "from_checkpoint",
-    "make_step",
-    "run",
-}
+NOT_YET = {}
 """Names of `mw` whose docstrings show no example yet."""
 
 

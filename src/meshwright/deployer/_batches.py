@@ -27,7 +27,7 @@ class LrSchedule:
 
     rate: optax.Schedule
     microbatches: int
-    """How many micro-batches make one step."""
+    """The number of micro-batches in one step."""
 
     def __call__(self, step: Any) -> Any:
         return self.rate(step)

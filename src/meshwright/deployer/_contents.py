@@ -1,4 +1,4 @@
-"""What is in the deployer's checkpoints: parts, each a tree of arrays, and `info`, which JSON can hold."""
+"""The contents of the deployer's checkpoints: parts, each a tree of arrays, and `info`, JSON values."""
 
 from collections.abc import Mapping
 from pathlib import Path

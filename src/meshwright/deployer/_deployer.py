@@ -55,6 +55,11 @@ class Deployer:
     Raises:
       UsageError: The settings contradict each other, the workdir is an address, or processes are missing.
       LayoutError: The mesh does not fit the devices.
+
+    Example:
+      >>> deployer = mw.Deployer(seed=0, num_model_shards=2, verbose=False)
+      >>> dict(deployer.mesh.shape)
+      {'data': 4, 'tensor': 2}
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Where a deployer's checkpoints lie, and which of them was saved last.
+"""The paths of a deployer's checkpoints, and the name of the one saved last.
 
     ckpts/best/step_00000000/…     the newest saved under this name; the one before goes when it is there
     ckpts/last_ckpt.txt            the name that was saved last

@@ -1,4 +1,4 @@
-"""Where arrays live on the deployer's mesh: rules, specs, and arrays placed as they say."""
+"""The placement of arrays on the deployer's mesh: rules, specs, and arrays placed as they say."""
 
 import re
 from collections.abc import Callable

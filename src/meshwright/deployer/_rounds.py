@@ -53,12 +53,12 @@ class Member(Protocol):
 
 @dataclass
 class Round:
-    """One round."""
+    """A round of the loop over rounds."""
 
     number: int
     """From 1, over all loops of the program."""
     carry: PyTree
-    """What the round before left, and what this one leaves: set it."""
+    """JSON values: what the round before left. Set it to what this one leaves."""
 
 
 class Loops:
@@ -71,9 +71,9 @@ class Loops:
         self.num_finished = 0
         """Rounds that are finished or were skipped, of all loops of this program."""
         self.is_in_round = False
-        """Whether a round goes on."""
+        """True while a round goes on."""
         self.was_cut_off = False
-        """Whether the newest loop was left in the middle of a round, by an error, say."""
+        """True if the newest loop was left in the middle of a round, for example by an error."""
         self._held: dict[str, Held] = {}
 
     def join(self, trainer: Member) -> None:

@@ -1,4 +1,4 @@
-"""One engine for every run: rooms opened, parts checked, the loop, the record and the page."""
+"""The engine of every run: it opens the run, checks its parts, runs the loop, and writes record and page."""
 
 from meshwright.engine._alike import OWN, settings_of
 from meshwright.engine._describe import Difference, describe, differences

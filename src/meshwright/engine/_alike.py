@@ -1,4 +1,4 @@
-"""What processes say of their settings before they run one program.
+"""The settings that processes compare before they run one program.
 
 That is the description, without what each process may have for itself, and beside it a digest of the code of
 each function in it: of a policy, or of what makes batches of examples, no compiled program tells.

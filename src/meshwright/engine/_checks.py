@@ -1,4 +1,4 @@
-"""What is tried before the first step, so that a long run does not fail on something small.
+"""Checks made before the first step, so that a long run does not fail late on something small.
 
 Each check says in a few words what it found, or raises. The cheap ones come first, and nothing
 compiles before all that can be seen without compiling has been.
@@ -28,12 +28,12 @@ _MOST_EVALUATIONS = 2
 
 @dataclass(frozen=True)
 class Found:
-    """What a check found, for people."""
+    """The text of a check's result, for people."""
 
     text: str
     is_warning: bool = False
     is_detail: bool = False
-    """Whether it is shown only to those who ask for everything."""
+    """True if it is shown only with `verbose`."""
 
     def __str__(self) -> str:
         return f"  {'!' if self.is_warning else '✓'} {self.text}"

@@ -22,7 +22,7 @@ class Deadline:
 
     limits: Sequence[Limit]
     is_set: bool
-    """Whether process 0 has any limit."""
+    """True if process 0 has any limit."""
 
     def passed(self) -> str | None:
         """Return why the run is out of time, or None. Collective if any limit is set."""

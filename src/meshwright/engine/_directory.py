@@ -1,4 +1,4 @@
-"""What lies in a run directory, and how it gets there.
+"""The files of a run directory, and the functions that put them there.
 
 experiment.txt            the settings, one a line
 attempts/step_….txt       the same for each attempt, by the step that it went on from
@@ -45,7 +45,7 @@ _FILES = (
     "metrics.jsonl",
     "outcome.json",
 )
-"""What process 0 writes where it will be; a page takes the place of what is there."""
+"""Files that process 0 writes in place; a new page replaces the old one."""
 log = logging.getLogger("meshwright")
 
 

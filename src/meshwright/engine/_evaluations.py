@@ -23,18 +23,18 @@ def seconds_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class EvaluationPart:
-    """One evaluation of a run: what it finds, when, and what reports call it."""
+    """An evaluation of a run: its function, its times, and its name in reports."""
 
     name: str
-    """What reports call it."""
+    """Its name in reports."""
     prefix: str
-    """How the names of its scores begin in reports."""
+    """The prefix of its scores' names in reports."""
     field: str
     """The setting that errors name."""
     when: Policy
     """When it is due."""
     scoring: Scoring
-    """What finds its scores."""
+    """The function that computes its scores."""
     at_end: Callable[[], bool] = lambda: True
     """Returns whether it is made after the last step, whatever `when` says."""
 
@@ -70,10 +70,10 @@ class Evaluations:
         self.history: dict[int, Scores] = {}
         """The scores by the step at which they were found."""
         self.seconds = 0.0
-        """How long all evaluations took, not counting the training steps that they waited for."""
+        """Seconds that all evaluations took, not counting the training steps that they waited for."""
         self._due = [Due(as_when(one.when, lambda step: self._known)) for one in each]
         self.needs_reports = any(is_informed(one.when) for one in each)
-        """Whether one of them goes by what was reported."""
+        """True if the policy of an evaluation reads what was reported."""
         self._known: Scores = {}
         self._newest: tuple[int, Scores] = (-1, {})
 

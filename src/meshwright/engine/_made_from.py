@@ -121,7 +121,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a sequence of such values is one of examples."""
+    """Return whether a sequence of such values is a sequence of examples."""
     return isinstance(value, Mapping) or (isinstance(value, np.ndarray | jax.Array) and value.ndim > 0)
 
 

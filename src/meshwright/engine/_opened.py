@@ -1,4 +1,4 @@
-"""What is open around a run: its directory, its checkpoints, its screen, and what may end it."""
+"""The resources of a run: its directory, its checkpoints, its screen, its signals."""
 
 import contextlib
 import logging
@@ -25,10 +25,10 @@ log = logging.getLogger("meshwright")
 
 @dataclass(frozen=True)
 class Opened:
-    """What a run has at hand."""
+    """The open resources of a run."""
 
     directory: Path | None
-    """Where its files are made; None for a run that leaves none."""
+    """The directory in which its files are written; None for a run that writes none."""
     console: Console
     checkpoints: Checkpoints | None
     signals: process.Signals

@@ -1,4 +1,4 @@
-"""How a run ended, as a value."""
+"""The outcome of a run, as a value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from meshwright.train import TrainState
 @documented
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The outcome of a run: its last step and state, its scores, and the time that it took."""
 
     step: int
     """Updates made, those of earlier attempts included."""
     scores: Mapping[str, float]
     """The results of the last evaluations: after the last step, but of those that are not made `at_end`."""
     seconds: float
-    """How long this process trained and evaluated; compiling the step and restoring do not count."""
+    """Seconds that this process trained and evaluated, without compiling the step and restoring."""
     state: TrainState
     """The state after the last update."""
 

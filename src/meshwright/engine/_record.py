@@ -1,4 +1,4 @@
-"""What process 0 writes down of a run: at its start what it is, at its end how it ended, and its page."""
+"""The record of a run, which process 0 writes: its settings at the start, its outcome and page at the end."""
 
 import logging
 import time

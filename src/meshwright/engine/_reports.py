@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and to whom."""
+"""The reports of a run while it goes on: to screen, log, files and trackers."""
 
 import contextlib
 import logging
@@ -109,7 +109,7 @@ class _Shown:
     console: Console
     left_out: Set[str]
     is_first: bool
-    """Whether this process trains for the first time: the loss of calls of `fit` that follow is known."""
+    """True if this process trains for the first time: later calls of `fit` know the loss already."""
 
     def __call__(self, step: int, values: Values, /) -> None:
         self.console(step, self._rest(values))

@@ -22,7 +22,7 @@ from meshwright.when import Tick, When, asked_once, never
 
 @dataclass(frozen=True)
 class Turn:
-    """What each turn of the loop uses."""
+    """The objects that each turn of the loop uses."""
 
     settings: Settings
     training: Training

@@ -1,4 +1,4 @@
-"""How a run goes, whatever it trains: plain values, which no device is needed for."""
+"""Settings of a run, whatever it trains: plain values that need no device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ class Saving:
     names: Callable[[str], str | None] | None = None
     host_nbytes: int = HOST_NBYTES
     keeps_position: bool = True
-    """Whether the position in the data is saved, too."""
+    """Save the position in the data, too."""
     is_tried: bool = False
-    """Whether a new run saves its first state, to show that it can."""
+    """Save the first state of a new run, to show that saving works."""
     marks: Callable[[], Mapping[str, float]] = dict
     """Returns numbers that are saved among the scores of a checkpoint."""
     field: str = "save"
@@ -42,12 +42,16 @@ class Saving:
 @documented
 @dataclass(frozen=True)
 class Logging:
-    """How often a run reports, and where its reports go besides the screen and the run directory.
+    """The interval of a run's reports, and where they go besides the screen and the run directory.
 
-        mw.Logging(every=10, trackers=(functools.partial(mw.metrics.wandb, project="digits"),))
+    Trackers are given as functions: `functools.partial(mw.metrics.wandb, project="digits")`.
 
     Raises:
       UsageError: a value is of another type, `every` is below 1, or a tracker is nothing to write to.
+
+    Example:
+      >>> mw.Logging(every=10, norms="head/.*")
+      Logging(every=10, norms='head/.*', trackers=())
     """
 
     is_known_by_place: ClassVar[bool] = True
@@ -87,10 +91,12 @@ class Reporting:
 class Profile:
     """The steps that are profiled, into the run directory, where TensorBoard finds the profiles.
 
-        mw.Profile((100, 5000), num_steps=3)
-
     Raises:
       UsageError: a value is of another type, or a number is below 1.
+
+    Example:
+      >>> mw.Profile((100, 5000), num_steps=3)
+      Profile(steps=(100, 5000), num_steps=3, processes=(0,))
     """
 
     is_known_by_place: ClassVar[bool] = True
@@ -98,7 +104,7 @@ class Profile:
     steps: tuple[int, ...] = ()
     """The first step of each profile; steps count from 1."""
     num_steps: int = 3
-    """How many steps a profile covers."""
+    """The number of steps in a profile."""
     processes: tuple[int, ...] | Literal["all"] = (0,)
     """The processes that take profiles."""
 
@@ -116,10 +122,12 @@ class Profile:
 class Watchdog:
     """When a run counts as hung, and whether a process that hangs is ended.
 
-        mw.Watchdog({"step": 60, "compile": 1800, "save": 600}, kill=True)
-
     Raises:
       UsageError: a time is not positive, there is none for a step, or a phase is unknown.
+
+    Example:
+      >>> mw.Watchdog({"step": 60, "compile": 1800, "save": 600}, kill=True).kill
+      True
     """
 
     is_known_by_place: ClassVar[bool] = True
@@ -128,7 +136,7 @@ class Watchdog:
     """When no step ends for so many seconds, every process prints the stacks of its threads. Other phases may
     take ten times as long. Or the seconds by phase, of `mw.train.PHASES`."""
     kill: bool = False
-    """Whether a process that hangs for two such times in a row is ended, with exit code 5."""
+    """End a process, with exit code 5, that hangs for two such times in a row."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -154,21 +162,21 @@ class Settings:
     profile: Profile = field(default_factory=Profile)
     watchdog: Watchdog | None = None
     compile_cache: bool = True
-    """Whether compiled programs are kept in the run directory."""
+    """Keep compiled programs in the run directory."""
     is_strict: bool = False
-    """Whether a run that is continued with other settings than before is refused."""
+    """Refuse to continue a run with other settings than before."""
     from_step: int | None = None
     """The step whose checkpoint the run goes back to; later ones are set aside."""
     started: float | None = None
     """When the run was asked for, on the clock `time.monotonic`; None for the call."""
     origin: Mapping[str, Any] | None = None
-    """How the run is started again; None if only its script knows."""
+    """JSON that tells how to start the run again; None if only its script knows."""
     remark: str = ""
-    """What the first line on the screen says besides versions, devices and mesh."""
+    """Text of the first line on the screen, besides versions, devices and mesh."""
     is_shown: bool = True
-    """Whether process 0 shows progress on its screen."""
+    """Show progress on the screen of process 0."""
     is_verbose: bool = False
-    """Whether the screen shows the details, too: each array, each evaluation that was checked."""
+    """Show details on the screen, too: each array, each evaluation that was checked."""
     say: Callable[[str], None] | None = None
     """Tells people a line; None for the screen and the log of the run."""
     detail: Callable[[str], None] | None = None

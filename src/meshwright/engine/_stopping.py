@@ -18,17 +18,29 @@ History = Mapping[int, Mapping[str, float]]
 """The scores of a run by step, those before a restart included."""
 
 StopEarly = Callable[[History], bool]
-"""Whether to end the run, a pure function of its scores; asked after each evaluation. One that says in an
+"""A pure function of a run's scores, True to end it; called after each evaluation. A policy that says in an
 attribute `metrics` by which scores it goes is refused where no evaluation gives them."""
 
 
 def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
-    """Return a policy: end when none of the last `patience` scores beats all before them by more than `by`.
+    """Return a policy for `Stop.early`: it ends a run whose score gets no better.
 
-    NaN is worse than any number.
+    The run ends when none of the last `patience` scores beats all scores before them. NaN is worse than any
+    number.
+
+    Args:
+      metric: the name of the score in reports, such as "test/loss".
+      mode: "min" if less is better, "max" if more is better.
+      patience: the number of evaluations in a row without a better score.
+      by: the least difference that counts as better.
 
     Raises:
-      UsageError: `mode` is another, or `patience` is below 1.
+      UsageError: `mode` is neither, or `patience` is below 1.
+
+    Example:
+      >>> policy = mw.early_stopping("test/loss", "min", patience=2)
+      >>> policy({10: {"test/loss": 1.0}, 20: {"test/loss": 1.2}, 30: {"test/loss": 1.1}})
+      True
     """
     if mode not in ("min", "max") or patience < 1:
         raise UsageError(
@@ -39,7 +51,7 @@ def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, b
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """What `early_stopping` returns."""
+    """The policy that `early_stopping` returns."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -66,24 +78,26 @@ def _or_worst(score: float) -> float:
 @documented
 @dataclass(frozen=True)
 class Stop:
-    """What ends a run before its last step.
-
-        mw.Stop(max_seconds=3600, early=mw.early_stopping("test/loss", "min", patience=5))
+    """The reasons to end a run before its last step: a time limit, or scores that get no better.
 
     Raises:
       UsageError: a value is of another type.
+
+    Example:
+      >>> mw.Stop(max_seconds=3600, early=mw.early_stopping("test/loss", "min", patience=5)).max_seconds
+      3600
     """
 
     is_known_by_place: ClassVar[bool] = True
 
     max_seconds: float | None = None
-    """How long one process may take, in seconds: from the launch of the command, or in Python from the call.
+    """Seconds that one process may take, from the launch of the command, or in Python from the call.
     After the step during which the time is over it saves, and ends with exit code 75, to be run again."""
     early: StopEarly | None = None
     """When the scores say that more training does not help."""
     job_margin_seconds: float | None = 120.0
-    """How long before the end of its job, where the scheduler tells it (SLURM), a run saves and ends. None
-    does not look."""
+    """Seconds before the end of its job, if the scheduler tells it (SLURM), at which a run saves and ends.
+    None ignores the job's end."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -117,9 +131,9 @@ class Stopping:
         self._every, self._history = every, history
         self._num_judged, self._num_looks = len(history), 0
         self.interruption: Interrupted | None = None
-        """What to raise after the run: it is not complete, and can be continued."""
+        """The error to raise after the run, which is not complete and can be continued."""
         self.is_early = False
-        """Whether the scores ended the run, which is complete then."""
+        """True if the scores ended the run, which is complete then."""
 
     def was_early(self) -> bool:
         """Return whether the scores had ended the run before it was called again."""

@@ -1,4 +1,4 @@
-"""What is trained, on what and until when: the parts that the engine is given."""
+"""The parts that the engine is given: state, step, data, and the number of steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,18 +59,18 @@ class Training:
     facts: Callable[[], Mapping[str, str]] = dict
     """Returns by name what must be the same on all processes of the state and the examples."""
     remarks: Sequence[str] = ()
-    """What people should know before it starts."""
+    """Lines to show before it starts."""
     first_step: Callable[[], int] = lambda: 0
     """Returns the updates that were made before this training, whose scores it does not go by."""
     num_steps: Callable[[int], int | None] = lambda done: None
     """Returns from the updates made so far those in all, for progress; None if only the data knows."""
     is_continued: bool = False
-    """Whether the first state is that of an earlier training of this process: it is not looked for in
+    """True if the first state is that of an earlier training of this process: it is not looked for in
     checkpoints, and what was checked is not checked again."""
     other_batches: Sequence[PyTree] = ()
     """Global batches of all other shapes that may come, as structs."""
     asked: str = ""
-    """What was said of how long to train: `max_steps=100`."""
+    """The user's argument for the length of training, as text: `max_steps=100`."""
     reached: Callable[[TrainState], None] = nothing
     """Is told the state after each step."""
 

@@ -1,4 +1,4 @@
-"""Whether the values of a description are of the types that it declares, as far as that is plain to see.
+"""Check that the values of a description have the types that it declares, where that is easy to tell.
 
 Looked at are numbers, texts, flags, functions, sequences, mappings and dataclasses; anything else passes.
 """

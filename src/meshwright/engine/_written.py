@@ -1,4 +1,4 @@
-"""What a run writes down of itself: what it is, where it runs, how it was started and ended. No secrets."""
+"""The texts that a run writes about itself: its settings, machine, start and end. They hold no secrets."""
 
 import contextlib
 import importlib.metadata
@@ -23,7 +23,7 @@ PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 ATTEMPTS = "attempts"
 """The folder of the settings of each attempt, by the step that it went on from."""
 _SECRET = "**********"
-"""What stands for a secret, as in pydantic."""
+"""The text shown in place of a secret, as in pydantic."""
 
 
 def write_description(

@@ -44,7 +44,7 @@ class Evaluator:
         self._measured = Measured(measure, layout, compute_dtype=compute_dtype, params=params)
         self._data, self._due = data, Due(when)
         self.seconds = 0.0
-        """How long all evaluations took, not counting the training steps that they waited for."""
+        """Seconds that all evaluations took, not counting the training steps that they waited for."""
 
     def __call__(self, tick: Tick, state: Any) -> Scores | None:
         """Return the scores if they are due, else None."""

@@ -1,4 +1,4 @@
-"""What a model makes of each example of an evaluation, kept as lines of JSON.
+"""Files of a model's outputs for each example of an evaluation, as lines of JSON.
 
 outputs/test/step_00000100.jsonl         all, in the examples' order; it appears when the last is there
 outputs/test/step_00000100.jsonl.part    those so far

@@ -1,4 +1,4 @@
-"""What a function of a model makes of each example, computed for all of them in order."""
+"""The outputs of a model's function for all examples, in order."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""How an array of a checkpoint becomes one of another shape: what `from_checkpoint(adapt=)` is given."""
+"""Functions for `from_checkpoint(adapt=)`: they make an array of another shape from a checkpoint's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def truncate_left(dim: int = 0) -> Adapt:
 
 @dataclass(frozen=True)
 class Truncate:
-    """What `truncate` and `truncate_left` make."""
+    """The function that `truncate` and `truncate_left` return."""
 
     dim: int
     from_left: bool
@@ -53,7 +53,7 @@ def replace_prefix(dim: int = 0) -> Adapt:
 
 @dataclass(frozen=True)
 class ReplacePrefix:
-    """What `replace_prefix` makes."""
+    """The function that `replace_prefix` returns."""
 
     dim: int
 

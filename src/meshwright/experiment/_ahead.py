@@ -28,13 +28,13 @@ class AheadOfTime:
     mesh: Mapping[str, int]
     """The size of each axis."""
     seconds: float
-    """How long tracing and compiling took."""
+    """Seconds that tracing and compiling took."""
     state_bytes: int
     """The state, which stays from step to step."""
     batch_bytes: int
     """The batch."""
     temporary_bytes: int
-    """What is there while the step runs, activations above all."""
+    """Bytes of temporary memory while the step runs, mostly activations."""
     peak_bytes: int
     """All of it together. The new state is written over the old one, where XLA says so, and counts once."""
     flops: float

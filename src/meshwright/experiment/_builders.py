@@ -1,4 +1,4 @@
-"""Where a run's first state comes from, other than from its seed."""
+"""Builders of a run's first state from other sources than its seed."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +47,16 @@ def from_checkpoint(
         when called, a pattern decides nothing.
       CheckpointError (when called): there is no checkpoint, or it does not have what is wanted; all
         differences are listed.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> optimizer = optax.sgd(0.1)
+      >>> state = mw.train.init_state(lambda key: {"w": jnp.ones(2)}, optimizer, 0, layout)
+      >>> with mw.Checkpoints("pretrained") as checkpoints:
+      ...     checkpoints.save(1, state)
+      >>> given = mw.from_checkpoint("pretrained")(state)
+      >>> print(given["params/w"])
+      [1. 1.]
     """
     chosen, adapting = Table("only", (only,)), Table.of("adapt", adapt)
     if step is not None and re.fullmatch(r"step_\d+", PurePosixPath(path).name):

@@ -71,7 +71,12 @@ def _check_names(evaluations: Mapping[str, Any]) -> None:
 @documented
 @dataclass(frozen=True)
 class Input:
-    """The examples to train on, and how they are made into batches."""
+    """The examples to train on, and how they are made into batches.
+
+    Example:
+      >>> mw.Input({"x": np.zeros((100, 3))}, batch_size=8).epochs is None
+      True
+    """
 
     is_known_by_place: ClassVar[bool] = True
 
@@ -87,9 +92,9 @@ class Input:
     num_threads: int | None = None
     """Threads that read ahead; None decides by where the examples are."""
     item: str = "examples"
-    """What is counted per second in the metrics."""
+    """The unit counted per second in the metrics, as a plural noun."""
     items_per_example: float = 1
-    """How many of those an example holds: tokens of a sequence, say."""
+    """The number of those units in one example, such as the tokens of a sequence."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -100,7 +105,14 @@ class Input:
 @documented
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation: every example once, the last batch padded and the padding not counted."""
+    """An evaluation: every example once, the last batch padded and the padding not counted.
+
+    Example:
+      >>> def error(params, batch):
+      ...     return {"error": abs(params["w"] - batch["y"])}  # one value for each example
+      >>> mw.Evaluation(error, {"y": np.ones(100)}, when=200).when
+      200
+    """
 
     is_known_by_place: ClassVar[bool] = True
 
@@ -118,9 +130,9 @@ class Evaluation:
     batch_size: int = 256
     """Examples at a time, over all devices."""
     dtype: str | None = "train"
-    """What to compute in, as `Experiment.compute_dtype`; "train" is that one, None the parameters' own."""
+    """As `Experiment.compute_dtype`; "train" uses that one, None the parameters' own dtypes."""
     params: Callable[[Any], PyTree] = eval_params
-    """Which parameters of the state to evaluate: the average, if the optimizer keeps one
+    """Returns the parameters to evaluate from the state. By default the average, if the optimizer keeps one
     (`mw.train.keep_ema`), or say `lambda state: state.params`."""
     outputs: Outputs | None = None
     """`(params, batch) -> {name: array}` with a row for each example, of a model with a state `(params,
@@ -149,7 +161,12 @@ class Evaluation:
 @documented
 @dataclass(frozen=True)
 class Save:
-    """When to save, where, in what form, and what to keep."""
+    """When to save, where, in what form, and what to keep.
+
+    Example:
+      >>> mw.Save(when=1000, keep=3).keep
+      3
+    """
 
     is_known_by_place: ClassVar[bool] = True
 
@@ -157,9 +174,9 @@ class Save:
     """After these steps (a number: every so many), and always after the last. A function may be of the step,
     or of the step and the scores found at this very step: `mw.engine.when_evaluated("test", "dev")`."""
     keep: int | Keep = 2
-    """Which checkpoints to keep (a number: the newest so many); `mw.checkpoint.best` and others say more."""
+    """The checkpoints to keep: a number of the newest, or a policy such as `mw.checkpoint.best`."""
     directory: str | None = None
-    """Where they are: a directory, or an address in an object store, `s3://bucket/run`; None for the folder
+    """The directory of the checkpoints, or an address in a store, `s3://bucket/run`; None for the folder
     `checkpoints` in the run directory. Give each run one of its own."""
     cast: str | Sequence[tuple[str, Any]] = ()
     """Dtypes to save in: pairs of a pattern and a dtype, of which the first that matches decides. A dtype
@@ -171,7 +188,7 @@ class Save:
     data_position: bool = True
     """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
     host_nbytes: int = HOST_NBYTES
-    """What each process may hold in copies on the host that are not written yet."""
+    """Bytes of copies on the host, not written yet, that each process may hold."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -188,6 +205,18 @@ class Experiment:
 
     Raises:
       UsageError: naming the field whose value cannot be.
+
+    Example:
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/line",
+      ...     model=lambda key: {"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.1),
+      ...     input=mw.Input({"y": np.ones(16, np.float32)}, batch_size=8),
+      ...     max_steps=2,
+      ... )
+      >>> experiment.seed
+      0
     """
 
     is_known_by_place: ClassVar[bool] = True
@@ -204,17 +233,17 @@ class Experiment:
     optimizer: Tx
     """Any optax transformation, or a `mw.Trainable` that trains some of the parameters."""
     input: Input
-    """What to train on."""
+    """The examples to train on, and their batches."""
     max_steps: int
     """Updates in all, counting those before a restart."""
 
     mesh: str = "data=-1"
     """Axis sizes, the slowest first; -1 once, for the rest of the devices."""
     mesh_rules: tuple[MeshRule, ...] = ()
-    """What to change on which hardware: `(("NVIDIA H100.*:8", mw.override(mesh="fsdp=8",
+    """Changes of settings by hardware: `(("NVIDIA H100.*:8", mw.override(mesh="fsdp=8",
     remat="dots")), …)`. The first rule whose pattern matches all of `mw.sharding.hardware()` stands."""
     rules: tuple[Rule, ...] | None = None
-    """How parameters are split over the mesh; the first rule that answers decides. None reads it off what
+    """Rules that split parameters over the mesh; the first that answers decides. None infers them from what
     the loss does with them, as `mw.auto` does."""
     batch_axis_names: tuple[str, ...] | None = None
     """The mesh axes that split a batch; None means those of data and fsdp that the mesh has."""
@@ -225,14 +254,14 @@ class Experiment:
     microbatches: int = 1
     """Pieces in which each batch is computed before its update."""
     remat: str | None = None
-    """What of the loss is kept for its gradient, "dots" say: see `mw.train.remat`; None keeps it all."""
+    """The intermediate values kept for the gradient, such as "dots", see `mw.train.remat`; None keeps all."""
     parameter_noise: tuple[tuple[str, float | Std], ...] = ()
     """Gaussian noise on parameters in training: pairs of a pattern and a standard deviation, see
     `mw.train.with_parameter_noise`."""
     seed: int = 0
-    """Of the parameters, the data's order and the steps' randomness."""
+    """The seed of the parameters, the data's order and the steps' randomness."""
     init_state_builder: Builder | None = None
-    """Where a new run's first state comes from, in whole or in part: `mw.from_checkpoint(path)`. What it does
+    """Makes a new run's first state, in whole or in part: `mw.from_checkpoint(path)`. What it does
     not give is initialised as if it gave nothing. A run that is continued does not call it."""
 
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
@@ -240,10 +269,10 @@ class Experiment:
     save: Save = Save()
     """When to save, and what to keep."""
     stop: Stop = field(default_factory=Stop)
-    """What ends the run before `max_steps`: a time, or scores that get no better."""
+    """Reasons to end the run before `max_steps`: a time limit, or scores that get no better."""
 
     logging: Logging = field(default_factory=Logging)
-    """How often to report, and where to."""
+    """The interval of reports, and where they go."""
     profile: Profile = field(default_factory=Profile)
     """The steps to profile."""
     watchdog: Watchdog | None = field(default_factory=Watchdog)

@@ -1,4 +1,4 @@
-"""What a description stands for on the devices at hand: mesh, examples, rules, state and step."""
+"""The parts that a description makes on the devices at hand: mesh, examples, rules, state and step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

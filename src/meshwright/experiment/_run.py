@@ -51,23 +51,37 @@ def run(
     Call it on every process, after `process.start`.
 
     Args:
-      experiment: what to do.
-      origin: JSON-able: how to start this run again. Kept as `experiment.json`.
-      strict: whether to refuse to go on with other settings than the run was trained with so far, which are
-        told otherwise.
+      experiment: the description of the run.
+      origin: JSON values that tell how to start this run again. They are kept as `experiment.json`.
+      strict: refuse to continue a run with other settings than before. Without it the differences are
+        printed.
       from_step: go back to the checkpoint of this step. Later checkpoints are set aside, and later reports
         cut off. The same call, made again after the run was cut off, goes on from the newest.
-      started: from when on `max_seconds` counts, on the clock `time.monotonic`; without it, from the call.
-      verbose: whether to show details before it starts, as where each array lies; the log has them anyway.
+      started: the time from which `max_seconds` counts, on the clock `time.monotonic`; by default the call.
+      verbose: show details before the run starts, such as the sharding of each array; the log always has
+        them.
 
     Raises:
       UsageError: before anything compiles, where the parts do not fit together, not all processes have the
         same, or there is no checkpoint of `from_step`.
       InputError: examples or a checkpoint that cannot be used.
-      MeshwrightError: the run directory, of which all is done, could not be put at its address.
+      MeshwrightError: the run is complete, but its directory could not be copied to its address.
       DivergedError: a reported loss, or a state that is to be saved, is not finite.
       Interrupted: told to stop; the state is saved.
       PeersError: another process is gone.
+
+    Example:
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/line",
+      ...     model=lambda key: {"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.1),
+      ...     input=mw.Input({"y": np.ones(16, np.float32)}, batch_size=8),
+      ...     max_steps=2,
+      ... )
+      >>> outcome = mw.run(experiment)
+      >>> outcome.step
+      2
     """
     with process.telling():
         experiment = _on_devices(experiment)
@@ -91,6 +105,20 @@ def evaluate(experiment: Experiment) -> dict[str, float]:
     Raises:
       UsageError: there are no `evaluations`; or as `run` before its first step.
       InputError: examples or a checkpoint that cannot be used.
+
+    Example:
+      >>> examples = {"y": np.ones(16, np.float32)}
+      >>> experiment = mw.Experiment(
+      ...     workdir="runs/new",
+      ...     model=lambda key: {"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.1),
+      ...     input=mw.Input(examples, batch_size=8),
+      ...     max_steps=2,
+      ...     evaluations={"test": mw.Evaluation(lambda params, batch: {"y": batch["y"]}, examples)},
+      ... )
+      >>> mw.evaluate(experiment)
+      {'test/y': 1.0}
     """
     if not experiment.evaluations:
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")

@@ -42,6 +42,16 @@ class Predictor:
 
     Raises:
       UsageError: a function asks for what there is not.
+
+    Example:
+      >>> deployer = mw.Deployer(seed=0, verbose=False)
+      >>> predictor = mw.Predictor(
+      ...     deployer,
+      ...     predict=lambda params, batch: params["w"] * batch["x"],
+      ...     output=lambda predictions: predictions.tolist(),
+      ... )
+      >>> predictor.predict({"x": np.arange(3.0)}, 1, {"w": jnp.float32(2)})
+      [0.0, 2.0, 4.0]
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the processes of a run say to each other: small JSON values, through the devices.
+"""Exchange of small JSON values between the processes of a run, through the devices.
 
 Everything here is collective: call it from the main thread only, at the same point of the program on every
 process. Two threads' collectives may start in different orders on different hosts, and then all of them wait

@@ -1,4 +1,4 @@
-"""One program, or none: processes compare what they are about to do, before they do it.
+"""Comparison between processes: before they run a program, they check that it is the same on all.
 
 Without this, a process with another learning rate trains on in step with the others, to a result that nobody
 asked for, and one with another number of steps waits for ever. With one process nothing is done, and with
@@ -27,7 +27,7 @@ Said = str | Mapping[str, str]
 """A text, or settings by name."""
 
 _MOST_VOICES = 8
-"""Of so many that say different things all is looked at."""
+"""The number of differing processes that are compared in full."""
 
 
 def sit_at(board: Board) -> None:
@@ -171,7 +171,7 @@ def tell(error: BaseException) -> None:
 
 
 def _are_several() -> bool:
-    """Whether there are other processes. Where they are connected, no device is touched to find out."""
+    """Return whether there are other processes. Touch no device for it if they are connected."""
     return member.board is not None or jax.process_count() > 1
 
 
@@ -198,7 +198,7 @@ def _known_to_all() -> Iterator[None]:
 
 
 def _is_known(error: BaseException | None) -> bool:
-    """Whether it is the error of which the others know, or was raised because of it."""
+    """Return whether this is the error that the others know, or was raised because of it."""
     while error is not None and error is not member.known_error:
         error = error.__cause__ or error.__context__
     return error is not None

@@ -21,7 +21,7 @@ from meshwright.errors import EXIT_AGAIN
 from meshwright.process._peers import say_left
 
 _GRACE_SECONDS = 2
-"""Where Python's turn comes within this time, the run ends by itself."""
+"""Seconds in which Python must get its turn, so that the run ends by itself."""
 _PRINT_SECONDS = 1
 _OVER = b"\0"
 _NOTE = "stopped by SIGTERM before the first step: there is nothing new to save. Run the same command again."

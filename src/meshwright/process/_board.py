@@ -30,11 +30,11 @@ _OTHERS_REMARK_AFTER_SECONDS = 30
 _LOOK_EVERY_SECONDS = 1
 
 Decide = Callable[[list[Any]], Any]
-"""What follows from what the processes said, in their order. Pure: of JSON's values."""
+"""A pure function from the messages of the processes, in their order, to the answer; all are JSON values."""
 
 
 class Board(Protocol):
-    """Where the processes of a run meet. For one thread at a time."""
+    """The place where the processes of a run exchange messages. For one thread at a time."""
 
     number: int
     """This process's."""

@@ -1,4 +1,4 @@
-"""What is known about the processes of a run, and how it is read from environment variables."""
+"""Facts about the processes of a run, read from environment variables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

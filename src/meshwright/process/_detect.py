@@ -1,4 +1,4 @@
-"""Which processes make up this run? Read from the arguments and the environment, without touching a device.
+"""Find the processes of this run from the arguments and the environment, without touching a device.
 
 Asked in this order; the first that knows decides:
 

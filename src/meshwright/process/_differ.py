@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshwright.process._wire import ranges
 
 Lines = Mapping[str, str]
-"""What a process says, by names: settings by their paths, the lines of a program by their numbers."""
+"""The message of a process: settings by their paths, or the lines of a program by their numbers."""
 Groups = Mapping[int, Sequence[int]]
 """By the first process of those that say the same, all of them."""
 
 _LONG = 2000
-"""Of a longer line the middle is sent as a digest: it is a table of numbers."""
+"""The longest line sent whole; the middle of a longer one, a table of numbers, is sent as a digest."""
 _SHOWN = 160
 _MOST_NAMES = 4
 _NOTHING = "nothing"

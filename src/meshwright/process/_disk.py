@@ -1,4 +1,4 @@
-"""Whether a directory is the same for all processes, or on a disk of each."""
+"""Find out if all processes share a directory, or each has its own disk."""
 
 import secrets
 from pathlib import Path

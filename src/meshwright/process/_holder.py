@@ -22,7 +22,7 @@ class Holder:
     """When the process began, in the kernel's ticks; empty where that is not known. Numbers come again."""
     since: str
     locked: bool
-    """Whether it has a lock, which ends with it."""
+    """True if the holder has a lock, which the system releases when the holder ends."""
     token: str = field(default_factory=lambda: secrets.token_hex(4))
 
     def __str__(self) -> str:

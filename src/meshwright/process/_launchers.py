@@ -1,4 +1,4 @@
-"""How each launcher tells a process who its peers are. Each function answers None for "not mine"."""
+"""Readers of the launchers' environment variables. Each returns None if its launcher was not used."""
 
 from collections.abc import Mapping
 

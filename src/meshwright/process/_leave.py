@@ -1,4 +1,4 @@
-"""How a process leaves a run that goes wrong.
+"""The end of a process whose run fails.
 
 A process that ends normally meets the others in JAX's exit handler, where process 0, which holds the
 coordination service, waits for all. After an error on one process nobody else comes there: it would wait
@@ -24,7 +24,7 @@ from meshwright.process._peers import begin_shared, lost_peer, say_at_end, say_l
 _LEAD_LINGERS_SECONDS = 2
 """When process 0 goes, JAX aborts the others. If they failed as well, they may say so first."""
 _OTHERS_LINGER_SECONDS = 1
-"""Of those that end because of another's error, so that a launcher sees that one fail first."""
+"""Seconds by which processes that end because of another's error wait, so that it fails first."""
 
 
 def abandon(exit_code: int) -> None:

@@ -1,4 +1,4 @@
-"""What this process keeps as a member of a run: all that outlives the calls into this room, in one place.
+"""The state that this process keeps as a member of a run, in one place: it outlives single calls.
 
 JAX lets a process join a run once, for as long as it lives; and what Python calls where a process ends, by an
 exit handler or for an uncaught exception, is given nothing of ours. So a process has one membership.
@@ -20,7 +20,7 @@ class Member:
     """The value that is `member`."""
 
     board: Board | None = None
-    """Where the processes compare; None before they have met."""
+    """The board on which the processes compare; None before they have met."""
     known_error: BaseException | None = None
     """The last error of which the other processes know."""
     watch: Any = None
@@ -32,9 +32,9 @@ class Member:
     counting: Lock = field(default_factory=Lock)
     """Held to change that number, as blocks are on several threads."""
     lingers_seconds: float = 0
-    """How long this process stays after an error, so that others may say theirs."""
+    """Seconds that this process stays after an error, so that others may report theirs."""
     asked_to_exit: SystemExit | None = None
-    """What ended shared work by `sys.exit`."""
+    """The `SystemExit` that ended shared work."""
     questions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Numbers for JAX's agreement on when to stop, which counts for as long as the process lives."""
 
@@ -43,7 +43,7 @@ member = Member()
 
 
 class Forgettable(Protocol):
-    """What is open in this process, and a fork of it, such as a data loader's worker, must not keep open."""
+    """A thing open in this process that a fork of it, such as a data loader's worker, must close."""
 
     def forget(self) -> None:
         """Let go of it in a process that was forked: its parent still has it."""

@@ -30,11 +30,11 @@ from meshwright.process._member import forget_in_forks, member
 from meshwright.process._post import Post
 
 _OWN_END_SECONDS = 3
-"""How long a process may take to fail by itself: of the same mistake, or in a collective, and to clean up."""
+"""Seconds for a process to fail by itself: of the same mistake, or in a collective, and to clean up."""
 _LEAD_LINGERS_SECONDS = 1
 """When process 0 goes, JAX aborts the others. So it goes last."""
 _FINISH_SECONDS = 10
-"""What is worth finishing may take so long. The part that another process owes to a save may never come."""
+"""Seconds for work that is worth finishing. Another process's part of a save may never come."""
 _REMARK_AFTER_SECONDS = 5
 _LOOK_EVERY_SECONDS = 0.1
 _PRINT_SECONDS = 1
@@ -46,7 +46,7 @@ _LOST = re.compile(
     r"|coordination service|[Hh]eartbeat|GetKeyValue|tasks? .*(unhealthy|died)|Barrier .*(failed|timed out)",
     re.DOTALL,
 )
-"""What JAX's errors say where another process, and not this one, is to blame."""
+"""Texts in JAX's errors that are caused by another process."""
 
 
 def watch_peers(post: Post) -> "Watch":
@@ -125,7 +125,7 @@ def finishing() -> Iterator[None]:
 
 
 class Watch:
-    """What the other processes have said, and when this one must end."""
+    """The messages of the other processes, and the time by which this one must end."""
 
     def __init__(self, post: Post):
         self._post = post
@@ -136,7 +136,7 @@ class Watch:
         self._due = self._latest = float("inf")
         self._said = False
         self.told, self.lost = threading.Event(), ""
-        """Which process is gone, and that this is known."""
+        """The process that is gone, and that this is known."""
         self.over = self.is_at_end = self.was_joined = False
         """This process is about to end by itself; has come to its end; has been a part of a JAX runtime."""
 

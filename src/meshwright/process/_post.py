@@ -17,11 +17,11 @@ from typing import Any
 from meshwright.process._wire import stay_connected
 
 _SEND_SECONDS = 120
-"""How long a message may take to be read at the other end."""
+"""Seconds that the other end may take to read a message."""
 _BUSY_SECONDS = 1
-"""How long a word waits for a message that is being sent."""
+"""Seconds that a short message waits for another that is being sent."""
 _UNATTENDED_SECONDS = 1
-"""How often to see whether somebody watches now."""
+"""Seconds between looks if another process watches now."""
 
 Take = Callable[[int, Any], None]
 """Is given the number of a process and its message, or None when that process has ended."""

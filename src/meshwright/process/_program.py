@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 _BINARY = ("ML\\EFR", "TUzvUg")
-"""How MLIR's bytecode begins, as bytes and in base64."""
+"""The first bytes of MLIR's bytecode, as bytes and in base64."""
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LOCAL = re.compile(r" at \S+:\d+|0x[0-9a-fA-F]+")
 

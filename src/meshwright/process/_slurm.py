@@ -1,4 +1,4 @@
-"""What SLURM tells the tasks of a step: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
+"""The variables that SLURM sets for a step's tasks: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 
 `srun` sets all of SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS, SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID,
 SLURM_PROCID and SLURM_LOCALID. A batch script, a shell inside an allocation or an editor's terminal has only

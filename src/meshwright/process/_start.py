@@ -17,7 +17,7 @@ from meshwright.process._roll_call import roll_call, wait_until_served
 from meshwright.process._surroundings import software
 
 _CONNECT_SECONDS = 120
-"""What JAX may take once all processes are known to be there."""
+"""Seconds that JAX may take to connect once all processes are known to be there."""
 _VERSIONS = "versions and flags"
 _GRPC_EXCEPTIONS = "no_grpc_proxy"
 _PACKAGES = {"Kubernetes": "kubernetes", "Open MPI 5": "mpi4py"}

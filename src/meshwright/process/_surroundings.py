@@ -1,4 +1,4 @@
-"""What besides the code decides which program comes out: versions, flags, devices, settings of JAX."""
+"""The environment that a compiled program depends on: versions, flags, devices, settings of JAX."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""What process 0 does for all, and what all do or none."""
+"""Work that process 0 does for all, and work that all processes do or none."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 LINE_SECONDS = 5
-"""How long somebody who is connected may take to say one line."""
+"""Seconds that a connected process may take to send one line."""
 _CONNECT_SECONDS = 5
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A host that lost its power is noticed after so many seconds, and as many times three."""

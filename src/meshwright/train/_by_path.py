@@ -1,4 +1,4 @@
-"""What differs from parameter to parameter, in tables of (pattern, value): the first that matches stands.
+"""Settings that differ from parameter to parameter: tables of (pattern, value), the first match decides.
 
 The optimizers here keep their tables in their states, as nodes without arrays. So `tables_in` finds them,
 whatever they are put into, a chain, a mask or a guard, and they are judged when the whole state is laid out.

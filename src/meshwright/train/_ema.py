@@ -35,8 +35,19 @@ def keep_ema(
     2015, section 3): sum_i (1 - d) d^(t - i) p_i / (1 - d^t). Without, the first parameters count as all of
     the past. Either way it starts as the parameters, never as zeros.
 
+    Args:
+      decay: the weight of the average before this update, in [0, 1), or a function of the updates so far.
+      bias_correction: leave the first parameters out of the average, as above.
+
     Raises:
       UsageError: a constant decay is not in [0, 1).
+
+    Example:
+      >>> params = {"w": jnp.zeros(())}
+      >>> optimizer = optax.chain(optax.sgd(1.0), mw.train.keep_ema(0.5))
+      >>> _, (_, average) = optimizer.update({"w": jnp.float32(-2)}, optimizer.init(params), params)
+      >>> print(average.ema["w"])
+      2.0
     """
     if not callable(decay) and not 0 <= decay < 1:
         raise UsageError(f"keep_ema({decay}): the decay must be in [0, 1), 0.999 say.")

@@ -45,7 +45,7 @@ Threshold = Callable[[Norms], jax.Array]
 
 
 class SkipState(NamedTuple):
-    """How often an update was skipped, what decides it, and the state of the optimizer within."""
+    """The state of `skip_exploding`: recent norms, skipped updates, and the inner optimizer's state."""
 
     skipped: jax.Array
     """int32[]: updates skipped so far."""
@@ -59,10 +59,9 @@ def skip_exploding(
     *,
     decay: float = 0.99,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return an optimizer that leaves parameters and its own state as they are where gradients are not fit.
+    """Return an optimizer that skips an update whose gradients are not finite or too large.
 
-    They are not if their global norm is not finite, or not less than `threshold`: a number, or a function of
-    the norms so far, such as `mean_plus_std`. To clip as well, clip inside:
+    A skipped update leaves the parameters and the optimizer's state as they are. To clip, too, clip inside:
     `skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), mean_plus_std(6))`.
 
     What stands outside goes on: an average (`keep_ema`) after the guard counts the parameters once more.
@@ -70,10 +69,20 @@ def skip_exploding(
     The state counts what was skipped, and a step's metrics hold `skipped`, the share of updates skipped.
 
     Args:
-      decay: of the moving averages over the norms; skipped ones do not enter.
+      optimizer: the optax transformation to guard.
+      threshold: the global gradient norm from which on an update is skipped: a number, or a function of the
+        norms so far, such as `mean_plus_std`.
+      decay: the decay of the moving averages over the norms; skipped ones do not enter.
 
     Raises:
       UsageError: a threshold that is not positive, or a decay that is not in [0, 1).
+
+    Example:
+      >>> params = {"w": jnp.ones(())}
+      >>> optimizer = mw.train.skip_exploding(optax.sgd(0.1))
+      >>> updates, state = optimizer.update({"w": jnp.float32(jnp.nan)}, optimizer.init(params), params)
+      >>> print(updates["w"], state.skipped)
+      0.0 1
     """
     if not 0 <= decay < 1 or not (callable(threshold) or threshold > 0):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""How parameters are split where nobody says it: by a model's own names, then by what its loss does."""
+"""Rules that split parameters when the user gives none: by a model's names, then by what its loss does."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

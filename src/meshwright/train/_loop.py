@@ -16,7 +16,7 @@ RUN_AHEAD = 4
 
 
 class State(Protocol):
-    """What a loop trains: a `TrainState`, or any pytree of arrays that counts its updates."""
+    """The value that a loop trains: a `TrainState`, or any pytree of arrays that counts its updates."""
 
     @property
     def step(self) -> Any: ...
@@ -62,6 +62,16 @@ def fit(
 
     Returns:
       The state after the last update.
+
+    Example:
+      >>> layout, optimizer = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.5)
+      >>> state = mw.train.init_state(lambda key: {"w": jnp.zeros(2)}, optimizer, 0, layout)
+      >>> step = mw.make_step(lambda params, batch: (params["w"] - batch["y"]).mean() ** 2, optimizer, layout)
+      >>> examples = {"y": np.ones((16, 2), np.float32)}
+      >>> with mw.batches(examples, 8, layout.batch_sharding, seed=0) as data:
+      ...     state = mw.fit(step, state, data, max_steps=3)
+      >>> int(state.step)
+      3
     """
     tick, wait = Tick(int(state.step)), at_most_ahead(RUN_AHEAD)
     begin_alike(state, data, max_steps)

@@ -17,9 +17,9 @@ from meshwright.tree import PyTree
 Metrics = Mapping[str, Mean | Histogram]
 """Metrics of one step by name, on the devices."""
 REPORTED = ("step", "time")
-"""What a report holds besides metrics."""
+"""Names that a report holds besides metrics."""
 RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)
-"""What a report holds besides the loss's own metrics."""
+"""Names that a report holds besides the loss's own metrics."""
 
 Loss = Callable[[PyTree, PyTree, jax.Array], Any] | Callable[[PyTree, PyTree], Any]
 """`(params, batch, key) -> loss` or `(loss, metrics)`; or `(params, batch)`, of one that draws nothing.

@@ -1,4 +1,4 @@
-"""How large parameters and their gradients are, single ones and all together."""
+"""Norms of parameters and of their gradients, of single ones and of all together."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Where the arguments of a step lie: the state where it is, and batches split as the layout says."""
+"""Shardings of a step's arguments: the state stays where it is, batches are split as the layout says."""
 
 from typing import Any
 

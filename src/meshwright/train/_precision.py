@@ -14,7 +14,7 @@ from meshwright.train._by_path import ByPath
 from meshwright.tree import PyTree
 
 ComputeDtype = DTypeLike | ByPath[DTypeLike | None] | None
-"""One dtype for all parameters, or a table: `[("norm/.*", None), (".*", "bfloat16")]`. None: their own."""
+"""A dtype for all parameters, or a table: `[("norm/.*", None), (".*", "bfloat16")]`. None keeps their own."""
 
 
 def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:

@@ -1,4 +1,4 @@
-"""What of the forward pass is kept for the gradient, by name: memory against time."""
+"""Named policies of rematerialization: they trade memory for time in computing the gradient."""
 
 from collections.abc import Callable
 from typing import Any

@@ -61,6 +61,11 @@ def schedule(
     Raises:
       UsageError: an argument is missing, is not for this shape or contradicts another, or the steps
         are too few.
+
+    Example:
+      >>> rate = mw.train.schedule("linear", peak=1.0, max_steps=10, warmup_steps=2)
+      >>> [float(rate(step)) for step in (0, 1, 2, 10)]
+      [0.0, 0.5, 1.0, 0.0]
     """
     if callable(kind):
         return kind

@@ -1,4 +1,4 @@
-"""What a run is made of between two steps. With the data's position it is all that a restart needs."""
+"""The state of training between two steps. With the data's position it is all that a restart needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -35,9 +35,9 @@ class Variables(Generic[Params]):
     """The arrays of a model that has a state besides its parameters."""
 
     params: Params
-    """What an optimizer moves."""
+    """The parameters, which an optimizer changes."""
     model_state: PyTree
-    """What the loss is given and returns anew, such as batch statistics. It is not differentiated."""
+    """State that the loss takes and returns updated, such as batch statistics. It is not differentiated."""
 
     def __repr__(self) -> str:
         return f"Variables({_shown(self, 'params', 'model_state')})"
@@ -51,18 +51,24 @@ Init = Callable[[jax.Array], Params | Variables[Params]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState(Generic[Params]):
-    """The state of training: data only, so that two runs' states are one type to `jit`."""
+    """The state of training: data only, so that two runs' states are one type to `jit`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> mw.train.init_state(lambda key: {"w": jnp.zeros(2)}, optax.sgd(0.1), 0, layout)
+      TrainState(step=0, params: 1 array of 8 B, opt_state: 0 arrays of 0 B, mesh data=8)
+    """
 
     step: jax.Array
     """int32[]: updates made so far."""
     params: Params
-    """What the optimizer moves, and what is frozen."""
+    """All parameters, trained and frozen."""
     opt_state: optax.OptState
     """The optimizer's memory."""
     seed: jax.Array
     """uint32[]: step i draws from `fold_in(key_of(seed), i)`. A plain number outlives key formats."""
     model_state: PyTree = None
-    """What the loss replaces; None, which is no leaf, where the model has no state."""
+    """The model's state, which the loss replaces; None if the model has none."""
 
     def replace(self, **changes: Any) -> Self:
         """Return the state with some fields changed: `state.replace(params=averaged)`.
@@ -98,6 +104,12 @@ def init_state(init: Init[Params], optimizer: Tx, seed: int, layout: Layout) -> 
       LayoutError: listing all arrays that do not fit the mesh.
       UsageError: a parameter that is trained is not of a floating or complex type, or none is trained; or
         listing all rules, of the layout or the optimizer, that decide nothing.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> state = mw.train.init_state(lambda key: {"w": jnp.zeros(2)}, optax.sgd(0.1), 0, layout)
+      >>> int(state.step)
+      0
     """
     shardings = _shardings(abstract_state(init, optimizer, layout))
     return computed(_make(init, optimizer), shardings, layout.mesh, np.uint32(seed))

@@ -1,4 +1,4 @@
-"""How large a state is, in numbers and as a table for the start of a run."""
+"""The size of a state, as numbers and as a table for the start of a run."""
 
 from typing import Any
 

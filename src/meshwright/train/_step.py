@@ -1,4 +1,4 @@
-"""One training step: a pure function, compiled once, ahead of the run."""
+"""A training step: a pure function, compiled once, before the run."""
 
 import logging
 import time
@@ -47,7 +47,7 @@ StepFunction = (
     Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
     | Callable[[Any, PyTree, jax.Array], tuple[Any, Mapping[str, Any]]]
 )
-"""One whole update, `(state, batch) -> (state, metrics)` or `(state, batch, key) -> (state, metrics)`.
+"""A whole update: `(state, batch) -> (state, metrics)` or `(state, batch, key) -> (state, metrics)`.
 
 It is pure, and its metrics are `{name: scalar, Mean or Histogram}`.
 """
@@ -71,10 +71,20 @@ class Step:
         and comes back with the same structure, shapes and dtypes; `fit` needs it to have `.step`, an integer
         that counts the updates. There is at least one metric: `fit` waits for them, so as not to run too far
         ahead.
-      layout: where batches are split; the state stays where it is.
-      microbatches: by how much, besides, the size of a batch must divide.
-      idle: given the error about a mesh axis that only repeats work, where there is one; it may raise it.
-      optimizer: what the update uses, which `learning_rates` asks; its state is `state.opt_state`.
+      layout: the mesh, over which batches are split; the state stays where it is.
+      microbatches: a number that the batch size, per part of the mesh, must be a multiple of.
+      idle: a function that is given the error about a mesh axis that only repeats work, and may raise it.
+      optimizer: the optimizer of the update, for `learning_rates`; its state is `state.opt_state`.
+
+    Example:
+      >>> layout = mw.Layout(mw.make_mesh("data=-1"))
+      >>> def update(state, batch):
+      ...     mean = batch["y"].mean()
+      ...     return {"step": state["step"] + 1, "mean": state["mean"] + mean}, {"mean": mean}
+      >>> state = jax.device_put({"step": jnp.int32(0), "mean": jnp.float32(0)}, layout.replicated)
+      >>> state, metrics = mw.Step(update, layout)(state, {"y": np.ones(8, np.float32)})
+      >>> print(state["step"], state["mean"])
+      1 1.0
     """
 
     def __init__(
@@ -95,9 +105,9 @@ class Step:
         self._batch: PyTree = None
         self._state: PyTree = None
         self.compile_seconds = 0.0
-        """How long tracing and compiling took."""
+        """Seconds that tracing and compiling took."""
         self.jaxpr: Any = None
-        """What was traced last, for `program.count_flops`, say; None before that."""
+        """The program traced last, for example for `program.count_flops`; None before the first trace."""
 
     @property
     def num_shapes(self) -> int:
@@ -237,7 +247,8 @@ def make_step(
       loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure. Of a model with a state
         `(params, batch, key, model_state) -> (loss, metrics, model_state)`, see `StatefulLoss`.
       optimizer: an optax transformation, for all parameters, or a `Trainable`, for some.
-      microbatches: how many pieces each batch is computed in, one after the other, before the one
+      layout: the mesh, and the rules by which arrays are split over it.
+      microbatches: the number of pieces in which each batch is computed, one after the other, before the one
         update. For a loss that uses no randomness and no state the number does not change the update.
       compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
         "bfloat16", say, or a table by path, see `ComputeDtype`. All else is as it is: integers, complex
@@ -257,6 +268,14 @@ def make_step(
       UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When it is
         compiled: `optimizer` is or holds an `optax.MultiSteps`, and there are `microbatches`; or a pattern of
         `compute_dtype` or `norms` decides nothing.
+
+    Example:
+      >>> layout, optimizer = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.5)
+      >>> state = mw.train.init_state(lambda key: {"w": jnp.zeros(2)}, optimizer, 0, layout)
+      >>> step = mw.make_step(lambda params, batch: (params["w"] - batch["y"]).mean() ** 2, optimizer, layout)
+      >>> state, metrics = step(state, {"y": np.ones((8, 2), np.float32)})
+      >>> print(state.params["w"])
+      [0.5 0.5]
     """
     only, narrow, minimised = as_trainable(optimizer), narrowing(compute_dtype), objective(loss)
     norms_by_name = norms_of(norms)

@@ -1,4 +1,4 @@
-"""Which of the parameters an optimizer moves."""
+"""Optimizers that train some of the parameters and freeze the others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,6 +30,12 @@ class Trainable:
 
     Raises:
       UsageError: the pattern is not a regular expression.
+
+    Example:
+      >>> optimizer = mw.Trainable("lora_[ab]", optax.sgd(0.1))
+      >>> trained, frozen = optimizer.split({"lora_a": jnp.ones(()), "w": jnp.ones(())})
+      >>> trained["w"] is None
+      True
     """
 
     trainable: Chosen
@@ -37,7 +43,7 @@ class Trainable:
     optimizer: optax.GradientTransformation
     """The optimizer of those that are trained."""
     updatable: Chosen = ".*"
-    """Which leaves of the model state, `model_state/norm/mean`, take the loss's new values."""
+    """As `trainable`, for the leaves of the model state, `model_state/norm/mean`, that the loss updates."""
     opt_state_memory: str | None = None
     """The memory where the optimizer's state is kept between steps; None: the devices' own."""
 
@@ -69,7 +75,7 @@ UpdateRule = Literal["none", "optimizer", "state", "all"]
 
 @dataclass(frozen=True)
 class Allowed:
-    """Whether rules allow an array to be changed by the optimizer, or by the new state."""
+    """Tells for each array if the rules let the optimizer, or the new model state, change it."""
 
     by: UpdateRule
     rules: ByPath[UpdateRule]
@@ -92,6 +98,12 @@ def update_rules(rules: ByPath[UpdateRule], optimizer: optax.GradientTransformat
 
     Raises:
       UsageError: a pattern is not a regular expression, or a rule is none of the four.
+
+    Example:
+      >>> optimizer = mw.train.update_rules([("encoder/.*", "none")], optax.sgd(0.1))
+      >>> trained, _ = optimizer.split({"encoder": {"w": jnp.ones(())}, "head": jnp.ones(())})
+      >>> trained["encoder"]["w"] is None
+      True
     """
     unknown = [rule for _, rule in rules if rule not in get_args(UpdateRule)]
     if unknown:
@@ -114,7 +126,7 @@ def offload_opt_state(
 
 
 Tx = optax.GradientTransformation | Trainable
-"""What minimises: any optax transformation, for all parameters or for some."""
+"""An optimizer: an optax transformation for all parameters, or a `Trainable` for some."""
 
 
 def as_trainable(optimizer: Tx) -> Trainable:

@@ -36,7 +36,7 @@ the others in between."""
 _OTHERS_TAKE = 10
 """Times of a step's timeout that other phases may take, where it is not said otherwise."""
 _WAITS, _WORKS = "waits", "works"
-"""What watchdogs say to each other."""
+"""The messages between the watchdogs of processes."""
 _LOOKS = 4
 """So often within the shortest timeout."""
 _WAITING = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (jax, process))

@@ -25,14 +25,14 @@ NUM_KEPT = 100
 
 @dataclass(frozen=True)
 class Finished:
-    """What is known of the calls that are finished."""
+    """The record of the calls of `fit` that are finished."""
 
     newest: tuple[Mapping[str, Any], ...] = ()
     """The last ones, in order: fingerprint, what was asked, step and scores."""
     num_older: int = 0
     """The calls before these."""
     digest: str = ""
-    """Of the fingerprints of the older ones."""
+    """The fingerprint of the older ones' fingerprints."""
 
     @classmethod
     def saved_in(cls, state: Position) -> Self:

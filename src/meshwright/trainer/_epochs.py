@@ -54,7 +54,7 @@ class Epochs:
         self.epoch = 0
         """The number of the epoch that is being read, from 0."""
         self.wait_seconds = 0.0
-        """How long this has waited for examples, in all."""
+        """Seconds that this has waited for examples, in all."""
         self._batches = open_epoch(0)
         self.state_is_global = self._batches.state_is_global
         """As that of `Batches`."""

@@ -33,7 +33,7 @@ class Evaluated:
     examples: Any
     batch_size: int
     loss: bool
-    """Whether the loss is wanted."""
+    """True if the loss is wanted."""
     predictor: Predictor | None
     metric_fn: Callable[..., Any] | None
     prefix: str = ""
@@ -54,7 +54,7 @@ class Evaluated:
 
     @property
     def has_averages(self) -> bool:
-        """Whether the loss is averaged over the examples: it is wanted, and there is one."""
+        """True if the loss is averaged over the examples: it is wanted, and there is one."""
         return self.loss and bool(self.recipe.losses)
 
     def scoring(self, best: Best) -> Scoring:

@@ -1,4 +1,4 @@
-"""One call of `fit`: from its arguments to the parts that the engine runs."""
+"""A call of `fit`: from its arguments to the parts that the engine runs."""
 
 import contextlib
 import hashlib
@@ -58,17 +58,17 @@ class Call:
 
 @dataclass
 class Progress:
-    """How far a trainer has come, from call to call."""
+    """The progress of a trainer from call to call."""
 
     state: TrainState | None = None
     position: Position | None = None
-    """Where the next call goes on in the data, if not at their beginning."""
+    """The position in the data from which the next call goes on; None is the beginning."""
     finished: Finished = field(default_factory=Finished)
-    """What is known of the calls that are finished, of earlier processes, too."""
+    """The record of the calls that are finished, those of earlier processes too."""
     num_calls: int = 0
     """Calls that this process has finished."""
     digest: str = ""
-    """Of what they trained on."""
+    """The fingerprint of the examples that they trained on."""
     first_step: int = 0
     """The updates that were made before the first call of this process, in rounds that are finished."""
     read: Callable[[TrainState], TrainState] | None = None

@@ -12,7 +12,7 @@ _TAKEN = (CHECKPOINTS, "rounds")
 
 
 class Place:
-    """Where a trainer leaves its files.
+    """The directory in which a trainer writes its files.
 
     Raises:
       UsageError: the name cannot be that of a folder.

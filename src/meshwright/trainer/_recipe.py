@@ -1,4 +1,4 @@
-"""What a trainer trains with, whatever the examples: losses, optimizer, rules, and what it starts from."""
+"""The parts of a trainer that do not depend on the examples: losses, optimizer, rules, first state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Recipe:
 
     @property
     def layout(self) -> Layout:
-        """Where arrays live."""
+        """The layout of the arrays on the mesh."""
         return self.lay_out()
 
     def lay_out(self, *batch: PyTree) -> Layout:

@@ -1,4 +1,4 @@
-"""How long to train, when to do what, which checkpoints to keep, and how large a batch is."""
+"""The schedule of a call of `fit`: its length, when it evaluates and saves, checkpoints kept, batch sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,13 +44,13 @@ class Schedule:
 
     @property
     def end(self) -> str:
-        """What was said of how long to train, for people."""
+        """The user's argument for the length of training, as text."""
         said = {"epochs": self.epochs, "max_steps": self.max_steps}
         return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
 
     @property
     def needs_workdir(self) -> bool:
-        """Whether checkpoints were asked for, so that there must be a place for them."""
+        """True if checkpoints were asked for, so that they need a directory."""
         return bool(self.best or self.save_when or self.keep_every_epochs or self.keep)
 
     def evaluates(self, data: Epochs) -> When:

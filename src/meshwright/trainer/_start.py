@@ -1,4 +1,4 @@
-"""What training starts from: arrays that are given, or the model's own."""
+"""The arrays that training starts from: those given, or the model's own."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class Start:
         self._step = int((last_ckpt_info or {}).get("step", 0))
         last_epoch = (last_ckpt_info or {}).get("epoch_idx")
         self.position = None if last_epoch is None else start_of(int(last_epoch) + 1)
-        """Where in the data to start, if that is not its beginning."""
+        """The position in the data to start from, if that is not the beginning."""
         self._given = _given(model, params, model_state)
         self._opt_state, self._is_used = opt_state, False
         beside = {"model_state": model_state, "opt_state": opt_state, "last_ckpt_info": last_ckpt_info}

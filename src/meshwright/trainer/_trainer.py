@@ -62,6 +62,17 @@ class Trainer(Generic[Params]):
     Raises:
       UsageError: a function asks for what there is not, or there is nothing to start from.
       LayoutError: the parameters do not fit the mesh.
+
+    Example:
+      >>> trainer = mw.Trainer(
+      ...     mw.Deployer(seed=0, verbose=False),
+      ...     params={"w": jnp.zeros(())},
+      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
+      ...     optimizer=optax.sgd(0.5),
+      ... )
+      >>> examples = {"y": np.ones(16, np.float32)}
+      >>> trainer.fit(examples, batch_size=8, epochs=1, eval_examples=examples)
+      {'loss': 0.0}
     """
 
     def __init__(
@@ -91,7 +102,7 @@ class Trainer(Generic[Params]):
         self.deployer, self._place = deployer, Place(deployer, name)
         self._described = describe(given) if self._place.directory else ""
         self.name = "trainer" if name is None else name
-        """What it is called among the trainers of a deployer."""
+        """Its name among the trainers of a deployer."""
         deployer.num_trainers += 1
         deployer.loops.join(self)
         self.model = None if model is None else functional(model)
@@ -113,7 +124,7 @@ class Trainer(Generic[Params]):
 
     @property
     def layout(self) -> Layout:
-        """Where arrays live: by the rules given, and what is found from the model and, in `fit`, the loss."""
+        """The layout of the arrays, by the rules given, then by those inferred from model and loss."""
         return self._recipe.layout
 
     @property
