@@ -19,19 +19,6 @@ LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "sh"}
 log = logging.getLogger("mkdocs.hooks.site")
 
 
-def on_config(config):
-    """Leave out of the nav the pages that are not written yet."""
-    config.nav = there(config.nav, Path(config.docs_dir))
-    return config
-
-
-def there(nav, docs):
-    """Return a nav without the pages that are not in `docs`."""
-    entries = [next(iter(entry.items())) for entry in nav]
-    kept = [(title, there(to, docs) if isinstance(to, list) else to) for title, to in entries]
-    return [{title: to} for title, to in kept if isinstance(to, list) or (docs / to).is_file()]
-
-
 def on_files(files, config):
     """Add a page for each file outside of `docs/` that a page links to, and for those that they link to."""
     todo = [file.src_uri for file in files.documentation_pages()]
