@@ -62,7 +62,7 @@ def test_of_no_examples_there_are_no_predictions(doubling, none):
 
 
 def test_what_cannot_be_read_is_refused(doubling):
-    with pytest.raises(ExamplesError, match="examples must have __len__ and __getitem__; int has not"):
+    with pytest.raises(ExamplesError, match="examples must have __len__ and __getitem__; int does not"):
         doubling.predict(3, 1, 2)
 
 

@@ -99,7 +99,9 @@ def timeouts(seconds: Timeouts) -> Mapping[str, float]:
     """
     by_phase = seconds if isinstance(seconds, Mapping) else {STEP: seconds}
     if STEP not in by_phase or not all(each > 0 for each in by_phase.values()):
-        raise UsageError(f"a watchdog's timeout is {seconds}; it must be positive, and one of them a step's.")
+        raise UsageError(
+            f"a watchdog's timeout is {seconds}: give a number of seconds above 0, for a step at least."
+        )
     return by_phase
 
 
