@@ -51,7 +51,9 @@ def test_the_deployer_loads_the_best_by_its_path(waves):
 
 
 def test_a_score_that_no_checkpoint_has_is_told(waves):
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* has a score 'eval/lo'; .*5 checkpoints .*eval/low"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* has a score 'eval/lo'; .*5 checkpoints .*eval/low"
+    ):
         waves[0].best("lo", "min")
 
 

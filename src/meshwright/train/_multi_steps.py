@@ -29,8 +29,9 @@ def check_accumulated_once(opt_state: optax.OptState, microbatches: int) -> None
     """Raise a `UsageError` if both the step and the optimizer accumulate gradients."""
     if microbatches > 1 and has_multi_steps(opt_state):
         raise UsageError(
-            f"microbatches={microbatches} makes one update of {microbatches} pieces, and optax.MultiSteps one of "
-            "several of those: gradients would be accumulated twice.\n  Give the optimizer itself, and leave out optax.MultiSteps."
+            f"microbatches={microbatches} makes one update of {microbatches} pieces, and optax.MultiSteps "
+            "makes one of several of those: gradients would be accumulated twice.\n"
+            "  Give the optimizer itself, and leave out optax.MultiSteps."
         )
 
 
