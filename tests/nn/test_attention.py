@@ -145,6 +145,21 @@ def test_blocks_that_no_query_sees_are_not_computed():
     assert (length(), length(causal=True), length(causal=True, window=8)) == (64, 36, 15)
 
 
+def test_blocks_are_even_so_that_little_is_padded():
+    x = jnp.ones((1, 513, 1, 4))
+    found = jax.make_jaxpr(lambda x: blockwise(given_of(x, x, x, causal=True), block=512)[0])(x)
+    scores = [e.outvars[0].aval for e in all_equations(found.jaxpr) if e.primitive.name == "dot_general"]
+    assert max(each.size for each in scores) == 272 * 272
+
+
+def test_scores_that_the_gradient_computes_again_are_told_apart():
+    x = jax.ShapeDtypeStruct((1, 1024, 1, 8), jnp.float32)
+    loss = lambda q, k, v: mw.attention(q, k, v, causal=True).sum()
+    found = mw.program.flops(jax.grad(loss, argnums=(0, 1, 2)), x, x, x)
+    pairs = 3 * 512 * 512  # of 2 x 2 blocks
+    assert (found.model, found.hardware - found.model) == (6 * 2 * 8 * pairs, 2 * 8 * pairs)
+
+
 def all_equations(jaxpr):
     found = []
     for equation in jaxpr.eqns:
@@ -217,7 +232,8 @@ def test_it_is_split_over_a_mesh_by_rows_and_heads(mesh):
         ({"bias": jnp.zeros((4, 4))}, r"bias is \[B or 1, N or 1, T, S\]"),
         ({"bias": mw.nn.Bias(lambda x, t, s: x, jnp.zeros(3))}, r"returns \[N, t, s\].*found \(3,\)"),
         ({"form": "blokwise"}, "Did you mean 'blockwise'"),
-        ({"form": "cudnn", "softcap": 1.0}, "cudnn' cannot do softcap"),
+        ({"window": 2.5}, "window is a whole number of positions.*found 2.5"),
+        ({"window": "8"}, "window is a whole number of positions.*found '8'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change, message):

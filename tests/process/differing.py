@@ -205,10 +205,10 @@ CASES = {
     ),
     "a policy's code": one_of(
         run,
-        "checkpoints",
+        "save",
         mw.Save(when=lambda step: step % 2 == 0),
         mw.Save(when=lambda step: step % 2 == 1),
-        r"checkpoints\.when: code: .* on OTHER",
+        r"save\.when: code: .* on OTHER",
     ),
     "batch_size": one_of(with_input, "batch_size", 16, 32, r"input\.batch_size: .*32 on OTHER"),
     "shuffle": one_of(with_input, "shuffle", True, False, r"input\.shuffle: .*False on OTHER"),

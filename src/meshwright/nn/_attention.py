@@ -11,7 +11,7 @@ from meshwright.nn._given import Bias, Given
 
 _LARGEST_DENSE = 512 * 512
 """Queries × keys up to which all scores of a head are held at once: one block of the other form."""
-_FORMS = ("dense", "blockwise", "cudnn")
+_FORMS = ("dense", "blockwise")
 
 
 def attention(
@@ -26,7 +26,7 @@ def attention(
     scale: float | None = None,
     bias: jax.Array | Bias | None = None,
     with_lse: bool = False,
-    form: Literal["dense", "blockwise", "cudnn"] | None = None,
+    form: Literal["dense", "blockwise"] | None = None,
 ) -> Any:
     """Return the attention of queries to keys: for each query, the mean of the values by its scores.
 
@@ -49,14 +49,14 @@ def attention(
         its heads; or a `Bias`, which computes it for each block.
       with_lse: Return also float32[B, N, T], the logarithm of the sum of the exponentials of each query's
         scores, -inf of one that sees no key: parts over several sets of keys are joined by it.
-      form: How it is computed. "dense" holds all scores, "blockwise" those of a block, "cudnn" calls cuDNN
-        through `jax.nn`, on NVIDIA's GPUs. Without it short rows are dense, and others blockwise.
+      form: How it is computed. "dense" holds all scores, "blockwise" those of a block. Without it short rows
+        are dense, and others blockwise.
 
     Returns:
       [B, T, N, H] of the dtype of `v`; with `with_lse` a pair of that and the logarithms.
 
     Raises:
-      UsageError: Shapes do not go together, or `form` cannot do what is asked.
+      UsageError: Shapes or types do not go together, or there is no such form.
 
     Example:
       >>> x = jnp.ones((2, 1024, 4, 16))
@@ -69,8 +69,6 @@ def attention(
         close = nearest(str(form), _FORMS)
         hint = f" Did you mean {close!r}?" if close else ""
         raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
-    if chosen == "cudnn":
-        return _cudnn(given, with_lse)
     if chosen == "dense" and not with_lse:
         return dense(given)
     out, lse = (plain if chosen == "dense" else blockwise)(given)
@@ -81,30 +79,3 @@ def _chosen(given: Given, with_lse: bool) -> str:
     is_small = given.q.shape[1] * given.k.shape[1] <= _LARGEST_DENSE
     is_function = isinstance(given.bias, Bias)
     return "dense" if is_small and not with_lse and not is_function else "blockwise"
-
-
-def _cudnn(given: Given, with_lse: bool) -> jax.Array:
-    bias = None if isinstance(given.bias, Bias) else given.bias
-    asked = {
-        "segments": given.segments is not None,
-        "softcap": given.softcap is not None,
-        "with_lse": with_lse,
-        "a bias that is computed": isinstance(given.bias, Bias),
-        "a window that is an array or is not causal": given.window is not None
-        and (isinstance(given.window, jax.Array) or not given.causal),
-    }
-    if refused := [name for name, is_asked in asked.items() if is_asked]:
-        raise UsageError(
-            f"form='cudnn' cannot do {', '.join(refused)}. Leave out `form`, or say 'blockwise'."
-        )
-    window = None if given.window is None else (int(given.window) - 1, 0)
-    return jax.nn.dot_product_attention(
-        given.q,
-        given.k,
-        given.v,
-        bias,
-        is_causal=given.causal,
-        scale=given.scale,
-        local_window_size=window,
-        implementation="cudnn",
-    )

@@ -24,7 +24,8 @@ from meshwright.nn._given import Bias, Given, visible
 from meshwright.tree import PyTree
 
 BLOCK = 512
-"""Queries, and keys, of a block."""
+"""Most queries, and keys, of a block."""
+_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def blockwise(given: Given, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
     """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
     B, T, N, H = given.q.shape
     S, K = given.k.shape[1:3]
-    sizes = min(block, T), min(block, S)
+    sizes = _size(T, block), _size(S, block)
     window = given.window if isinstance(given.window, int) else None
     bias = given.bias.function if isinstance(given.bias, Bias) else None
     static = _Static(
@@ -76,6 +77,15 @@ def blockwise(given: Given, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
     out, lse = _attend(static, q, k, v, operand, marks)
     out = _rows(out, T).reshape(B, T, N, H)
     return out.astype(given.v.dtype), jnp.moveaxis(_rows(lse, T), 1, -1).reshape(B, N, T)
+
+
+def _size(length: int, most: int) -> int:
+    """Return the size of blocks that are as many as blocks of `most` would be, and leave little to pad.
+
+    It is a multiple of 16, as matrix units want.
+    """
+    even = -(-length // max(1, -(-length // most)))
+    return min(most, max(1, -(-even // _MULTIPLE)) * _MULTIPLE)
 
 
 def _blocks(x: jax.Array, size: int) -> jax.Array:
@@ -126,20 +136,20 @@ def _attend(
 
     def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
         at = _place(static, pair)
-        here = jax.tree.map(lambda x: x[at.i], sums)
+        here = jax.tree.map(lambda x: _get(x, at.i), sums)
         scores = _scores(static, at, q, k, operand, marks)[0]
         largest = jnp.maximum(here["largest"], scores.max(-1))
         finite = jnp.where(jnp.isfinite(largest), largest, 0)
         weights, shrunk = jnp.exp(scores - finite[..., None]), jnp.exp(here["largest"] - finite)
         seen = jnp.einsum(
-            "bkgts,bskh->bkgth", weights.astype(v.dtype), v[at.j], preferred_element_type=static.dtype
+            "bkgts,bskh->bkgth", weights.astype(v.dtype), _get(v, at.j), preferred_element_type=static.dtype
         )
         new = {
             "largest": largest,
             "total": here["total"] * shrunk + weights.sum(-1),
             "values": here["values"] * shrunk[..., None] + seen,
         }
-        return jax.tree.map(lambda x, part: x.at[at.i].set(part), sums, new), None
+        return jax.tree.map(lambda x, part: _put(x, part, at.i), sums, new), None
 
     blocks, B, t, K, G, H = q.shape
     shape = blocks, B, K, G, t
@@ -172,16 +182,18 @@ def _attend_backward(static: _Static, kept: Any, changes: Any) -> tuple[Any, ...
 
     def one(sums: PyTree, pair: jax.Array) -> tuple[PyTree, None]:
         at = _place(static, pair)
-        scores, slope, add_bias = _scores(static, at, q, k, operand, marks)
-        weights = jnp.exp(scores - lse[at.i][..., None])
+        with jax.named_scope("rematted_computation"):  # as `jax.checkpoint` calls it: FLOPs count it apart
+            scores, slope, add_bias = _scores(static, at, q, k, operand, marks)
+        q_t, k_s, v_s, d_out_t = (_get(x, i) for x, i in ((q, at.i), (k, at.j), (v, at.j), (d_out, at.i)))
+        weights = jnp.exp(scores - _get(lse, at.i)[..., None])
         product = partial(jnp.einsum, preferred_element_type=static.dtype)
-        d_v = product("bkgts,bkgth->bskh", weights.astype(v.dtype), d_out[at.i])
-        d_scores = weights * (product("bkgth,bskh->bkgts", d_out[at.i], v[at.j]) - delta[at.i][..., None])
+        d_v = product("bkgts,bkgth->bskh", weights.astype(v.dtype), d_out_t)
+        d_scores = weights * (product("bkgth,bskh->bkgts", d_out_t, v_s) - _get(delta, at.i)[..., None])
         d_products = ((d_scores * slope) * static.scale).astype(q.dtype)
         new = {
-            "q": sums["q"].at[at.i].add(product("bkgts,bskh->btkgh", d_products, k[at.j])),
-            "k": sums["k"].at[at.j].add(product("bkgts,btkgh->bskh", d_products, q[at.i])),
-            "v": sums["v"].at[at.j].add(d_v),
+            "q": _add(sums["q"], product("bkgts,bskh->btkgh", d_products, k_s), at.i),
+            "k": _add(sums["k"], product("bkgts,btkgh->bskh", d_products, q_t), at.j),
+            "v": _add(sums["v"], d_v, at.j),
             "operand": add_bias(sums["operand"], d_scores),
         }
         return new, None
@@ -197,6 +209,18 @@ def _attend_backward(static: _Static, kept: Any, changes: Any) -> tuple[Any, ...
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def _get(x: jax.Array, i: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+def _put(x: jax.Array, part: jax.Array, i: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(x, part, i, axis=0)
+
+
+def _add(x: jax.Array, part: jax.Array, i: jax.Array) -> jax.Array:
+    return _put(x, _get(x, i) + part, i)
+
+
 def _place(static: _Static, pair: jax.Array) -> _Block:
     (i, j), (t, s) = pair, static.block
     return _Block(i, j, i * t + jnp.arange(t), j * s + jnp.arange(s))
@@ -208,7 +232,8 @@ def _scores(static: _Static, at: _Block, q: jax.Array, k: jax.Array, operand: Py
     Also their derivative by the products, before the bias; and a function that adds the gradient of what the
     bias is made of to a sum, given that of the scores.
     """
-    scores = jnp.einsum("btkgh,bskh->bkgts", q[at.i], k[at.j], preferred_element_type=static.dtype)
+    q_t, k_s = _get(q, at.i), _get(k, at.j)
+    scores = jnp.einsum("btkgh,bskh->bkgts", q_t, k_s, preferred_element_type=static.dtype)
     scores, slope = scores * static.scale, jnp.ones((), static.dtype)
     if static.softcap is not None:
         bent = jnp.tanh(scores / static.softcap)
@@ -216,7 +241,7 @@ def _scores(static: _Static, at: _Block, q: jax.Array, k: jax.Array, operand: Py
     bias, add = _bias(static, at, operand, scores.shape)
     if bias is not None:
         scores += bias
-    segments = (marks["t"][at.i], marks["s"][at.j]) if "t" in marks else None
+    segments = (_get(marks["t"], at.i), _get(marks["s"], at.j)) if "t" in marks else None
     window = static.window if static.window is not None else marks["window"]
     mask = visible(static.causal, window, segments, at.t, at.s)
     if static.length % static.block[1]:  # the last block of keys is padded

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshwright.errors import UsageError
 
@@ -67,9 +68,12 @@ class Given:
         _check_arrays(q, k, v)
         is_pair = isinstance(segments, tuple)
         both = None if segments is None else (segments if is_pair else (segments, segments))
+        both = None if both is None else (jnp.asarray(both[0]), jnp.asarray(both[1]))
+        bias = bias if bias is None or isinstance(bias, Bias) else jnp.asarray(bias)
         _check_segments(q, k, both)
-        if isinstance(window, int) and window < 1:
-            raise UsageError(f"window={window}: it is at least 1, with which a query sees its own position.")
+        if window is not None:
+            window = int(window) if isinstance(window, np.integer) else window
+            _check_window(window)
         if softcap is not None and not softcap > 0:
             raise UsageError(f"softcap={softcap}: scores are bent into ± a number above 0.")
         _check_bias(q, k, bias)
@@ -121,6 +125,14 @@ def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
         raise UsageError(f"the heads of keys divide those of queries: found {shapes}.")
     if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (q, k, v)):
         raise UsageError(f"q, k and v are floating: found {q.dtype}, {k.dtype} and {v.dtype}.")
+
+
+def _check_window(window: Any) -> None:
+    has_dtype = hasattr(window, "dtype") and not window.ndim
+    if not (isinstance(window, int) or (has_dtype and jnp.issubdtype(window.dtype, jnp.integer))):
+        raise UsageError(f"window is a whole number of positions, or a scalar array: found {window!r}.")
+    if isinstance(window, int) and window < 1:
+        raise UsageError(f"window={window}: it is at least 1, with which a query sees its own position.")
 
 
 def _check_segments(q: jax.Array, k: jax.Array, segments: Segments | None) -> None:
