@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch):
 def test_the_first_program_is_short_and_learns_what_it_makes_up(here, capsys, kind):
     assert main(["init", kind, f"first_{kind}.py"]) == 0
     assert f"train first_{kind}.py:experiment" in capsys.readouterr().out
-    assert len((here / f"first_{kind}.py").read_text().splitlines()) <= 60
+    assert len((here / f"first_{kind}.py").read_text().splitlines()) <= 62
     assert main(["train", f"first_{kind}.py:experiment", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scores"]["test/loss"] < 0.2
 
@@ -41,6 +41,14 @@ def test_it_runs_on_a_file_of_one_s_own(here, ending):
     subprocess.run([sys.executable, "train.py", f"mine.{ending}", "runs/mine"], check=True)
     last = json.loads((here / "runs/mine/metrics.jsonl").read_text().splitlines()[-1])
     assert last["test/loss"] < 0.1
+
+
+def test_a_file_without_rows_of_numbers_is_told_before_anything_is_trained(here, capsys):
+    (here / "mine.csv").write_text("a,y\nnone,2\n")
+    assert main(["init", "plain", "rows.py"]) == 0
+    assert main(["train", "rows.py:experiment", "file=mine.csv"]) == 3
+    assert "mine.csv has 0 complete rows of numbers; give 5 or more" in capsys.readouterr().err
+    assert not (here / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,11 @@ def read(file):
     elif file.endswith(".npz"):  # with arrays x and y
         x, y = (np.load(file)[name] for name in ("x", "y"))
     else:  # a .csv file of numbers, with y in the last column
-        table = np.genfromtxt(file, delimiter=",")
+        table = np.genfromtxt(file, delimiter=",", ndmin=2)
         table = table[~np.isnan(table).any(-1)]  # without headings and incomplete rows
         x, y = table[:, :-1], table[:, -1]
+    if len(x) < 5:
+        raise mw.errors.InputError(f"{{file}} has {{len(x)}} complete rows of numbers; give 5 or more.")
     train, test = np.split(np.random.default_rng(0).permutation(len(x)), [len(x) * 4 // 5])
     x, y = (((a - a[train].mean(0)) / (a[train].std(0) + 1e-6)).astype(np.float32) for a in (x, y))
     return tuple({{"x": x[i], "y": y[i]}} for i in (train, test))
