@@ -11,7 +11,6 @@ events.out.tfevents…      the same for TensorBoard
 plugins/profile/step_…    profiles, if asked for, where TensorBoard looks for them
 checkpoints/step_…        see docs/checkpoint-format.md
 outputs/test/step_….jsonl what the model made of each example, of evaluations that ask for it
-compile_cache/            compiled programs, for when the run is continued
 logs/process-00000.log    what each process has to say
 .run.lock                 held by the run, so that no other writes here; see `process.hold`
 outcome.json              how it ended, once it has
@@ -35,7 +34,7 @@ from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.report import WENT_BACK
 from meshwright.storage import is_address, join, local_path, mirrored, read_text
 from meshwright.times import FORMAT
-from meshwright.train import compile_cache, nothing
+from meshwright.train import compile_cache, nothing, user_compile_cache
 
 _FILES = (
     "experiment.txt",
@@ -133,22 +132,19 @@ def _check_shared(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def compiled_programs(place: str | None) -> Iterator[None]:
-    """Keep what is compiled in a run directory, where JAX does not keep it elsewhere already; None: nowhere.
-
-    Of a run at an address they stay on this machine: nobody who may write there runs programs here by it.
-    """
-    kept = jax.config.jax_compilation_cache_dir is not None  # type: ignore[missing-attribute]
-    if kept or place is None:
+def compiled_programs(cache: bool | str) -> Iterator[None]:
+    """Keep what is compiled as `Compile.cache` says, in the user's folder for True."""
+    known = jax.config.jax_compilation_cache_dir  # type: ignore[missing-attribute]
+    if cache is False or (cache is True and known is not None):
         yield
         return
-    cache = (_user_cache() if is_address(place) else local_path(place)) / "compile_cache"
-    log.info("compiled programs are kept in %s", cache)
-    compile_cache(cache)
+    directory = user_compile_cache() if cache is True else cache
+    log.info("compiled programs are kept in %s", directory)
+    compile_cache(directory)
     try:
         yield
     finally:
-        compile_cache(None)
+        compile_cache(known)
 
 
 def checkpoints_of(path: str) -> str:
@@ -203,8 +199,3 @@ def log_file(directory: Path) -> Iterator[None]:
 
 def _log_name() -> str:
     return f"logs/process-{jax.process_index():05d}.log"
-
-
-def _user_cache() -> Path:
-    """Return where programs keep what they can make again (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"

@@ -79,7 +79,7 @@ def open_run(
             return
         if held is not None:
             directory, record = opened.enter_context(_held_open(held, settings))
-            opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+            opened.enter_context(compiled_programs(settings.compile.cache))
             yield Opened(directory, console, None, signals, record, watch, say, detail, started, held)
             return
         with naming("workdir"):
@@ -97,7 +97,7 @@ def open_run(
             with naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
                 opened.enter_context(checkpoints)
         opened.enter_context(log_file(directory))
-        opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+        opened.enter_context(compiled_programs(settings.compile.cache))
         yield Opened(directory, console, checkpoints, signals, record, watch, say, detail, started)
 
 

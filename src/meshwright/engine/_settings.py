@@ -12,7 +12,7 @@ from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
 from meshwright.errors import UsageError, listed
 from meshwright.metrics import Tracker, is_writer
-from meshwright.train import PHASES, timeouts
+from meshwright.train import PHASES, CompilerOptions, timeouts
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,34 @@ class Profile:
 
 @documented
 @dataclass(frozen=True)
+class Compile:
+    """Options of the XLA compiler for the training step, and the folder that keeps compiled programs.
+
+    Raises:
+      UsageError: a value is of another type. When the step is compiled: the compiler refuses an option.
+
+    Example:
+      >>> mw.Compile(options={"xla_gpu_enable_triton_gemm": False}).cache
+      True
+    """
+
+    is_known_by_place: ClassVar[bool] = True
+
+    options: CompilerOptions = field(default_factory=dict)
+    """XLA's options by name, without dashes. They have precedence over those of `XLA_FLAGS`. Options for one
+    kind of device are best set by `mesh_rules`."""
+    cache: bool | str = True
+    """Where compiled programs are kept, so that a run that continues, and any other run of the same program,
+    need not compile. True is a folder of the user, see `mw.train.user_compile_cache`; a path is another
+    folder; False keeps none. Where JAX has a cache already, as by `JAX_COMPILATION_CACHE_DIR`, True uses
+    that one."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@documented
+@dataclass(frozen=True)
 class Watchdog:
     """When a run counts as hung, and whether a process that hangs is ended.
 
@@ -161,8 +189,7 @@ class Settings:
     stop: Stop = field(default_factory=Stop)
     profile: Profile = field(default_factory=Profile)
     watchdog: Watchdog | None = None
-    compile_cache: bool = True
-    """Keep compiled programs in the run directory."""
+    compile: Compile = field(default_factory=Compile)
     is_strict: bool = False
     """Refuse to continue a run with other settings than before."""
     from_step: int | None = None
