@@ -30,6 +30,7 @@ from meshwright.process._roll_call import roll_call
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes
 from meshwright.process._start import start
+from meshwright.process._streams import ending_together
 from meshwright.process._together import on_lead, together
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "compare_at",
     "compare_devices",
     "detect",
+    "ending_together",
     "everyone",
     "expand_nodes",
     "finishing",
