@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshwright.arrays import Opened, Source, subtree
-from meshwright.checkpoint import called_as_ours, rewritten
+from meshwright.checkpoint import called_as_ours, checkpoints_of, rewritten
 from meshwright.checkpoint import convert as convert_checkpoint
 from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
 from meshwright.cli._train import Result
-from meshwright.engine import checkpoints_of
 from meshwright.errors import UsageError, listed
 from meshwright.formats import (
     export_npz,

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.arrays import LazyArray
-from meshwright.checkpoint import why_aside
+from meshwright.checkpoint import checkpoints_of, why_aside
 from meshwright.cli._train import Result
-from meshwright.engine import checkpoints_of
 from meshwright.errors import printable
 from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
