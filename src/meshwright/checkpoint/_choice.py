@@ -101,7 +101,9 @@ def _steps(path: str) -> tuple[Directory, list[int]]:
     directory = location(checkpoints_of(path))
     steps = _directory.complete_steps(directory)
     if not steps:
-        found = "has no complete checkpoint of a step" if directory.is_dir() else "does not exist"
+        found = (
+            "has no complete checkpoint in Meshwright's format" if directory.is_dir() else "does not exist"
+        )
         raise CheckpointError(f"{directory} {found}. Expected a run or a directory of checkpoints.")
     return directory, steps
 
