@@ -42,8 +42,13 @@ def test_the_best_of_a_run_is_by_the_score_that_it_keeps_its_best_by(run_of, des
     assert open_best(run).step == step == chosen_step(str(run), "best")
 
 
-def test_a_directory_of_checkpoints_and_an_address_are_asked_for_a_score(run_of, s3_run):
-    checkpoints = run_of(KEPT_BY_LOSS) / "checkpoints"
+def test_a_run_s_folder_of_checkpoints_stands_for_the_run(run_of):
+    assert open_best(run_of(OF_A_TRAINER) / "checkpoints").step == 20
+
+
+def test_checkpoints_without_a_run_are_asked_for_by_a_score(run_of, tmp_path, s3_run):
+    checkpoints = run_of(KEPT_BY_LOSS).rename(tmp_path / "moved") / "checkpoints"
+    checkpoints = checkpoints.rename(tmp_path / "alone")
     assert open_best(checkpoints, "test/loss").step == 20
     with pytest.raises(
         UsageError, match=r"which checkpoint is the best\?(.|\n)*eval/f1, test/distance, test/loss"

@@ -1,8 +1,10 @@
 """`meshwright eval`: the scores of a run's checkpoint as a shell sees them, and whose code is run."""
 
 import json
+import os
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -204,3 +206,18 @@ def test_inspect_and_convert_take_the_best_too(here, tmp_path, capsys):
     assert mw.open_source(tmp_path / "out").step == 6
     assert main(["inspect", "runs/tiny", "--best", "los"]) == 3
     assert "Did you mean 'test/loss'?" in capsys.readouterr().err
+
+
+def test_two_processes_score_together_and_one_of_them_prints(here, python, capsys):
+    launch = [*python, "-m", "meshwright", "--fake-devices", "2", "launch", "local", "-n", "2", "--"]
+    words = ["eval", "runs/tiny", "--best", "--json", "mesh=data=2,fsdp=2", "--fake-devices", "2"]
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")
+    }
+    command = [*launch, *python, "-m", "meshwright", *words]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = [line.partition("] ") for line in done.stdout.splitlines()]
+    assert {process for process, _, _ in printed} == {"[0"}
+    found = json.loads("\n".join(line for _, _, line in printed))
+    assert (found["step"], found["scores"]["test/loss"]) == (6, pytest.approx(reported(6), rel=1e-6))

@@ -26,7 +26,7 @@ def open_best(
       path: A run directory, of an `Experiment` or a `Trainer`, or a directory of checkpoints; local or in a
         store.
       score: The name of the score, such as `test/loss`. None stands for the score by which the run keeps its
-        best checkpoint.
+        best checkpoint, if its settings are there to be read.
       mode: "min" if lower scores are better, "max" if higher ones are. None takes it from the run's settings
         or, where these do not mention the score, from its name: a loss is to be low, an accuracy high.
 

@@ -9,7 +9,7 @@ environment.json    where the checkpoints are, if they are not in the folder `ch
 from meshwright import description
 from meshwright.documents import parse_object
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.storage import join, read_text
+from meshwright.storage import join, location, read_text
 
 
 def checkpoints_of(path: str) -> str:
@@ -43,9 +43,19 @@ def checkpoints_of(path: str) -> str:
 
 
 def settings_at(path: str) -> dict[str, str]:
-    """Return the settings of the run at `path` by dotted path; {} where there is no run to be read."""
+    """Return the settings of a run by dotted path; {} where there is no run to be read.
+
+    Args:
+      path: A run directory or its folder of checkpoints, or the URL of one.
+
+    Example:
+      >>> mw.checkpoint.settings_at("/tmp/exported")
+      {}
+    """
     try:
-        return description.values(_read(join(path, "experiment.txt")) or "")
+        place = location(path)
+        run = place.parent if place.name == "checkpoints" else place
+        return description.values(_read(str(run / "experiment.txt")) or "")
     except MeshwrightError:
         return {}
 
