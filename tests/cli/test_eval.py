@@ -32,7 +32,7 @@ def experiment(workdir: str = "runs/tiny", max_steps: int = 6, scale: float = 1.
     examples = {"x": np.full((16, 4), scale, np.float32)}
     return mw.Experiment(
         workdir=workdir, model=init, loss=loss, optimizer=optax.sgd(0.001),
-        input=mw.Input(examples, batch_size=8), max_steps=max_steps, compile_cache=False,
+        input=mw.Input(examples, batch_size=8), max_steps=max_steps,
         evaluations={"test": mw.Evaluation(measure, examples, when=2, batch_size=8)},
         save=mw.Save(when=2, keep=mw.checkpoint.any_of(9, mw.checkpoint.best("test/loss", "min"))),
     )

@@ -6,7 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.checkpoint import open_best
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, UsageError
 from trainer.runs import EXAMPLES, X, exact_loss, fit, reports, saved, trainer
 
 WAVES = [3.0, 1.0, 2.0, 0.0, 5.0, 4.0]

@@ -1,4 +1,4 @@
-"""The evaluations of a run by themselves: of one of its checkpoints, with nothing written."""
+"""The evaluations of a run by themselves: of one of its checkpoints, with nothing written for it."""
 
 import contextlib
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from meshwright import process
 from meshwright.checkpoint import Checkpoints, complete_steps
+from meshwright.engine._directory import compiled_programs
 from meshwright.engine._opened import checkpoints_for
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._settings import Settings
@@ -35,6 +36,7 @@ def evaluate(
         stack.enter_context(process.telling())
         if choose is not None:
             process.on_lead(choose)  # before examples are read: there may be no such checkpoint
+        stack.enter_context(compiled_programs(settings.compile.cache))
         training = make(stack, unwatched())
         process.compare("the state and the examples", training.facts)
         for one in training.evaluations:

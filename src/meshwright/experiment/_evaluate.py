@@ -19,7 +19,8 @@ def evaluate(
     """Return all scores of a checkpoint, by their names in reports.
 
     Nothing is trained and nothing is written: neither scores nor `outputs`, neither in the run's directory
-    nor elsewhere. Call it on every process, also while the run goes on in other processes.
+    nor elsewhere. (Compiled programs are kept as `compile.cache` says.) Call it on every process, also while
+    the run goes on in other processes.
 
     Args:
       experiment: the description, which may differ from the run's in mesh, evaluations and examples. Its
