@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from meshwright import process
 from meshwright.checkpoint import checkpoints_of, chosen_step
@@ -14,7 +15,7 @@ from meshwright.experiment._run import on_devices, settings_for, training_of
 
 
 def evaluate(
-    experiment: Experiment, run: str | None = None, checkpoint: int | str | None = None
+    experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> dict[str, float]:
     """Return all scores of a checkpoint, by their names in reports.
 
@@ -62,7 +63,7 @@ def evaluate(
 
 @process.shared_work()
 def evaluate_checkpoint(
-    experiment: Experiment, run: str | None = None, checkpoint: int | str | None = None
+    experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> Outcome:
     """Return what `evaluate` does together with the step and the state of the checkpoint, and the time.
 
@@ -80,7 +81,7 @@ def evaluate_checkpoint(
 
 
 def _chosen(
-    experiment: Experiment, run: str | None, checkpoint: int | str | None
+    experiment: Experiment, run: str | Path | None, checkpoint: int | str | None
 ) -> tuple[Experiment, Callable[[], int] | None]:
     """Return the experiment at the place of the run, and what chooses the checkpoint there."""
     if run is None and checkpoint is None:
