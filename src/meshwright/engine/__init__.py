@@ -2,7 +2,6 @@
 
 from meshwright.engine._alike import OWN, settings_of
 from meshwright.engine._describe import Difference, describe, differences
-from meshwright.engine._directory import checkpoints_of
 from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
 from meshwright.engine._held import Held
@@ -38,7 +37,6 @@ __all__ = [
     "Watchdog",
     "WhenEvaluated",
     "check_types",
-    "checkpoints_of",
     "describe",
     "differences",
     "early_stopping",

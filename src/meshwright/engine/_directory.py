@@ -28,11 +28,10 @@ from pathlib import Path
 import jax
 
 from meshwright import process
-from meshwright.documents import parse_object
 from meshwright.engine._full_disks import telling_of_full_disks
-from meshwright.errors import InputError, MeshwrightError, UsageError
+from meshwright.errors import UsageError
 from meshwright.report import WENT_BACK
-from meshwright.storage import is_address, join, local_path, mirrored, read_text
+from meshwright.storage import is_address, local_path, mirrored
 from meshwright.times import FORMAT
 from meshwright.train import compile_cache, nothing, user_compile_cache
 
@@ -145,37 +144,6 @@ def compiled_programs(cache: bool | str) -> Iterator[None]:
         yield
     finally:
         compile_cache(known)
-
-
-def checkpoints_of(path: str) -> str:
-    """Return where the checkpoints of the run at `path` are; `path` itself, where there is no run to be read.
-
-    Raises:
-      InputError: a file of the run that says so is damaged.
-    """
-    try:
-        if _read(join(path, "experiment.txt")) is None:
-            return path
-    except InputError:  # it is there, and what it says is not needed
-        pass
-    except MeshwrightError:  # the store does not answer, as whoever opens the checkpoints will say
-        return path
-    file = join(path, "environment.json")
-    try:
-        elsewhere = parse_object(_read(file) or "{}").get("checkpoints")
-        if not isinstance(elsewhere, str | None) or "\0" in (elsewhere or ""):
-            raise ValueError("it names no place")
-    except (ValueError, InputError) as error:
-        raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
-    return elsewhere or join(path, "checkpoints")
-
-
-def _read(place: str) -> str | None:
-    """Return what is in a file, or None where there is none."""
-    try:
-        return read_text(place)
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager

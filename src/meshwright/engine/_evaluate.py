@@ -1,33 +1,78 @@
-"""The evaluations of a run by themselves: of the state that it would go on from, with nothing written."""
+"""The evaluations of a run by themselves: of one of its checkpoints, with nothing written for it."""
 
 import contextlib
+import time
 from collections.abc import Callable
 
 from meshwright import process
-from meshwright.engine._opened import checkpoints_for, newest_step
+from meshwright.checkpoint import Checkpoints, complete_steps
+from meshwright.engine._directory import compiled_programs
+from meshwright.engine._opened import checkpoints_for
+from meshwright.engine._outcome import Outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.evaluation import Scores
-from meshwright.train import RunningWatchdog, Tx, unwatched
+from meshwright.errors import CheckpointError, DamagedError, listed
+from meshwright.train import RunningWatchdog, TrainState, Tx, unwatched
+
+_MOST_NAMED = 20
 
 
 def evaluate(
-    settings: Settings, optimizer: Tx, make: Callable[[contextlib.ExitStack, RunningWatchdog], Training]
-) -> Scores:
+    settings: Settings,
+    optimizer: Tx,
+    make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
+    choose: Callable[[], int] | None = None,
+) -> Outcome:
     """Return the scores of all evaluations, by the names that reports give them. Collective.
 
-    Args: as those of `run`.
+    Args: as those of `run`, and
+      choose: returns the step of the checkpoint, or raises; process 0 calls it. None takes the newest
+        checkpoint or, if there is none, the first state.
 
-    Raises: as `run` before its first step.
+    Raises: as `run` before its first step, and
+      DamagedError: the checkpoint is damaged. Another is not taken instead.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(process.telling())
+        if choose is not None:
+            process.on_lead(choose)  # before examples are read: there may be no such checkpoint
+        stack.enter_context(compiled_programs(settings.compile.cache))
         training = make(stack, unwatched())
         process.compare("the state and the examples", training.facts)
         for one in training.evaluations:
             one.scoring.check(training.target)
         checkpoints = checkpoints_for(settings, training.target, optimizer)
-        fresh = training.first_state(newest_step(checkpoints, training.target))
-        state = fresh() if checkpoints is None else checkpoints.resume(training.target, None, otherwise=fresh)
-        step = int(state.step)
-        return {name: x for one in training.evaluations for name, x in one(step, state, None).items()}
+        state = _state(training, checkpoints, choose)
+        step, started = int(state.step), time.perf_counter()
+        scores = {name: x for one in training.evaluations for name, x in one(step, state, None).items()}
+        return Outcome(step, scores, time.perf_counter() - started, state)
+
+
+def _state(
+    training: Training, checkpoints: Checkpoints | None, choose: Callable[[], int] | None
+) -> TrainState:
+    """Return the state of the checkpoint that is chosen, or the first state.
+
+    A run that trains meanwhile may remove the checkpoint before it is read. Then it is chosen again.
+    """
+    if checkpoints is None:
+        return training.first_state(None)()
+    target, directory = training.target, checkpoints.directory
+    while True:
+        step = process.on_lead(choose or checkpoints.latest)
+        fresh = training.first_state(None if checkpoints.left_out(target) else step)
+        if step is None:
+            return fresh()
+        try:
+            return checkpoints.restore(step, target, otherwise=fresh)
+        except CheckpointError as error:
+            steps = process.on_lead(lambda: complete_steps(directory))
+            if step not in steps:
+                continue
+            if isinstance(error, DamagedError):
+                others = listed((str(each) for each in steps if each != step), _MOST_NAMED)
+                raise DamagedError(
+                    f"the checkpoint of step {step} is damaged: {error}\n"
+                    f"  Other checkpoints are of step {others or '… there is none'}. Say which to evaluate."
+                ) from None
+            raise
