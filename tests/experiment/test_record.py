@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from experiment.runs import EXAMPLES, experiment, loss, losses, measure
 from meshwright import report
-from meshwright.engine._reports import saying
+from meshwright.engine._reports import line_printer
 from meshwright.errors import DivergedError, Interrupted, UsageError
 
 
@@ -104,6 +104,6 @@ def test_the_end_of_a_run_does_not_wait_for_a_page_that_takes_long(tmp_path, mon
 
 def test_a_warning_is_on_the_screen_once_where_no_log_is_open(monkeypatch, capsys):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    say = saying(mw.metrics.Console(None), logging.WARNING)
+    say = line_printer(mw.metrics.Console(None), logging.WARNING)
     say("s3://bucket/run cannot be written to\x1b[2J")
     assert capsys.readouterr().err == "s3://bucket/run cannot be written to\\x1b[2J\n"

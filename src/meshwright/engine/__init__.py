@@ -1,13 +1,13 @@
 """The engine of every run: it opens the run, checks its parts, runs the loop, and writes record and page."""
 
-from meshwright.engine._alike import OWN, settings_of
+from meshwright.engine._comparable import OWN, comparable_settings
 from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
+from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
-from meshwright.engine._held import Held
-from meshwright.engine._naming import naming
-from meshwright.engine._opened import open_run
+from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._open_run import open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
 from meshwright.engine._run import run, train
@@ -22,8 +22,8 @@ __all__ = [
     "Difference",
     "EvaluationPart",
     "Evaluations",
-    "Held",
     "InformedWhen",
+    "KeptOpen",
     "Logging",
     "Outcome",
     "Policy",
@@ -38,17 +38,17 @@ __all__ = [
     "WhenEvaluated",
     "check_types",
     "checkpoints_of",
+    "comparable_settings",
     "describe",
     "differences",
     "early_stopping",
+    "errors_naming",
     "evaluate",
     "global_batch",
     "is_informed",
-    "naming",
     "open_run",
     "run",
     "seconds_of",
-    "settings_of",
     "train",
     "when_evaluated",
 ]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from meshwright import description, process
 from meshwright.documents import read_file
-from meshwright.engine._opened import Opened
+from meshwright.engine._open_run import OpenRun
+from meshwright.engine._run_files import secrets_in, without_secrets
 from meshwright.engine._settings import Settings
-from meshwright.engine._written import hidden, secrets_in
 from meshwright.errors import UsageError
 
 _MOST_SHOWN = 20
@@ -17,13 +17,13 @@ def changes(settings: Settings, directory: Path) -> list[str]:
     file = directory / "experiment.txt"
     if not file.is_file():
         return []
-    described = hidden(settings.described(), secrets_in(settings.origin))
+    described = without_secrets(settings.described(), secrets_in(settings.origin))
     return [
         str(each) for each in description.differences(read_file(file).decode(errors="replace"), described)
     ]
 
 
-def tell_changes(settings: Settings, opened: Opened) -> None:
+def tell_changes(settings: Settings, opened: OpenRun) -> None:
     """Tell in what the settings differ from those of the attempt before. Collective.
 
     Raises:

@@ -27,7 +27,7 @@ _MOST_EVALUATIONS = 2
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckResult:
     """The text of a check's result, for people."""
 
     text: str
@@ -39,7 +39,7 @@ class Found:
         return f"  {'!' if self.is_warning else '✓'} {self.text}"
 
 
-def checked(settings: Settings, training: Training) -> Iterator[Found]:
+def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]:
     """Yield what is found without a state; last, the step is compiled.
 
     Raises:
@@ -48,12 +48,12 @@ def checked(settings: Settings, training: Training) -> Iterator[Found]:
     layout, target, step = training.layout, training.target, training.step
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     arrays = "1 array" if num_arrays == 1 else f"{num_arrays} arrays"
-    yield Found(f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh")
+    yield CheckResult(f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh")
     for whole in layout.left_whole({"params": target.params}):
-        yield Found(whole, is_warning=True)
-    yield Found(f"one batch read: {_shapes(training.batch)}")
+        yield CheckResult(whole, is_warning=True)
+    yield CheckResult(f"one batch read: {_shapes(training.batch)}")
     for remark in training.remarks:
-        yield Found(remark, is_warning=True)
+        yield CheckResult(remark, is_warning=True)
     yield from _evaluations_fit(training)
     if all(one.names() is not None for one in training.evaluations):
         _check_names(settings, training.evaluations)
@@ -61,10 +61,10 @@ def checked(settings: Settings, training: Training) -> Iterator[Found]:
     programs = [step.compile(target, batch) for batch in (*training.other_batches, training.batch)]
     shapes = f" for {len(programs)} shapes" if training.other_batches else ""
     seconds, memory = step.compile_seconds - before, _memory(programs, target)
-    yield Found(f"step compiled{shapes} in {seconds:.1f} s; {memory} per device")
+    yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s; {memory} per device")
 
 
-def _evaluations_fit(training: Training) -> Iterator[Found]:
+def _evaluations_fit(training: Training) -> Iterator[CheckResult]:
     """Yield a line for each evaluation; of more than a few one for all, and the others as details."""
     found = []
     for one in training.evaluations:
@@ -74,13 +74,13 @@ def _evaluations_fit(training: Training) -> Iterator[Found]:
                 f"evaluation {one.name!r} fits: {'any number of' if number is None else number} examples"
             )
     if len(found) > _MOST_EVALUATIONS:
-        yield Found(f"{len(found)} evaluations fit: {listed(one.name for one in training.evaluations)}")
-    yield from (Found(text, is_detail=len(found) > _MOST_EVALUATIONS) for text in found)
+        yield CheckResult(f"{len(found)} evaluations fit: {listed(one.name for one in training.evaluations)}")
+    yield from (CheckResult(text, is_detail=len(found) > _MOST_EVALUATIONS) for text in found)
 
 
-def tried(
+def try_first_state(
     settings: Settings, training: Training, state: TrainState, checkpoints: Checkpoints | None
-) -> Iterator[Found]:
+) -> Iterator[CheckResult]:
     """Yield what is found with the first state: of a few examples, and of a checkpoint.
 
     A run that goes on from a checkpoint has shown that it can save. Collective.
@@ -96,13 +96,13 @@ def tried(
         _check_names(settings, training.evaluations)
     if scores:
         found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        yield Found(f"evaluation of the first examples: {found}")
+        yield CheckResult(f"evaluation of the first examples: {found}")
     saving = settings.saving
     if checkpoints is not None and saving is not None and saving.is_tried and checkpoints.resumed is None:
         always: Callable[[int], bool] = lambda step: True  # noqa: E731
         checkpoints.saver(always)(Tick(int(state.step)), state, training.data, {})
         checkpoints.wait()
-        yield Found(f"state saved in {checkpoints.directory}")
+        yield CheckResult(f"state saved in {checkpoints.directory}")
 
 
 def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> None:

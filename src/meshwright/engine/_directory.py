@@ -30,7 +30,7 @@ import jax
 
 from meshwright import process
 from meshwright.documents import parse_object
-from meshwright.engine._full_disks import telling_of_full_disks
+from meshwright.engine._errors import explaining_full_disk
 from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.report import WENT_BACK
 from meshwright.storage import is_address, join, local_path, mirrored, read_text
@@ -77,7 +77,7 @@ def open_directory(
             process.hold_run(directory, opened)
             if shared:
                 _check_shared(directory)
-        with telling_of_full_disks(directory):
+        with explaining_full_disk(directory):
             yield directory, put
 
 

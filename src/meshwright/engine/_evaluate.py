@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 
 from meshwright import process
-from meshwright.engine._opened import checkpoints_for, newest_step
+from meshwright.engine._open_run import checkpoints_for, newest_step
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.evaluation import Scores

@@ -77,7 +77,7 @@ class Evaluations:
         self._known: Scores = {}
         self._newest: tuple[int, Scores] = (-1, {})
 
-    def __call__(self, tick: Tick, state: Any, leaves_off: Callable[[int], bool]) -> Scores | None:
+    def __call__(self, tick: Tick, state: Any, must_abort: Callable[[int], bool]) -> Scores | None:
         """Return the scores of the evaluations that are due and how long each took, or None.
 
         Times are no scores: those are the same in each process and each repetition of a run. What was made
@@ -86,11 +86,11 @@ class Evaluations:
         Args:
           tick: the turn of the loop.
           state: is evaluated.
-          leaves_off: whether to leave off at the next batch, told the step.
+          must_abort: whether to leave off at the next batch, told the step.
         """
 
         def look() -> None:
-            if leaves_off(tick.step):
+            if must_abort(tick.step):
                 raise LeftOff
 
         found: Scores = {}
@@ -115,7 +115,7 @@ class Evaluations:
         """Return the scores found at this step, the newest at which there were any; else none."""
         return self._newest[1] if step == self._newest[0] else {}
 
-    def hear(self, values: Mapping[str, Any]) -> None:
+    def update_known(self, values: Mapping[str, Any]) -> None:
         """Take what is reported, for policies that go by it. All processes take that of process 0."""
         if self.needs_reports:
             self._known |= process.agree(numbers(values))

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
+from meshwright.engine._run_files import write_description, write_outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.engine._written import write_description, write_outcome
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError
 from meshwright.report import read_run, write_page
 

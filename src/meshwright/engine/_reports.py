@@ -12,8 +12,8 @@ import jax
 import meshwright
 from meshwright import old_names, process
 from meshwright.engine._evaluations import Evaluations, seconds_of
-from meshwright.engine._opened import Opened
-from meshwright.engine._say import saying
+from meshwright.engine._messages import line_printer
+from meshwright.engine._open_run import OpenRun
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.metrics import (
@@ -51,7 +51,7 @@ def writers(
     stack: contextlib.ExitStack,
     settings: Settings,
     training: Training,
-    opened: Opened,
+    opened: OpenRun,
     step_time: StepTime,
     *,
     after: int,
@@ -69,7 +69,7 @@ def writers(
     """
     halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
     opening = partial(_files_and_trackers, settings, opened, after)
-    keep = opened.held.reports if opened.held else lambda opening, _: (opening(stack), True)
+    keep = opened.kept_open.reports if opened.kept_open else lambda opening, _: (opening(stack), True)
     files, is_new = process.together(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
     if not process.is_lead():
         return halt
@@ -88,10 +88,12 @@ def writers(
 
 
 def _files_and_trackers(
-    settings: Settings, opened: Opened, after: int, stack: contextlib.ExitStack
+    settings: Settings, opened: OpenRun, after: int, stack: contextlib.ExitStack
 ) -> Writer:
     trackers = open_trackers(
-        stack, *settings.reporting.trackers, tell=settings.say or saying(opened.console, logging.WARNING)
+        stack,
+        *settings.reporting.trackers,
+        tell=settings.say or line_printer(opened.console, logging.WARNING),
     )
     if opened.directory is None:
         return trackers

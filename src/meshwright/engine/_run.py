@@ -1,20 +1,20 @@
-"""A run: what it needs is opened, all is checked, and the loop goes from the first state to the last."""
+"""A run: what it needs is opened, all is check_parts, and the loop goes from the first state to the last."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 
 from meshwright import process
-from meshwright.engine._back import go_back, going_back
 from meshwright.engine._changes import tell_changes
-from meshwright.engine._checks import Found, checked, tried
+from meshwright.engine._checks import CheckResult, check_parts, try_first_state
 from meshwright.engine._deadline import deadline
 from meshwright.engine._evaluations import Evaluations
-from meshwright.engine._held import Held
-from meshwright.engine._opened import Opened, newest_step, open_run
+from meshwright.engine._go_back import go_back, step_to_go_back_to
+from meshwright.engine._hooks import Hooks, LoopContext, traced
+from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._open_run import OpenRun, newest_step, open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._reports import heading, reported, tell_of_lost_reports, writers
-from meshwright.engine._rooms import Rooms, Turn, traced
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
@@ -27,7 +27,7 @@ def run(
     settings: Settings,
     optimizer: Tx,
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
-    held: Held | None = None,
+    kept_open: KeptOpen | None = None,
 ) -> Outcome:
     """Train, continuing what the run directory holds. Collective.
 
@@ -36,7 +36,7 @@ def run(
       optimizer: the optimizer.
       make: makes the parts. What it opens, it gives to the stack, which is closed after the run, and it
         reads the first batch in the watchdog's phase of that name.
-      held: keeps the run directory open for further trainings, which saves nothing by itself.
+      kept_open: keeps the run directory open for further trainings, which saves nothing by itself.
 
     Raises: as `mw.run`.
     """
@@ -47,15 +47,17 @@ def run(
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
         process.compare("the step to go back to", lambda: str(settings.from_step))
-        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started, held))
+        opened = stack.enter_context(
+            open_run(settings, training.target, optimizer, watch, started, kept_open)
+        )
         outcome = train(settings, training, opened)
         opened.record.finish(outcome.summary())
-        if held is not None:
-            held.step = outcome.step
+        if kept_open is not None:
+            kept_open.step = outcome.step
     return outcome
 
 
-def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
+def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
     """Check, restore and train, in what is open already."""
     with contextlib.ExitStack() as stack:
         say, checkpoints = opened.say, opened.checkpoints
@@ -79,8 +81,10 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         if settings.is_shown and process.is_lead():
             stack.enter_context(opened.console)
         started = time.perf_counter()
-        turn = Turn(settings, training, opened, training.last_step(), evaluate, write, step_time, stop)
-        state = _fit(turn, state, is_new=not is_resumed and first == 0)
+        context = LoopContext(
+            settings, training, opened, training.last_step(), evaluate, write, step_time, stop
+        )
+        state = _fit(context, state, is_new=not is_resumed and first == 0)
         if stop.interruption:
             if checkpoints is None:
                 stop.interruption.add_note("Nothing of this training is saved by itself.")
@@ -92,7 +96,7 @@ def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
         return outcome
 
 
-def _stopping(settings: Settings, opened: Opened, evaluate: Evaluations) -> Stopping:
+def _stopping(settings: Settings, opened: OpenRun, evaluate: Evaluations) -> Stopping:
     when, every = settings.stop, settings.reporting.every
     until = deadline(when.max_seconds, opened.started, when.job_margin_seconds, opened.say)
     return Stopping(opened.signals, when.early, until, every, evaluate.history)
@@ -102,10 +106,10 @@ def _over(training: Training, stop: Stopping, step: int) -> str | None:
     """Return why there is nothing more to train, if so."""
     if step >= training.last_step() or training.data.is_empty():
         return f"already at step {step}: {training.asked} asks for nothing more"
-    return f"ended at step {step}: the scores had got no better" if stop.was_early() else None
+    return f"ended at step {step}: the scores had got no better" if stop.ended_early() else None
 
 
-def _first_state(settings: Settings, training: Training, opened: Opened) -> TrainState:
+def _first_state(settings: Settings, training: Training, opened: OpenRun) -> TrainState:
     """Check all parts, compile, and return the state to go on from, restored or new."""
     say, watch, checkpoints = opened.say, opened.watch, opened.checkpoints
     if training.is_continued:
@@ -118,28 +122,28 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     opened.detail(training.layout.explain({"params": training.target.params}, width=width))
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
         tell_changes(settings, opened)
-    back = going_back(settings, opened)
+    back = step_to_go_back_to(settings, opened)
     with watch.phase("restore"):
         fresh = training.first_state(newest_step(checkpoints, training.target) if back is None else back)
     with watch.phase("compile"):
-        for found in checked(settings, training):
+        for found in check_parts(settings, training):
             _tell(found, opened)
     with watch.phase("restore"):
         if back is not None:
             go_back(back, opened)
         state = _resumed(settings, training, opened, fresh)
     with watch.phase("compile"):
-        for found in tried(settings, training, state, checkpoints):
+        for found in try_first_state(settings, training, state, checkpoints):
             _tell(found, opened)
     return state
 
 
-def _tell(found: Found, opened: Opened) -> None:
+def _tell(found: CheckResult, opened: OpenRun) -> None:
     (opened.detail if found.is_detail else opened.say)(str(found))
 
 
 def _resumed(
-    settings: Settings, training: Training, opened: Opened, fresh: Callable[[], TrainState]
+    settings: Settings, training: Training, opened: OpenRun, fresh: Callable[[], TrainState]
 ) -> TrainState:
     checkpoints = opened.checkpoints
     if checkpoints is None:
@@ -155,23 +159,23 @@ def _resumed(
     return state
 
 
-def _fit(turn: Turn, state: TrainState, *, is_new: bool) -> TrainState:
+def _fit(context: LoopContext, state: TrainState, *, is_new: bool) -> TrainState:
     """Train from `state` on, watched and profiled, and return the last state when it is saved."""
-    training, opened, stop = turn.training, turn.opened, turn.stop
+    training, opened, stop = context.training, context.opened, context.stop
     with contextlib.ExitStack() as stack:
         stack.callback(opened.watch.enter, "end")
-        trace, rooms = stack.enter_context(traced(turn)), Rooms(turn, state)
-        if rooms.begin(is_new=is_new):
+        trace, hooks = stack.enter_context(traced(context)), Hooks(context, state)
+        if hooks.begin(is_new=is_new):
             state = fit(
                 training.step,
                 state,
                 training.data,
-                max_steps=int(state.step) if stop.ends_early() else turn.last,
-                evaluate=rooms.evaluate,
-                log=rooms.log,
-                save=rooms.save,
+                max_steps=int(state.step) if stop.ends_early() else context.last,
+                evaluate=hooks.evaluate,
+                log=hooks.log,
+                save=hooks.save,
                 trace=trace,
-                on_step=rooms.on_step,
+                on_step=hooks.on_step,
                 stop=stop,
             )
         with opened.watch.phase("save"):

@@ -135,7 +135,7 @@ class Stopping:
         self.is_early = False
         """True if the scores ended the run, which is complete then."""
 
-    def was_early(self) -> bool:
+    def ended_early(self) -> bool:
         """Return whether the scores had ended the run before it was called again."""
         self.is_early = bool(self._history) and self._early is not None and self._early(self._history)
         return self.is_early
@@ -147,22 +147,22 @@ class Stopping:
             self.is_early = self._early(self._history)
         return self.is_early
 
-    def is_told(self, step: int) -> bool:
+    def is_interrupted(self, step: int) -> bool:
         """Return whether to stop because of a signal. Each attempt does something: time has no say here."""
         if self._signals.stop(step):
             self.interruption = self._signals.interruption
         return self.interruption is not None
 
-    def leaves_off(self, step: int) -> bool:
+    def must_abort(self, step: int) -> bool:
         """Return whether an evaluation is to be left off, to save in time; each of its batches asks.
 
         It is made when the run goes on, so that an attempt that is cut off changes no scores.
         """
         self._num_looks += 1
-        return self.is_told(step) or self._is_out_of_time(step, self._num_looks)
+        return self.is_interrupted(step) or self._is_out_of_time(step, self._num_looks)
 
     def __call__(self, tick: Tick) -> bool:
-        over = self.is_told(tick.step) or self._is_out_of_time(tick.step, tick.step)
+        over = self.is_interrupted(tick.step) or self._is_out_of_time(tick.step, tick.step)
         return over or self.ends_early()
 
     def _is_out_of_time(self, step: int, number: int) -> bool:

@@ -9,11 +9,10 @@ from pathlib import Path
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
 from meshwright.engine._directory import compiled_programs, log_file, open_directory
-from meshwright.engine._full_disks import telling_of_full_disks
-from meshwright.engine._held import Held
-from meshwright.engine._naming import naming
+from meshwright.engine._errors import errors_naming, explaining_full_disk
+from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._messages import line_printer
 from meshwright.engine._record import Record
-from meshwright.engine._say import saying
 from meshwright.engine._settings import Saving, Settings
 from meshwright.errors import UsageError
 from meshwright.metrics import Console, sync_jsonl
@@ -24,7 +23,7 @@ log = logging.getLogger("meshwright")
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenRun:
     """The open resources of a run."""
 
     directory: Path | None
@@ -40,7 +39,7 @@ class Opened:
     """Tells a detail, for those who asked for all."""
     started: float
     """When the run was called for, on the clock `time.monotonic`."""
-    held: Held | None = None
+    kept_open: KeptOpen | None = None
     """The run directory, where it stays open for further trainings."""
 
 
@@ -51,8 +50,8 @@ def open_run(
     optimizer: Tx,
     watch: RunningWatchdog,
     started: float,
-    held: Held | None = None,
-) -> Iterator[Opened]:
+    kept_open: KeptOpen | None = None,
+) -> Iterator[OpenRun]:
     """Open what a run needs, and close it however the run ends. Collective.
 
     Args:
@@ -61,29 +60,29 @@ def open_run(
       optimizer: the optimizer, which says what of a state that is saved must be finite.
       watch: the watchdog, open already.
       started: when the run was called for, on the clock `time.monotonic`.
-      held: keeps the run directory open for further trainings; there are no checkpoints then.
+      kept_open: keeps the run directory open for further trainings; there are no checkpoints then.
 
     Raises:
       UsageError: another run has the directory, or it cannot be used.
       MeshwrightError: at the end, if the files of a run at an address could not be put there.
     """
     console = Console(None)
-    say = settings.say or saying(console)
-    detail = settings.detail or saying(console, is_shown=settings.is_verbose)
+    say = settings.say or line_printer(console)
+    detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
     checkpoints = checkpoints_for(settings, target, optimizer)
     with contextlib.ExitStack() as opened:
         signals = opened.enter_context(process.signals())
         if settings.place is None:
             record = opened.enter_context(Record(None, settings))
-            yield Opened(None, console, checkpoints, signals, record, watch, say, detail, started)
+            yield OpenRun(None, console, checkpoints, signals, record, watch, say, detail, started)
             return
-        if held is not None:
-            directory, record = opened.enter_context(_held_open(held, settings))
+        if kept_open is not None:
+            directory, record = opened.enter_context(_held_open(kept_open, settings))
             opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
-            yield Opened(directory, console, None, signals, record, watch, say, detail, started, held)
+            yield OpenRun(directory, console, None, signals, record, watch, say, detail, started, kept_open)
             return
-        with naming("workdir"):
-            warn = settings.say or saying(console, logging.WARNING)
+        with errors_naming("workdir"):
+            warn = settings.say or line_printer(console, logging.WARNING)
             is_alone = settings.saving is not None and settings.saving.directory is None
             directory, put = opened.enter_context(open_directory(settings.place, warn, shared=is_alone))
         record = opened.enter_context(Record(directory, settings))
@@ -94,19 +93,19 @@ def open_run(
                 put()
 
             checkpoints.before_commit = keep_reports
-            with naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
+            with errors_naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
                 opened.enter_context(checkpoints)
         opened.enter_context(log_file(directory))
         opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
-        yield Opened(directory, console, checkpoints, signals, record, watch, say, detail, started)
+        yield OpenRun(directory, console, checkpoints, signals, record, watch, say, detail, started)
 
 
 @contextlib.contextmanager
-def _held_open(held: Held, settings: Settings) -> Iterator[tuple[Path, Record]]:
-    """Give the directory that is held, and its record, which is told of an error that ends this training."""
-    directory, record = held.open(settings)
+def _held_open(kept_open: KeptOpen, settings: Settings) -> Iterator[tuple[Path, Record]]:
+    """Yield the directory that stays open and its record, which learns of an error that ends a training."""
+    directory, record = kept_open.open(settings)
     try:
-        with telling_of_full_disks(directory):
+        with explaining_full_disk(directory):
             yield directory, record
     except BaseException as error:
         log.exception("the training ended with an error")
@@ -123,11 +122,11 @@ def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Ch
     saving = settings.saving
     if saving is None or settings.place is None:
         return None
-    with naming(f"{saving.field}.directory"):
+    with errors_naming(f"{saving.field}.directory"):
         checkpoints = _checkpoints_at(settings.place, saving)
-    with naming(f"{saving.field}.names"):
+    with errors_naming(f"{saving.field}.names"):
         _check_can_continue(checkpoints.left_out(target))
-    with naming(f"{saving.field}.cast"):
+    with errors_naming(f"{saving.field}.cast"):
         checkpoints.check(target)
     checkpoints.check_state = check_finite(optimizer, checkpoints.settled)
     return checkpoints

@@ -10,7 +10,9 @@ from meshwright.metrics import Console
 log = logging.getLogger("meshwright")
 
 
-def saying(console: Console, level: int = logging.INFO, *, is_shown: bool = True) -> Callable[[str], None]:
+def line_printer(
+    console: Console, level: int = logging.INFO, *, is_shown: bool = True
+) -> Callable[[str], None]:
     """Return a function that tells people: all processes' logs and, if `is_shown`, the screen of one."""
 
     def say(text: str) -> None:

@@ -32,7 +32,7 @@ def write_description(
     """Write down what runs, how it was started and where, without secrets. For one process to call."""
     origin = settings.origin
     secrets = secrets_in(origin)
-    described = hidden(settings.described(), secrets)
+    described = without_secrets(settings.described(), secrets)
     (directory / "experiment.txt").write_text(described)
     (directory / ATTEMPTS).mkdir(exist_ok=True)
     (directory / ATTEMPTS / f"{step_name(step)}.txt").write_text(described)
@@ -51,7 +51,7 @@ def secrets_in(origin: Mapping[str, Any] | None) -> list[str]:
     return [setting.get_secret_value() for setting in settings if hasattr(setting, "get_secret_value")]
 
 
-def hidden(text: str, secrets: Sequence[str]) -> str:
+def without_secrets(text: str, secrets: Sequence[str]) -> str:
     """Return a text without secrets, which functions may close over as well."""
     for secret in filter(None, secrets):
         text = text.replace(secret, _SECRET)
@@ -68,7 +68,7 @@ def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
 def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[str, Any]:
     """Return the versions, devices and command line of this run."""
     return {
-        "command": [hidden(word, secrets) for word in sys.argv],
+        "command": [without_secrets(word, secrets) for word in sys.argv],
         "commit": _commit(),
         "host": platform.node(),
         "python": platform.python_version(),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshwright.engine._directory import log_file, open_directory
-from meshwright.engine._naming import naming
+from meshwright.engine._errors import errors_naming
 from meshwright.engine._record import Record
 from meshwright.engine._settings import Settings
 from meshwright.metrics import Writer
@@ -18,7 +18,7 @@ from meshwright.metrics import Writer
 log = logging.getLogger("meshwright")
 
 
-class Held:
+class KeptOpen:
     """The directory of several trainings: the first one opens it, and `close` closes it.
 
     It has one description and one file of events. The page is drawn when it is closed, and by `refresh`.
@@ -38,7 +38,7 @@ class Held:
           UsageError: another run has it, or it cannot be used.
         """
         if self._place is None:
-            with contextlib.ExitStack() as opened, naming("workdir"):
+            with contextlib.ExitStack() as opened, errors_naming("workdir"):
                 warn = settings.say or log.warning
                 directory, _ = opened.enter_context(open_directory(settings.place or "", warn, shared=False))
                 record = opened.enter_context(Record(directory, settings))

@@ -19,7 +19,7 @@ from meshwright.checkpoint import complete_steps, set_aside_after
 from meshwright.documents import parse_object, read_file
 from meshwright.durable import write_whole
 from meshwright.engine._changes import changes
-from meshwright.engine._opened import Opened
+from meshwright.engine._open_run import OpenRun
 from meshwright.engine._settings import Settings
 from meshwright.errors import UsageError, listed
 from meshwright.report import WENT_BACK, times_back
@@ -28,7 +28,7 @@ from meshwright.storage import Directory
 _MOST_NAMED = 20
 
 
-def going_back(settings: Settings, opened: Opened) -> int | None:
+def step_to_go_back_to(settings: Settings, opened: OpenRun) -> int | None:
     """Return the step that the run goes back to, if it does. Collective.
 
     The same command, given again to a run that was cut off, goes on and does not go back once more.
@@ -54,7 +54,7 @@ def going_back(settings: Settings, opened: Opened) -> int | None:
     return step
 
 
-def go_back(step: int, opened: Opened) -> None:
+def go_back(step: int, opened: OpenRun) -> None:
     """Set aside all checkpoints later than `step`, of which there is one, and tell it. Collective."""
     checkpoints, directory = opened.checkpoints, opened.directory
     assert checkpoints is not None

@@ -21,7 +21,7 @@ OWN = ("workdir", "save.directory", "logging.trackers", "profile")
 _LOCAL_PATH = re.compile(r"'(?![a-z0-9]+://)[^']*[/\\][^']*'|'file:[^']*'")
 
 
-def settings_of(described: Any) -> dict[str, str]:
+def comparable_settings(described: Any) -> dict[str, str]:
     """Return, by path, what must be the same on all processes of a description, an experiment or settings.
 
     Paths on a machine are not among it: each machine may have its own. (Nor are patterns with a slash: of
