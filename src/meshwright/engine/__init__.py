@@ -1,4 +1,10 @@
-"""The engine of every run: it opens the run, checks its parts, runs the loop, and writes record and page."""
+"""The engine of every run: opens the run directory, checks the parts, runs the loop, and writes the record.
+
+`_run` is a whole run in order. `_settings` and `_training` are what its callers pass in, `_open_run` the
+resources that it opens, `_hooks` the functions that the loop calls. May import all rooms on lower floors;
+does not know `Experiment` or `Trainer`. Add a setting to `_settings`, a check before the first step to
+`_checks`, a reason to stop to `_stopping`, a file in the run directory to `_run_files` and `_directory`.
+"""
 
 from meshwright.engine._comparable import OWN, comparable_settings
 from meshwright.engine._describe import Difference, describe, differences

@@ -1,4 +1,4 @@
-"""Settings that are others than those that a run was last trained with."""
+"""The differences between the settings of this attempt of a run and those of the attempt before."""
 
 from pathlib import Path
 
@@ -13,7 +13,12 @@ _MOST_SHOWN = 20
 
 
 def changes(settings: Settings, directory: Path) -> list[str]:
-    """Return in what the settings differ from those of the attempt before, value by value. Not collective."""
+    """Return a line for each setting that differs from the attempt before. Not collective.
+
+    Args:
+      settings: The settings of this attempt.
+      directory: The run directory, which has those of the attempt before.
+    """
     file = directory / "experiment.txt"
     if not file.is_file():
         return []
@@ -23,11 +28,15 @@ def changes(settings: Settings, directory: Path) -> list[str]:
     ]
 
 
-def tell_changes(settings: Settings, opened: OpenRun) -> None:
-    """Tell in what the settings differ from those of the attempt before. Collective.
+def show_changes(settings: Settings, opened: OpenRun) -> None:
+    """Show the user which settings differ from those of the attempt before. Collective.
+
+    Args:
+      settings: The settings of this attempt.
+      opened: The open resources of the run.
 
     Raises:
-      UsageError: they differ, and the settings are strict.
+      UsageError: Some settings differ, and `settings.is_strict` is set.
     """
     directory = opened.directory
     if directory is None:
@@ -35,11 +44,12 @@ def tell_changes(settings: Settings, opened: OpenRun) -> None:
     found = process.on_lead(lambda: changes(settings, directory))
     if not found:
         return
-    left = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
-    said = "".join(f"\n    {each}" for each in found[:_MOST_SHOWN]) + left
+    more = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    lines = "".join(f"\n    {each}" for each in found[:_MOST_SHOWN]) + more
     if settings.is_strict:
         raise UsageError(
-            f"{settings.place} was trained with other settings so far:{said}\n  Give the same ones, another "
-            "run directory, or leave out strict to go on with those that are given."
+            f"{settings.place} was trained with different settings so far:{lines}\n"
+            "  Give the same settings or another run directory, or leave out `strict` to continue with the "
+            "new settings."
         )
-    opened.say(f"  ! settings differ from those that it was trained with so far:{said}")
+    opened.say(f"  ! the settings differ from those of the training so far:{lines}")

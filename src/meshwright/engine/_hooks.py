@@ -1,4 +1,4 @@
-"""The rooms of a run's loop: reports, evaluations and saves, in the order that policies need."""
+"""The functions that the loop calls to report, evaluate and save, in the order that policies need."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from meshwright import process
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._open_run import OpenRun
 from meshwright.engine._policies import as_when, is_informed
-from meshwright.engine._reports import gathering, learning_rates
-from meshwright.engine._settings import Saving, Settings
+from meshwright.engine._reports import report_maker, learning_rates
+from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
 from meshwright.evaluation import Scores
@@ -22,13 +22,13 @@ from meshwright.when import Tick, When, asked_once, never
 
 @dataclass(frozen=True)
 class LoopContext:
-    """The objects that each turn of the loop uses."""
+    """The objects that the hooks of the loop use."""
 
     settings: Settings
     training: Training
     opened: OpenRun
     last: int
-    """The step after which it ends."""
+    """The step after which the loop ends."""
     evaluate: Evaluations
     write: Writer
     step_time: StepTime
@@ -36,8 +36,8 @@ class LoopContext:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Takes reports for who writes them; screens among `writers` are shown the first step by itself."""
+class _Buffer:
+    """A writer that keeps reports in a list. Screens among `writers` still show the first step at once."""
 
     reports: list[Values]
     writers: tuple[Writer, ...]
@@ -47,27 +47,27 @@ class _Kept:
 
 
 class Hooks:
-    """The loop's rooms, which share the newest state.
+    """The loop's `on_step`, `evaluate`, `log` and `save`.
 
-    A policy that goes by reports is asked when the report of its step is known. So `evaluate` only takes the
-    state, and `log` makes the report, evaluates, and writes both.
+    A policy that reads reports is called when the report of its step is known. So `evaluate` only keeps the
+    state; `log` makes the report, evaluates, and writes both.
     """
 
     def __init__(self, context: LoopContext, state: TrainState):
         self._context, self._state = context, state
-        self._made = made = list[Values]()
+        self._pending = pending = list[Values]()
         saving = context.settings.saving
         self._when_saved = _when_saved(context)
         self._is_by_scores = saving is not None and is_informed(saving.when)
         before = never if self._is_by_scores else self._when_saved
-        keep = _Kept(made, (context.write,))  # not of self: no cycle
-        self._gather = gathering(context.settings, keep, before, context.training, context.evaluate)
+        buffer = _Buffer(pending, (context.write,))  # does not refer to self, which would make a cycle
+        self._gather = report_maker(context.settings, buffer, before, context.training, context.evaluate)
         self._save = _saver(context, self._when_saved)
 
     def begin(self, *, is_new: bool) -> bool:
-        """Do what is due before the first step, and return whether to make any.
+        """Evaluate and save what is due before the first step, and return whether to train at all.
 
-        What was evaluated or saved of this step before a restart is not done again.
+        Evaluations and checkpoints of this step that were made before a restart are not made again.
         """
         context, tick = self._context, Tick(int(self._state.step))
         if not context.stop.is_interrupted(tick.step):
@@ -79,42 +79,46 @@ class Hooks:
         return not context.stop.is_interrupted(tick.step)
 
     def on_step(self, tick: Tick) -> None:
-        """Take it that a step is done."""
+        """Note that a step is finished: for the watchdog, the step times and the progress on the screen."""
         self._context.opened.watch(tick)
         self._context.step_time(tick)
         if process.is_lead():
             self._context.opened.console.on_step(tick)
 
     def evaluate(self, tick: Tick, state: TrainState) -> None:
-        """Take the state; `log` evaluates it."""
+        """Keep the state; `log` evaluates it."""
         self._state = state
         self._context.training.reached(state)
 
     def log(self, tick: Tick, metrics: PyTree, scores: Scores | None = None) -> None:
-        """Report what was measured since the last report, if that is due, and what evaluations find."""
+        """Report the metrics since the last report, if a report is due, and the scores of evaluations."""
         context = self._context
         self._gather(tick, metrics, None)
-        if self._made:
-            self._made[0] = {**self._made[0], **self._rate(), **self._made[0]}  # a metric of that name stands
-            context.evaluate.update_known(self._made[0])
+        if self._pending:
+            made = self._pending[0]
+            self._pending[0] = {**made, **self._rate(), **made}  # a metric called `learning_rate` wins
+            context.evaluate.update_known(self._pending[0])
         found = self._scores(tick, context.stop.must_abort) or {}
-        if self._is_by_scores and not (self._made or tick.last) and self._when_saved(tick.step):
-            self._gather(Tick(tick.step, last=True), {}, None)  # what is left, before it is saved
-        report = self._made.pop() if self._made else self._rate() if found else {}
+        if self._is_by_scores and not (self._pending or tick.last) and self._when_saved(tick.step):
+            self._gather(Tick(tick.step, last=True), {}, None)  # the rest, before the state is saved
+        report = self._pending.pop() if self._pending else self._rate() if found else {}
         if report or found:
             self._write(tick.step, {**report, **found}, found)
 
     def save(self, tick: Tick, state: TrainState, *_: object) -> None:
         """Save the state if that is due.
 
-        Where scores end the run that is in the turn that follows, with those that are found only then.
+        If the scores end the run at this step, the last tick saves: some scores are computed only then.
         """
         if tick.last or not self._context.stop.ends_early():
             with self._context.opened.watch.phase("save"):
                 self._save(tick, state)
 
     def _scores(self, tick: Tick, must_abort: Callable[[int], bool]) -> Scores | None:
-        """Evaluate what is due. Who takes the machine back leaves time to save, and none to evaluate."""
+        """Return the scores of the evaluations that are due, or None if there are none.
+
+        An interrupted run does not evaluate: a platform that takes its machine back leaves time to save only.
+        """
         context = self._context
         if context.stop.interruption is not None:
             return None
@@ -131,13 +135,13 @@ class Hooks:
                 screen.evaluated(step, scores)
 
     def _rate(self) -> dict[str, float]:
-        """Return by which learning rates the last update was made, as far as that is known."""
+        """Return the learning rates of the last update, as far as they are known."""
         given, training = self._context.settings.reporting.learning_rate, self._context.training
         return learning_rates(given, training, lambda: num_updates(self._state))
 
 
 def _when_saved(context: LoopContext) -> When:
-    """Return when to save: the last step in the turn that follows it, with the scores found only then."""
+    """Return the policy of when to save; the last step is left to the last tick, which has all its scores."""
     training, saving = context.training, context.settings.saving
     if saving is None or context.opened.checkpoints is None:
         return never
@@ -150,16 +154,12 @@ def _saver(context: LoopContext, when_saved: When) -> Callable[[Tick, TrainState
     if checkpoints is None or saving is None:
         return lambda tick, state: None
     save, data = checkpoints.saver(when_saved), context.training.data if saving.keeps_position else None
-    # With all scores of the step: some may have been found in the turn before the last.
-    return lambda tick, state: save(tick, state, data, _scores_and_marks(context, saving, tick))
+    # All scores of the step: some of them may have been computed before the last tick.
+    return lambda tick, state: save(tick, state, data, {**context.evaluate.at(tick.step), **saving.marks()})
 
 
-def _scores_and_marks(context: LoopContext, saving: Saving, tick: Tick) -> Scores:
-    return {**context.evaluate.at(tick.step), **saving.marks()}
-
-
-def traced(context: LoopContext) -> contextlib.AbstractContextManager[Trace]:
-    """Return the loop's `trace`, which is open in the context."""
+def open_tracer(context: LoopContext) -> contextlib.AbstractContextManager[Trace]:
+    """Return a context manager that yields the loop's `trace`."""
     profile, directory = context.settings.profile, context.opened.directory
     if directory is None:
         return contextlib.nullcontext(lambda tick: contextlib.nullcontext())

@@ -1,4 +1,4 @@
-"""People are told a line: on the screen of one process, and in the log of each."""
+"""Lines of text for the user: on the screen of process 0, and in the log of each process."""
 
 import logging
 from collections.abc import Callable
@@ -13,13 +13,19 @@ log = logging.getLogger("meshwright")
 def line_printer(
     console: Console, level: int = logging.INFO, *, is_shown: bool = True
 ) -> Callable[[str], None]:
-    """Return a function that tells people: all processes' logs and, if `is_shown`, the screen of one."""
+    """Return a function that shows a line to the user.
+
+    Args:
+      console: The screen of process 0.
+      level: The level of the line in the log.
+      is_shown: True to show the line on the screen of process 0, too. All processes log it in any case.
+    """
 
     def say(text: str) -> None:
-        is_here = is_shown and process.is_lead()
-        if log.hasHandlers() or not is_here:  # without any, Python would show it a second time
+        shows = is_shown and process.is_lead()
+        if log.hasHandlers() or not shows:  # without a handler, Python would print the line a second time
             log.log(level, text.strip())
-        if is_here:
+        if shows:
             console.say(printable(text))
 
     return say

@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable, Iterator
 
 from meshwright import process
-from meshwright.engine._changes import tell_changes
+from meshwright.engine._changes import show_changes
 from meshwright.engine._checks import CheckResult, check_parts, try_first_state
 from meshwright.engine._deadline import deadline
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._go_back import go_back, step_to_go_back_to
-from meshwright.engine._hooks import Hooks, LoopContext, traced
+from meshwright.engine._hooks import Hooks, LoopContext, open_tracer
 from meshwright.engine._kept_open import KeptOpen
 from meshwright.engine._open_run import OpenRun, newest_step, open_run
 from meshwright.engine._outcome import Outcome
-from meshwright.engine._reports import heading, reported, tell_of_lost_reports, writers
+from meshwright.engine._reports import heading, read_reports, warn_of_lost_reports, writers
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
@@ -67,14 +67,14 @@ def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
         # In rounds each training would read all reports of those before it, of which none counts.
         if is_resumed or evaluate.needs_reports or first > training.first_step():
-            evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
+            evaluate.restore(read_reports(opened.directory, until=first), after=training.first_step())
         stop = _stopping(settings, opened, evaluate)
-        if (over := _over(training, stop, first)) and not (is_resumed and evaluate.owes(first)):
+        if (over := _over(training, stop, first)) and not (is_resumed and evaluate.has_missing(first)):
             say(f"  {over}")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
         opened.record.begin(checkpoints, training, first)
         if opened.directory and is_resumed:
-            tell_of_lost_reports(opened.directory, first, say)
+            warn_of_lost_reports(opened.directory, first, say)
         write = writers(stack, settings, training, opened, step_time, after=first)
         expected = training.num_steps(first)
         opened.console.expect(expected)
@@ -121,7 +121,7 @@ def _first_state(settings: Settings, training: Training, opened: OpenRun) -> Tra
     width = screen_width() if settings.is_verbose else None
     opened.detail(training.layout.explain({"params": training.target.params}, width=width))
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
-        tell_changes(settings, opened)
+        show_changes(settings, opened)
     back = step_to_go_back_to(settings, opened)
     with watch.phase("restore"):
         fresh = training.first_state(newest_step(checkpoints, training.target) if back is None else back)
@@ -164,7 +164,7 @@ def _fit(context: LoopContext, state: TrainState, *, is_new: bool) -> TrainState
     training, opened, stop = context.training, context.opened, context.stop
     with contextlib.ExitStack() as stack:
         stack.callback(opened.watch.enter, "end")
-        trace, hooks = stack.enter_context(traced(context)), Hooks(context, state)
+        trace, hooks = stack.enter_context(open_tracer(context)), Hooks(context, state)
         if hooks.begin(is_new=is_new):
             state = fit(
                 training.step,
