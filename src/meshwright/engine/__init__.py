@@ -6,7 +6,7 @@ does not know `Experiment` or `Trainer`. Add a setting to `_settings`, a check b
 `_checks`, a reason to stop to `_stopping`, a file in the run directory to `_run_files` and `_directory`.
 """
 
-from meshwright.engine._comparable import OWN, comparable_settings
+from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._describe import Difference, describe, differences
 from meshwright.engine._directory import checkpoints_of
 from meshwright.engine._errors import errors_naming
@@ -23,7 +23,6 @@ from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
 
 __all__ = [
-    "OWN",
     "Data",
     "Difference",
     "EvaluationPart",

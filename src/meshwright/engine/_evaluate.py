@@ -1,4 +1,4 @@
-"""The evaluations of a run by themselves: of the state that it would go on from, with nothing written."""
+"""The evaluations of a run without training: they score the state from which it would continue."""
 
 import contextlib
 from collections.abc import Callable
@@ -14,11 +14,15 @@ from meshwright.train import RunningWatchdog, Tx, unwatched
 def evaluate(
     settings: Settings, optimizer: Tx, make: Callable[[contextlib.ExitStack, RunningWatchdog], Training]
 ) -> Scores:
-    """Return the scores of all evaluations, by the names that reports give them. Collective.
+    """Return the scores of all evaluations by their names in reports, and write no files. Collective.
 
-    Args: as those of `run`.
+    Args:
+      settings: The settings of the run.
+      optimizer: The optimizer.
+      make: Makes the parts of the run, as in `run`.
 
-    Raises: as `run` before its first step.
+    Raises:
+      MeshwrightError: As `run` before its first step.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(process.telling())

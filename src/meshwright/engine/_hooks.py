@@ -8,7 +8,7 @@ from meshwright import process
 from meshwright.engine._evaluations import Evaluations
 from meshwright.engine._open_run import OpenRun
 from meshwright.engine._policies import as_when, is_informed
-from meshwright.engine._reports import report_maker, learning_rates
+from meshwright.engine._reports import learning_rates, report_maker
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training

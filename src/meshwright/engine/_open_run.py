@@ -1,4 +1,4 @@
-"""The resources of a run: its directory, its checkpoints, its screen, its signals."""
+"""The open resources of a run: its directory, checkpoints, screen, signals and watchdog."""
 
 import contextlib
 import logging
@@ -27,20 +27,25 @@ class OpenRun:
     """The open resources of a run."""
 
     directory: Path | None
-    """The directory in which its files are written; None for a run that writes none."""
+    """The directory of the run's files; None for a run that writes no files."""
     console: Console
+    """The screen of process 0."""
     checkpoints: Checkpoints | None
+    """The checkpoints of the run; None if it saves none."""
     signals: process.Signals
+    """The signals that stop the run."""
     record: Record
+    """Writes the settings, the outcome and the page."""
     watch: RunningWatchdog
+    """The watchdog."""
     say: Callable[[str], None]
-    """Tells people a line."""
+    """Shows a line to the user."""
     detail: Callable[[str], None]
-    """Tells a detail, for those who asked for all."""
+    """Shows a detail, on the screen only if the run is verbose."""
     started: float
-    """When the run was called for, on the clock `time.monotonic`."""
+    """The time when the user started the run, on the clock `time.monotonic`."""
     kept_open: KeptOpen | None = None
-    """The run directory, where it stays open for further trainings."""
+    """The run directory if it stays open for further trainings."""
 
 
 @contextlib.contextmanager
@@ -52,56 +57,60 @@ def open_run(
     started: float,
     kept_open: KeptOpen | None = None,
 ) -> Iterator[OpenRun]:
-    """Open what a run needs, and close it however the run ends. Collective.
+    """Open the resources of a run, and close them however the run ends. Collective.
 
     Args:
-      settings: how the run goes.
-      target: the state as structs.
-      optimizer: the optimizer, which says what of a state that is saved must be finite.
-      watch: the watchdog, open already.
-      started: when the run was called for, on the clock `time.monotonic`.
-      kept_open: keeps the run directory open for further trainings; there are no checkpoints then.
+      settings: The settings of the run.
+      target: The state as structs.
+      optimizer: The optimizer. It decides which parts of a saved state must be finite.
+      watch: The watchdog, which is already open.
+      started: The time when the user started the run, on the clock `time.monotonic`.
+      kept_open: The run directory that stays open for further trainings; such a run saves no checkpoints.
 
     Raises:
-      UsageError: another run has the directory, or it cannot be used.
-      MeshwrightError: at the end, if the files of a run at an address could not be put there.
+      UsageError: Another run uses the directory, or it cannot be written to.
+      MeshwrightError: At the end, if some files of a run at a URL could not be uploaded.
     """
     console = Console(None)
     say = settings.say or line_printer(console)
     detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
     checkpoints = checkpoints_for(settings, target, optimizer)
-    with contextlib.ExitStack() as opened:
-        signals = opened.enter_context(process.signals())
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(process.signals())
         if settings.place is None:
-            record = opened.enter_context(Record(None, settings))
+            record = stack.enter_context(Record(None, settings))
             yield OpenRun(None, console, checkpoints, signals, record, watch, say, detail, started)
             return
         if kept_open is not None:
-            directory, record = opened.enter_context(_held_open(kept_open, settings))
-            opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+            directory, record = stack.enter_context(_opened_before(kept_open, settings))
+            stack.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
             yield OpenRun(directory, console, None, signals, record, watch, say, detail, started, kept_open)
             return
         with errors_naming("workdir"):
             warn = settings.say or line_printer(console, logging.WARNING)
-            is_alone = settings.saving is not None and settings.saving.directory is None
-            directory, put = opened.enter_context(open_directory(settings.place, warn, shared=is_alone))
-        record = opened.enter_context(Record(directory, settings))
+            has_checkpoints = settings.saving is not None and settings.saving.directory is None
+            directory, upload = stack.enter_context(
+                open_directory(settings.place, warn, shared=has_checkpoints)
+            )
+        record = stack.enter_context(Record(directory, settings))
         if checkpoints is not None:
 
-            def keep_reports() -> None:  # so that a run which goes on from there lacks none
+            def keep_reports() -> (
+                None
+            ):  # a run that continues from this checkpoint needs all reports before it
                 sync_jsonl(directory / "metrics.jsonl")
-                put()
+                upload()
 
             checkpoints.before_commit = keep_reports
             with errors_naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
-                opened.enter_context(checkpoints)
-        opened.enter_context(log_file(directory))
-        opened.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+                stack.enter_context(checkpoints)
+        stack.enter_context(log_file(directory))
+        stack.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
         yield OpenRun(directory, console, checkpoints, signals, record, watch, say, detail, started)
 
 
 @contextlib.contextmanager
-def _held_open(kept_open: KeptOpen, settings: Settings) -> Iterator[tuple[Path, Record]]:
+def _opened_before(kept_open: KeptOpen, settings: Settings) -> Iterator[tuple[Path, Record]]:
     """Yield the directory that stays open and its record, which learns of an error that ends a training."""
     directory, record = kept_open.open(settings)
     try:
@@ -114,10 +123,15 @@ def _held_open(kept_open: KeptOpen, settings: Settings) -> Iterator[tuple[Path, 
 
 
 def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
-    """Return the checkpoints of a run, which are not opened yet; None if it makes none.
+    """Return the checkpoints of a run, which are not open yet; None if it saves none.
+
+    Args:
+      settings: The settings of the run.
+      target: The state as structs.
+      optimizer: The optimizer. It decides which parts of a saved state must be finite.
 
     Raises:
-      UsageError: a setting cannot be; it is named.
+      UsageError: A setting of the checkpoints is wrong; the message names it.
     """
     saving = settings.saving
     if saving is None or settings.place is None:
@@ -133,9 +147,13 @@ def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Ch
 
 
 def newest_step(checkpoints: Checkpoints | None, target: TrainState) -> int | None:
-    """Return the step of the newest checkpoint; None if there is none, or one of a part of the state.
+    """Return the step of the newest checkpoint, or None if a run must make a first state. Collective.
 
-    Collective.
+    A run needs its first state also if checkpoints contain only a part of the state.
+
+    Args:
+      checkpoints: The checkpoints of the run; None if it saves none.
+      target: The state as structs.
     """
     if checkpoints is None or checkpoints.left_out(target):
         return None
@@ -143,8 +161,10 @@ def newest_step(checkpoints: Checkpoints | None, target: TrainState) -> int | No
 
 
 def _check_can_continue(left_out: set[str]) -> None:
-    if counted := sorted(left_out & {"step", "seed"}):
-        raise UsageError(f"{counted[0]} is left out, without which a run cannot go on where it stood.")
+    if needed := sorted(left_out & {"step", "seed"}):
+        raise UsageError(
+            f"it leaves out {needed[0]!r}, which a run needs to continue from a checkpoint. Give it a name."
+        )
 
 
 def _checkpoints_at(place: str, saving: Saving) -> Checkpoints:
@@ -158,5 +178,5 @@ def _checkpoints_at(place: str, saving: Saving) -> Checkpoints:
         )
     except UsageError as error:
         if saving.directory is None:
-            raise UsageError(f"{error}\n  Say where else to keep those of {place}.") from None
+            raise UsageError(f"{error}\n  Give another directory for the checkpoints of {place}.") from None
         raise
