@@ -95,9 +95,7 @@ def open_run(
         record = stack.enter_context(Record(directory, settings))
         if checkpoints is not None:
 
-            def keep_reports() -> (
-                None
-            ):  # a run that continues from this checkpoint needs all reports before it
+            def keep_reports() -> None:  # a run that continues from the checkpoint needs all reports so far
                 sync_jsonl(directory / "metrics.jsonl")
                 upload()
 
