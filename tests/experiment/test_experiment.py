@@ -273,7 +273,7 @@ LOSSY = mw.checkpoint.best("all/lossy", "min")
             {"stop": mw.Stop(early=mw.early_stopping("all/lossy", "min", 3))},
             r"^stop.early reads the score 'all/lossy', but no",
         ),
-        ({"save": mw.Save(keep=LOSSY)}, r"(?s)^save\.keep goes .* Did you mean 'all/loss'\?"),
+        ({"save": mw.Save(keep=LOSSY)}, r"(?s)^save\.keep reads the score .* Did you mean 'all/loss'\?"),
         (
             {
                 "save": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)),

@@ -99,7 +99,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_page_that_takes_long(tmp_path, mon
     monkeypatch.setattr("meshwright.engine._record.LARGEST_METRICS_NBYTES", 100)
     mw.run(experiment(tmp_path))
     assert not (tmp_path / "report.html").exists()
-    assert f"`meshwright report {tmp_path}` does" in caplog.text
+    assert f"`meshwright report {tmp_path}`" in caplog.text
 
 
 def test_a_warning_is_on_the_screen_once_where_no_log_is_open(monkeypatch, capsys):

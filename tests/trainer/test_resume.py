@@ -77,7 +77,7 @@ def test_two_runs_cannot_share_a_workdir_nor_an_experiment_s_directory(tmp_path)
     fit(trainer(given=deployer(tmp_path, trackers=[at(5, start_another)])), **SAVED)
     assert refused
     with contextlib.ExitStack() as opened:
-        mw.process.hold_run(tmp_path, opened)  # as `mw.run` does, wherever its checkpoints are
+        mw.process.lock_run_directory(tmp_path, opened)  # as `mw.run` does, wherever its checkpoints are
         with pytest.raises(UsageError, match="is already in use"):
             fit(trainer(tmp_path), **SAVED)
 

@@ -70,12 +70,12 @@ def open_directory(
     """
     with contextlib.ExitStack() as stack:
         if is_address(place):
-            mirror = process.together(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
+            mirror = process.on_all(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
             directory, upload = mirror.path, mirror.put
         else:
             directory, upload = local_path(place), nothing
-            process.together(lambda: _prepare(directory))
-            process.hold_run(directory, stack)
+            process.on_all(lambda: _prepare(directory))
+            process.lock_run_directory(directory, stack)
             if shared:
                 _check_shared(directory)
         with explaining_full_disk(directory):

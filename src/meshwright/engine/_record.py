@@ -103,7 +103,9 @@ class Record:
     def _write_page(self, directory: Path) -> None:
         metrics, place = directory / "metrics.jsonl", self._settings.place or str(directory)
         if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
-            log.warning("report.html is not written, as it takes long: run `meshwright report %s`", place)
+            log.warning(
+                "report.html is not written, because that takes long: run `meshwright report %s`", place
+            )
         else:
             write_page(read_run(directory, place))
 

@@ -74,7 +74,7 @@ def writers(
     halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
     opening = partial(_files_and_trackers, settings, opened, after)
     keep = opened.kept_open.reports if opened.kept_open else lambda opening, _: (opening(stack), True)
-    files, is_new = process.together(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
+    files, is_new = process.on_all(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
     if not process.is_lead():
         return halt
     counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)

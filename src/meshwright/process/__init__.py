@@ -1,4 +1,4 @@
-"""The processes of a run: who they are, how they come together, agree, hold a directory, stop and leave.
+"""The processes of a run: who they are, how they come on_all, agree, hold a directory, stop and leave.
 
 cluster = process.start()                  # before anything touches a device
 with process.signals() as signals:
@@ -21,21 +21,20 @@ from meshwright.process._alike import (
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
-from meshwright.process._hold import Hold, hold, hold_run, is_held
-from meshwright.process._job_end import job_end
 from meshwright.process._leave import abandon, shared_work
+from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
 from meshwright.process._peers import finishing, hearing, say_left, say_to_all
 from meshwright.process._program import program_text
-from meshwright.process._roll_call import roll_call
+from meshwright.process._rendezvous import roll_call
+from meshwright.process._run_on import on_all, on_lead
 from meshwright.process._signals import Signals, signals
-from meshwright.process._slurm import expand_nodes
+from meshwright.process._slurm import expand_nodes, job_end
 from meshwright.process._start import start
-from meshwright.process._together import on_lead, together
 
 __all__ = [
     "Cluster",
     "Compared",
-    "Hold",
+    "DirectoryLock",
     "Signals",
     "abandon",
     "agree",
@@ -49,13 +48,14 @@ __all__ = [
     "finishing",
     "gather",
     "hearing",
-    "hold",
-    "hold_run",
-    "is_held",
     "is_lead",
+    "is_locked",
     "is_of_all",
     "is_shared",
     "job_end",
+    "lock_directory",
+    "lock_run_directory",
+    "on_all",
     "on_lead",
     "program_text",
     "roll_call",
@@ -65,5 +65,4 @@ __all__ = [
     "signals",
     "start",
     "telling",
-    "together",
 ]

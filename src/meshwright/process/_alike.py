@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 
 from meshwright.errors import UsageError
 from meshwright.process._board import Board
-from meshwright.process._differ import difference, lines_of, shortened
+from meshwright.process._differences import difference, lines_of, shortened
+from meshwright.process._environment import hardware
 from meshwright.process._failures import failure_of
 from meshwright.process._meet import meet
 from meshwright.process._member import member
 from meshwright.process._program import program_text
-from meshwright.process._surroundings import hardware
 
 Said = str | Mapping[str, str]
 """A text, or settings by name."""

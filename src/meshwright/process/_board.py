@@ -22,7 +22,7 @@ from meshwright.errors import MeshwrightError, PeersError
 from meshwright.process._agree import gather
 from meshwright.process._failures import Failure, error_of, failure_of
 from meshwright.process._post import Post
-from meshwright.process._wire import ranges
+from meshwright.process._sockets import ranges
 
 _LEAD_REMARKS_AFTER_SECONDS = 10
 _OTHERS_REMARK_AFTER_SECONDS = 30

@@ -17,7 +17,7 @@ from meshwright.process._agree import agree, gather
 from meshwright.process._board import Board, DeviceBoard, LeadBoard, PeerBoard
 from meshwright.process._peers import watch_peers
 from meshwright.process._post import Post
-from meshwright.process._wire import LINE_SECONDS, connect, read_line, tell_line
+from meshwright.process._sockets import LINE_SECONDS, connect, read_line, tell_line
 
 _ARRIVE_SECONDS = 15
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))

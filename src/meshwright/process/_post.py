@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, KeysView, Mapping
 from typing import Any
 
-from meshwright.process._wire import stay_connected
+from meshwright.process._sockets import stay_connected
 
 _SEND_SECONDS = 120
 """Seconds that the other end may take to read a message."""

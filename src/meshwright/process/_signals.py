@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, Interrupted
 from meshwright.process._agree import gather
-from meshwright.process._at_once import ending_at_once, jaxs_handler_put_aside
+from meshwright.process._exit_on_sigterm import ending_at_once, jaxs_handler_put_aside
 from meshwright.process._member import member
 
 _NOTE = b"meshwright: finishing this step and saving; press Ctrl-C again to stop now\n"

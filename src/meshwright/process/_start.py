@@ -11,10 +11,10 @@ from meshwright.errors import PeersError, UsageError
 from meshwright.process._alike import compare, compare_at, is_seated, sit_at
 from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._detect import detect
+from meshwright.process._environment import software
 from meshwright.process._leave import leave_at_once_after_a_crash
 from meshwright.process._peers import watch_peers
-from meshwright.process._roll_call import roll_call, wait_until_served
-from meshwright.process._surroundings import software
+from meshwright.process._rendezvous import roll_call, wait_until_served
 
 _CONNECT_SECONDS = 120
 """Seconds that JAX may take to connect once all processes are known to be there."""

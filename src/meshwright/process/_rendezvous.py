@@ -20,7 +20,7 @@ import time
 from meshwright.errors import PeersError
 from meshwright.process._board import LeadBoard, PeerBoard
 from meshwright.process._post import Post
-from meshwright.process._wire import LINE_SECONDS, connect, ranges, read_line, split, tell_line
+from meshwright.process._sockets import LINE_SECONDS, connect, ranges, read_line, split, tell_line
 
 _REMARK_AFTER_SECONDS = 10
 _RETRY_SECONDS = 0.2

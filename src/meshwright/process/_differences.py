@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from meshwright.process._wire import ranges
+from meshwright.process._sockets import ranges
 
 Lines = Mapping[str, str]
 """The message of a process: settings by their paths, or the lines of a program by their numbers."""
