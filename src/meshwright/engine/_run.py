@@ -68,7 +68,7 @@ def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
     """
     with contextlib.ExitStack() as stack:
         say, checkpoints = opened.say, opened.checkpoints
-        with opened.signals.leaving_at_once():  # nothing of this attempt can be saved yet
+        with opened.signals.exiting_on_sigterm():  # nothing of this attempt can be saved yet
             state = _first_state(settings, training, opened)
         first, is_resumed = int(state.step), checkpoints is not None and checkpoints.resumed is not None
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)

@@ -28,7 +28,7 @@ _NOTE = "stopped by SIGTERM before the first step: there is nothing new to save.
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
+def exiting_on_sigterm() -> Iterator[None]:
     """End this process in the block, with exit code 75, soon after SIGTERM.
 
     For the main thread, where Python handles SIGTERM.
@@ -66,7 +66,7 @@ def _end() -> None:
 
 
 @contextmanager
-def jaxs_handler_put_aside(handler: Callable[..., None], is_told: Callable[[], bool]) -> Iterator[None]:
+def replacing_jax_handler(handler: Callable[..., None], is_told: Callable[[], bool]) -> Iterator[None]:
     """Let `handler` hear of SIGTERM in the block instead of JAX, which hears of it afterwards."""
     libc, kept = ctypes.CDLL(None), ctypes.create_string_buffer(1024)  # a `struct sigaction`, and room
     libc.sigaction(signal.SIGTERM, None, kept)

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, Interrupted
 from meshwright.process._agree import gather
-from meshwright.process._exit_on_sigterm import ending_at_once, jaxs_handler_put_aside
+from meshwright.process._exit_on_sigterm import exiting_on_sigterm, replacing_jax_handler
 from meshwright.process._member import member
 
 _NOTE = b"meshwright: finishing this step and saving; press Ctrl-C again to stop now\n"
@@ -64,7 +64,7 @@ class Signals:
         return self.terminated or self.ctrl_c
 
     @contextmanager
-    def leaving_at_once(self) -> Iterator[None]:
+    def exiting_on_sigterm(self) -> Iterator[None]:
         """End this process in the block, with exit code 75, soon after SIGTERM: there is nothing to save.
 
         What takes no longer than a moment is ended by `stop`, as ever.
@@ -74,8 +74,8 @@ class Signals:
             return
         with ExitStack() as stack:
             if jax.distributed.is_initialized():
-                stack.enter_context(jaxs_handler_put_aside(self.on_terminate, lambda: self.terminated))
-            stack.enter_context(ending_at_once())
+                stack.enter_context(replacing_jax_handler(self.on_terminate, lambda: self.terminated))
+            stack.enter_context(exiting_on_sigterm())
             yield
 
     def on_terminate(self, number: int, frame: FrameType | None) -> None:
