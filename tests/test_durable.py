@@ -5,7 +5,7 @@ import os
 import pytest
 
 from meshwright.durable import open_ordinary
-from meshwright.process import lock_directory, is_locked
+from meshwright.process import is_locked, lock_directory
 
 
 @pytest.fixture(params=["link", "pipe", "device"])

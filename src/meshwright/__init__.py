@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshwright.arrays import restore
     from meshwright.checkpoint import Checkpoints
     from meshwright.deployer import Deployer
-    from meshwright.engine import Logging, Profile, Stop, Watchdog, early_stopping
+    from meshwright.engine import Compile, Logging, Profile, Stop, Watchdog, early_stopping
     from meshwright.errors import MeshwrightError
     from meshwright.experiment import Evaluation, Experiment, Input, Save, evaluate, from_checkpoint, run
     from meshwright.formats import open_source
@@ -79,6 +79,7 @@ __all__ = [
     "Batched",
     "Bucketed",
     "Checkpoints",
+    "Compile",
     "Deployer",
     "Evaluation",
     "Experiment",
@@ -132,7 +133,7 @@ _NAMES = {
     "arrays": ("restore",),
     "checkpoint": ("Checkpoints",),
     "deployer": ("Deployer",),
-    "engine": ("Logging", "Profile", "Stop", "Watchdog", "early_stopping"),
+    "engine": ("Compile", "Logging", "Profile", "Stop", "Watchdog", "early_stopping"),
     "errors": ("MeshwrightError",),
     "experiment": ("Evaluation", "Experiment", "Input", "Save", "evaluate", "from_checkpoint", "run"),
     "formats": ("open_source",),

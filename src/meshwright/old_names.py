@@ -25,6 +25,7 @@ _SETTINGS = {
     "start_trace_process_indices": "profile.processes",
     "watchdog_timeout_seconds": "watchdog.timeout_seconds",
     "crash_on_hang": "watchdog.kill",
+    "compile_cache": "compile.cache",
     "accumulate_grad_batches": "microbatches",
     "fit.n_epochs": "fit.epochs",
     "fit.log_every": "fit.logging.every",

@@ -55,7 +55,7 @@ def experiment(workdir: str = "runs/a", max_steps: int = 4) -> mw.Experiment:
         evaluations={"test": mw.Evaluation(measure, examples, when=2, batch_size=8, outputs=outputs)},
         save=mw.Save(when=2),
         logging=mw.Logging(every=1),
-        compile_cache=False,
+        compile=mw.Compile(cache=False),
     )
 
 

@@ -27,7 +27,8 @@ def closing_over(token):
 
 def experiment(workdir="runs/tiny", max_steps=2):
     return mw.Experiment(workdir=workdir, model=init, loss=loss, optimizer=optax.sgd(0.1),
-                         input=mw.Input(EXAMPLES, batch_size=8), max_steps=max_steps, compile_cache=False)
+                         input=mw.Input(EXAMPLES, batch_size=8), max_steps=max_steps,
+                         compile=mw.Compile(cache=False))
 
 def elsewhere(workdir: str = "runs/tiny", max_steps: int = 2) -> mw.Experiment:
     return experiment(workdir, max_steps)

@@ -14,7 +14,7 @@ from meshwright.errors import UsageError
 from meshwright.metrics import read_jsonl
 from meshwright.storage import local_copy
 
-DEVICES = ("--fake-devices", "8", "input.batch_size=24", "compile_cache=false")
+DEVICES = ("--fake-devices", "8", "input.batch_size=24", "compile.cache=false")
 
 
 def on_eight_devices(run):

@@ -108,10 +108,9 @@ def test_a_run_directory_holds_what_is_documented(uninterrupted):
         "logs/process-00000.log",
     }
     assert fixed <= found
-    unnamed = re.compile(r"(?<=\.tfevents)\..*|(?<=compile_cache/).*")  # named by the time, or by a hash
+    unnamed = re.compile(r"(?<=\.tfevents)\..*")  # named by the time
     assert {unnamed.sub("", name) for name in found - fixed} == {
         "events.out.tfevents",
-        "compile_cache/",
         ".run.lock",
         "checkpoints/.lock",
         *(

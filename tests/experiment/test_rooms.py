@@ -334,18 +334,48 @@ def test_a_run_goes_on_with_or_without_the_place_of_its_data(tmp_path, saved, re
     assert stood == ({"samples": read_since, "seed": 0, "num_examples": 64} if restored else "not saved")
 
 
-def test_compiled_programs_are_kept_with_the_run_and_only_for_it(tmp_path, compiled_for_users):
-    mw.run(experiment(tmp_path))
-    kept = sorted((tmp_path / "compile_cache").iterdir())
+def programs_below(folder):
+    return sorted(folder.rglob("*-cache"))
+
+
+def test_another_run_of_the_same_program_compiles_nothing(tmp_path, compiled_for_users, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mw.run(experiment(tmp_path / "first"))
+    kept = programs_below(tmp_path / "cache/meshwright/compile_cache")
     assert kept
     assert jax.config.jax_compilation_cache_dir is None
-    mw.run(experiment(tmp_path, max_steps=12))
-    assert sorted((tmp_path / "compile_cache").iterdir()) == kept
+    mw.run(experiment(tmp_path / "second"))
+    assert programs_below(tmp_path) == kept
 
 
-def test_no_program_is_kept_where_that_is_not_wanted(tmp_path, compiled_for_users):
-    mw.run(experiment(tmp_path, max_steps=1, compile_cache=False))
-    assert not (tmp_path / "compile_cache").exists()
+def test_compiled_programs_are_kept_in_a_folder_of_ones_own(tmp_path, compiled_for_users):
+    mw.run(experiment(tmp_path / "run", max_steps=1, compile=mw.Compile(cache=str(tmp_path / "mine"))))
+    assert programs_below(tmp_path) == programs_below(tmp_path / "mine") != []
+
+
+def test_no_program_is_kept_where_that_is_not_wanted(tmp_path, compiled_for_users, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mw.run(experiment(tmp_path / "run", max_steps=1, compile=mw.Compile(cache=False)))
+    assert not programs_below(tmp_path)
+
+
+def test_options_of_the_compiler_reach_it(tmp_path):
+    options = {"xla_dump_to": str(tmp_path / "dumped"), "xla_dump_hlo_as_text": True}
+    mw.run(experiment(tmp_path / "run", max_steps=1, compile=mw.Compile(options=options)))
+    assert list((tmp_path / "dumped").glob("*.txt"))
+
+
+@pytest.mark.parametrize("options", [{"xla_fast": True}, {"xla_cpu_enable_fast_math": "maybe"}])
+def test_an_option_that_the_compiler_refuses_is_an_error_before_the_run(tmp_path, options):
+    with pytest.raises(UsageError, match=f"{next(iter(options))}.*(?s:.*)mesh_rules"):
+        mw.run(experiment(tmp_path, compile=mw.Compile(options=options)))
+    assert not (tmp_path / "checkpoints/step_00000001").exists()
+
+
+def test_a_mesh_rule_sets_options_for_one_kind_of_device(tmp_path):
+    rule = ("cpu.*", mw.override({"compile.options": {"xla_fast": True}}))
+    with pytest.raises(UsageError, match="xla_fast"):
+        mw.run(experiment(tmp_path, mesh_rules=(rule,)))
 
 
 def test_a_loss_that_is_infinite_ends_the_run(tmp_path):

@@ -105,7 +105,7 @@ def experiment(workdir: str, what: str, where: str) -> mw.Experiment:
         save=mw.Save(when=2),
         logging=mw.Logging(every=1),
         watchdog=mw.Watchdog(TIMEOUTS, kill=True) if what == "sleep" else None,
-        compile_cache=False,
+        compile=mw.Compile(cache=False),
     )
 
 

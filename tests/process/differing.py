@@ -104,7 +104,7 @@ def experiment(**changes):
         "max_steps": 4,
         "evaluations": {"e": mw.Evaluation(measure, {"x": ROWS[:20]}, when=2, batch_size=16)},
         "save": mw.Save(when=2),
-        "compile_cache": False,
+        "compile": mw.Compile(cache=False),
     }
     return mw.Experiment(**{**given, **changes})
 

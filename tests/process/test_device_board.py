@@ -40,7 +40,7 @@ def run(name, max_steps=3, factor=1.0):
             optimizer=optax.sgd(0.01),
             input=mw.Input({"x": np.ones((64, 8), np.float32)}, batch_size=16),
             max_steps=max_steps,
-            compile_cache=False,
+            compile=mw.Compile(cache=False),
         )
     )
 

@@ -28,7 +28,7 @@ def traced(tmp_path_factory):
     run = tmp_path_factory.mktemp("traced")
     small = text.experiment(workdir=str(run), layers=1, length=16, steps=4)
     mesh = {"mesh": "data=2,fsdp=2,tensor=2", "profile": mw.Profile((2,))}
-    mw.run(dataclasses.replace(small, evaluations={}, compile_cache=False, **mesh))
+    mw.run(dataclasses.replace(small, evaluations={}, compile=mw.Compile(cache=False), **mesh))
     return run
 
 

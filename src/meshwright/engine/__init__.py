@@ -17,12 +17,13 @@ from meshwright.engine._open_run import open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
 from meshwright.engine._run import run, train
-from meshwright.engine._settings import Logging, Profile, Reporting, Saving, Settings, Watchdog
+from meshwright.engine._settings import Compile, Logging, Profile, Reporting, Saving, Settings, Watchdog
 from meshwright.engine._stopping import Stop, StopEarly, early_stopping
 from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
 
 __all__ = [
+    "Compile",
     "Data",
     "Difference",
     "EvaluationPart",

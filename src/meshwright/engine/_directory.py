@@ -11,7 +11,6 @@ events.out.tfevents…      the reports for TensorBoard
 plugins/profile/step_…    profiles, if there are any, where TensorBoard looks for them
 checkpoints/step_…        see docs/checkpoint-format.md
 outputs/test/step_….jsonl the model's output for each example, of evaluations that store it
-compile_cache/            compiled programs, which save time when the run continues
 logs/process-00000.log    the log of each process
 .run.lock                 locked by the run, so that no other run writes here; see `process.lock_directory`
 outcome.json              how the run ended; it is written at the end
@@ -35,7 +34,7 @@ from meshwright.errors import InputError, MeshwrightError, UsageError
 from meshwright.report import WENT_BACK
 from meshwright.storage import is_address, join, local_path, mirrored, read_text
 from meshwright.times import FORMAT
-from meshwright.train import compile_cache, nothing
+from meshwright.train import compile_cache, nothing, user_compile_cache
 
 _FILES = (
     "experiment.txt",
@@ -134,26 +133,23 @@ def _check_shared(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def compiled_programs(place: str | None) -> Iterator[None]:
-    """Keep compiled programs in the run directory, unless JAX already keeps them elsewhere.
-
-    The programs of a run at a URL stay on this machine. Otherwise anybody who may write to the store could
-    run programs here.
+def compiled_programs(cache: bool | str) -> Iterator[None]:
+    """Keep the programs that are compiled in the block.
 
     Args:
-      place: The run directory or its URL; None keeps no programs.
+      cache: The folder to keep them in, as `Compile.cache`: True is the folder of the user, False keeps none.
     """
-    is_kept = jax.config.jax_compilation_cache_dir is not None  # type: ignore[missing-attribute]
-    if is_kept or place is None:
+    known = jax.config.jax_compilation_cache_dir  # type: ignore[missing-attribute]
+    if cache is False or (cache is True and known is not None):
         yield
         return
-    cache = (_user_cache() if is_address(place) else local_path(place)) / "compile_cache"
-    log.info("compiled programs are kept in %s", cache)
-    compile_cache(cache)
+    directory = user_compile_cache() if cache is True else cache
+    log.info("compiled programs are kept in %s", directory)
+    compile_cache(directory)
     try:
         yield
     finally:
-        compile_cache(None)
+        compile_cache(known)
 
 
 def checkpoints_of(path: str) -> str:
@@ -211,8 +207,3 @@ def log_file(directory: Path) -> Iterator[None]:
 
 def _log_name() -> str:
     return f"logs/process-{jax.process_index():05d}.log"
-
-
-def _user_cache() -> Path:
-    """Return the directory of this user's caches (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"

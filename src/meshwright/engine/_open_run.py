@@ -83,7 +83,7 @@ def open_run(
             return
         if kept_open is not None:
             directory, record = stack.enter_context(_opened_before(kept_open, settings))
-            stack.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+            stack.enter_context(compiled_programs(settings.compile.cache))
             yield OpenRun(directory, console, None, signals, record, watch, say, detail, started, kept_open)
             return
         with errors_naming("workdir"):
@@ -103,7 +103,7 @@ def open_run(
             with errors_naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
                 stack.enter_context(checkpoints)
         stack.enter_context(log_file(directory))
-        stack.enter_context(compiled_programs(settings.place if settings.compile_cache else None))
+        stack.enter_context(compiled_programs(settings.compile.cache))
         yield OpenRun(directory, console, checkpoints, signals, record, watch, say, detail, started)
 
 

@@ -12,7 +12,7 @@ from meshwright.engine._stopping import Stop
 from meshwright.engine._types import check_types
 from meshwright.errors import UsageError, listed
 from meshwright.metrics import Tracker, is_writer
-from meshwright.train import PHASES, timeouts
+from meshwright.train import PHASES, CompilerOptions, timeouts
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,33 @@ class Profile:
 
 @documented
 @dataclass(frozen=True)
+class Compile:
+    """Options of the XLA compiler for the training step, and the folder that keeps compiled programs.
+
+    Raises:
+      UsageError: A value has the wrong type. When the step is compiled: the compiler refuses an option.
+
+    Example:
+      >>> mw.Compile(options={"xla_gpu_enable_triton_gemm": False}).cache
+      True
+    """
+
+    is_known_by_place: ClassVar[bool] = True
+
+    options: CompilerOptions = field(default_factory=dict)
+    """XLA's options by name, without dashes. They have precedence over those of `XLA_FLAGS`. Set options for
+    one kind of device with `mesh_rules`."""
+    cache: bool | str = True
+    """The folder that keeps compiled programs, so that a run that continues, and any other run of the same
+    program, need not compile again. True means the user's folder (see `mw.train.user_compile_cache`) or, if
+    JAX already has a cache, as set by `JAX_COMPILATION_CACHE_DIR`, that one. False keeps no programs."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@documented
+@dataclass(frozen=True)
 class Watchdog:
     """The time after which a run counts as hung, and whether a process that hangs is ended.
 
@@ -174,8 +201,8 @@ class Settings:
     """The steps that are profiled."""
     watchdog: Watchdog | None = None
     """The settings of the watchdog; None for a run without one."""
-    compile_cache: bool = True
-    """True to keep compiled programs in the run directory."""
+    compile: Compile = field(default_factory=Compile)
+    """The options of the compiler, and the folder that keeps compiled programs."""
     is_strict: bool = False
     """True to refuse to continue a run with different settings."""
     from_step: int | None = None

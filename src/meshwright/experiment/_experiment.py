@@ -12,6 +12,7 @@ from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.docstrings import documented
 from meshwright.engine import (
+    Compile,
     InformedWhen,
     Logging,
     Profile,
@@ -277,9 +278,8 @@ class Experiment:
     """The steps to profile."""
     watchdog: Watchdog | None = field(default_factory=Watchdog)
     """When the run counts as hung; None never looks."""
-    compile_cache: bool = True
-    """Keep compiled programs in the run directory, for when it is continued. Where JAX has a cache already,
-    as by `JAX_COMPILATION_CACHE_DIR`, that one is used."""
+    compile: Compile = field(default_factory=Compile)
+    """Options of the XLA compiler, and where compiled programs are kept."""
 
     def __post_init__(self) -> None:
         check_types(self)

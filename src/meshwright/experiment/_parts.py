@@ -106,6 +106,7 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Seque
         microbatches=experiment.microbatches,
         compute_dtype=experiment.compute_dtype,
         norms=experiment.logging.norms,
+        compiler_options=experiment.compile.options,
     )
     others = [global_batch(each, experiment.input.batch_size) for each in other_rows]
     return Parts(layout, target, batch, step, others)

@@ -159,7 +159,7 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
         stop=experiment.stop,
         profile=experiment.profile,
         watchdog=experiment.watchdog,
-        compile_cache=experiment.compile_cache,
+        compile=experiment.compile,
         origin=origin,
         remark=_rule(experiment),
     )

@@ -1,7 +1,8 @@
 """Training: the state, one step, the loop, and learning rates."""
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path, tables_in
-from meshwright.train._compile_cache import compile_cache
+from meshwright.train._compile_cache import compile_cache, user_compile_cache
+from meshwright.train._compiler_options import CompilerOptions
 from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
 from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
@@ -37,6 +38,7 @@ __all__ = [
     "Builder",
     "ByPath",
     "Chosen",
+    "CompilerOptions",
     "ComputeDtype",
     "EmaState",
     "Given",
@@ -104,6 +106,7 @@ __all__ = [
     "timeouts",
     "unwatched",
     "update_rules",
+    "user_compile_cache",
     "watchdog",
     "wider_than",
     "with_parameter_noise",

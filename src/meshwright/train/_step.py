@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -17,6 +18,7 @@ from meshwright.collector import collector_paused
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
 from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused
+from meshwright.train._compiler_options import CompilerOptions, compiled_with
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
 from meshwright.train._keys import step_key, with_key
@@ -75,6 +77,8 @@ class Step:
       microbatches: a number that the batch size, per part of the mesh, must be a multiple of.
       idle: a function that is given the error about a mesh axis that only repeats work, and may raise it.
       optimizer: the optimizer of the update, for `learning_rates`; its state is `state.opt_state`.
+      compiler_options: XLA's options for this program, `{"xla_gpu_enable_triton_gemm": False}`. They have
+        precedence over those of `XLA_FLAGS`.
 
     Example:
       >>> layout = mw.Layout(mw.make_mesh("data=-1"))
@@ -95,9 +99,10 @@ class Step:
         microbatches: int = 1,
         idle: Callable[[LayoutError], None] = refused,
         optimizer: Tx | None = None,
+        compiler_options: CompilerOptions = MappingProxyType({}),
     ):
         self._function, self._layout, self._microbatches = with_key(function), layout, microbatches
-        self._idle = idle
+        self._idle, self._compiler_options = idle, compiler_options
         self._rates = None if optimizer is None else learning_rates(optimizer)
         self._newest: Callable[[], Any] = lambda: None
         self._compiled: jax.stages.Compiled | None = None
@@ -155,7 +160,7 @@ class Step:
 
         Raises:
           UsageError: the loss is not a scalar, or the function returns not what it should; or another program
-            comes out on another process. Found before anything compiles.
+            comes out on another process: found before anything compiles. Or the compiler refuses an option.
           LayoutError: the batch does not divide over the devices and microbatches, the state is not on the
             mesh, or an axis of the mesh only repeats work.
         """
@@ -170,7 +175,7 @@ class Step:
             if process.is_of_all(self._layout.mesh.devices.flat):
                 process.compare_devices()
                 process.compare("the program of the step", lambda: process.program_text(traced, lowered))
-            self._compiled = self._programs[shapes_of(batch)] = lowered.compile()
+            self._compiled = self._programs[shapes_of(batch)] = compiled_with(lowered, self._compiler_options)
         self.compile_seconds += time.perf_counter() - started
         return self._compiled
 
@@ -240,6 +245,7 @@ def make_step(
     compute_dtype: ComputeDtype = None,
     norms: str | None = None,
     idle: Callable[[LayoutError], None] = refused,
+    compiler_options: CompilerOptions = MappingProxyType({}),
 ) -> Step:
     """Return the step that minimises `loss` with `optimizer`.
 
@@ -258,6 +264,7 @@ def make_step(
       norms: a pattern for those of the trained parameters whose norms, and those of their gradients, are
         among the metrics: `param_norm/layers/0/q`, `grad_norm/layers/0/q`. ".*" is all of them.
       idle: as of `Step`.
+      compiler_options: as of `Step`.
 
     Returns:
       A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
@@ -302,7 +309,14 @@ def make_step(
         new = replace(state, step=state.step + 1, params=params, opt_state=opt_state, model_state=model_state)
         return new, with_skipped(metrics, updates, before, opt_state)
 
-    return Step(step, layout, microbatches=microbatches, idle=idle, optimizer=optimizer)
+    return Step(
+        step,
+        layout,
+        microbatches=microbatches,
+        idle=idle,
+        optimizer=optimizer,
+        compiler_options=compiler_options,
+    )
 
 
 def _check_names(metrics: Mapping[str, Any]) -> None:

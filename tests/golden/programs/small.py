@@ -74,5 +74,5 @@ def experiment(workdir: str = "runs/small", steps: int = 12) -> mw.Experiment:
         evaluations={"test": mw.Evaluation(measure, TEST, when=4, batch_size=16)},
         save=mw.Save(when=4, keep=mw.checkpoint.any_of(mw.checkpoint.last(1), best)),
         logging=mw.Logging(every=1),
-        compile_cache=False,
+        compile=mw.Compile(cache=False),
     )
