@@ -18,7 +18,7 @@ class Processes:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
         self._threads = ThreadPoolExecutor(number)
-        call = lambda i: process.roll_call(address, number, i, timeout_seconds=20)
+        call = lambda i: process.rendezvous(address, number, i, timeout_seconds=20)
         self.boards = list(self._threads.map(call, range(number)))
 
     def compare(self, said, about=lambda number: "the settings"):

@@ -25,7 +25,7 @@ from meshwright.process._leave import abandon, shared_work
 from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
 from meshwright.process._peers import finishing, hearing, say_left, say_to_all
 from meshwright.process._program import program_text
-from meshwright.process._rendezvous import roll_call
+from meshwright.process._rendezvous import rendezvous
 from meshwright.process._run_on import on_all, on_lead
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes, job_end
@@ -58,7 +58,7 @@ __all__ = [
     "on_all",
     "on_lead",
     "program_text",
-    "roll_call",
+    "rendezvous",
     "say_left",
     "say_to_all",
     "shared_work",

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import UsageError
 from meshwright.process._board import Board
-from meshwright.process._differences import difference, lines_of, shortened
+from meshwright.process._differences import describe_difference, lines_of, shortened
 from meshwright.process._environment import hardware
 from meshwright.process._failures import failure_of
 from meshwright.process._meet import meet
@@ -85,7 +85,7 @@ def compare_at(board: Board, about: str, said: Said) -> None:
 
     def decide(lines: Sequence[Any]) -> None:
         spoken = {number: each for number, each in enumerate(lines) if each is not None}
-        raise UsageError(difference(about, spoken, groups, orders_differ=heard["orders differ"]))
+        raise UsageError(describe_difference(about, spoken, groups, orders_differ=heard["orders differ"]))
 
     board.ask(about, lines, decide)
 

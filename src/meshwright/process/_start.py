@@ -14,7 +14,7 @@ from meshwright.process._detect import detect
 from meshwright.process._environment import software
 from meshwright.process._leave import leave_at_once_after_a_crash
 from meshwright.process._peers import watch_peers
-from meshwright.process._rendezvous import roll_call, wait_until_served
+from meshwright.process._rendezvous import rendezvous, wait_for_coordinator
 
 _CONNECT_SECONDS = 120
 """Seconds that JAX may take to connect once all processes are known to be there."""
@@ -114,12 +114,12 @@ def _join(
     heartbeat_timeout_seconds: int,
 ) -> None:
     _go_past_proxies(coordinator)
-    board = roll_call(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    board = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
     watch = watch_peers(board.post)
     compare_at(board, _VERSIONS, software())
     sit_at(board)
     if process_id != 0:
-        wait_until_served(coordinator)
+        wait_for_coordinator(coordinator)
     # No --xla_cpu_collective_timeout_seconds here: it also ends a run in which a process is merely late.
     jax.distributed.initialize(
         coordinator,
