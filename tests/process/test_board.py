@@ -78,6 +78,18 @@ def test_what_one_does_not_say_is_a_difference(two):
     assert "\n  mesh: nothing on process 0, data=2 on 1\n" in heard[0]
 
 
+def test_settings_in_another_order_are_a_difference(two):
+    """Evaluations are made in the order of their settings, each by all processes together."""
+    heard = two.compare({0: {"a": "1", "b": "2", "seed": "0"}, 1: {"b": "2", "a": "1", "seed": "0"}})
+    assert heard == [heard[0]] * 2
+    assert "\n  the order of the settings: a, b, seed on process 0, b, a, seed on 1\n" in heard[0]
+
+
+def test_texts_that_differ_in_white_space_only_are_a_difference(two):
+    heard = two.compare({0: "a program", 1: "a program "})
+    assert "\n  white space only\n" in heard[1]
+
+
 def test_of_a_long_line_so_much_is_shown_as_differs(two):
     usual, other = (f'%cst = stablehlo.constant dense<"0x{"F0" * 5000}{x}{"F0" * 5000}">' for x in "01")
     heard = two.compare({0: f"module {{\n{usual}\n}}", 1: f"module {{\n{other}\n}}"})

@@ -55,15 +55,21 @@ def describe_difference(
     """
     names = dict.fromkeys(itertools.chain.from_iterable(lines.values()))
     differing = [name for name in names if len({each.get(name) for each in lines.values()}) > 1]
-    first = {number: each.get(differing[0], _NOTHING) for number, each in lines.items()}
-    more = [
-        name for name in differing[1:] if not name.startswith(_LINE)
-    ]  # a line that differs moves the rest
+    if differing:
+        first = _by_process(
+            {number: each.get(differing[0], _NOTHING) for number, each in lines.items()}, groups
+        )
+        found = f"{differing[0]}: {first}"
+    elif len({tuple(each) for each in lines.values()}) > 1:
+        orders = {number: ", ".join(each) for number, each in lines.items()}
+        found = f"the order of the settings: {_by_process(orders, groups)}"
+    else:
+        found = "white space only"
+    more = [name for name in differing[1:] if not name.startswith(_LINE)]  # one new line moves all others
     also = f"\n  and {len(more)} more: {_listed(more)}" if more else ""
     reordered = orders_differ and len({_unordered(each) for each in lines.values()}) == 1
     return (
-        f"the processes of this run differ in {about}:\n  {differing[0]}: {_by_process(first, groups)}{also}"
-        f"{_ORDER if reordered else ''}\n"
+        f"the processes of this run differ in {about}:\n  {found}{also}{_ORDER if reordered else ''}\n"
         "  All processes must run the same program: start them with the same code, settings and data."
     )
 
