@@ -1,4 +1,4 @@
-"""The roll call among threads: what each process hears when something is wrong."""
+"""The rendezvous among threads: the error that each process gets when something is wrong."""
 
 import contextlib
 import json

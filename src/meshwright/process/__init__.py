@@ -1,4 +1,9 @@
-"""The processes of a run: who they are, how they come on_all, agree, hold a directory, stop and leave.
+"""The processes of a run: they find each other, compare settings, exchange values, lock files, and stop.
+
+`_start` joins the processes (`_detect` finds them, `_rendezvous` connects them), `_alike` compares what they
+run, `_agree` and `_run_on` exchange values, `_signals` stops a run, `_peers` and `_leave` handle processes
+that end. Uses JAX and ground rooms only. Add a launcher to `_launchers` and to the list in `_detect`; add
+settings of JAX that processes must share to `_environment`.
 
 cluster = process.start()                  # before anything touches a device
 with process.signals() as signals:

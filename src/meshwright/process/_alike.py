@@ -47,12 +47,12 @@ def compare(about: str, said: Callable[[], Said]) -> None:
     `said` is not called.
 
     Args:
-      about: what is compared, as the object of a sentence: "the settings of the experiment".
-      said: returns a text, or settings by name. If it raises on one process, all raise.
+      about: What is compared, as the object of a sentence: "the settings of the experiment".
+      said: Returns a text, or settings by name. If it raises on one process, all raise.
 
     Raises:
-      UsageError: on every process, with the first difference and whose it is.
-      PeersError: on every process, if one has left.
+      UsageError: On every process, with the first difference and whose it is.
+      PeersError: On every process, if one has left.
     """
     if not _are_several():
         return
@@ -96,8 +96,8 @@ def everyone(about: str, value: Any) -> list[Any]:
     As `compare` it touches no device, and is for the main thread.
 
     Raises:
-      UsageError: the processes came to do different things.
-      PeersError: one has left.
+      UsageError: The processes came to do different things.
+      PeersError: One has left.
     """
     if not _are_several():
         return [value]
@@ -113,9 +113,9 @@ class Compared:
     is not of all processes nothing is compared.
 
     Args:
-      about: the program, as the object of a sentence.
-      function: what `jax.jit` returned.
-      mesh: that it runs on.
+      about: The program, as the object of a sentence.
+      function: What `jax.jit` returned.
+      mesh: That it runs on.
     """
 
     def __init__(self, about: str, function: Any, mesh: Mesh):
@@ -208,7 +208,7 @@ def _heard(voices: Sequence[Mapping[str, Any]]) -> Any:
     """Return who says the same, or None where all do.
 
     Raises:
-      UsageError: the processes came to compare different things.
+      UsageError: The processes came to compare different things.
     """
     _check_about(voices)
     groups = _grouped([voice["digest"] for voice in voices])

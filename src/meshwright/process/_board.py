@@ -45,8 +45,8 @@ class Board(Protocol):
         """Return what `decide` makes of what each process `said`, the same on all. Collective.
 
         Raises:
-          PeersError: a process has left.
-          MeshwrightError: a process told of its failure instead.
+          PeersError: A process has left.
+          MeshwrightError: A process told of its failure instead.
         """
         ...
 

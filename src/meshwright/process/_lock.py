@@ -27,7 +27,7 @@ from typing import BinaryIO
 from meshwright.durable import open_ordinary
 from meshwright.errors import UsageError
 from meshwright.process._lock_owner import LockOwner, is_alive, read_owner, this_machine, this_process
-from meshwright.process._member import forget_in_forks
+from meshwright.process._member import close_in_forks
 from meshwright.process._run_on import on_lead
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -46,7 +46,7 @@ class DirectoryLock:
 
     def __init__(self, file: Path, lock: BinaryIO, owner: str):
         self._file, self._lock, self._owner = file, lock, owner
-        forget_in_forks(self)
+        close_in_forks(self)
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -64,7 +64,7 @@ class DirectoryLock:
             self._file.parent.rmdir()
         self._lock.close()
 
-    def forget(self) -> None:
+    def close_in_fork(self) -> None:
         """Close the file in a forked process; its parent keeps the lock."""
         self._lock.close()
 
