@@ -5,7 +5,7 @@ import os
 import pytest
 
 from meshwright.durable import open_ordinary
-from meshwright.process import hold, is_held
+from meshwright.process import is_locked, lock_directory
 
 
 @pytest.fixture(params=["link", "pipe", "device"])
@@ -28,6 +28,6 @@ def test_what_is_no_ordinary_file_is_not_opened(flags, planted, tmp_path):
 
 def test_a_directory_is_not_held_by_a_link_or_a_pipe(planted, tmp_path):
     with pytest.raises(OSError, match="a link, a pipe or a device"):
-        hold(planted)
-    assert not is_held(planted)
+        lock_directory(planted)
+    assert not is_locked(planted)
     assert not (tmp_path / "elsewhere").exists()

@@ -28,11 +28,11 @@ def by_name(
     `**rest` receives all arguments that have no parameter of their own.
 
     Args:
-      function: the user's function: any callable with a signature, such as a method, a partial or a compiled
+      function: The user's function: any callable with a signature, such as a method, a partial or a compiled
         function.
-      available: the names of the arguments that the result is called with.
-      what: the noun for `function` in errors.
-      required: the names that `function` must declare; of the names in a tuple, one is enough.
+      available: The names of the arguments that the result is called with.
+      what: The noun for `function` in errors.
+      required: The names that `function` must declare; of the names in a tuple, one is enough.
 
     Raises:
       UsageError: `function` declares an argument that is not available, does not declare a required one, or
@@ -74,11 +74,11 @@ def num_required(function: Callable[..., Any], what: str = "function") -> int:
     """Return the number of arguments that a function requires, except those that a partial has fixed.
 
     Args:
-      function: the user's function.
-      what: the noun for it in errors.
+      function: The user's function.
+      what: The noun for it in errors.
 
     Raises:
-      UsageError: it is not callable, or has no signature.
+      UsageError: It is not callable, or has no signature.
     """
     fixed = _fixed(function)
     return sum(_must_be_given(p) for p in _parameters(function, what) if p.name not in fixed)
@@ -88,11 +88,11 @@ def num_positional(function: Callable[..., Any], what: str = "function") -> floa
     """Return the largest number of arguments that a function takes by position; infinity with `*args`.
 
     Args:
-      function: the user's function.
-      what: the noun for it in errors.
+      function: The user's function.
+      what: The noun for it in errors.
 
     Raises:
-      UsageError: it is not callable, or has no signature.
+      UsageError: It is not callable, or has no signature.
     """
     kinds = [parameter.kind for parameter in _parameters(function, what)]
     if Parameter.VAR_POSITIONAL in kinds:
@@ -152,7 +152,7 @@ def _title(function: Callable[..., Any]) -> str:
 
 
 def spelled(wanted: Any) -> str:
-    """Return a type in words: "int or a function"."""
+    """Return a type as text for errors: "int or a function"."""
     if get_origin(wanted) in (types.UnionType, Union):
         return " or ".join(dict.fromkeys(map(spelled, get_args(wanted))))
     if get_origin(wanted) is Callable:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 DEEPEST = 100
-"""Largest depth of nested values: far more than programs write, and less than recursive functions bear."""
+"""Largest depth of nested values: far more than programs write, and less than Python's limit of recursion."""
 
 
 def read_file(path: Path) -> bytes:
     """Return the content of a file.
 
     Raises:
-      OSError: there is no file, or it is not an ordinary one.
+      OSError: There is no file, or it is not an ordinary one.
     """
     with open_file(path) as file:
         return file.read()
@@ -30,7 +30,7 @@ def open_file(path: Path) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
-      OSError: there is no file, or it is not an ordinary one: a pipe or a device may have no end.
+      OSError: There is no file, or it is not an ordinary one: a pipe or a device may have no end.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "is not an ordinary file", str(path))
@@ -41,7 +41,7 @@ def parse_json(content: str | bytes) -> Any:
     """Return the value of a JSON text. It may be nested deeply: call `check_depth` to refuse that.
 
     Raises:
-      ValueError: the text is not JSON.
+      ValueError: The text is not JSON.
     """
     try:
         return json.loads(content)
@@ -53,7 +53,7 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
     """Return the JSON object in a text.
 
     Raises:
-      ValueError: the text is not JSON, is not an object, or is nested too deeply.
+      ValueError: The text is not JSON, is not an object, or is nested too deeply.
     """
     found = parse_json(content)
     if not isinstance(found, dict):
@@ -66,7 +66,7 @@ def check_depth(value: Any) -> None:
     """Check that recursive functions can walk through a value of JSON.
 
     Raises:
-      ValueError: the value is nested too deeply.
+      ValueError: The value is nested too deeply.
     """
     level: list[Any] = [value]
     for _ in range(DEEPEST):

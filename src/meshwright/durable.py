@@ -8,7 +8,12 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file atomically and flush it to the disk. The content is bytes, or pieces made on demand."""
+    """Write a file atomically and flush it to the disk.
+
+    Args:
+      path: The file. An existing one is replaced.
+      content: The bytes of the file, or pieces of them that are made on demand.
+    """
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
         file.writelines([content] if isinstance(content, bytes) else content)
@@ -18,10 +23,14 @@ def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def open_ordinary(path: Path, flags: int) -> int:
-    """Open an ordinary file, as `os.open` does, and return its descriptor. A pipe is not waited for.
+    """Open an ordinary file, as `os.open` does, and return its descriptor. It does not wait for a pipe.
+
+    Args:
+      path: The file.
+      flags: The flags of `os.open`.
 
     Raises:
-      OSError: it cannot be opened, or it is a link, a pipe or a device, which others may have put there.
+      OSError: It cannot be opened, or it is a link, a pipe or a device, which others may have put there.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -40,7 +49,7 @@ def _not_ordinary(path: Path) -> OSError:
 
 
 def fsync_directory(path: Path) -> None:
-    """Flush a directory to the disk: the names that were created, renamed or removed in it."""
+    """Flush a directory to the disk, so that a power cut cannot undo created, renamed or removed files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

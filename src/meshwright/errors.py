@@ -106,7 +106,7 @@ class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the stat
     """The run was told to stop, finished its step and saved. Run the same command again to continue.
 
     Args:
-      message: the reason, and what was saved.
+      message: The reason, and what was saved.
       exit_code: 75, or 130 after Ctrl-C.
     """
 
@@ -121,8 +121,8 @@ def printable(text: str, keep: str = "\n\t") -> str:
     r"""Return a text with control characters escaped, such as the one that begins escape sequences: `\x1b`.
 
     Args:
-      text: the text, which may come from a stranger's file, as the name of an array does.
-      keep: the characters to leave as they are. Give "" for a name, which is shown on one line.
+      text: The text, which may come from a stranger's file, as the name of an array does.
+      keep: The characters to leave as they are. Give "" for a name, which is shown on one line.
 
     Example:
       >>> mw.errors.printable("name\x07")
@@ -141,8 +141,8 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     """Return names as one text, with at most the first few.
 
     Args:
-      names: the names.
-      most: the largest number of names to show.
+      names: The names.
+      most: The largest number of names to show.
 
     Example:
       >>> mw.errors.listed(["a", "b", "c"], most=2)
@@ -156,8 +156,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name that a mistyped one was probably meant to be, or None.
 
     Args:
-      name: the mistyped name.
-      names: the names to choose from.
+      name: The mistyped name.
+      names: The names to choose from.
 
     Example:
       >>> mw.errors.nearest("acuracy", ["loss", "accuracy"])

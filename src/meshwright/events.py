@@ -35,7 +35,7 @@ def read_scalars(directory: str | Path, name: str) -> dict[int, float]:
     and gives {}: an evaluation may not have begun yet.
 
     Args:
-      directory: the directory that TensorBoard is given as its `--logdir`.
+      directory: The directory that TensorBoard is given as its `--logdir`.
       name: `run/tag`, as TensorBoard shows it. Both may contain slashes: the run is the first of `a`, `a/b`
         and so on that is a directory with event files. If none is, `name` is a tag in `directory` itself.
 
@@ -59,7 +59,7 @@ def record(event: bytes) -> bytes:
     """Return the record of an event.
 
     Args:
-      event: a serialized `Event`.
+      event: A serialized `Event`.
     """
     length = struct.pack("<Q", len(event))
     return length + masked_crc32c(length) + event + masked_crc32c(event)

@@ -44,7 +44,7 @@ def setting(path: str) -> str:
 
 
 _EVALUATED, _EVALUATED_BEFORE = "eval/", "eval_"
-"""Beginning of the names of a `Trainer`'s scores, today and before."""
+"""The prefix of the names of a `Trainer`'s scores, today and in older versions."""
 
 
 def score(name: str) -> str:

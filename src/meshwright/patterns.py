@@ -50,7 +50,7 @@ def optional(pattern: str) -> str:
     Any other pattern that decides nothing is an error, as it is probably mistyped.
 
     Args:
-      pattern: a regular expression for names of leaves.
+      pattern: A regular expression for names of leaves.
 
     Example:
       >>> rules = [(mw.optional("encoder/.*"), optax.sgd(0.1)), (".*", optax.adam(1e-3))]
@@ -67,7 +67,7 @@ def compiled(pattern: str) -> Callable[[str], Found | None]:
     above the last component.
 
     Args:
-      pattern: a regular expression for names of leaves.
+      pattern: A regular expression for names of leaves.
 
     Raises:
       re.error: `pattern` is not a regular expression.
@@ -97,7 +97,7 @@ class Table:
     """The patterns of a list of rules. The first one that matches a leaf decides.
 
     Raises:
-      UsageError: a pattern is not a regular expression.
+      UsageError: A pattern is not a regular expression.
     """
 
     name: str
@@ -118,8 +118,8 @@ class Table:
         """Return the table of rules that are pairs of a pattern and a value.
 
         Args:
-          name: the name of the table in errors.
-          rules: the rules.
+          name: The name of the table in errors.
+          rules: The rules.
         """
         return cls(name, tuple(rule[0] for rule in rules))
 
@@ -127,7 +127,7 @@ class Table:
         """Return the index of the first rule that matches a leaf, and the match; None if none does.
 
         Args:
-          names: the names of the leaf; a rule matches if it matches one of them.
+          names: The names of the leaf; a rule matches if it matches one of them.
         """
         for number, pattern in enumerate(self.patterns):
             for name in names:
@@ -141,8 +141,8 @@ class Table:
         """Return, by name, the first rule and its match for each leaf that a rule matches.
 
         Args:
-          names: the names of the leaves.
-          also: returns a second name of a leaf, which patterns may match, too.
+          names: The names of the leaves.
+          also: Returns a second name of a leaf, which patterns may match, too.
         """
         found = {name: self.first(name, also(name)) for name in names}
         return {name: first for name, first in found.items() if first is not None}
@@ -152,9 +152,9 @@ def value_of(rules: Iterable[tuple[str, V]], name: str, default: V) -> V:
     """Return the value of the first rule whose pattern matches a name.
 
     Args:
-      rules: pairs of a pattern and a value.
-      name: the name of a leaf.
-      default: the value if no rule matches.
+      rules: Pairs of a pattern and a value.
+      name: The name of a leaf.
+      default: The value if no rule matches.
 
     Example:
       >>> mw.patterns.value_of([("norm/.*", 0.0), (".*", 0.1)], "decoder/norm/scale", 1.0)
@@ -167,12 +167,12 @@ def judge(tables: Mapping[Table, Iterable[str]], also: Callable[[str], str] = st
     """Check that each rule decides for some leaf. An `optional` pattern or a last `.*` need not.
 
     Args:
-      tables: the tables, each with the names of all leaves that it is for. (Given only some of the leaves, a
+      tables: The tables, each with the names of all leaves that it is for. (Given only some of the leaves, a
         rule for the others would seem to decide nothing.)
-      also: returns a second name of a leaf, as for `Table.decisions`.
+      also: Returns a second name of a leaf, as for `Table.decisions`.
 
     Raises:
-      UsageError: some rules decide nothing. The message lists all of them, with the nearest names.
+      UsageError: Some rules decide nothing. The message lists all of them, with the nearest names.
     """
     leaves = {table: [(name, also(name)) for name in names] for table, names in tables.items()}
     idle = [(table, number) for table in tables for number in _idle(table, leaves[table])]

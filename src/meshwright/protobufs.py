@@ -12,8 +12,8 @@ def messages(package: str, declared: Mapping[str, Sequence[str]]) -> dict[str, A
     """Return the classes of messages by name.
 
     Args:
-      package: a name for the group of messages, which does not appear in the bytes.
-      declared: the fields of each message, written as in `.proto` files (proto3):
+      package: A name for the group of messages, which does not appear in the bytes.
+      declared: The fields of each message, written as in `.proto` files (proto3):
         `{"Point": ["double x = 1", "repeated Point near = 2"]}`. Fields that begin with `oneof` belong to
         one oneof, so that a program can ask which of them is set.
     """

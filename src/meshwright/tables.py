@@ -27,11 +27,11 @@ def aligned(
     """Return a line for each row of cells, with aligned columns.
 
     Args:
-      rows: the rows, all of the same length.
-      right: the indices of columns that are aligned at the right and never shortened, as for numbers.
-      width: longest line, in characters. To fit, the widest of the other columns are shortened in the
+      rows: The rows, all of the same length.
+      right: The indices of columns that are aligned at the right and never shortened, as for numbers.
+      width: Longest line, in characters. To fit, the widest of the other columns are shortened in the
         middle. None shortens nothing.
-      indent: text before each line.
+      indent: Text before each line.
     """
     if not rows:
         return []
@@ -55,9 +55,9 @@ def wrapped(text: str, *, width: int | None, indent: str = "") -> str:
     A word is never cut, as it may be a path.
 
     Args:
-      text: the text, of one or several lines.
-      width: longest line, in characters; None wraps nothing.
-      indent: text before each continuation of a line.
+      text: The text, of one or several lines.
+      width: Longest line, in characters; None wraps nothing.
+      indent: Text before each continuation of a line.
     """
     if width is None:
         return text

@@ -15,6 +15,6 @@ def utc_time(seconds: float) -> str:
     """Return a time, in seconds since 1970, as `2026-11-22T18:20:01Z`, for pages that are read elsewhere.
 
     Raises:
-      ValueError, OverflowError, OSError: the number is too large for a time.
+      ValueError, OverflowError, OSError: The number is too large for a time.
     """
     return datetime.fromtimestamp(seconds, UTC).strftime(f"{FORMAT}Z")

@@ -25,10 +25,10 @@ def leaf_names(tree: PyTree) -> list[str]:
     """Return the names of the leaves of a tree, in JAX's order. No two are the same.
 
     Args:
-      tree: any pytree. A tree that is itself a leaf has the name `""`.
+      tree: Any pytree. A tree that is itself a leaf has the name `""`.
 
     Raises:
-      UsageError: two leaves would have the same name, as their keys have the same text.
+      UsageError: Two leaves would have the same name, as their keys have the same text.
 
     Example:
       >>> mw.tree.leaf_names({"params": {"layers": [{"q": 1}, {"q": 2}]}})
@@ -41,11 +41,11 @@ def named_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> 
     """Return the leaves of a tree by name, in JAX's order.
 
     Args:
-      tree: any pytree.
-      is_leaf: returns True for nodes to treat as leaves, as in `jax.tree.map`.
+      tree: Any pytree.
+      is_leaf: Returns True for nodes to treat as leaves, as in `jax.tree.map`.
 
     Raises:
-      UsageError: two leaves would have the same name.
+      UsageError: Two leaves would have the same name.
 
     Example:
       >>> mw.tree.named_leaves({"a": {"b": 1}, "c": 2})
@@ -59,8 +59,8 @@ def empty_nodes(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> d
     """Return the nodes of a tree that have no leaves, by name: None, or {} for an empty container.
 
     Args:
-      tree: any pytree.
-      is_leaf: returns True for nodes to treat as leaves, as in `jax.tree.map`.
+      tree: Any pytree.
+      is_leaf: Returns True for nodes to treat as leaves, as in `jax.tree.map`.
 
     Example:
       >>> mw.tree.empty_nodes({"a": None, "b": 1, "c": []})
@@ -79,10 +79,10 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested dictionaries, made from the names of their leaves.
 
     Args:
-      leaves: the leaves by name.
+      leaves: The leaves by name.
 
     Raises:
-      InputError: the name of a leaf is the beginning of another's, as `a` and `a/b`.
+      InputError: The name of a leaf is the beginning of another's, as `a` and `a/b`.
 
     Example:
       >>> mw.tree.nested({"a/b": 1, "c": 2})
@@ -113,7 +113,7 @@ def name_of(keys: Iterable[str]) -> str:
     """Return the name of the leaf with these keys.
 
     Args:
-      keys: the keys from the root of the tree to the leaf, as text.
+      keys: The keys from the root of the tree to the leaf, as text.
 
     Example:
       >>> mw.tree.name_of(["params", "a/b"])
@@ -126,7 +126,7 @@ def keys_of(name: str) -> list[str]:
     """Return the keys in the name of a leaf.
 
     Args:
-      name: the name, as `name_of` makes it.
+      name: The name, as `name_of` makes it.
 
     Example:
       >>> mw.tree.keys_of("params/a%2Fb")
@@ -139,12 +139,12 @@ def map_named(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTr
     """Return a tree with each leaf replaced by the result of a function of its name and value.
 
     Args:
-      function: called as `function(name, leaf, *leaves_of_rest)`.
-      tree: any pytree.
-      rest: more trees of the same structure, as in `jax.tree.map`.
+      function: Called as `function(name, leaf, *leaves_of_rest)`.
+      tree: Any pytree.
+      rest: More trees of the same structure, as in `jax.tree.map`.
 
     Raises:
-      UsageError: two leaves would have the same name.
+      UsageError: Two leaves would have the same name.
 
     Example:
       >>> mw.tree.map_named(lambda name, x: 0 if name.startswith("a/") else x, {"a": {"b": 1}, "c": 2})
@@ -160,7 +160,7 @@ def abstract(tree: PyTree) -> PyTree:
     """Return a tree with `ShapeDtypeStruct`s in place of arrays, with the arrays' shardings.
 
     Args:
-      tree: a pytree of arrays or numbers.
+      tree: A pytree of arrays or numbers.
 
     Example:
       >>> mw.tree.abstract({"w": np.zeros((2, 3), np.float32)})
@@ -182,8 +182,8 @@ def differences(then: PyTree, now: PyTree) -> str:
     64-bit mode is on.
 
     Args:
-      then: a pytree of arrays or structs.
-      now: the pytree to compare it with.
+      then: A pytree of arrays or structs.
+      now: The pytree to compare it with.
 
     Example:
       >>> mw.tree.differences({"x": np.zeros(2, np.float32)}, {"x": np.zeros(3, np.float32)})
@@ -203,7 +203,7 @@ def nbytes(tree: PyTree) -> int:
     """Return the size in bytes of all leaves of a tree, as if each array existed once.
 
     Args:
-      tree: a pytree of arrays or `ShapeDtypeStruct`s. Shardings and replicas are not counted.
+      tree: A pytree of arrays or `ShapeDtypeStruct`s. Shardings and replicas are not counted.
 
     Example:
       >>> mw.tree.nbytes({"w": jnp.zeros((2, 3), jnp.float32)})
@@ -226,8 +226,8 @@ def _names(paths: Sequence[Path]) -> list[str]:
             if (other := seen.setdefault(name, path)) is not path:
                 raise UsageError(
                     f"two leaves are called {name}: {jax.tree_util.keystr(other)} and "
-                    f"{jax.tree_util.keystr(path)}. Give them keys with "
-                    "different texts, as rules and checkpoints use names."
+                    f"{jax.tree_util.keystr(path)}. Rules and checkpoints use names, so give the two keys "
+                    "different texts."
                 )
     return names
 

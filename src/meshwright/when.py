@@ -38,10 +38,10 @@ def every(num_steps: int) -> When:
     """Return a policy that is due after every `num_steps` updates. It is not due before the first.
 
     Args:
-      num_steps: the number of updates from one time to the next.
+      num_steps: The number of updates from one time to the next.
 
     Raises:
-      UsageError: the number is below 1.
+      UsageError: The number is below 1.
 
     Example:
       >>> due = mw.when.every(100)
@@ -67,7 +67,7 @@ def at(*steps: int) -> When:
     """Return a policy that is due after exactly these steps.
 
     Args:
-      steps: the steps; 0 is before the first update.
+      steps: The steps; 0 is before the first update.
 
     Example:
       >>> due = mw.when.at(0, 10, 100)
@@ -91,7 +91,7 @@ def any_of(*whens: When) -> When:
     """Return a policy that is due when at least one of several policies is.
 
     Args:
-      whens: the policies. All are asked at each step, so that those with a clock keep their time.
+      whens: The policies. All are asked at each step, so that those with a clock keep their time.
 
     Example:
       >>> due = mw.when.any_of(mw.when.at(0), mw.when.every(100))
@@ -118,7 +118,7 @@ def asked_once(when: When) -> When:
     A policy with a clock answers True only once. With this, two parts of a program can share it.
 
     Args:
-      when: the policy, which is then asked once for each step.
+      when: The policy, which is then asked once for each step.
     """
     step_answered, answer = -1, False
 
@@ -135,7 +135,7 @@ def never(step: int) -> bool:
     """Return False: a policy that is never due. Reports and checkpoints are still made at the end.
 
     Args:
-      step: the step, which does not matter.
+      step: The step, which does not matter.
     """
     return False
 
@@ -143,15 +143,15 @@ def never(step: int) -> bool:
 def every_minutes(
     minutes: float, *, asked_every: int = 10, clock: Callable[[], float] = time.monotonic
 ) -> When:
-    """Return a policy that is due when some minutes have passed on process 0's clock since the last time.
+    """Return a policy that is due when some minutes have passed on process 0's clock since it was last due.
 
-    The policy is collective: after every `asked_every` steps all processes ask process 0. Call it on the
-    main thread, and at the same points of the program on every process.
+    The policy is collective: after every `asked_every` steps, process 0 sends its answer to all processes.
+    Call it on the main thread, and at the same points of the program on every process.
 
     Args:
-      minutes: the minutes from one time to the next.
-      asked_every: the number of steps between two looks at the clock.
-      clock: returns the time in seconds, from any origin.
+      minutes: The minutes from one time to the next.
+      asked_every: The number of steps between two looks at the clock.
+      clock: Returns the time in seconds, from any origin.
 
     Example:
       >>> seconds = iter([0.0, 30.0, 70.0])
@@ -183,10 +183,10 @@ class EveryMinutes:
 
 
 class Due:
-    """A policy with memory: it is due once more at the end, unless it was due after the last update already.
+    """A policy that is also due at the end, unless it was already due after the last update.
 
     Args:
-      when: the policy for all steps before the end.
+      when: The policy for all steps before the end.
     """
 
     def __init__(self, when: When):

@@ -10,7 +10,7 @@ import pytest
 
 from disk import no_room_for_more_than
 from meshwright.arrays import restore
-from meshwright.checkpoint import Checkpoints, any_of, is_held, last
+from meshwright.checkpoint import Checkpoints, any_of, is_locked, last
 from meshwright.errors import CheckpointError, MeshwrightError, UsageError
 from meshwright.formats import open_source
 from meshwright.when import Tick, every
@@ -194,11 +194,11 @@ def test_a_second_run_is_refused_and_told_who_is_there(tmp_path):
 
 
 def test_whether_a_directory_is_held_can_be_asked(tmp_path):
-    assert not is_held(tmp_path / "nowhere")
+    assert not is_locked(tmp_path / "nowhere")
     with Checkpoints(tmp_path):
-        assert is_held(tmp_path)
-        assert is_held(tmp_path)
-    assert not is_held(tmp_path)
+        assert is_locked(tmp_path)
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
 
 
 def test_a_directory_that_cannot_be_opened_is_not_kept_locked(tmp_path):

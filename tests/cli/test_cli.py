@@ -102,7 +102,7 @@ def train(tmp_path, monkeypatch):
             2,
             "error: evaluations.test.when=0: Evaluation.when is 0; it",
         ),
-        (["evaluated=true", "early=test/lossy"], 2, "error: stop.early goes by 'test/lossy', which no"),
+        (["evaluated=true", "early=test/lossy"], 2, "error: stop.early reads the score 'test/lossy', but no"),
         (["mesh=fsdp=8"], 2, "dimension 0 has size 4, which mesh axis 'fsdp' of size 8 does not divide"),
         (["unreduced=true"], 2, r"loss must be a scalar or a Mean of scalars; it has shape (8,)"),
         (["ragged=true", "batch_size=16"], 3, "differ: x has shape"),
@@ -188,7 +188,7 @@ def test_asking_for_no_more_than_there_is_changes_nothing(train, tmp_path, capsy
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     assert train("max_steps=3") == 0
     captured = capsys.readouterr()
-    assert "already at step 4: max_steps=3 asks for nothing more" in captured.err
+    assert "already at step 4: max_steps=3 asks for no more steps" in captured.err
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 

@@ -151,5 +151,5 @@ def test_a_run_writes_through_no_link_and_waits_for_no_pipe(here, capsys, name, 
     make = {"link": lambda: path.symlink_to(precious), "pipe": lambda: os.mkfifo(path)}
     make.get(kind, path.mkdir)()
     assert main(["train", "mine:experiment"]) == 2
-    assert f"{name} is a link, or no ordinary file" in capsys.readouterr().err
+    assert f"{name} is a link or not an ordinary file" in capsys.readouterr().err
     assert (here / "precious.txt").read_text() == "precious"

@@ -15,7 +15,7 @@ def test_a_changed_setting_is_told_value_by_value(tmp_path, capsys):
     mw.run(experiment(tmp_path, max_steps=4))
     mw.run(experiment(tmp_path, max_steps=8, seed=0, logging=mw.Logging(every=2)))
     said = capsys.readouterr().err
-    assert "settings differ from those that it was trained with so far" in said
+    assert "the settings differ from those of the training so far" in said
     assert "max_steps: 4 → 8" in said
 
 
@@ -29,7 +29,7 @@ def test_the_same_settings_are_not_told(tmp_path, capsys):
 def test_strict_refuses_changed_settings_and_leaves_the_run_as_it_was(tmp_path):
     mw.run(experiment(tmp_path, max_steps=4))
     before = (tmp_path / "experiment.txt").read_text()
-    with pytest.raises(UsageError, match=r"(?s)other settings so far:.*max_steps: 4 → 8"):
+    with pytest.raises(UsageError, match=r"(?s)different settings so far:.*max_steps: 4 → 8"):
         mw.run(experiment(tmp_path, max_steps=8), strict=True)
     assert (tmp_path / "experiment.txt").read_text() == before
 

@@ -50,7 +50,7 @@ def test_a_run_on_a_file_system_without_locks_holds_its_directory_and_gives_it_b
         raise OSError(number, os.strerror(number))
 
     def look(step, values):
-        held.append([process.is_held(tmp_path / name) for name in (".run.lock", "checkpoints/.lock")])
+        held.append([process.is_locked(tmp_path / name) for name in (".run.lock", "checkpoints/.lock")])
 
     monkeypatch.setattr(fcntl, "flock", flock)
     mw.run(experiment(tmp_path, logging=mw.Logging(every=5, trackers=(look,))))

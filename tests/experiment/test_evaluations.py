@@ -318,13 +318,13 @@ def test_the_last_checkpoint_has_the_scores_of_the_last_evaluation(tmp_path):
 
 def test_a_save_that_waits_for_what_there_is_not_is_refused(tmp_path):
     waiting = mw.Save(when=mw.engine.when_evaluated("al"))
-    with pytest.raises(UsageError, match=r"'al'.*Did you mean 'all'\?\n  There are: all"):
+    with pytest.raises(UsageError, match=r"'al'.*Did you mean 'all'\?\n  Its evaluations are: all"):
         run(tmp_path, evaluations={"all": WHOLE}, save=waiting)
 
 
 @pytest.mark.parametrize("part", [lambda when: mw.Evaluation(measure, FEW, when), mw.Save])
 def test_a_policy_of_three_arguments_is_refused(part):
-    with pytest.raises(UsageError, match="of the step, or of two arguments; this takes 3"):
+    with pytest.raises(UsageError, match="the reported numbers; this function takes 3 arguments"):
         part(lambda step, metrics, more: True)
 
 

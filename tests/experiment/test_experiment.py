@@ -271,15 +271,15 @@ LOSSY = mw.checkpoint.best("all/lossy", "min")
     [
         (
             {"stop": mw.Stop(early=mw.early_stopping("all/lossy", "min", 3))},
-            r"^stop.early goes by 'all/lossy', which no",
+            r"^stop.early reads the score 'all/lossy', but no",
         ),
-        ({"save": mw.Save(keep=LOSSY)}, r"(?s)^save\.keep goes .* Did you mean 'all/loss'\?"),
+        ({"save": mw.Save(keep=LOSSY)}, r"(?s)^save\.keep reads the score .* Did you mean 'all/loss'\?"),
         (
             {
                 "save": mw.Save(keep=mw.checkpoint.any_of(mw.checkpoint.last(1), LOSSY)),
                 "evaluations": {},
             },
-            r"(?s)^save\.keep goes by .* There are: none; give examples to evaluate on",
+            r"(?s)^save\.keep reads the score .* The scores are: none; give examples to evaluate on",
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_it_is_told_on_the_screen_and_among_the_attempts_of_the_page(tmp_path, c
 
 def test_a_step_without_a_checkpoint_is_refused_with_those_that_there_are(tmp_path):
     mw.run(described(tmp_path))
-    with pytest.raises(UsageError, match=r"from_step=5: .*\n  There are: 2, 4, 6, 8\."):
+    with pytest.raises(UsageError, match=r"from_step=5: .*\n  There are checkpoints of: 2, 4, 6, 8\."):
         mw.run(described(tmp_path), from_step=5)
     assert steps(tmp_path) == [2, 4, 6, 8]
 
@@ -102,7 +102,7 @@ def test_the_command_goes_back(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(MODULE)
     assert main(["train", "mine:experiment"]) == 0
     assert main(["resume", "runs/tiny", "--from-step", "3"]) == 2
-    assert "There are: 2, 4, 6" in capsys.readouterr().err
+    assert "There are checkpoints of: 2, 4, 6" in capsys.readouterr().err
     assert main(["resume", "runs/tiny", "--from-step", "2", "max_steps=4"]) == 0
     assert steps(tmp_path / "runs/tiny") == [2, 4]
 

@@ -59,7 +59,7 @@ def test_a_history_that_ends_before_the_checkpoint_is_told(tmp_path, capsys):
     mw.run(experiment(tmp_path))
     newest = without_the_last_lines(tmp_path)
     mw.run(experiment(tmp_path, max_steps=12))
-    said = f"metrics.jsonl ends at step {newest}: what was reported up to step 10 is lost"
+    said = f"metrics.jsonl ends at step {newest}: the reports up to step 10 are lost"
     assert said in capsys.readouterr().err
 
 
@@ -68,8 +68,7 @@ def test_a_trainer_tells_it_too(tmp_path):
     newest = without_the_last_lines(tmp_path)
     fit(trainer(given=deployer(tmp_path)), epochs=3)
     assert (
-        f"metrics.jsonl ends at step {newest}: what was reported up to step"
-        in (tmp_path / "log.txt").read_text()
+        f"metrics.jsonl ends at step {newest}: the reports up to step" in (tmp_path / "log.txt").read_text()
     )
 
 
@@ -90,5 +89,5 @@ def test_a_disk_that_is_full_is_told_without_a_traceback(tmp_path, caplog):
 def test_a_page_that_a_disk_has_no_room_for_is_no_traceback(tmp_path, caplog):
     (tmp_path / "report.html").mkdir()
     mw.run(experiment(tmp_path))
-    (record,) = [each for each in caplog.records if "could not be written down whole" in each.message]
+    (record,) = [each for each in caplog.records if "could not be written" in each.message]
     assert not record.exc_info

@@ -245,7 +245,7 @@ CASES = {
     ),
     "tracing fails": Case(failing(lambda: run(loss=fails)), "OTHER: RuntimeError: this one cannot trace"),
     "a set": Case(
-        lambda bad: run(loss=over_a_set), r"(?s)the program of the step:.*iterates over a `set` of strings"
+        lambda bad: run(loss=over_a_set), r"(?s)the program of the step:.*iterate over a `set` of strings"
     ),
     "trainer: seed": one_of(fitted, "seed", 0, 1, "seed: .*1 on OTHER"),
     "trainer: learning rate": one_of(

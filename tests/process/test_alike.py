@@ -144,7 +144,7 @@ process.start()
 me = os.environ["JAX_PROCESS_ID"]
 for act in (lambda: {}["x"] if me == "1" else 0, lambda: open("/not/there") if me == "1" else 0):
     try:
-        process.together(act)
+        process.on_all(act)
     except Exception as error:
         print(type(error).__name__, error, flush=True)
 """

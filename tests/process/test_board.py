@@ -18,7 +18,7 @@ class Processes:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
         self._threads = ThreadPoolExecutor(number)
-        call = lambda i: process.roll_call(address, number, i, timeout_seconds=20)
+        call = lambda i: process.rendezvous(address, number, i, timeout_seconds=20)
         self.boards = list(self._threads.map(call, range(number)))
 
     def compare(self, said, about=lambda number: "the settings"):
@@ -76,6 +76,18 @@ def test_of_two_processes_it_is_a_short_sentence(two):
 def test_what_one_does_not_say_is_a_difference(two):
     heard = two.compare({0: BASE, 1: BASE | {"mesh": "data=2"}})
     assert "\n  mesh: nothing on process 0, data=2 on 1\n" in heard[0]
+
+
+def test_settings_in_another_order_are_a_difference(two):
+    """Evaluations are made in the order of their settings, each by all processes together."""
+    heard = two.compare({0: {"a": "1", "b": "2", "seed": "0"}, 1: {"b": "2", "a": "1", "seed": "0"}})
+    assert heard == [heard[0]] * 2
+    assert "\n  the order of the settings: a, b, seed on process 0, b, a, seed on 1\n" in heard[0]
+
+
+def test_texts_that_differ_in_white_space_only_are_a_difference(two):
+    heard = two.compare({0: "a program", 1: "a program "})
+    assert "\n  white space only\n" in heard[1]
 
 
 def test_of_a_long_line_so_much_is_shown_as_differs(two):

@@ -44,7 +44,7 @@ def test_a_launcher_that_needs_a_package_says_which(python, environ, package):
         [*python, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert f"the package {package!r} must be installed" in ended.stderr
+    assert f"JAX needs the package {package!r}: pip install {package}" in ended.stderr
 
 
 def test_a_missing_process_is_an_error_and_not_an_abort(python):

@@ -241,7 +241,7 @@ def test_settings_that_changed_are_told_where_nothing_is_left_to_train_too(tmp_p
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
     fit(again, epochs=1)
     assert any("settings differ" in line and "-0.1 → -0.5" in line for line in said)
-    assert "asks for nothing more" in said[-1]
+    assert "asks for no more steps" in said[-1]
 
 
 def test_a_position_of_before_which_tells_all_of_all_calls_is_read_and_shortened():

@@ -70,7 +70,7 @@ def test_an_optimizer_state_of_another_optimizer_is_told():
         ({"loss": lambda model, batch: model(batch["z"])}, {}, "z"),
         ({}, {"eval_examples": {"x": EXAMPLES["x"]}}, "y"),
         ({}, {"eval_examples": []}, "there are no examples"),
-        ({}, {"best": {"accuracy": "max"}}, "which no evaluation gives"),
+        ({}, {"best": {"accuracy": "max"}}, "but no evaluation gives it"),
         ({}, {"best": {"los": "min"}, "eval_examples": EXAMPLES}, "Did you mean 'loss'"),
     ],
 )

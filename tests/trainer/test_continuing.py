@@ -25,13 +25,13 @@ def test_fit_goes_back_to_a_step_and_comes_to_the_same_bits(tmp_path):
 
 def test_fit_names_the_steps_that_there_are(tmp_path):
     fit(trainer(tmp_path), **RUN)
-    with pytest.raises(UsageError, match=r"from_step=3: .*\n  There are: 0, 2, 4, 6\."):
+    with pytest.raises(UsageError, match=r"from_step=3: .*\n  There are checkpoints of: 0, 2, 4, 6\."):
         fit(trainer(tmp_path), **RUN, from_step=3)
     assert saved(tmp_path) == [0, 2, 4, 6]
 
 
 def test_without_a_workdir_there_is_no_way_back():
-    with pytest.raises(UsageError, match="from_step=3: nothing of this training is saved"):
+    with pytest.raises(UsageError, match="from_step=3: this training saves no checkpoints"):
         fit(trainer(), epochs=1, from_step=3)
 
 
@@ -48,7 +48,7 @@ def test_a_step_that_is_no_number_is_refused(tmp_path):
 def test_a_strict_fit_refuses_changed_settings_and_leaves_the_run_as_it_was(tmp_path):
     fit(trainer(tmp_path), **RUN)
     before = (tmp_path / "experiment.txt").read_text()
-    with pytest.raises(UsageError, match=r"(?s)other settings so far:.*fit.epochs: 2 → 3"):
+    with pytest.raises(UsageError, match=r"(?s)different settings so far:.*fit.epochs: 2 → 3"):
         fit(trainer(tmp_path), **RUN | {"epochs": 3}, strict=True)
     assert (tmp_path / "experiment.txt").read_text() == before
     assert saved(tmp_path) == [0, 2, 4, 6]

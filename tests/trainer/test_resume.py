@@ -77,7 +77,7 @@ def test_two_runs_cannot_share_a_workdir_nor_an_experiment_s_directory(tmp_path)
     fit(trainer(given=deployer(tmp_path, trackers=[at(5, start_another)])), **SAVED)
     assert refused
     with contextlib.ExitStack() as opened:
-        mw.process.hold_run(tmp_path, opened)  # as `mw.run` does, wherever its checkpoints are
+        mw.process.lock_run_directory(tmp_path, opened)  # as `mw.run` does, wherever its checkpoints are
         with pytest.raises(UsageError, match="is already in use"):
             fit(trainer(tmp_path), **SAVED)
 
@@ -143,7 +143,7 @@ def test_a_run_that_is_done_says_so_and_tells_its_scores_again(tmp_path, undistu
     again, said = trainer(tmp_path), []
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
     assert fit(again, **SAVED) == scores
-    assert said[-1] == "already at step 12: epochs=4 asks for nothing more"
+    assert said[-1] == "already at step 12: epochs=4 asks for no more steps"
     assert everything(again, tmp_path) == undisturbed
 
 

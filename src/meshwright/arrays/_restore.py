@@ -15,7 +15,7 @@ from meshwright.arrays._lazy import LazyArray
 from meshwright.arrays._match import Assign, Fallback, matched
 from meshwright.arrays._source import Source
 from meshwright.arrays._turned import read_as
-from meshwright.process import together
+from meshwright.process import on_all
 
 _NUM_THREADS = 2  # one reads while the other copies to devices
 _LARGE = 1 << 20  # bytes
@@ -88,7 +88,7 @@ def restore(
       {'step': 100, 'w': array([1., 1., 1.], dtype=float32)}
     """
     read = partial(read_for, source, target, assign=assign, fallback=fallback, ignore=ignore)
-    return (together(read) if _is_of_several_processes(target) else read())()
+    return (on_all(read) if _is_of_several_processes(target) else read())()
 
 
 def read_for(

@@ -6,7 +6,7 @@ runs/text/checkpoints/
   step_00001200.tmp-5e0c1a97/     is being written or removed, or was left by a killed run
   step_00001600.damaged-0b8e55d2/ a damaged checkpoint, set aside for inspection
   step_00002000.later-91d2b7f0/   set aside when the run went back to an earlier step
-  .lock, .lock.holder             held by process 0 of the run that saves here; the second file names it
+  .lock, .lock.holder             locked by process 0 of the run that saves here; the second file names it
 
 _remote.py has the differences in an object store.
 """
@@ -211,27 +211,27 @@ def lock(directory: Directory) -> ExitStack:
     """
     held = ExitStack()
     if not isinstance(directory, ObjectPath):
-        held.callback(hold(directory).close)
+        held.callback(lock_local(directory).close)
     return held
 
 
-def hold(directory: Path) -> process.Hold:
+def lock_local(directory: Path) -> process.DirectoryLock:
     """Create a local directory if needed, and lock it.
 
     Raises:
       UsageError: Another process has the lock, or the directory cannot be created or written to.
     """
     with _telling(directory):
-        return process.hold(directory / LOCK)
+        return process.lock_directory(directory / LOCK)
 
 
-def is_held(directory: Path) -> bool:
+def is_locked(directory: Path) -> bool:
     """Return whether a run has the directory open for saving; False if the directory does not exist.
 
     Args:
       directory: A local directory of checkpoints.
     """
-    return process.is_held(directory / LOCK)
+    return process.is_locked(directory / LOCK)
 
 
 def probe(directory: Directory) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from meshwright import process
 from meshwright.checkpoint import _directory
 from meshwright.errors import DamagedError
-from meshwright.process import on_lead, together
+from meshwright.process import on_all, on_lead
 from meshwright.storage import Directory
 
 log = logging.getLogger("meshwright")
@@ -30,7 +30,7 @@ def newest_intact(steps: Sequence[int], restore: Callable[[int], T]) -> tuple[T,
     damaged: dict[int, str] = {}
     for step in reversed(steps):
         try:
-            return together(partial(restore, step)), damaged
+            return on_all(partial(restore, step)), damaged
         except DamagedError as error:
             damaged[step] = str(error)
     raise DamagedError(

@@ -22,7 +22,7 @@ from meshwright.checkpoint._format import NativeSource
 from meshwright.checkpoint._retention import Keep, as_policy
 from meshwright.checkpoint._scores import saved_scores
 from meshwright.errors import MeshwrightError
-from meshwright.process import together
+from meshwright.process import on_all
 from meshwright.storage import Directory, location
 from meshwright.when import Scores
 
@@ -111,7 +111,7 @@ class Saved:
           DamagedError: It is damaged.
         """
         fresh = self._not_saved(target, otherwise)
-        _, finish = together(partial(self._read, step, target, fresh))
+        _, finish = on_all(partial(self._read, step, target, fresh))
         return finish()
 
     def _leaves(self, state: tree.PyTree) -> tuple[dict[str, Any], Mapping[str, str]]:

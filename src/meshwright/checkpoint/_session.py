@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._saving import Saving
 from meshwright.errors import MeshwrightError, UsageError
-from meshwright.process import on_lead, together
+from meshwright.process import on_all, on_lead
 from meshwright.storage import Directory
 
 
@@ -45,7 +45,7 @@ class Session:
         """
         try:
             on_lead(self._take)
-            together(lambda: _directory.probe(self._directory))
+            on_all(lambda: _directory.probe(self._directory))
             on_lead(lambda: _directory.remove_temporaries(self._directory))
             self._thread = ThreadPoolExecutor(1, "checkpoint")
         except BaseException:

@@ -67,7 +67,7 @@ def _empty(place: Path) -> None:
 @contextmanager
 def _held(place: Path) -> Iterator[None]:
     """Create a directory and lock it; at the end, remove the directory and the lock."""
-    held = _directory.hold(place)
+    held = _directory.lock_local(place)
     try:
         yield
     finally:

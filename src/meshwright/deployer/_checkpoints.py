@@ -98,11 +98,11 @@ class NamedCheckpoints:
         """
         # Process 0 looks for the newest: on a network disk others may not see for seconds that it is there.
         step_dir = process.on_lead(lambda: str(open_source(self.names.existing(ckpt_dir)).path))
-        source = process.together(lambda: open_source(step_dir))
+        source = process.on_all(lambda: open_source(step_dir))
         tx = optimizer if load_opt_state else None
         target = _target(self.placement, source, rules, tx, float_dtype)
         wanted = target if load_params else {part: x for part, x in target.items() if part == "opt_state"}
-        loaded = process.together(lambda: read(source, wanted))
+        loaded = process.on_all(lambda: read(source, wanted))
         info = info_of(source)
         if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)

@@ -50,7 +50,7 @@ class Log:
         opened = contextlib.ExitStack()
         self.close = weakref.finalize(self, opened.close)
         self._logger = logger = _logger(opened, workdir, on_screen=on_screen)
-        self.write, self.track, self._board = process.together(
+        self.write, self.track, self._board = process.on_all(
             lambda: _writers(opened, workdir, events, trackers, logger.warning)
         )
         """`write` sends metrics to all places and `track` to trackers, both from process 0 alone."""

@@ -21,7 +21,7 @@ from meshwright.arrays import LazyArray, restore, subtree
 from meshwright.checkpoint import Checkpoints
 from meshwright.deployer._randomness import Randomness
 from meshwright.deployer._workdir import Workdir
-from meshwright.engine import Held
+from meshwright.engine import KeptOpen
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.tree import PyTree
 
@@ -74,7 +74,7 @@ class Loops:
         """True while a round goes on."""
         self.was_cut_off = False
         """True if the newest loop was left in the middle of a round, for example by an error."""
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, KeptOpen] = {}
 
     def join(self, trainer: Member) -> None:
         """Have a trainer take part, as long as it lives."""
@@ -109,9 +109,9 @@ class Loops:
         self._newest = ref(rounds)
         return rounds
 
-    def held(self, place: str | None) -> Held | None:
+    def held(self, place: str | None) -> KeptOpen | None:
         """Return what keeps a run directory open until the loop ends; None without one, or outside of it."""
-        return None if place is None or not self.is_in_round else self._held.setdefault(place, Held())
+        return None if place is None or not self.is_in_round else self._held.setdefault(place, KeptOpen())
 
     def refresh(self) -> None:
         """Draw the pages of the run directories anew, if that was not done lately."""

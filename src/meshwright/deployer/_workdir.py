@@ -58,7 +58,7 @@ def open_workdir(path: Path | None) -> Workdir:
     """
     if path is None:
         return Workdir(None, is_shared=True)
-    process.together(partial(_make, path))
+    process.on_all(partial(_make, path))
     return Workdir(path, process.is_shared(path))
 
 

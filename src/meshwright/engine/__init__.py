@@ -1,12 +1,18 @@
-"""The engine of every run: it opens the run, checks its parts, runs the loop, and writes record and page."""
+"""The engine of every run: opens the run directory, checks the parts, runs the loop, and writes the record.
 
-from meshwright.engine._alike import OWN, settings_of
+`_run` is a whole run in order. `_settings` and `_training` are what its callers pass in, `_open_run` the
+resources that it opens, `_hooks` the functions that the loop calls. May import all rooms on lower floors;
+does not know `Experiment` or `Trainer`. Add a setting to `_settings`, a check before the first step to
+`_checks`, a reason to stop to `_stopping`, a file in the run directory to `_run_files` and `_directory`.
+"""
+
+from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._describe import Difference, describe, differences
+from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
-from meshwright.engine._held import Held
-from meshwright.engine._naming import naming
-from meshwright.engine._opened import open_run
+from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._open_run import open_run
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._policies import InformedWhen, Policy, WhenEvaluated, is_informed, when_evaluated
 from meshwright.engine._run import run, train
@@ -16,14 +22,13 @@ from meshwright.engine._training import Data, Training, global_batch
 from meshwright.engine._types import check_types
 
 __all__ = [
-    "OWN",
     "Compile",
     "Data",
     "Difference",
     "EvaluationPart",
     "Evaluations",
-    "Held",
     "InformedWhen",
+    "KeptOpen",
     "Logging",
     "Outcome",
     "Policy",
@@ -37,17 +42,17 @@ __all__ = [
     "Watchdog",
     "WhenEvaluated",
     "check_types",
+    "comparable_settings",
     "describe",
     "differences",
     "early_stopping",
+    "errors_naming",
     "evaluate",
     "global_batch",
     "is_informed",
-    "naming",
     "open_run",
     "run",
     "seconds_of",
-    "settings_of",
     "train",
     "when_evaluated",
 ]

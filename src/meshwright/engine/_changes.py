@@ -1,33 +1,42 @@
-"""Settings that are others than those that a run was last trained with."""
+"""The differences between the settings of this attempt of a run and those of the attempt before."""
 
 from pathlib import Path
 
 from meshwright import description, process
 from meshwright.documents import read_file
-from meshwright.engine._opened import Opened
+from meshwright.engine._open_run import OpenRun
+from meshwright.engine._run_files import secrets_in, without_secrets
 from meshwright.engine._settings import Settings
-from meshwright.engine._written import hidden, secrets_in
 from meshwright.errors import UsageError
 
 _MOST_SHOWN = 20
 
 
 def changes(settings: Settings, directory: Path) -> list[str]:
-    """Return in what the settings differ from those of the attempt before, value by value. Not collective."""
+    """Return a line for each setting that differs from the attempt before. Not collective.
+
+    Args:
+      settings: The settings of this attempt.
+      directory: The run directory, which has those of the attempt before.
+    """
     file = directory / "experiment.txt"
     if not file.is_file():
         return []
-    described = hidden(settings.described(), secrets_in(settings.origin))
+    described = without_secrets(settings.described(), secrets_in(settings.origin))
     return [
         str(each) for each in description.differences(read_file(file).decode(errors="replace"), described)
     ]
 
 
-def tell_changes(settings: Settings, opened: Opened) -> None:
-    """Tell in what the settings differ from those of the attempt before. Collective.
+def show_changes(settings: Settings, opened: OpenRun) -> None:
+    """Show the user which settings differ from those of the attempt before. Collective.
+
+    Args:
+      settings: The settings of this attempt.
+      opened: The open resources of the run.
 
     Raises:
-      UsageError: they differ, and the settings are strict.
+      UsageError: Some settings differ, and `settings.is_strict` is set.
     """
     directory = opened.directory
     if directory is None:
@@ -35,11 +44,12 @@ def tell_changes(settings: Settings, opened: Opened) -> None:
     found = process.on_lead(lambda: changes(settings, directory))
     if not found:
         return
-    left = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
-    said = "".join(f"\n    {each}" for each in found[:_MOST_SHOWN]) + left
+    more = f"\n    and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    lines = "".join(f"\n    {each}" for each in found[:_MOST_SHOWN]) + more
     if settings.is_strict:
         raise UsageError(
-            f"{settings.place} was trained with other settings so far:{said}\n  Give the same ones, another "
-            "run directory, or leave out strict to go on with those that are given."
+            f"{settings.place} was trained with different settings so far:{lines}\n"
+            "  Give the same settings or another run directory, or leave out `strict` to continue with the "
+            "new settings."
         )
-    opened.say(f"  ! settings differ from those that it was trained with so far:{said}")
+    opened.say(f"  ! the settings differ from those of the training so far:{lines}")

@@ -1,7 +1,7 @@
-"""Checks made before the first step, so that a long run does not fail late on something small.
+"""Checks before the first step, so that a long run does not fail late because of a small mistake.
 
-Each check says in a few words what it found, or raises. The cheap ones come first, and nothing
-compiles before all that can be seen without compiling has been.
+Each check yields its result as a short text, or raises an error. Cheap checks come first; checks that need to
+compile come last.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,37 +23,43 @@ from meshwright.train import TrainState, num_params
 from meshwright.tree import PyTree
 from meshwright.when import Tick
 
-_MOST_EVALUATIONS = 2
+_MOST_EVALUATIONS = 2  # with a line of their own on the screen
 
 
 @dataclass(frozen=True)
-class Found:
-    """The text of a check's result, for people."""
+class CheckResult:
+    """The result of a check, as a text for the user."""
 
     text: str
     is_warning: bool = False
+    """True if the user should look at it; the run continues."""
     is_detail: bool = False
-    """True if it is shown only with `verbose`."""
+    """True to show it on the screen only if the run is verbose."""
 
     def __str__(self) -> str:
         return f"  {'!' if self.is_warning else '✓'} {self.text}"
 
 
-def checked(settings: Settings, training: Training) -> Iterator[Found]:
-    """Yield what is found without a state; last, the step is compiled.
+def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]:
+    """Check the parts without a state, then compile the step, and yield the results.
+
+    Args:
+      settings: The settings of the run.
+      training: The parts of the run.
 
     Raises:
-      UsageError, InputError: as the parts do.
+      UsageError: The parts or settings do not fit each other.
+      InputError: The data cannot be read.
     """
     layout, target, step = training.layout, training.target, training.step
     num_arrays, num_all = len(jax.tree.leaves(target.params)), num_params(target.params)
     arrays = "1 array" if num_arrays == 1 else f"{num_arrays} arrays"
-    yield Found(f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh")
+    yield CheckResult(f"{arrays} of {num_all:,} parameters fit{'s' if num_arrays == 1 else ''} the mesh")
     for whole in layout.left_whole({"params": target.params}):
-        yield Found(whole, is_warning=True)
-    yield Found(f"one batch read: {_shapes(training.batch)}")
+        yield CheckResult(whole, is_warning=True)
+    yield CheckResult(f"one batch read: {_shapes(training.batch)}")
     for remark in training.remarks:
-        yield Found(remark, is_warning=True)
+        yield CheckResult(remark, is_warning=True)
     yield from _evaluations_fit(training)
     if all(one.names() is not None for one in training.evaluations):
         _check_names(settings, training.evaluations)
@@ -61,32 +67,41 @@ def checked(settings: Settings, training: Training) -> Iterator[Found]:
     programs = [step.compile(target, batch) for batch in (*training.other_batches, training.batch)]
     shapes = f" for {len(programs)} shapes" if training.other_batches else ""
     seconds, memory = step.compile_seconds - before, _memory(programs, target)
-    yield Found(f"step compiled{shapes} in {seconds:.1f} s; {memory} per device")
+    yield CheckResult(f"step compiled{shapes} in {seconds:.1f} s; {memory} per device")
 
 
-def _evaluations_fit(training: Training) -> Iterator[Found]:
-    """Yield a line for each evaluation; of more than a few one for all, and the others as details."""
-    found = []
+def _evaluations_fit(training: Training) -> Iterator[CheckResult]:
+    """Check each evaluation, and yield the results. If there are many, the first is a summary of all."""
+    texts = []
     for one in training.evaluations:
         if one.scoring.check(training.target):
             number = one.scoring.num_examples
-            found.append(
+            texts.append(
                 f"evaluation {one.name!r} fits: {'any number of' if number is None else number} examples"
             )
-    if len(found) > _MOST_EVALUATIONS:
-        yield Found(f"{len(found)} evaluations fit: {listed(one.name for one in training.evaluations)}")
-    yield from (Found(text, is_detail=len(found) > _MOST_EVALUATIONS) for text in found)
+    are_many = len(texts) > _MOST_EVALUATIONS
+    if are_many:
+        yield CheckResult(f"{len(texts)} evaluations fit: {listed(one.name for one in training.evaluations)}")
+    yield from (CheckResult(text, is_detail=are_many) for text in texts)
 
 
-def tried(
+def try_first_state(
     settings: Settings, training: Training, state: TrainState, checkpoints: Checkpoints | None
-) -> Iterator[Found]:
-    """Yield what is found with the first state: of a few examples, and of a checkpoint.
+) -> Iterator[CheckResult]:
+    """Check evaluations and checkpoints with the first state, and yield the results. Collective.
 
-    A run that goes on from a checkpoint has shown that it can save. Collective.
+    Evaluations whose scores are not known yet are tried with a few examples. A new run saves its first state
+    if its settings say so; a run that continues has shown that it can save.
+
+    Args:
+      settings: The settings of the run.
+      training: The parts of the run.
+      state: The first state.
+      checkpoints: The checkpoints of the run; None if it saves none.
 
     Raises:
-      UsageError, InputError: as the parts do.
+      UsageError: The parts or settings do not fit each other.
+      InputError: The data cannot be read.
     """
     scores: Scores = {}
     unknown = [one for one in training.evaluations if one.names() is None]
@@ -96,23 +111,23 @@ def tried(
         _check_names(settings, training.evaluations)
     if scores:
         found = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        yield Found(f"evaluation of the first examples: {found}")
+        yield CheckResult(f"evaluation of the first examples: {found}")
     saving = settings.saving
     if checkpoints is not None and saving is not None and saving.is_tried and checkpoints.resumed is None:
         always: Callable[[int], bool] = lambda step: True  # noqa: E731
         checkpoints.saver(always)(Tick(int(state.step)), state, training.data, {})
         checkpoints.wait()
-        yield Found(f"state saved in {checkpoints.directory}")
+        yield CheckResult(f"state saved in {checkpoints.directory}")
 
 
 def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> None:
-    """Check that no score has the name of a time, and that policies go by scores that there are."""
+    """Check that no score has the name of a time, and that policies read only scores that exist."""
     scores = [name for one in evaluations for name in one.names() or ()]
     for one in evaluations:
         if seconds_of(one.name) in scores:
             raise UsageError(
-                f"{one.field} gives a score called 'seconds', as reports call the time it takes.\n"
-                "  Give it another name."
+                f"{one.field} gives a score called 'seconds', but reports use this name for the time of the "
+                "evaluation.\n  Give the score another name."
             )
     policies: list[tuple[str, Any]] = [("stop.early", settings.stop.early)]
     if settings.saving is not None:
@@ -122,9 +137,9 @@ def _check_names(settings: Settings, evaluations: Sequence[EvaluationPart]) -> N
             if metric not in scores:
                 close = nearest(metric, scores)
                 raise UsageError(
-                    f"{field} goes by {metric!r}, which no evaluation gives."
+                    f"{field} reads the score {metric!r}, but no evaluation gives it."
                     f"{f' Did you mean {close!r}?' if close else ''}\n"
-                    f"  There are: {', '.join(scores) or 'none; give examples to evaluate on'}."
+                    f"  The scores are: {', '.join(scores) or 'none; give examples to evaluate on'}."
                 )
 
 
@@ -135,9 +150,8 @@ def _shapes(batch: PyTree) -> str:
 
 
 def _memory(programs: Sequence[jax.stages.Compiled], target: TrainState) -> str:
-    """Return what a device holds between steps, and in the one that takes most."""
+    """Return as text the memory of the state on a device, and the most that a step needs besides it."""
     state = sum(device_bytes(x, x.sharding) for x in jax.tree.leaves(target))
     analyses = [analysis for program in programs if (analysis := program.memory_analysis())]
     work = max((analysis.temp_size_in_bytes for analysis in analyses), default=None)
-    said = "" if work is None else f" + {human_bytes(work)} at work"
-    return f"state {human_bytes(state)}{said}"
+    return f"state {human_bytes(state)}{'' if work is None else f' + {human_bytes(work)} at work'}"

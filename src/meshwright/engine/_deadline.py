@@ -1,4 +1,4 @@
-"""Until when a run may go on: as its settings say, and as the scheduler says of its job."""
+"""The time limits of a run: from its settings, and from the scheduler, which ends the job at some time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,41 +10,44 @@ from meshwright.metrics import duration
 
 @dataclass(frozen=True)
 class Limit:
-    """A time on the clock `time.monotonic`, and what to say of it when it has passed."""
+    """A time limit and the reason for it."""
 
     until: float
-    why: str
+    """The time on the clock `time.monotonic`."""
+    reason: str
+    """A message for when the time has passed."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """The limits of a run on process 0, which has the clock for all."""
+    """The time limits of a run. The clock of process 0 decides for all processes."""
 
     limits: Sequence[Limit]
     is_set: bool
     """True if process 0 has any limit."""
 
     def passed(self) -> str | None:
-        """Return why the run is out of time, or None. Collective if any limit is set."""
+        """Return why the run is out of time, or None if it is not. Collective if a limit is set."""
         if not self.is_set:
             return None
         now = time.monotonic()
-        return process.agree(next((limit.why for limit in self.limits if now >= limit.until), None))
+        return process.agree(next((limit.reason for limit in self.limits if now >= limit.until), None))
 
 
 def deadline(
     max_seconds: float | None, started: float, job_margin_seconds: float | None, say: Callable[[str], None]
 ) -> Deadline:
-    """Return until when a run may go on, and tell of what the scheduler says. Collective.
+    """Return the time limits of a run, and show the user those of the scheduler. Collective.
 
     Args:
-      max_seconds: how long it may take.
-      started: when it was called for, on the clock `time.monotonic`.
-      job_margin_seconds: so long before the scheduler ends the job it saves; None does not look.
-      say: tells people a line.
+      max_seconds: The most seconds that the run may take.
+      started: The time when the user started the run, on the clock `time.monotonic`.
+      job_margin_seconds: The seconds before the end of the job at which the run saves and ends; None ignores
+        the end of the job.
+      say: Shows a line to the user.
 
     Raises:
-      UsageError: the scheduler's variable holds no number.
+      UsageError: The scheduler's variable is not a number.
     """
     limits = [] if max_seconds is None else [Limit(started + max_seconds, "max_seconds is over")]
     job = None if job_margin_seconds is None else process.on_lead(process.job_end)
@@ -52,11 +55,13 @@ def deadline(
         scheduler, variable, end = job
         left = end - time.time()
         if left <= 0:
-            say(f"  ! {variable} is in the past: that {scheduler} ends the job is not looked at")
+            say(f"  ! {variable} is in the past, so the run ignores it and does not end before the job does")
         else:
-            margin = f"{job_margin_seconds:g} s"
-            told = f"{scheduler} ends this job in {duration(left)}"
-            say(f"  {told}: the run saves and ends {margin} before that (job_margin_seconds)")
-            why = f"{scheduler} ends the job in {margin}"
-            limits.append(Limit(time.monotonic() + left - job_margin_seconds, why))
+            margin, remaining = f"{job_margin_seconds:g} s", duration(left)
+            say(
+                f"  {scheduler} ends this job in {remaining}: the run saves and ends {margin} before that "
+                "(job_margin_seconds)"
+            )
+            reason = f"{scheduler} ends the job in {margin}"
+            limits.append(Limit(time.monotonic() + left - job_margin_seconds, reason))
     return Deadline(limits, process.agree(bool(limits)))

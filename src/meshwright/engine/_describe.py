@@ -1,7 +1,7 @@
-"""A description as text, one `dotted.path = value` a line, and in what two of them differ.
+"""Descriptions as text with one line `dotted.path = value` for each setting, and their differences.
 
-What a setting can reach is on a line of its own under the setting's name. Other values are on one line with
-what they were made from, or over several where parts of them have parts again:
+Each field of a description has a line of its own. A value is on one line together with the values that it
+was made from, or on several lines if these were made from further values:
 
     input.batch_size = 64
     optimizer = optax.chain
@@ -20,31 +20,43 @@ from meshwright.description import Difference
 from meshwright.engine._made_from import made_from
 
 MAX_DEPTH = 16
-MAX_ROWS = 10_000  # of objects that refer to each other there is no end
+MAX_ROWS = 10_000  # objects that refer to each other would make lines without end
 
 Row = tuple[str, str]
 
 
 def describe(described: Any) -> str:
-    """Return a description, an `Experiment` or settings by name, as text.
+    """Return a description as text, which is the same in every process: no addresses in memory, no data.
 
-    It is the same in every process: no addresses, no contents of data.
+    Args:
+      described: An `Experiment`, or a dictionary of settings.
     """
     rows = itertools.islice(_rows("", described, ()), MAX_ROWS)
     return "".join(f"{path} = {text}\n" for path, text in rows)
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
-    """Return in what two descriptions, values or texts, differ, by dotted path."""
+    """Return the differences between two descriptions, by dotted path.
+
+    Args:
+      a: A description, or its text as `describe` returns it.
+      b: Another one.
+    """
     before, after = (each if isinstance(each, str) else describe(each) for each in (a, b))
     return description.differences(before, after)
 
 
 def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
-    """Yield the lines of `value`; `above` are the ids of what it is in, so that a cycle ends."""
-    whole = "…" if id(value) in above or len(above) > MAX_DEPTH else _plain(value)
-    if whole is not None:
-        yield path, whole
+    """Yield the lines of a value.
+
+    Args:
+      path: The dotted path of the value.
+      value: The value.
+      above: The ids of the values that contain it. A value that contains itself is shown as `…`.
+    """
+    text = "…" if id(value) in above or len(above) > MAX_DEPTH else _plain(value)
+    if text is not None:
+        yield path, text
         return
     name, parts = made_from(value)
     texts = [_plain(part) for part in parts.values()]
@@ -59,12 +71,12 @@ def _rows(path: str, value: Any, above: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _is_known_by_place(value: Any) -> bool:
-    """Return whether only the fields of a value are shown, as its place says what it is."""
+    """Return whether only the fields of a value are shown, because its path already says what it is."""
     return getattr(type(value), "is_known_by_place", False)
 
 
 def _plain(value: Any, depth: int = 0) -> str | None:
-    """Return the text of a value without parts, or of a list of such; None for others."""
+    """Return the text of a value without parts, or of a list of such values; None for other values."""
     name, parts = made_from(value)
     if not parts:
         return name

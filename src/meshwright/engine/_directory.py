@@ -1,20 +1,20 @@
-"""The files of a run directory, and the functions that put them there.
+"""The run directory: it is opened, checked and locked here. This is the list of its files.
 
-experiment.txt            the settings, one a line
-attempts/step_….txt       the same for each attempt, by the step that it went on from
-attempts/went_back.jsonl  when it went back to an earlier step; see `_back.py`
-experiment.json           how it was started, for `meshwright resume`
-state.txt                 the parameters, where each lies, and what the state takes
-environment.json          versions, devices, mesh, commit, command line, where checkpoints are if elsewhere
-metrics.jsonl             the run's truth: one line a report
-events.out.tfevents…      the same for TensorBoard
-plugins/profile/step_…    profiles, if asked for, where TensorBoard looks for them
+experiment.txt            the settings, one line each
+attempts/step_….txt       the settings of each attempt, by the step from which it continued
+attempts/went_back.jsonl  the times when the run went back to an earlier step; see `_go_back.py`
+experiment.json           how the run was started, for `meshwright resume`
+state.txt                 the parameters, the sharding of each, and the memory of the state
+environment.json          versions, devices, mesh, commit, command line; where checkpoints are, if elsewhere
+metrics.jsonl             the reports, one line each; other files and pages follow from them
+events.out.tfevents…      the reports for TensorBoard
+plugins/profile/step_…    profiles, if there are any, where TensorBoard looks for them
 checkpoints/step_…        see docs/checkpoint-format.md
-outputs/test/step_….jsonl what the model made of each example, of evaluations that ask for it
-logs/process-00000.log    what each process has to say
-.run.lock                 held by the run, so that no other writes here; see `process.hold`
-outcome.json              how it ended, once it has
-report.html               all of this as a page, made when it ends
+outputs/test/step_….jsonl the model's output for each example, of evaluations that store it
+logs/process-00000.log    the log of each process
+.run.lock                 locked by the run, so that no other run writes here; see `process.lock_directory`
+outcome.json              how the run ended; it is written at the end
+report.html               a page that shows all of this; it is written at the end
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from pathlib import Path
 import jax
 
 from meshwright import process
-from meshwright.engine._full_disks import telling_of_full_disks
+from meshwright.engine._errors import explaining_full_disk
 from meshwright.errors import UsageError
 from meshwright.report import WENT_BACK
 from meshwright.storage import is_address, local_path, mirrored
@@ -43,7 +43,7 @@ _FILES = (
     "metrics.jsonl",
     "outcome.json",
 )
-"""Files that process 0 writes in place; a new page replaces the old one."""
+"""The files that process 0 writes in place, so that a link there would lead it elsewhere."""
 log = logging.getLogger("meshwright")
 
 
@@ -51,88 +51,93 @@ log = logging.getLogger("meshwright")
 def open_directory(
     place: str, warn: Callable[[str], None], *, shared: bool
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """Give the run directory and, where it is at an address, what puts there at once what has changed.
+    """Open a run directory; yield its path and a function that uploads changed files at once. Collective.
 
-    In that case it is a temporary one, each process's own; see `storage.mirrored`. A directory of this
-    machine is held meanwhile, by process 0 for all; stores have no locks. Collective.
+    For a URL, each process writes to a temporary directory of its own, which is uploaded in the background;
+    see `storage.mirrored`. A local directory is locked by process 0, and the function does nothing. Stores
+    have no locks.
 
     Args:
-      place: the directory or its address.
-      warn: is told what goes wrong on the way to an address.
-      shared: whether all processes must see the same directory.
+      place: The directory or its URL.
+      warn: Shows the user a warning, when an upload fails.
+      shared: True if all processes must see the same directory.
 
     Raises:
-      UsageError: another run has it, it cannot be written to, or is not one for all processes.
-      MeshwrightError: at the end, if not all that is in it could be put at the address.
+      UsageError: Another run uses the directory, it cannot be written to, or the processes do not share it.
+      MeshwrightError: At the end, if some files could not be uploaded.
     """
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         if is_address(place):
-            mirror = process.together(lambda: opened.enter_context(mirrored(place, _continued(), warn)))
-            directory, put = mirror.path, mirror.put
+            mirror = process.on_all(lambda: stack.enter_context(mirrored(place, _downloads(), warn)))
+            directory, upload = mirror.path, mirror.put
         else:
-            directory, put = local_path(place), nothing
-            process.together(lambda: _prepare(directory))
-            process.hold_run(directory, opened)
+            directory, upload = local_path(place), nothing
+            process.on_all(lambda: _prepare(directory))
+            process.lock_run_directory(directory, stack)
             if shared:
                 _check_shared(directory)
-        with telling_of_full_disks(directory):
-            yield directory, put
+        with explaining_full_disk(directory):
+            yield directory, upload
 
 
-def _continued() -> list[str]:
-    """Return the files that this process goes on with, or takes back, where a run is continued."""
-    leads = ["metrics.jsonl", "outcome.json", "experiment.txt", WENT_BACK]
-    return [_log_name(), *(leads if process.is_lead() else [])]
+def _downloads() -> list[str]:
+    """Return the files that this process downloads when a run continues: it adds to them or replaces them."""
+    of_process_0 = ["metrics.jsonl", "outcome.json", "experiment.txt", WENT_BACK]
+    return [_log_name(), *(of_process_0 if process.is_lead() else [])]
 
 
 def _prepare(directory: Path) -> None:
-    """Make the run directory and show that it can be written to.
+    """Make the run directory and check that it can be written to.
 
     Raises:
-      UsageError: it cannot, or where a file is to be is something else.
+      UsageError: It cannot be written to, or something that is not an ordinary file has the name of one.
     """
-    in_the_way = (path for name in (*_FILES, _log_name()) if not _can_be_file(path := directory / name))
+    not_files = (path for name in (*_FILES, _log_name()) if not _can_be_file(path := directory / name))
     links = (path for name in ("attempts", "logs") if (path := directory / name).is_symlink())
-    if (path := next(itertools.chain(in_the_way, links), None)) is not None:
+    if (path := next(itertools.chain(not_files, links), None)) is not None:
         raise UsageError(
-            f"{path} is a link, or no ordinary file, and the run would write there.\n"
+            f"{path} is a link or not an ordinary file, so the run does not write there.\n"
             "  Move it away, or give another run directory with workdir=PATH."
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Of no name, or a new one: it follows no link that is there already.
+        # A file without a name, or with a new one, cannot follow a link that is already there.
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"written")
     except OSError as error:
         where = error.filename or directory
         raise UsageError(
             f"the run directory {directory} cannot be written to: {error.strerror} ({where}).\n"
-            "  Give another with workdir=PATH, or mend its permissions or the disk's space."
+            "  Give another one with workdir=PATH, correct its permissions, or free some space on the disk."
         ) from None
 
 
 def _can_be_file(path: Path) -> bool:
-    """Return whether a file may be written there: by a link it would be another, of anybody's."""
+    """Return whether the run may write a file there. A link is refused: it may lead to anybody's file."""
     return not os.path.lexists(path) or (path.is_file() and not path.is_symlink())
 
 
 def _check_shared(directory: Path) -> None:
-    """Check that the run directory is one and the same for all processes. Collective.
+    """Check that all processes see the same run directory. Collective.
 
     Raises:
-      UsageError: it is not.
+      UsageError: Some processes see another directory of this name.
     """
     if jax.process_count() > 1 and not process.is_shared(directory):
         raise UsageError(
-            f"the run directory {directory} is not one for all processes, each of which writes a part "
-            "of every checkpoint into it.\n  Give one that all see with workdir=PATH, or a store with "
-            "workdir=s3://…, or for the checkpoints alone with save.directory=s3://…"
+            f"the processes do not share the run directory {directory}, but each writes a part of every "
+            "checkpoint into it.\n  Give a directory that all of them see with workdir=PATH, or a store with "
+            "workdir=s3://…, or a store for the checkpoints only with save.directory=s3://…"
         )
 
 
 @contextlib.contextmanager
 def compiled_programs(cache: bool | str) -> Iterator[None]:
-    """Keep what is compiled as `Compile.cache` says, in the user's folder for True."""
+    """Keep the programs that are compiled in the block.
+
+    Args:
+      cache: The folder to keep them in, as `Compile.cache`: True is the folder of the user, False keeps none.
+    """
     known = jax.config.jax_compilation_cache_dir  # type: ignore[missing-attribute]
     if cache is False or (cache is True and known is not None):
         yield
@@ -148,7 +153,7 @@ def compiled_programs(cache: bool | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_file(directory: Path) -> Iterator[None]:
-    """Send the log of this process to `logs/process-00000.log`, and with it the error that ends the run."""
+    """Write the log of this process to `logs/process-00000.log`, with the error that ends the run, if any."""
     path = directory / _log_name()
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path)

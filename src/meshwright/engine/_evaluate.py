@@ -7,7 +7,7 @@ from collections.abc import Callable
 from meshwright import process
 from meshwright.checkpoint import Checkpoints, complete_steps
 from meshwright.engine._directory import compiled_programs
-from meshwright.engine._opened import checkpoints_for
+from meshwright.engine._open_run import checkpoints_for
 from meshwright.engine._outcome import Outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
@@ -23,14 +23,18 @@ def evaluate(
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
     choose: Callable[[], int] | None = None,
 ) -> Outcome:
-    """Return the scores of all evaluations, by the names that reports give them. Collective.
+    """Return the scores of all evaluations by their names in reports, and write no files. Collective.
 
-    Args: as those of `run`, and
-      choose: returns the step of the checkpoint, or raises; process 0 calls it. None takes the newest
+    Args:
+      settings: The settings of the run.
+      optimizer: The optimizer.
+      make: Makes the parts of the run, as in `run`.
+      choose: Returns the step of the checkpoint, or raises; process 0 calls it. None means the newest
         checkpoint or, if there is none, the first state.
 
-    Raises: as `run` before its first step, and
-      DamagedError: the checkpoint is damaged. Another is not taken instead.
+    Raises:
+      MeshwrightError: As `run` before its first step.
+      DamagedError: The checkpoint is damaged. No other one is used instead.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(process.telling())

@@ -1,4 +1,4 @@
-"""All evaluations of a run as the loop's one `evaluate`."""
+"""The evaluations of a run: when they are due, what they find, and the history of their scores."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from meshwright.when import Due, Tick
 
 
 def seconds_of(name: str) -> str:
-    """Return what reports call the time that an evaluation took."""
+    """Return the name under which reports give the time that an evaluation took."""
     return f"{name}/seconds"
 
 
 @dataclass(frozen=True)
 class EvaluationPart:
-    """An evaluation of a run: its function, its times, and its name in reports."""
+    """An evaluation of a run: its function, when it is due, and its name in reports."""
 
     name: str
     """Its name in reports."""
@@ -32,27 +32,33 @@ class EvaluationPart:
     field: str
     """The setting that errors name."""
     when: Policy
-    """When it is due."""
+    """The policy that says after which steps it is due."""
     scoring: Scoring
     """The function that computes its scores."""
     at_end: Callable[[], bool] = lambda: True
-    """Returns whether it is made after the last step, whatever `when` says."""
+    """Returns whether the evaluation is always made after the last step."""
 
     def __call__(self, step: int, state: Any, directory: Path | None, look: Look = nothing) -> Scores:
-        """Return the scores by the names that reports give them; files go below `directory`.
+        """Return the scores by their names in reports. Collective.
+
+        Args:
+          step: The number of updates that the state has had.
+          state: The state to evaluate.
+          directory: The run directory. Stored outputs go to `outputs` in it; None stores none.
+          look: A function that is called before each batch. It may raise `LeftOff` to abort.
 
         Raises:
-          LeftOff: `look`, which is called before each batch, raises it.
+          LeftOff: `look` raised it.
         """
         outputs = directory and directory / "outputs" / self.name
         return self._named(self.scoring(state, step, outputs, look))
 
     def first(self, state: Any) -> Scores:
-        """Return the scores over the first examples, to show that it works."""
+        """Return the scores of the first examples, to show that the evaluation works."""
         return self._named(self.scoring.first(state))
 
     def names(self) -> Sequence[str] | None:
-        """Return the names of the scores; None while they are not known."""
+        """Return the names of the scores, or None if they are not known yet."""
         known = self.scoring.names
         return None if known is None else [self.prefix + name for name in known]
 
@@ -61,42 +67,47 @@ class EvaluationPart:
 
 
 class Evaluations:
-    """`scores = evaluations(tick, state)`: those that are due, as `held_out/loss` and so on."""
+    """All evaluations of a run. A call returns the scores of those that are due, such as `held_out/loss`.
+
+    Args:
+      each: The evaluations, in their order.
+      directory: The run directory; None for a run that writes no files.
+    """
 
     def __init__(self, each: Sequence[EvaluationPart], directory: Path | None):
         self.each, self._directory = each, directory
         self.newest: Scores = {}
-        """The last scores by each name."""
+        """The newest score of each name."""
         self.history: dict[int, Scores] = {}
-        """The scores by the step at which they were found."""
+        """The scores by step."""
         self.seconds = 0.0
-        """Seconds that all evaluations took, not counting the training steps that they waited for."""
+        """The seconds that all evaluations took, without the training steps that they waited for."""
         self._due = [Due(as_when(one.when, lambda step: self._known)) for one in each]
         self.needs_reports = any(is_informed(one.when) for one in each)
-        """True if the policy of an evaluation reads what was reported."""
+        """True if the policy of an evaluation reads reported numbers."""
         self._known: Scores = {}
         self._newest: tuple[int, Scores] = (-1, {})
 
-    def __call__(self, tick: Tick, state: Any, leaves_off: Callable[[int], bool]) -> Scores | None:
-        """Return the scores of the evaluations that are due and how long each took, or None.
+    def __call__(self, tick: Tick, state: Any, must_abort: Callable[[int], bool]) -> Scores | None:
+        """Return the scores of the evaluations that are due and the time of each, or None. Collective.
 
-        Times are no scores: those are the same in each process and each repetition of a run. What was made
-        of this step already, before a restart, is not made again.
+        Times are not scores: scores are the same in every process and every repetition of a run. Evaluations
+        of this step that were made before a restart are not made again.
 
         Args:
-          tick: the turn of the loop.
-          state: is evaluated.
-          leaves_off: whether to leave off at the next batch, told the step.
+          tick: The step of the loop.
+          state: The state to evaluate.
+          must_abort: A function of the step that is called before each batch; True aborts the evaluation.
         """
 
         def look() -> None:
-            if leaves_off(tick.step):
+            if must_abort(tick.step):
                 raise LeftOff
 
         found: Scores = {}
         took: Scores = {}
         for one, due in zip(self.each, self._due, strict=True):
-            if self._is_made(one, tick.step) or (tick.last and not one.at_end()) or not due(tick):
+            if self._is_done(one, tick.step) or (tick.last and not one.at_end()) or not due(tick):
                 continue
             jax.block_until_ready(state)
             started = time.perf_counter()
@@ -112,34 +123,37 @@ class Evaluations:
         return took | found or None
 
     def at(self, step: int) -> Scores:
-        """Return the scores found at this step, the newest at which there were any; else none."""
+        """Return the scores of this step if it is the newest step with scores, else an empty dictionary."""
         return self._newest[1] if step == self._newest[0] else {}
 
-    def hear(self, values: Mapping[str, Any]) -> None:
-        """Take what is reported, for policies that go by it. All processes take that of process 0."""
+    def update_known(self, values: Mapping[str, Any]) -> None:
+        """Give a report of process 0 to the policies that read reports. Collective if there are any."""
         if self.needs_reports:
             self._known |= process.agree(numbers(values))
 
-    def recall(self, history: Mapping[int, Scores], after: int) -> None:
-        """Take what was reported before a restart, by step; scores count from the step `after` on.
+    def restore(self, history: Mapping[int, Scores], after: int) -> None:
+        """Restore the scores and known numbers from the reports of earlier attempts.
 
-        Those of step 0 are of before the first update, and count for a run that begins there.
+        Args:
+          history: The reported numbers by step.
+          after: The step at which this training began. Scores of later steps are restored, and those of
+            step 0 if the training began there.
         """
         for step in sorted(history):
             self._known |= history[step]
-            counts = step > after or step == after == 0
-            if counts and (found := self._scores_among(history[step])):
+            is_ours = step > after or step == after == 0
+            if is_ours and (found := self._scores_in(history[step])):
                 self._keep(step, found)
 
-    def owes(self, step: int) -> bool:
-        """Return whether a run that ended at this step was cut off in its last evaluations."""
-        return any(one.at_end() and not self._is_made(one, step) for one in self.each)
+    def has_missing(self, step: int) -> bool:
+        """Return whether an evaluation after the last step, `step`, is missing because it was aborted."""
+        return any(one.at_end() and not self._is_done(one, step) for one in self.each)
 
-    def _is_made(self, one: EvaluationPart, step: int) -> bool:
+    def _is_done(self, one: EvaluationPart, step: int) -> bool:
         return any(name.startswith(one.prefix) for name in self.history.get(step, ()))
 
-    def _scores_among(self, reported: Scores) -> Scores:
-        """Return what evaluations reported, and not training; how long one took is no score."""
+    def _scores_in(self, reported: Scores) -> Scores:
+        """Return the scores in a report, without the metrics of training and the times of evaluations."""
         prefixes = tuple(one.prefix for one in self.each)
         times = {seconds_of(one.name) for one in self.each}
         return {name: x for name, x in reported.items() if name.startswith(prefixes) and name not in times}

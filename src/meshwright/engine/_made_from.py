@@ -1,4 +1,4 @@
-"""The name of a value and what it was made from, as the value itself shows it.
+"""The name of a value and the values that it was made from, as far as the value itself shows them.
 
     a frozen dataclass      its type and its fields; our own factories make these: `mw.when.every(100)` is
                             meshwright.when.Every(num_steps=100)
@@ -8,12 +8,12 @@
                             transformation, the factory and the variables of all
     a container             its items
 
-Nothing is looked up in the code of a function, and no package's private names are known here. So a variable
-in which a function keeps count is shown with the rest: what remembers is better an object.
+The code of a function is not read, and no private names of packages are used. So a variable in which a
+function counts its calls is shown like any other variable; a function with a state is better an object.
 
-Nothing is shown that may differ between two processes (addresses, the order of a set) and no data: arrays
-are shown as `float32[8, 4]`, other objects as `<type>`. Global variables that a function reads are not
-followed.
+Values that may differ between two processes (addresses in memory, the order of a set) are not shown. Data
+are not shown either: an array is shown as `float32[8, 4]`, another object as `<type>`. Global variables that
+a function reads are not followed.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-MAX_ITEMS = 64  # of a sequence or mapping: more are data
-MAX_LENGTH = 200  # of a text
+MAX_ITEMS = 64  # a longer sequence or mapping is taken for data
+MAX_LENGTH = 200  # of a string that is shown
 
 Values = Mapping[str, Any]
-"""Values by the names of the variables, arguments, fields, keys or places that they have."""
+"""Values by the names of their variables, arguments, fields or keys, or by their indices."""
 
 
 def made_from(value: Any) -> tuple[str, Values]:
-    """Return what `value` is called, "" for a mere container, and what it was made from, if anything."""
+    """Return the name of a value, "" for a list or dictionary, and the values that it was made from."""
     if isinstance(value, PartitionSpec | re.Pattern):
         return _plain(value), {}
     if isinstance(value, Mapping | list | tuple | set | frozenset):
@@ -52,9 +52,9 @@ def made_from(value: Any) -> tuple[str, Values]:
 
 
 def name_of(thing: Any) -> str:
-    """Return the name of a function or type in the outermost package that lists it, and of no private module.
+    """Return the dotted name of a function or type, in the outermost package that has it.
 
-    Where inside a package something is defined is no setting, and changes with the package's version.
+    The module of the package in which it is defined is left out: it may change with the package's version.
     """
     module, qualname = (
         getattr(thing, "__module__", None) or "builtins",
@@ -94,7 +94,7 @@ def _plain(value: Any) -> str:
 
 
 def _array(x: Any) -> str:
-    """A number that happens to be an array is a setting; an array with dimensions is data."""
+    """Return the value of an array without dimensions, which is a setting; of other arrays only the shape."""
     is_number = isinstance(x, np.generic | np.ndarray | jax.Array) and not x.shape
     if is_number and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         return f"{x.dtype}({np.asarray(x).item()!r})"
@@ -143,7 +143,7 @@ def _of_function(value: Any) -> tuple[str, Values]:
 
 
 def _arguments(call: functools.partial) -> Values:
-    """Return what a partial gives, by the names of the parameters where these can be read."""
+    """Return the arguments of a partial by parameter name, or by index if the parameters are not known."""
     try:
         return inspect.signature(call.func).bind_partial(*call.args, **call.keywords).arguments
     except (TypeError, ValueError):
@@ -151,7 +151,7 @@ def _arguments(call: functools.partial) -> Values:
 
 
 def _variables(function: types.FunctionType) -> Values:
-    """Return the variables that a function closes over and, if another function made it, its defaults."""
+    """Return the variables that a function closes over and, if a function defined it, its defaults."""
     found: dict[str, Any] = {}
     if _factory(function):
         parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
@@ -163,39 +163,47 @@ def _variables(function: types.FunctionType) -> Values:
 
 
 def _factory(function: Any) -> str:
-    """Return the name of the function in which a function was made, "" for one that stands in a module."""
+    """Return the name of the function in which a function was defined, or "" for a function of a module."""
     return function.__qualname__.rpartition(".<locals>.")[0]
 
 
 def _of_named_tuple(value: Any) -> tuple[str, Values]:
-    """Return the factory of functions that were made together, as those of an optax transformation are.
+    """Return the factory that made all functions of a named tuple, as for an optax transformation.
 
-    Functions of a module may be among them: they have no variables.
+    Some functions may belong to a module instead; they have no variables.
     """
     functions = [item for item in value if isinstance(item, types.FunctionType)]
     if len(functions) < len(value):
         return _of_methods(value)
     variables = {item: _variables(item) for item in functions if _factory(item)}
     inner = [each for found in variables.values() for each in found.values() if isinstance(each, tuple)]
-    shown_there = {id(item) for each in inner for item in each}  # as `init`, where only `update` was wrapped
-    made = {item: found for item, found in variables.items() if id(item) not in shown_there}
+    # For instance `init`, if a factory wrapped only `update` of an inner transformation.
+    of_inner = {id(item) for each in inner for item in each}
+    made = {item: found for item, found in variables.items() if id(item) not in of_inner}
     if len({(item.__module__, _factory(item)) for item in made}) != 1:
         return name_of(type(value)), value._asdict()
     name = name_of(next(iter(made))).rpartition(".")[0]
-    together = _one_by_one(value, list(made.values()))
-    return name, together or {key: x for found in made.values() for key, x in found.items()}
+    parts = _parts_of_chain(value, list(made.values()))
+    return name, parts or {key: x for found in made.values() for key, x in found.items()}
 
 
 def _of_methods(value: Any) -> tuple[str, Values]:
-    """Return the object whose methods a named tuple holds, as of `optax.MultiSteps`, or else its fields."""
+    """Return the object whose methods a named tuple contains, as of `optax.MultiSteps`, or its fields."""
     owners = [item.__self__ if isinstance(item, types.MethodType) else None for item in value]
     if owners and hasattr(owners[0], "__dict__") and all(owner is owners[0] for owner in owners):
         return name_of(type(owners[0])), vars(owners[0])
     return name_of(type(value)), value._asdict()
 
 
-def _one_by_one(value: Any, variables: Sequence[Values]) -> Values:
-    """Return the parts of a chain: each closes over a tuple of functions, whose n-th make one part."""
+def _parts_of_chain(value: Any, variables: Sequence[Values]) -> Values:
+    """Return the parts of a chain of transformations, or {} for anything else.
+
+    Each function of a chain closes over a tuple of functions. The n-th functions of all tuples are part n.
+
+    Args:
+      value: The named tuple of functions.
+      variables: The variables of each function.
+    """
     columns = [items for found in variables for items in found.values()]
     if not len(columns) == len(variables) == len(value) or not all(map(_are_functions, columns)):
         return {}

@@ -15,15 +15,15 @@ class Outcome:
     """The outcome of a run: its last step and state, its scores, and the time that it took."""
 
     step: int
-    """Updates made, those of earlier attempts included."""
+    """The number of updates, including those of earlier attempts."""
     scores: Mapping[str, float]
-    """The results of the last evaluations: after the last step, but of those that are not made `at_end`."""
+    """The newest scores: those after the last step, except for evaluations that are not made `at_end`."""
     seconds: float
-    """Seconds that this process trained and evaluated, without compiling the step and restoring."""
+    """The seconds that this process trained and evaluated, without compiling the step and restoring."""
     state: TrainState
     """The state after the last update."""
 
     def summary(self) -> dict[str, Any]:
-        """Return all but the state, as values that strict JSON can hold."""
+        """Return everything except the state, as values that strict JSON can hold."""
         scores = {name: json_number(score) for name, score in self.scores.items()}
         return {"step": self.step, "scores": scores, "seconds": self.seconds}

@@ -1,4 +1,4 @@
-"""When a run evaluates and saves: by the step, or by what the run has found so far as well."""
+"""Policies of when a run evaluates and saves: functions of the step, or of the step and reported numbers."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,57 +9,77 @@ from meshwright.errors import UsageError, nearest
 from meshwright.when import When, every
 
 Known = Mapping[str, float]
-"""Numbers by name, as they are reported: `loss`, `test/loss`."""
+"""The newest reported numbers by name, such as `loss` and `test/loss`."""
 
 InformedWhen = Callable[[int, Known], bool]
-"""Is it due after this step, of a run that knows these numbers?"""
+"""A function of the step and of the newest reported numbers that returns True if something is due."""
 
 Policy = int | When | InformedWhen
-"""A number means every so many steps."""
+"""A policy; a number n means every n steps."""
 
 
 @dataclass(frozen=True)
 class WhenEvaluated:
-    """Due at the steps at which all these evaluations were made."""
+    """A policy that is due at the steps at which all these evaluations were made."""
 
     evaluations: tuple[str, ...]
+    """The names of the evaluations."""
 
     def __call__(self, step: int, scores: Known) -> bool:
         return all(any(score.startswith(f"{name}/") for score in scores) for name in self.evaluations)
 
     def check(self, evaluations: Collection[str]) -> None:
-        """Raise a `UsageError` if a name is none of `evaluations`: it would never be due."""
+        """Check that the policy names only evaluations of the run; otherwise it would never be due.
+
+        Args:
+          evaluations: The names of all evaluations of the run.
+
+        Raises:
+          UsageError: A name is not among `evaluations`.
+        """
         for name in self.evaluations:
             if name not in evaluations:
                 close = nearest(name, evaluations)
                 raise UsageError(
-                    f"when_evaluated({name!r}): there is no such evaluation."
+                    f"when_evaluated({name!r}): the run has no evaluation {name!r}."
                     f"{f' Did you mean {close!r}?' if close else ''}\n"
-                    f"  There are: {', '.join(evaluations) or 'none'}."
+                    f"  Its evaluations are: {', '.join(evaluations) or 'none'}."
                 )
 
 
 def when_evaluated(*evaluations: str) -> WhenEvaluated:
-    """Return a policy for `Save.when`: save at the steps at which all these evaluations were made."""
+    """Return a policy for `Save.when`: save at the steps at which all these evaluations were made.
+
+    Args:
+      evaluations: The names of the evaluations.
+    """
     return WhenEvaluated(evaluations)
 
 
 def is_informed(when: Policy) -> bool:
-    """Return whether a policy goes by more than the step.
+    """Return whether a policy reads reported numbers, too.
 
     Raises:
-      UsageError: it asks for more than the step and what is known.
+      UsageError: The policy takes more than two arguments.
     """
     if isinstance(when, int):
         return False
     number = num_required(when, "policy")
     if number > 2:
-        raise UsageError(f"a policy is a function of the step, or of two arguments; this takes {number}.")
+        raise UsageError(
+            f"a policy takes the step, or the step and the reported numbers; this function takes {number} "
+            "arguments."
+        )
     return number == 2
 
 
 def as_when(when: Policy, known: Callable[[int], Known]) -> When:
-    """Return a policy of the step alone; one of two arguments is given `known(step)` as the second."""
+    """Return a policy as a function of the step alone.
+
+    Args:
+      when: The policy.
+      known: Returns the reported numbers at a step, the second argument of a policy with two arguments.
+    """
     if isinstance(when, int):
         return every(when)
     if not is_informed(when):

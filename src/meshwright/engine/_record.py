@@ -9,30 +9,32 @@ from typing import Any, Self
 
 from meshwright import process
 from meshwright.checkpoint import Checkpoints
+from meshwright.engine._run_files import write_description, write_outcome
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
-from meshwright.engine._written import write_description, write_outcome
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError
 from meshwright.report import read_run, write_page
 
 log = logging.getLogger("meshwright")
 
 LARGEST_METRICS_NBYTES = 16 * 2**20
-"""Read and drawn in some three seconds. Whoever stops a run may not wait longer for its process to end."""
+"""The largest metrics.jsonl for which a run writes its page. Reading and drawing it takes about three
+seconds; somebody who stops a run may not wait longer for its process to end."""
 
-
-_PAGE_SECONDS = 60.0  # between two pages of a run that goes on, at least
+_PAGE_SECONDS = 60.0
+"""The least time between two pages of a run that is not over."""
 
 
 class Record:
-    """Held open around all of a run, so that what it tells of the end is told when everything is closed.
+    """A context manager around a whole run that writes its settings, and at its end the outcome and the page.
 
-    Of a run that ends before it began, as settings that do not fit make it, nothing is written: what lies
-    there is of the run before.
+    It is the outermost one, so that the outcome is written when everything else is closed. A run that fails
+    before it begins, for instance because its settings do not fit, writes nothing: the files that are there
+    belong to the attempt before.
 
     Args:
-      directory: where the files of the run are made; None for a run that leaves none.
-      settings: how the run goes.
+      directory: The directory of the run's files; None for a run that writes no files.
+      settings: The settings of the run.
     """
 
     def __init__(self, directory: Path | None, settings: Settings):
@@ -42,30 +44,39 @@ class Record:
         self._page_due = time.monotonic() + _PAGE_SECONDS
 
     def begin(self, checkpoints: Checkpoints | None, training: Training, step: int) -> None:
-        """Write down what runs from a step on, and take back how it ended before; once."""
+        """Write the settings, and remove the outcome of the attempt before. Later calls do nothing.
+
+        Args:
+          checkpoints: The checkpoints of the run; None if it saves none.
+          training: The parts of the run.
+          step: The step from which the run continues.
+        """
         if process.is_lead() and self._directory is not None and not self._has_begun:
             write_description(self._directory, self._settings, checkpoints, training, step)
             write_outcome(self._directory, None)
         self._has_begun = True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Take what came out of a training that was not ended by an error."""
+        """Set the outcome of a training that ended without an error, as `Outcome.summary` returns it."""
         self._outcome = {"ended": "finished", **summary}
 
     def fail(self, error: BaseException) -> None:
-        """Take the error that ended a training. What ends the process at once is told by nobody."""
-        is_told = self._has_begun and isinstance(error, Exception)
-        self._outcome = _ended_by(error) if is_told else None
+        """Set the outcome of a training that ended with an error.
+
+        There is none for an error that ends the process at once, such as `SystemExit`.
+        """
+        has_outcome = self._has_begun and isinstance(error, Exception)
+        self._outcome = _ended_by(error) if has_outcome else None
 
     def refresh(self) -> None:
-        """Draw the page of a run that goes on, so rarely that it takes a hundredth of the time at most."""
+        """Write the page of a run that is not over, so rarely that this takes at most 1% of the time."""
         started = time.monotonic()
         if self._directory is None or not process.is_lead() or started < self._page_due:
             return
         try:
             self._write_page(self._directory)
         except (OSError, MeshwrightError) as failure:
-            log.warning("the page could not be drawn: %s", failure)
+            log.warning("the page report.html could not be written: %s", failure)
         took = time.monotonic() - started
         self._page_due = started + max(_PAGE_SECONDS, 100 * took)
 
@@ -81,18 +92,20 @@ class Record:
             self._end(self._directory, self._outcome)
 
     def _end(self, directory: Path, outcome: Mapping[str, Any]) -> None:
-        """Write down how the run ended. It did so: nothing that goes wrong here may say otherwise."""
+        """Write the outcome and the page. An error is only logged: it must not hide how the run ended."""
         try:
             write_outcome(directory, outcome)
             self._write_page(directory)
         except Exception as failure:
             is_bug = not isinstance(failure, OSError | MeshwrightError)
-            log.warning("how the run ended could not be written down whole: %s", failure, exc_info=is_bug)
+            log.warning("outcome.json or report.html could not be written: %s", failure, exc_info=is_bug)
 
     def _write_page(self, directory: Path) -> None:
         metrics, place = directory / "metrics.jsonl", self._settings.place or str(directory)
         if metrics.exists() and metrics.stat().st_size > LARGEST_METRICS_NBYTES:
-            log.warning("so many reports take long to draw: `meshwright report %s` does", place)
+            log.warning(
+                "report.html is not written, because that takes long: run `meshwright report %s`", place
+            )
         else:
             write_page(read_run(directory, place))
 
@@ -105,5 +118,5 @@ def _ended_by(error: BaseException) -> dict[str, Any]:
             ended = "diverged"
         case _:
             ended = "failed"
-    said = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
-    return {"ended": ended, "message": said}
+    message = str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}"
+    return {"ended": ended, "message": message}

@@ -1,4 +1,4 @@
-"""The reports of a run while it goes on: to screen, log, files and trackers."""
+"""The reports of a run: what they contain, and the writers to the screen, the files and the trackers."""
 
 import contextlib
 import logging
@@ -12,8 +12,8 @@ import jax
 import meshwright
 from meshwright import old_names, process
 from meshwright.engine._evaluations import Evaluations, seconds_of
-from meshwright.engine._opened import Opened
-from meshwright.engine._say import saying
+from meshwright.engine._messages import line_printer
+from meshwright.engine._open_run import OpenRun
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
 from meshwright.metrics import (
@@ -38,7 +38,7 @@ log = logging.getLogger("meshwright")
 
 
 def heading(settings: Settings, mesh: jax.sharding.Mesh) -> tuple[str, str]:
-    """Return what runs, and on what, a line each."""
+    """Return two lines for the screen: the versions and the run, and the devices and the mesh."""
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
     axes = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
@@ -51,36 +51,40 @@ def writers(
     stack: contextlib.ExitStack,
     settings: Settings,
     training: Training,
-    opened: Opened,
+    opened: OpenRun,
     step_time: StepTime,
     *,
     after: int,
 ) -> Writer:
-    """Return the writer of reports, having written how large the state is and how long the step compiled.
+    """Return the writer of reports. It has already reported the sizes of the state and the compile time.
 
-    All processes look whether the loss is finite; one writes.
+    Process 0 writes. All processes check that the loss is finite. Collective.
 
     Args:
-      stack: is given what is to be closed at the end.
-      after: the step that the run goes on from.
+      stack: The stack that closes the files and trackers at the end of the run.
+      settings: The settings of the run.
+      training: The parts of the run.
+      opened: The open resources of the run.
+      step_time: The clock that measures single steps.
+      after: The step from which the run continues.
 
     Raises:
-      UsageError: on every process, if the package of a tracker is not installed.
+      UsageError: On every process, if the package of a tracker is not installed.
     """
     halt = halt_on_divergence(opened.checkpoints.settled if opened.checkpoints else lambda: None)
     opening = partial(_files_and_trackers, settings, opened, after)
-    keep = opened.held.reports if opened.held else lambda opening, _: (opening(stack), True)
-    files, is_new = process.together(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
+    keep = opened.kept_open.reports if opened.kept_open else lambda opening, _: (opening(stack), True)
+    files, is_new = process.on_all(lambda: keep(opening, after) if process.is_lead() else (tee(), False))
     if not process.is_lead():
         return halt
     counted, devices = count_flops(training.step.jaxpr), list(training.layout.mesh.devices.flat)
     if is_new:
-        _tell_what_is_not_counted(counted)
+        _log_uncounted(counted)
         flops = {} if training.other_batches else {"model_flops": float(counted.model)}
         sizes = {**flops, **state_sizes(training.target)}
         files(after, {"compile_seconds": training.step.compile_seconds, **sizes})
     written, shown = _timed(files, step_time), _screen(settings, training, opened.console)
-    if training.other_batches:  # of what so many steps compute nobody knows
+    if training.other_batches:  # the operations of a step depend on the shape of its batch
         return tee(written, shown, halt)
     return tee(
         with_utilisation(written, counted, devices), with_known_utilisation(shown, counted, devices), halt
@@ -88,10 +92,12 @@ def writers(
 
 
 def _files_and_trackers(
-    settings: Settings, opened: Opened, after: int, stack: contextlib.ExitStack
+    settings: Settings, opened: OpenRun, after: int, stack: contextlib.ExitStack
 ) -> Writer:
     trackers = open_trackers(
-        stack, *settings.reporting.trackers, tell=settings.say or saying(opened.console, logging.WARNING)
+        stack,
+        *settings.reporting.trackers,
+        tell=settings.say or line_printer(opened.console, logging.WARNING),
     )
     if opened.directory is None:
         return trackers
@@ -104,12 +110,13 @@ def _files_and_trackers(
 
 @dataclass(frozen=True)
 class _Shown:
-    """The screen, without what is for files, and would push the scores off it."""
+    """The screen as a writer, without values for which it has no room and which are only for the files."""
 
     console: Console
     left_out: Set[str]
+    """The names of the values that are not shown."""
     is_first: bool
-    """True if this process trains for the first time: later calls of `fit` know the loss already."""
+    """True to show the loss of the first step. Later calls of `fit` do not show it again."""
 
     def __call__(self, step: int, values: Values, /) -> None:
         self.console(step, self._rest(values))
@@ -125,17 +132,18 @@ class _Shown:
         return {name: value for name, value in values.items() if name not in self.left_out}
 
 
-def _tell_what_is_not_counted(counted: Flops) -> None:
+def _log_uncounted(counted: Flops) -> None:
     if counted.not_counted or counted.open_loops:
         log.info(
-            "the step's FLOPs are more than is counted: %s times, %d loops of unknown length counted once",
+            "the step computes more FLOPs than are counted: operations that are not counted %s; "
+            "loops of unknown length, counted as one iteration, %d",
             dict(counted.not_counted),
             counted.open_loops,
         )
 
 
 def _timed(write: Writer, step_time: StepTime) -> Writer:
-    """Return a writer that adds to what a report says of training how long one step took."""
+    """Return a writer that adds the time of one step to the reports of training."""
 
     def timed(step: int, values: Values, /) -> None:
         seconds = step_time.seconds() if "steps_per_second" in values else None
@@ -145,18 +153,26 @@ def _timed(write: Writer, step_time: StepTime) -> Writer:
 
 
 def _screen(settings: Settings, training: Training, console: Console) -> Writer:
-    """Return what shows people the numbers, if anything does."""
+    """Return the writer that shows reports on the screen; it does nothing if `settings` say so."""
     left_out = frozenset(seconds_of(one.name) for one in training.evaluations)
     return _Shown(console, left_out, is_first=not training.is_continued) if settings.is_shown else tee()
 
 
-def gathering(
+def report_maker(
     settings: Settings, write: Writer, when_saved: When, training: Training, evaluate: Evaluations
 ) -> Log:
-    """Return what gathers the metrics of steps and makes reports of them."""
+    """Return the loop's `log`: it collects the metrics of steps, and writes a report when one is due.
+
+    Args:
+      settings: The settings of the run.
+      write: The writer that gets the reports.
+      when_saved: Returns whether the state is saved after a step. Then a report is due, too.
+      training: The parts of the run.
+      evaluate: The evaluations, whose time does not count for the rates.
+    """
     return logger(
         write,
-        # A report before each save: a crash then loses whole reports, which are made again.
+        # A report before each save: then a crash loses only whole reports, which the next attempt repeats.
         any_of(every(settings.reporting.every), when_saved),
         per_second=settings.reporting.per_second,
         waited=lambda: training.data.wait_seconds,
@@ -167,9 +183,12 @@ def gathering(
 def learning_rates(
     given: Callable[[int], float] | None, training: Training, updates: Callable[[], int]
 ) -> dict[str, float]:
-    """Return the learning rates of the last update: those that the optimizer shows, or else the one given.
+    """Return the learning rates of the last update: those that the optimizer shows, or else the given one.
 
-    `updates` returns how many updates were made.
+    Args:
+      given: Returns the learning rate of the update after a number of updates; None if the user gave none.
+      training: The parts of the run; its optimizer may show learning rates.
+      updates: Returns the number of updates so far.
     """
     shown = training.step.learning_rates()
     if given is None or "learning_rate" in shown:
@@ -177,19 +196,32 @@ def learning_rates(
     return {"learning_rate": given(max(updates() - 1, 0)), **shown}
 
 
-def tell_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:
-    """Say it where the history of a run that goes on from `step` ends before that, as after a power cut."""
+def warn_of_lost_reports(directory: Path, step: int, say: Callable[[str], None]) -> None:
+    """Warn if reports before the step from which a run continues are missing, as after a power cut.
+
+    Collective.
+
+    Args:
+      directory: The run directory.
+      step: The step from which the run continues.
+      say: Shows a line to the user.
+    """
     newest = process.on_lead(lambda: newest_step(directory / "metrics.jsonl")) or 0
     if newest < step:
-        say(f"  ✗ metrics.jsonl ends at step {newest}: what was reported up to step {step} is lost")
+        say(f"  ✗ metrics.jsonl ends at step {newest}: the reports up to step {step} are lost")
 
 
-def reported(directory: Path | None, *, before: int) -> dict[int, dict[str, float]]:
-    """Return what was reported up to a step, by step, as process 0 reads it."""
+def read_reports(directory: Path | None, *, until: int) -> dict[int, dict[str, float]]:
+    """Return the reported numbers by step. Process 0 reads them for all processes. Collective.
+
+    Args:
+      directory: The run directory; None for a run that writes no files.
+      until: The last step whose reports are returned.
+    """
     if directory is None:
         return {}
     path = directory / "metrics.jsonl"
     found: dict[int, dict[str, float]] = {}
     for report in process.on_lead(lambda: read_jsonl(path) if path.exists() else []):
         found.setdefault(int(report["step"]), {}).update(old_names.both(report))
-    return {step: values for step, values in found.items() if step <= before}
+    return {step: values for step, values in found.items() if step <= until}

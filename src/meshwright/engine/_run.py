@@ -1,20 +1,20 @@
-"""A run: what it needs is opened, all is checked, and the loop goes from the first state to the last."""
+"""A whole run in order: it opens its resources, checks its parts, gets the first state, and runs the loop."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from meshwright import process
-from meshwright.engine._back import go_back, going_back
-from meshwright.engine._changes import tell_changes
-from meshwright.engine._checks import Found, checked, tried
+from meshwright.engine._changes import show_changes
+from meshwright.engine._checks import CheckResult, check_parts, try_first_state
 from meshwright.engine._deadline import deadline
 from meshwright.engine._evaluations import Evaluations
-from meshwright.engine._held import Held
-from meshwright.engine._opened import Opened, newest_step, open_run
+from meshwright.engine._go_back import go_back, step_to_go_back_to
+from meshwright.engine._hooks import Hooks, LoopContext, open_tracer
+from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._open_run import OpenRun, newest_step, open_run
 from meshwright.engine._outcome import Outcome
-from meshwright.engine._reports import heading, reported, tell_of_lost_reports, writers
-from meshwright.engine._rooms import Rooms, Turn, traced
+from meshwright.engine._reports import heading, read_reports, warn_of_lost_reports, writers
 from meshwright.engine._settings import Settings
 from meshwright.engine._stopping import Stopping
 from meshwright.engine._training import Training
@@ -27,18 +27,19 @@ def run(
     settings: Settings,
     optimizer: Tx,
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
-    held: Held | None = None,
+    kept_open: KeptOpen | None = None,
 ) -> Outcome:
-    """Train, continuing what the run directory holds. Collective.
+    """Train, and continue from the newest checkpoint in the run directory, if there is one. Collective.
 
     Args:
-      settings: how the run goes.
-      optimizer: the optimizer.
-      make: makes the parts. What it opens, it gives to the stack, which is closed after the run, and it
-        reads the first batch in the watchdog's phase of that name.
-      held: keeps the run directory open for further trainings, which saves nothing by itself.
+      settings: The settings of the run.
+      optimizer: The optimizer.
+      make: Makes the parts of the run. It enters the contexts that it opens on the stack, which is closed
+        after the run, and reads the first batch in the watchdog's phase of that name.
+      kept_open: The run directory that stays open for further trainings; such a run saves no checkpoints.
 
-    Raises: as `mw.run`.
+    Raises:
+      MeshwrightError: Of the kinds that `mw.run` lists.
     """
     started = time.monotonic() if settings.started is None else settings.started
     with contextlib.ExitStack() as stack:
@@ -47,66 +48,76 @@ def run(
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)
         process.compare("the step to go back to", lambda: str(settings.from_step))
-        opened = stack.enter_context(open_run(settings, training.target, optimizer, watch, started, held))
+        opened = stack.enter_context(
+            open_run(settings, training.target, optimizer, watch, started, kept_open)
+        )
         outcome = train(settings, training, opened)
         opened.record.finish(outcome.summary())
-        if held is not None:
-            held.step = outcome.step
+        if kept_open is not None:
+            kept_open.step = outcome.step
     return outcome
 
 
-def train(settings: Settings, training: Training, opened: Opened) -> Outcome:
-    """Check, restore and train, in what is open already."""
+def train(settings: Settings, training: Training, opened: OpenRun) -> Outcome:
+    """Check the parts, restore or make the first state, and train, with resources that are already open.
+
+    Args:
+      settings: The settings of the run.
+      training: The parts of the run.
+      opened: The open resources of the run.
+    """
     with contextlib.ExitStack() as stack:
         say, checkpoints = opened.say, opened.checkpoints
-        with opened.signals.leaving_at_once():  # nothing of this attempt can be saved yet
+        with opened.signals.exiting_on_sigterm():  # nothing of this attempt can be saved yet
             state = _first_state(settings, training, opened)
         first, is_resumed = int(state.step), checkpoints is not None and checkpoints.resumed is not None
         evaluate, step_time = Evaluations(training.evaluations, opened.directory), StepTime(RUN_AHEAD)
-        # In rounds each training would read all reports of those before it, of which none counts.
+        # In rounds, each training would read the reports of all trainings before it, but needs none of them.
         if is_resumed or evaluate.needs_reports or first > training.first_step():
-            evaluate.recall(reported(opened.directory, before=first), after=training.first_step())
+            evaluate.restore(read_reports(opened.directory, until=first), after=training.first_step())
         stop = _stopping(settings, opened, evaluate)
-        if (over := _over(training, stop, first)) and not (is_resumed and evaluate.owes(first)):
-            say(f"  {over}")
+        if (reason := _why_over(training, stop, first)) and not (is_resumed and evaluate.has_missing(first)):
+            say(f"  {reason}")
             return Outcome(first, checkpoints.scores() if checkpoints else {}, 0.0, state)
         opened.record.begin(checkpoints, training, first)
         if opened.directory and is_resumed:
-            tell_of_lost_reports(opened.directory, first, say)
+            warn_of_lost_reports(opened.directory, first, say)
         write = writers(stack, settings, training, opened, step_time, after=first)
         expected = training.num_steps(first)
         opened.console.expect(expected)
         if settings.is_shown and process.is_lead():
             stack.enter_context(opened.console)
         started = time.perf_counter()
-        turn = Turn(settings, training, opened, training.last_step(), evaluate, write, step_time, stop)
-        state = _fit(turn, state, is_new=not is_resumed and first == 0)
+        context = LoopContext(
+            settings, training, opened, training.last_step(), evaluate, write, step_time, stop
+        )
+        state = _fit(context, state, is_new=not is_resumed and first == 0)
         if stop.interruption:
             if checkpoints is None:
-                stop.interruption.add_note("Nothing of this training is saved by itself.")
+                stop.interruption.add_note("This training saved no checkpoint.")
             raise stop.interruption
         outcome = Outcome(int(state.step), evaluate.newest, time.perf_counter() - started, state)
         if outcome.step < (expected or 0):
-            why = "the scores got no better: done" if stop.is_early else "the data ended"
-            say(f"  {why} after {outcome.step} of {expected} steps")
+            reason = "the scores stopped improving: done" if stop.is_early else "the data ended"
+            say(f"  {reason} after {outcome.step} of {expected} steps")
         return outcome
 
 
-def _stopping(settings: Settings, opened: Opened, evaluate: Evaluations) -> Stopping:
+def _stopping(settings: Settings, opened: OpenRun, evaluate: Evaluations) -> Stopping:
     when, every = settings.stop, settings.reporting.every
     until = deadline(when.max_seconds, opened.started, when.job_margin_seconds, opened.say)
     return Stopping(opened.signals, when.early, until, every, evaluate.history)
 
 
-def _over(training: Training, stop: Stopping, step: int) -> str | None:
-    """Return why there is nothing more to train, if so."""
+def _why_over(training: Training, stop: Stopping, step: int) -> str | None:
+    """Return why there are no more steps to train, or None if there are some."""
     if step >= training.last_step() or training.data.is_empty():
-        return f"already at step {step}: {training.asked} asks for nothing more"
-    return f"ended at step {step}: the scores had got no better" if stop.was_early() else None
+        return f"already at step {step}: {training.asked} asks for no more steps"
+    return f"ended at step {step}: the scores had stopped improving" if stop.ended_early() else None
 
 
-def _first_state(settings: Settings, training: Training, opened: Opened) -> TrainState:
-    """Check all parts, compile, and return the state to go on from, restored or new."""
+def _first_state(settings: Settings, training: Training, opened: OpenRun) -> TrainState:
+    """Check all parts, compile the step, and return the first state, restored or new."""
     say, watch, checkpoints = opened.say, opened.watch, opened.checkpoints
     if training.is_continued:
         for batch in (*training.other_batches, training.batch):
@@ -117,29 +128,28 @@ def _first_state(settings: Settings, training: Training, opened: Opened) -> Trai
     width = screen_width() if settings.is_verbose else None
     opened.detail(training.layout.explain({"params": training.target.params}, width=width))
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
-        tell_changes(settings, opened)
-    back = going_back(settings, opened)
+        show_changes(settings, opened)
+    back = step_to_go_back_to(settings, opened)
     with watch.phase("restore"):
         fresh = training.first_state(newest_step(checkpoints, training.target) if back is None else back)
     with watch.phase("compile"):
-        for found in checked(settings, training):
-            _tell(found, opened)
+        _show(check_parts(settings, training), opened)
     with watch.phase("restore"):
         if back is not None:
             go_back(back, opened)
         state = _resumed(settings, training, opened, fresh)
     with watch.phase("compile"):
-        for found in tried(settings, training, state, checkpoints):
-            _tell(found, opened)
+        _show(try_first_state(settings, training, state, checkpoints), opened)
     return state
 
 
-def _tell(found: Found, opened: Opened) -> None:
-    (opened.detail if found.is_detail else opened.say)(str(found))
+def _show(results: Iterable[CheckResult], opened: OpenRun) -> None:
+    for result in results:
+        (opened.detail if result.is_detail else opened.say)(str(result))
 
 
 def _resumed(
-    settings: Settings, training: Training, opened: Opened, fresh: Callable[[], TrainState]
+    settings: Settings, training: Training, opened: OpenRun, fresh: Callable[[], TrainState]
 ) -> TrainState:
     checkpoints = opened.checkpoints
     if checkpoints is None:
@@ -151,27 +161,27 @@ def _resumed(
     if checkpoints.resumed is not None:
         opened.say(f"  ↻ continuing after step {checkpoints.resumed}")
         if not keeps:
-            opened.say("    with the data from their beginning: save.data_position is False")
+            opened.say("    but the data starts from the beginning, because save.data_position is False")
     return state
 
 
-def _fit(turn: Turn, state: TrainState, *, is_new: bool) -> TrainState:
-    """Train from `state` on, watched and profiled, and return the last state when it is saved."""
-    training, opened, stop = turn.training, turn.opened, turn.stop
+def _fit(context: LoopContext, state: TrainState, *, is_new: bool) -> TrainState:
+    """Run the loop from `state` on, with the watchdog and the profiler, and return the last state, saved."""
+    training, opened, stop = context.training, context.opened, context.stop
     with contextlib.ExitStack() as stack:
         stack.callback(opened.watch.enter, "end")
-        trace, rooms = stack.enter_context(traced(turn)), Rooms(turn, state)
-        if rooms.begin(is_new=is_new):
+        trace, hooks = stack.enter_context(open_tracer(context)), Hooks(context, state)
+        if hooks.begin(is_new=is_new):
             state = fit(
                 training.step,
                 state,
                 training.data,
-                max_steps=int(state.step) if stop.ends_early() else turn.last,
-                evaluate=rooms.evaluate,
-                log=rooms.log,
-                save=rooms.save,
+                max_steps=int(state.step) if stop.ends_early() else context.last,
+                evaluate=hooks.evaluate,
+                log=hooks.log,
+                save=hooks.save,
                 trace=trace,
-                on_step=rooms.on_step,
+                on_step=hooks.on_step,
                 stop=stop,
             )
         with opened.watch.phase("save"):
@@ -182,9 +192,9 @@ def _fit(turn: Turn, state: TrainState, *, is_new: bool) -> TrainState:
 
 @contextlib.contextmanager
 def _watched(settings: Settings) -> Iterator[RunningWatchdog]:
-    given = settings.watchdog
-    if given is None:
+    chosen = settings.watchdog
+    if chosen is None:
         yield unwatched()
         return
-    with watchdog(given.timeout_seconds, kill=given.kill) as watch:
+    with watchdog(chosen.timeout_seconds, kill=chosen.kill) as watch:
         yield watch

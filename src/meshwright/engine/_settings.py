@@ -1,4 +1,4 @@
-"""Settings of a run, whatever it trains: plain values that need no device."""
+"""The settings of a run, whatever it trains: plain values that need no device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,22 +17,27 @@ from meshwright.train import PHASES, CompilerOptions, timeouts
 
 @dataclass(frozen=True)
 class Saving:
-    """Checkpoints: when they are made, where, in what form, and which are kept."""
+    """The checkpoints of a run: when they are saved, where, in what form, and which are kept."""
 
     when: Policy
-    """After these steps (a number: every so many), and always after the last."""
+    """The policy that says after which steps to save; a number n means every n steps. The state after the
+    last step is always saved."""
     keep: int | Keep
+    """As `keep` of `Checkpoints`."""
     directory: str | None = None
-    """None stands for the folder `checkpoints` in the run directory."""
+    """The directory of the checkpoints, or its URL. None means `checkpoints` in the run directory."""
     cast: Casts = ()
+    """As `cast` of `Checkpoints`."""
     names: Callable[[str], str | None] | None = None
+    """As `names` of `Checkpoints`."""
     host_nbytes: int = HOST_NBYTES
+    """As `host_nbytes` of `Checkpoints`."""
     keeps_position: bool = True
-    """Save the position in the data, too."""
+    """True to save the position in the data, too."""
     is_tried: bool = False
-    """Save the first state of a new run, to show that saving works."""
+    """True to save the first state of a new run, which shows that saving works."""
     marks: Callable[[], Mapping[str, float]] = dict
-    """Returns numbers that are saved among the scores of a checkpoint."""
+    """Returns further numbers that are saved among the scores of a checkpoint."""
     field: str = "save"
     """The setting that errors name."""
     keep_field: str = "save.keep"
@@ -47,7 +52,7 @@ class Logging:
     Trackers are given as functions: `functools.partial(mw.metrics.wandb, project="digits")`.
 
     Raises:
-      UsageError: a value is of another type, `every` is below 1, or a tracker is nothing to write to.
+      UsageError: A value has the wrong type, `every` is below 1, or a tracker is not a writer.
 
     Example:
       >>> mw.Logging(every=10, norms="head/.*")
@@ -57,42 +62,45 @@ class Logging:
     is_known_by_place: ClassVar[bool] = True
 
     every: int = 50
-    """Steps between reports."""
+    """The number of steps between reports."""
     norms: str | None = None
-    """A pattern: reports have the norms of the parameters that it matches and of their gradients; ".*" for
-    all."""
+    """A pattern for names of parameters; ".*" matches all. Reports contain the norms of the parameters that
+    it matches, and of their gradients."""
     trackers: tuple[Tracker, ...] = ()
-    """Functions `(step, values)`, or what opens one. Process 0 alone calls them, and the loop waits for them,
-    unless they are `mw.metrics.behind` it. One that fails is told of, and put aside."""
+    """Functions `(step, values)`, or functions that open one. Only process 0 calls them. The loop waits for
+    them, unless they are wrapped in `mw.metrics.behind`. If one raises an error, the run warns and does not
+    call it again."""
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.every < 1:
             raise UsageError(f"Logging.every is {self.every}; it must be at least 1.")
         for tracker in self.trackers:
-            is_writer(tracker)  # raises if it is nothing that can be written to
+            is_writer(tracker)  # raises if it is not a writer
 
 
 @dataclass(frozen=True)
 class Reporting:
-    """Reports: how often they are made, and where they go besides the run directory and the screen."""
+    """The interval of a run's reports, and where they go besides the run directory and the screen."""
 
     every: int
-    """Steps between reports."""
+    """The number of steps between reports."""
     per_second: Mapping[str, float]
-    """Amounts of a step of which reports give the rate: `{"examples": 64}`."""
+    """Amounts per step, such as `{"examples": 64}`. Reports give their rates per second."""
     trackers: Sequence[Tracker] = ()
+    """As `trackers` of `Logging`."""
     learning_rate: Callable[[int], float] | None = None
-    """The learning rate of the update after so many updates, for an optimizer that does not show it."""
+    """Returns the learning rate of the update after a number of updates, for an optimizer that does not show
+    it."""
 
 
 @documented
 @dataclass(frozen=True)
 class Profile:
-    """The steps that are profiled, into the run directory, where TensorBoard finds the profiles.
+    """The steps that are profiled. Profiles are written to the run directory, where TensorBoard finds them.
 
     Raises:
-      UsageError: a value is of another type, or a number is below 1.
+      UsageError: A value has the wrong type, or a number is below 1.
 
     Example:
       >>> mw.Profile((100, 5000), num_steps=3)
@@ -112,8 +120,8 @@ class Profile:
         check_types(self)
         if any(step < 1 for step in (*self.steps, self.num_steps)):
             raise UsageError(
-                f"Profile.steps is {self.steps}, num_steps {self.num_steps}: steps count from 1, and a "
-                "profile covers at least one."
+                f"Profile.steps is {self.steps} and num_steps is {self.num_steps}; steps count from 1, and a "
+                "profile covers at least one step."
             )
 
 
@@ -123,7 +131,7 @@ class Compile:
     """Options of the XLA compiler for the training step, and the folder that keeps compiled programs.
 
     Raises:
-      UsageError: a value is of another type. When the step is compiled: the compiler refuses an option.
+      UsageError: A value has the wrong type. When the step is compiled: the compiler refuses an option.
 
     Example:
       >>> mw.Compile(options={"xla_gpu_enable_triton_gemm": False}).cache
@@ -133,13 +141,12 @@ class Compile:
     is_known_by_place: ClassVar[bool] = True
 
     options: CompilerOptions = field(default_factory=dict)
-    """XLA's options by name, without dashes. They have precedence over those of `XLA_FLAGS`. Options for one
-    kind of device are best set by `mesh_rules`."""
+    """XLA's options by name, without dashes. They have precedence over those of `XLA_FLAGS`. Set options for
+    one kind of device with `mesh_rules`."""
     cache: bool | str = True
-    """Where compiled programs are kept, so that a run that continues, and any other run of the same program,
-    need not compile. True is a folder of the user, see `mw.train.user_compile_cache`; a path is another
-    folder; False keeps none. Where JAX has a cache already, as by `JAX_COMPILATION_CACHE_DIR`, True uses
-    that one."""
+    """The folder that keeps compiled programs, so that a run that continues, and any other run of the same
+    program, need not compile again. True means the user's folder (see `mw.train.user_compile_cache`) or, if
+    JAX already has a cache, as set by `JAX_COMPILATION_CACHE_DIR`, that one. False keeps no programs."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -148,10 +155,10 @@ class Compile:
 @documented
 @dataclass(frozen=True)
 class Watchdog:
-    """When a run counts as hung, and whether a process that hangs is ended.
+    """The time after which a run counts as hung, and whether a process that hangs is ended.
 
     Raises:
-      UsageError: a time is not positive, there is none for a step, or a phase is unknown.
+      UsageError: A time is not positive, the time of a step is missing, or a phase is unknown.
 
     Example:
       >>> mw.Watchdog({"step": 60, "compile": 1800, "save": 600}, kill=True).kill
@@ -161,50 +168,58 @@ class Watchdog:
     is_known_by_place: ClassVar[bool] = True
 
     timeout_seconds: float | Mapping[str, float] = 3600.0
-    """When no step ends for so many seconds, every process prints the stacks of its threads. Other phases may
-    take ten times as long. Or the seconds by phase, of `mw.train.PHASES`."""
+    """If no step ends for this number of seconds, every process prints the stacks of its threads. Other
+    phases may take ten times as long. A dictionary gives the seconds of each phase in `mw.train.PHASES`."""
     kill: bool = False
-    """End a process, with exit code 5, that hangs for two such times in a row."""
+    """True to end a process that hangs for two such times in a row, with exit code 5."""
 
     def __post_init__(self) -> None:
         check_types(self)
         unknown = timeouts(self.timeout_seconds).keys() - set(PHASES)
         if unknown:
             raise UsageError(
-                f"Watchdog.timeout_seconds: there is no phase {listed(sorted(unknown))}. There are "
+                f"Watchdog.timeout_seconds: there is no phase {listed(sorted(unknown))}. The phases are "
                 f"{listed(PHASES, len(PHASES))}."
             )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All of them."""
+    """All settings of a run."""
 
     place: str | None
-    """The run directory or its address; None for a run that leaves no files."""
+    """The run directory or its URL; None for a run that writes no files."""
     described: Callable[[], str]
-    """Returns the text of `experiment.txt`: all settings, one a line."""
+    """Returns the text of `experiment.txt`, which has a line for each setting."""
     saving: Saving | None
+    """The settings of checkpoints; None for a run that saves none."""
     reporting: Reporting
+    """The settings of reports."""
     stop: Stop = field(default_factory=Stop)
+    """The reasons to end the run before its last step."""
     profile: Profile = field(default_factory=Profile)
+    """The steps that are profiled."""
     watchdog: Watchdog | None = None
+    """The settings of the watchdog; None for a run without one."""
     compile: Compile = field(default_factory=Compile)
+    """The options of the compiler, and the folder that keeps compiled programs."""
     is_strict: bool = False
-    """Refuse to continue a run with other settings than before."""
+    """True to refuse to continue a run with different settings."""
     from_step: int | None = None
-    """The step whose checkpoint the run goes back to; later ones are set aside."""
+    """The step whose checkpoint the run goes back to; later checkpoints are set aside. None continues from
+    the newest checkpoint."""
     started: float | None = None
-    """When the run was asked for, on the clock `time.monotonic`; None for the call."""
+    """The time when the user started the run, on the clock `time.monotonic`; None means the time of the
+    call."""
     origin: Mapping[str, Any] | None = None
-    """JSON that tells how to start the run again; None if only its script knows."""
+    """JSON that says how to start the run again; None if only the user's script knows."""
     remark: str = ""
-    """Text of the first line on the screen, besides versions, devices and mesh."""
+    """Text that is added to the line of devices and mesh on the screen."""
     is_shown: bool = True
-    """Show progress on the screen of process 0."""
+    """True to show progress on the screen of process 0."""
     is_verbose: bool = False
-    """Show details on the screen, too: each array, each evaluation that was checked."""
+    """True to show details on the screen, too, such as each array and each checked evaluation."""
     say: Callable[[str], None] | None = None
-    """Tells people a line; None for the screen and the log of the run."""
+    """Shows a line to the user; None means on the screen and in the log of the run."""
     detail: Callable[[str], None] | None = None
-    """Tells a detail; None for the log of the run and, if verbose, the screen."""
+    """Shows a detail; None means in the log of the run and, if `is_verbose`, on the screen."""

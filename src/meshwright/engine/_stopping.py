@@ -1,4 +1,4 @@
-"""Why a run ends before its last step, if not by an error: told to, out of time, or no better for long."""
+"""The reasons to end a run before its last step: a signal, a time limit, or scores that do not improve."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,27 +15,27 @@ from meshwright.errors import Interrupted, UsageError
 from meshwright.when import Tick
 
 History = Mapping[int, Mapping[str, float]]
-"""The scores of a run by step, those before a restart included."""
+"""The scores of a run by step, including those before a restart."""
 
 StopEarly = Callable[[History], bool]
-"""A pure function of a run's scores, True to end it; called after each evaluation. A policy that says in an
-attribute `metrics` by which scores it goes is refused where no evaluation gives them."""
+"""A pure function of a run's scores that returns True to end the run. It is called after each evaluation. It
+may have an attribute `metrics`, the names of the scores that it reads; a run without these is refused."""
 
 
 def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, by: float = 0.0) -> StopEarly:
-    """Return a policy for `Stop.early`: it ends a run whose score gets no better.
+    """Return a policy for `Stop.early` that ends a run when its score stops improving.
 
-    The run ends when none of the last `patience` scores beats all scores before them. NaN is worse than any
-    number.
+    The run ends when none of the last `patience` scores is better than all scores before them. NaN is worse
+    than any number.
 
     Args:
-      metric: the name of the score in reports, such as "test/loss".
-      mode: "min" if less is better, "max" if more is better.
-      patience: the number of evaluations in a row without a better score.
-      by: the least difference that counts as better.
+      metric: The name of the score in reports, such as "test/loss".
+      mode: "min" if a lower score is better, "max" if a higher score is better.
+      patience: The number of evaluations in a row without a better score.
+      by: The smallest difference that counts as better.
 
     Raises:
-      UsageError: `mode` is neither, or `patience` is below 1.
+      UsageError: `mode` is neither "min" nor "max", or `patience` is below 1.
 
     Example:
       >>> policy = mw.early_stopping("test/loss", "min", patience=2)
@@ -44,7 +44,8 @@ def early_stopping(metric: str, mode: Literal["min", "max"], patience: int, *, b
     """
     if mode not in ("min", "max") or patience < 1:
         raise UsageError(
-            f"early_stopping({metric!r}, {mode!r}, {patience}): give 'min' or 'max', and at least 1."
+            f"early_stopping({metric!r}, {mode!r}, {patience}): `mode` must be 'min' or 'max', and "
+            "`patience` at least 1."
         )
     return EarlyStopping(metric, mode, patience, by)
 
@@ -60,28 +61,29 @@ class EarlyStopping:
 
     @property
     def metrics(self) -> tuple[str, ...]:
+        """The scores that the policy reads."""
         return (self.metric,)
 
     def __call__(self, history: History) -> bool:
         sign = 1 if self.mode == "max" else -1
-        judged = (history[step] for step in sorted(history) if self.metric in history[step])
-        found = [_or_worst(sign * scores[self.metric]) for scores in judged]
+        evaluated = (history[step] for step in sorted(history) if self.metric in history[step])
+        found = [_comparable(sign * scores[self.metric]) for scores in evaluated]
         before, newest = found[: -self.patience], found[-self.patience :]
         return bool(before) and not any(score > max(before) + self.by for score in newest)
 
 
-def _or_worst(score: float) -> float:
-    """Return a score of which more is better; NaN, which compares with nothing, is the worst."""
+def _comparable(score: float) -> float:
+    """Return the score, or minus infinity for NaN, which is neither smaller nor larger than any number."""
     return -math.inf if math.isnan(score) else score
 
 
 @documented
 @dataclass(frozen=True)
 class Stop:
-    """The reasons to end a run before its last step: a time limit, or scores that get no better.
+    """The reasons to end a run before its last step: a time limit, or scores that do not improve.
 
     Raises:
-      UsageError: a value is of another type.
+      UsageError: A value has the wrong type, or `job_margin_seconds` is negative.
 
     Example:
       >>> mw.Stop(max_seconds=3600, early=mw.early_stopping("test/loss", "min", patience=5)).max_seconds
@@ -91,32 +93,34 @@ class Stop:
     is_known_by_place: ClassVar[bool] = True
 
     max_seconds: float | None = None
-    """Seconds that one process may take, from the launch of the command, or in Python from the call.
-    After the step during which the time is over it saves, and ends with exit code 75, to be run again."""
+    """The most seconds that the process may take, from the start of the command, or in Python from the call.
+    When they are over, the run finishes its step, saves, and ends with exit code 75. The same command
+    continues it."""
     early: StopEarly | None = None
-    """When the scores say that more training does not help."""
+    """A function of the scores that returns True to end the run, such as `mw.early_stopping(...)`."""
     job_margin_seconds: float | None = 120.0
-    """Seconds before the end of its job, if the scheduler tells it (SLURM), at which a run saves and ends.
-    None ignores the job's end."""
+    """The seconds before the end of the job at which the run saves and ends, if the scheduler (SLURM) tells
+    when the job ends. None ignores the end of the job."""
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.job_margin_seconds is not None and self.job_margin_seconds < 0:
             raise UsageError(
-                f"job_margin_seconds is {self.job_margin_seconds}; it must be at least 0, or None, which "
-                "does not look when the job ends."
+                f"Stop.job_margin_seconds is {self.job_margin_seconds}; it must be at least 0, or None to "
+                "ignore the end of the job."
             )
 
 
 class Stopping:
-    """The loop's `stop`. All processes get one answer.
+    """The loop's `stop`: returns whether to end the run after a step. All processes get the same answer.
 
     Args:
-      signals: SIGTERM, Ctrl-C, and a platform that takes its machine back.
-      early: whether the scores end the run.
-      deadline: until when it may go on.
-      every: steps, or batches of an evaluation, between looks at the clock where there are several processes.
-      history: the scores so far; it grows as the run evaluates.
+      signals: The signals that the process received: SIGTERM, Ctrl-C, or a notice of preemption.
+      early: Returns whether the scores end the run.
+      deadline: The time limits of the run.
+      every: With several processes, the number of steps, or of batches of an evaluation, between two looks at
+        the clock. Each look is a collective.
+      history: The scores by step. The run adds to it when it evaluates.
     """
 
     def __init__(
@@ -129,46 +133,55 @@ class Stopping:
     ):
         self._signals, self._early, self._deadline = signals, early, deadline
         self._every, self._history = every, history
-        self._num_judged, self._num_looks = len(history), 0
+        self._num_checked, self._num_batches = len(history), 0
         self.interruption: Interrupted | None = None
-        """The error to raise after the run, which is not complete and can be continued."""
+        """The error to raise at the end of a run that is not complete. The same command continues it."""
         self.is_early = False
-        """True if the scores ended the run, which is complete then."""
+        """True if the scores ended the run. Such a run is complete."""
 
-    def was_early(self) -> bool:
-        """Return whether the scores had ended the run before it was called again."""
+    def ended_early(self) -> bool:
+        """Return whether the scores ended this run in an earlier attempt."""
         self.is_early = bool(self._history) and self._early is not None and self._early(self._history)
         return self.is_early
 
     def ends_early(self) -> bool:
-        """Judge each evaluation once: the scores are the same on all processes, and so is the answer."""
-        if self._early is not None and len(self._history) != self._num_judged:
-            self._num_judged = len(self._history)
+        """Return whether the scores end the run.
+
+        The policy is called once for each evaluation. The scores are the same on all processes, and so is the
+        answer.
+        """
+        if self._early is not None and len(self._history) != self._num_checked:
+            self._num_checked = len(self._history)
             self.is_early = self._early(self._history)
         return self.is_early
 
-    def is_told(self, step: int) -> bool:
-        """Return whether to stop because of a signal. Each attempt does something: time has no say here."""
+    def is_interrupted(self, step: int) -> bool:
+        """Return whether to stop because of a signal. Collective.
+
+        The time limit is not checked here, so that each attempt makes some progress.
+        """
         if self._signals.stop(step):
             self.interruption = self._signals.interruption
         return self.interruption is not None
 
-    def leaves_off(self, step: int) -> bool:
-        """Return whether an evaluation is to be left off, to save in time; each of its batches asks.
+    def must_abort(self, step: int) -> bool:
+        """Return whether to abort an evaluation, so that the run can save in time. Collective.
 
-        It is made when the run goes on, so that an attempt that is cut off changes no scores.
+        An evaluation calls this before each batch. The next attempt makes an aborted evaluation again, so
+        that the interruption does not change any scores.
         """
-        self._num_looks += 1
-        return self.is_told(step) or self._is_out_of_time(step, self._num_looks)
+        self._num_batches += 1
+        return self.is_interrupted(step) or self._is_out_of_time(step, self._num_batches)
 
     def __call__(self, tick: Tick) -> bool:
-        over = self.is_told(tick.step) or self._is_out_of_time(tick.step, tick.step)
+        over = self.is_interrupted(tick.step) or self._is_out_of_time(tick.step, tick.step)
         return over or self.ends_early()
 
-    def _is_out_of_time(self, step: int, number: int) -> bool:
-        if self.interruption is None and (jax.process_count() == 1 or number % self._every == 0):
-            why = self._deadline.passed()
-            if why is not None:
-                said = f"stopped after step {step}: {why}. Run the same command again to continue."
-                self.interruption = Interrupted(said)
+    def _is_out_of_time(self, step: int, count: int) -> bool:
+        if self.interruption is None and (jax.process_count() == 1 or count % self._every == 0):
+            reason = self._deadline.passed()
+            if reason is not None:
+                self.interruption = Interrupted(
+                    f"stopped after step {step}: {reason}. Run the same command again to continue."
+                )
         return self.interruption is not None

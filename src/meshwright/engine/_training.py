@@ -1,4 +1,4 @@
-"""The parts that the engine is given: state, step, data, and the number of steps."""
+"""The parts of a run that callers make for the engine: state, step, data, and the number of steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from meshwright.tree import PyTree
 
 
 class Data(Protocol):
-    """Global batches, and the position after the batch last returned."""
+    """An iterator over global batches that knows its position, which is after the last batch it returned."""
 
     @property
     def wait_seconds(self) -> float:
-        """Return how long the run has waited for batches, in all."""
+        """The seconds that the run has waited for batches in total."""
         ...
 
     def __iter__(self) -> Self: ...
@@ -34,49 +34,59 @@ class Data(Protocol):
         ...
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from a position that `get_state` gave."""
+        """Continue from a position that `get_state` returned."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """The parts of a run. The state is structs, and nothing is compiled."""
+    """The parts of a run. The state has no values yet, and nothing is compiled."""
 
     layout: Layout
+    """The sharding of each leaf of the state."""
     target: TrainState
     """The state as structs with shardings."""
     batch: PyTree
     """A global batch as structs."""
     step: Step
+    """The step of training."""
     data: Data
+    """The global batches."""
     last_step: Callable[[], int]
-    """Returns the updates in all, counting those before a restart; it is asked when the data stand where they
-    go on from."""
+    """Returns the total number of updates, including those before a restart. It is called when `data` is at
+    the position from which the run continues."""
     first_state: Callable[[int | None], Callable[[], TrainState]]
-    """Told the step of the newest checkpoint, or None where a first state is needed, it reads what that is
-    made from, and returns its maker."""
+    """Gets the step of the newest checkpoint, or None if the run must make a first state. It reads the values
+    that the state is made from, and returns a function that makes the state."""
     evaluations: Sequence[EvaluationPart] = ()
+    """The evaluations of the run."""
     facts: Callable[[], Mapping[str, str]] = dict
-    """Returns by name what must be the same on all processes of the state and the examples."""
+    """Returns facts about the state and the examples by name, which must be the same on all processes."""
     remarks: Sequence[str] = ()
-    """Lines to show before it starts."""
+    """Warnings to show before the run starts."""
     first_step: Callable[[], int] = lambda: 0
-    """Returns the updates that were made before this training, whose scores it does not go by."""
+    """Returns the number of updates before this training. The scores of earlier steps do not count for it."""
     num_steps: Callable[[int], int | None] = lambda done: None
-    """Returns from the updates made so far those in all, for progress; None if only the data knows."""
+    """Returns the total number of updates for the progress bar, from the number so far; None if it depends on
+    the data."""
     is_continued: bool = False
-    """True if the first state is that of an earlier training of this process: it is not looked for in
-    checkpoints, and what was checked is not checked again."""
+    """True if the first state is that of an earlier training of this process. Then it is not restored from a
+    checkpoint, and the checks are not repeated."""
     other_batches: Sequence[PyTree] = ()
-    """Global batches of all other shapes that may come, as structs."""
+    """Global batches of all other shapes that the data may have, as structs."""
     asked: str = ""
-    """The user's argument for the length of training, as text: `max_steps=100`."""
+    """The user's argument for the length of the training, as text: `max_steps=100`."""
     reached: Callable[[TrainState], None] = nothing
-    """Is told the state after each step."""
+    """Gets the state after each step."""
 
 
 def global_batch(rows: PyTree, batch_size: int) -> PyTree:
-    """Return the structs of a global batch from some rows of it."""
+    """Return a global batch as structs.
+
+    Args:
+      rows: Some rows of a batch, a tree of arrays.
+      batch_size: The number of rows of the global batch.
+    """
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)),
         tree.abstract(rows),

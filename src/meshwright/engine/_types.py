@@ -1,6 +1,6 @@
-"""Check that the values of a description have the types that it declares, where that is easy to tell.
+"""A check that the fields of a dataclass have the types that it declares.
 
-Looked at are numbers, texts, flags, functions, sequences, mappings and dataclasses; anything else passes.
+It checks numbers, strings, booleans, functions, sequences, mappings and dataclasses. Other types pass.
 """
 
 import collections.abc
@@ -15,14 +15,17 @@ from meshwright.errors import UsageError
 
 PLAIN = (str, bool, types.NoneType)
 NUMBERS = {int: numbers.Integral, float: numbers.Real}
-"""NumPy's numbers will do, and a whole number for any; a flag is no number here."""
+"""NumPy's numbers are accepted, too, and whole numbers for floats. A boolean is not accepted as a number."""
 
 
 def check_types(description: Any) -> None:
-    """Check the fields of a dataclass.
+    """Check the types of the fields of a dataclass.
+
+    Args:
+      description: An instance of a dataclass.
 
     Raises:
-      UsageError: listing all that are of another type than declared.
+      UsageError: Some values have a wrong type; all of them are listed.
     """
     kind = type(description)
     wanted = get_type_hints(kind)
@@ -56,6 +59,6 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a number or short text itself, and of the rest the type."""
+    """Return a number or a short string as it is, and of other values the type."""
     text = repr(value) if isinstance(value, str | numbers.Number) else ""
     return text if 0 < len(text) < 80 else f"of type {type(value).__name__}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from meshwright.engine import EvaluationPart, global_batch, naming
+from meshwright.engine import EvaluationPart, errors_naming, global_batch
 from meshwright.evaluation import Measured, Metric, OutputFiles, RowsOver, Scoring
 from meshwright.experiment._experiment import Evaluation, Experiment
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
@@ -29,7 +29,7 @@ def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation
         predict = None if parts.predict is None else parts.predict.of_each
         given = {"has_scores": one.measure is not None, "name": f"{field}.metric_fn"}
         metric = Metric(one.metric_fn, examples, size, predict, **given)
-    with naming(field):
+    with errors_naming(field):
         number = num_examples(examples)
     scoring = Scoring(
         parts.measure,
@@ -55,7 +55,7 @@ class _Parts:
                 return None
             return RowsOver(function, one.batch_size, layout, experiment.seed, **chosen)
 
-        with naming(f"{field}.dtype"):
+        with errors_naming(f"{field}.dtype"):
             self.measure = None if one.measure is None else Measured(one.measure, layout, **chosen)
             self.predict, outputs = rows(one.predict), rows(one.outputs)
         self.outputs = None if outputs is None else OutputFiles(outputs, one.examples)
@@ -66,15 +66,15 @@ class _Parts:
         Raises:
           UsageError: one returns something that has no value for each example.
         """
-        with naming(self._field):
+        with errors_naming(self._field):
             batch = _first_batch(self._one, self._layout)
         names: Sequence[str] = ()
         if self.measure is not None:
-            with naming(f"{self._field}.measure"):
+            with errors_naming(f"{self._field}.measure"):
                 names = self.measure.check(target, batch)
         for part, rows in {"predict": self.predict, "outputs": self.outputs}.items():
             if rows is not None:
-                with naming(f"{self._field}.{part}"):
+                with errors_naming(f"{self._field}.{part}"):
                     rows.check(target, batch)
         return names
 

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from meshwright.adapters import Functional
-from meshwright.engine import global_batch, naming
+from meshwright.engine import errors_naming, global_batch
 from meshwright.errors import LayoutError
 from meshwright.experiment._experiment import Experiment
 from meshwright.input import Batches, batches
@@ -50,26 +50,26 @@ def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = N
     Raises:
       UsageError: a rule is wrong, whether or not it is the one.
     """
-    with naming("mesh_rules"):
+    with errors_naming("mesh_rules"):
         return apply_mesh_rules(experiment, experiment.mesh_rules, hardware(devices))
 
 
 def mesh_of(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the mesh, of `devices` or all."""
-    with naming("mesh"):
+    with errors_naming("mesh"):
         return make_mesh(experiment.mesh, devices)
 
 
 def batch_sharding(experiment: Experiment, mesh: Mesh) -> NamedSharding:
     """Return how a batch is split."""
-    with naming("batch_axis_names"):
+    with errors_naming("batch_axis_names"):
         return Layout(mesh, (), experiment.batch_axis_names).batch_sharding
 
 
 def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
     """Return the batches to train on."""
     given = experiment.input
-    with naming("input"):
+    with errors_naming("input"):
         return batches(
             given.examples,
             given.batch_size,
@@ -95,9 +95,9 @@ def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Seque
     init, loss = init_of(experiment), loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)
     layout = Layout(mesh, _rules(experiment, mesh, loss, batch), experiment.batch_axis_names)
-    with naming("rules", LayoutError):
+    with errors_naming("rules", LayoutError):
         target = abstract_state(init, experiment.optimizer, layout)
-    with naming("compute_dtype"):
+    with errors_naming("compute_dtype"):
         check_dtypes(experiment.compute_dtype, target.params, "compute_dtype")
     step = make_step(
         loss,
@@ -122,10 +122,10 @@ def loss_of(experiment: Experiment) -> Loss:
     """Return the loss as the step minimises it."""
     loss: Callable[..., Any] = experiment.loss
     if experiment.remat is not None:
-        with naming("remat"):
+        with errors_naming("remat"):
             loss = remat(loss, experiment.remat)
     if experiment.parameter_noise:
-        with naming("parameter_noise"):
+        with errors_naming("parameter_noise"):
             loss = with_parameter_noise(loss, experiment.parameter_noise)
     return loss
 

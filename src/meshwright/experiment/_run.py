@@ -13,9 +13,9 @@ from meshwright.engine import (
     Saving,
     Settings,
     Training,
+    comparable_settings,
     describe,
-    naming,
-    settings_of,
+    errors_naming,
 )
 from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
@@ -93,7 +93,7 @@ def run(
 def on_devices(experiment: Experiment) -> Experiment:
     """Compare settings and devices of all processes, and return the experiment for these devices."""
     # Before a device is touched: JAX waits for all processes there, and hears of no error.
-    process.compare("the settings of the experiment", lambda: settings_of(experiment))
+    process.compare("the settings of the experiment", lambda: comparable_settings(experiment))
     process.compare_devices()
     return on_hardware(experiment)
 
@@ -178,7 +178,7 @@ def _facts(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str
     state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
     read = {"input": data.facts()}
     for name, evaluation in experiment.evaluations.items():
-        with naming(f"evaluations.{name}"):
+        with errors_naming(f"evaluations.{name}"):
             read[f"evaluations.{name}"] = facts_of(evaluation.examples)
     return state | {f"{place}: {name}": said for place, facts in read.items() for name, said in facts.items()}
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.engine import naming
+from meshwright.engine import errors_naming
 from meshwright.errors import UsageError
 from meshwright.experiment import Experiment, some_rows
 from meshwright.plan._hardware import Hardware, hardware_named
@@ -126,7 +126,7 @@ def site_of(
             "writes of a checkpoint, such as 1e9, which is --bandwidth 1 on the command line."
         )
     hardware = hardware_named(on) if isinstance(on, str) else on
-    with naming("mesh_rules"):
+    with errors_naming("mesh_rules"):
         experiment = apply_mesh_rules(experiment, experiment.mesh_rules, str(hardware))
     return Site(experiment, hardware, some_rows(experiment), rates, bandwidth)
 

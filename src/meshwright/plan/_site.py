@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from meshwright.engine import naming
+from meshwright.engine import errors_naming
 from meshwright.errors import MeshwrightError
 from meshwright.experiment import Experiment, Parts, as_casts, compile_parts, parts_of
 from meshwright.hlo import Collective, collectives
@@ -159,7 +159,7 @@ class Site:
 
     def _mesh(self, devices: Sequence[jax.Device] | int) -> Mesh:
         hardware, shape = self.hardware, self.experiment.mesh
-        with naming("mesh"):
+        with errors_naming("mesh"):
             if not isinstance(devices, int) and isinstance(hardware.chip.target, Tpu):
                 return make_mesh(shape, devices)  # mesh axes follow the torus
             groups = hardware.num_mesh_groups if ";" in shape else hardware.num_groups

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright import process, tree
 from meshwright.adapters import functional
 from meshwright.deployer import Deployer
-from meshwright.engine import settings_of
+from meshwright.engine import comparable_settings
 from meshwright.errors import UsageError
 from meshwright.evaluation import Look, looking
 from meshwright.functions import prediction_of
@@ -136,7 +136,7 @@ class Predictor:
         settings = {"per_device_batch_size": per_device_batch_size, "to a file": to is not None, "seed": seed}
         given = {**settings, **self._given}
         facts = facts_of(examples) if is_indexed(examples) else {}
-        return {**facts, **settings_of(given)}
+        return {**facts, **comparable_settings(given)}
 
     def _each(
         self, examples: Any, variables: Variables, size: int, seed: int, desc: str | None, start: int = 0

@@ -1,4 +1,9 @@
-"""The processes of a run: who they are, how they come together, agree, hold a directory, stop and leave.
+"""The processes of a run: they find each other, compare settings, exchange values, lock files, and stop.
+
+`_start` joins the processes (`_detect` finds them, `_rendezvous` connects them), `_alike` compares what they
+run, `_agree` and `_run_on` exchange values, `_signals` stops a run, `_peers` and `_leave` handle processes
+that end. Uses JAX and ground rooms only. Add a launcher to `_launchers` and to the list in `_detect`; add
+settings of JAX that processes must share to `_environment`.
 
 cluster = process.start()                  # before anything touches a device
 with process.signals() as signals:
@@ -21,22 +26,21 @@ from meshwright.process._alike import (
 from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
-from meshwright.process._hold import Hold, hold, hold_run, is_held
-from meshwright.process._job_end import job_end
 from meshwright.process._leave import abandon, shared_work
+from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
 from meshwright.process._peers import finishing, hearing, say_left, say_to_all
 from meshwright.process._program import program_text
-from meshwright.process._roll_call import roll_call
+from meshwright.process._rendezvous import rendezvous
+from meshwright.process._run_on import on_all, on_lead
 from meshwright.process._signals import Signals, signals
-from meshwright.process._slurm import expand_nodes
+from meshwright.process._slurm import expand_nodes, job_end
 from meshwright.process._start import start
 from meshwright.process._streams import ending_together
-from meshwright.process._together import on_lead, together
 
 __all__ = [
     "Cluster",
     "Compared",
-    "Hold",
+    "DirectoryLock",
     "Signals",
     "abandon",
     "agree",
@@ -51,21 +55,21 @@ __all__ = [
     "finishing",
     "gather",
     "hearing",
-    "hold",
-    "hold_run",
-    "is_held",
     "is_lead",
+    "is_locked",
     "is_of_all",
     "is_shared",
     "job_end",
+    "lock_directory",
+    "lock_run_directory",
+    "on_all",
     "on_lead",
     "program_text",
-    "roll_call",
+    "rendezvous",
     "say_left",
     "say_to_all",
     "shared_work",
     "signals",
     "start",
     "telling",
-    "together",
 ]

@@ -1,8 +1,8 @@
-"""Exchange of small JSON values between the processes of a run, through the devices.
+"""Exchanges small JSON values between the processes of a run, by collectives on the devices.
 
-Everything here is collective: call it from the main thread only, at the same point of the program on every
-process. Two threads' collectives may start in different orders on different hosts, and then all of them wait
-forever. With one process nothing is sent, and nothing is converted.
+All functions except `is_lead` are collective: call them on the main thread only, at the same point of the
+program on every process. Collectives of two threads may start in different orders on different hosts, and
+then all processes wait forever. With one process, nothing is sent or converted.
 """
 
 import json
@@ -14,14 +14,16 @@ from jax.experimental import multihost_utils
 
 
 def is_lead() -> bool:
-    """Return whether this is process 0, which speaks and writes for all. Not collective."""
+    """Return whether this is process 0, which prints and writes for all processes. Not collective."""
     return jax.process_index() == 0
 
 
 def agree(value: Any) -> Any:
-    """Return process 0's `value` on every process. Collective.
+    """Return the value of process 0 on every process. Collective.
 
-    The value must be JSON's: numbers, text, None, lists and string-keyed dicts of them.
+    Args:
+      value: A value that JSON can hold: a number, a string, a boolean, None, or a list or dictionary of them.
+        Only that of process 0 is used.
     """
     if jax.process_count() == 1:
         return value
@@ -31,29 +33,37 @@ def agree(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every process's `value`, in the order of the processes, on every process. Collective.
+    """Return the values of all processes, in the order of the processes, on every process. Collective.
 
-    With this an error on one process can be raised on all: gather `None` or the message, then look.
+    Args:
+      value: The value of this process, which JSON can hold.
     """
     if jax.process_count() == 1:
         return [value]
     message = json.dumps([jax.process_index(), value]).encode()
     length = int(multihost_utils.process_allgather(np.int32(len(message))).max())
     rows = multihost_utils.process_allgather(_padded(message, length))
-    # By the number that each one sent: devices need not be ordered by process.
-    return [said for _, said in sorted((json.loads(row.tobytes()) for row in rows), key=lambda pair: pair[0])]
+    # Sort by the number that each process sent: devices need not be ordered by process.
+    pairs = sorted((json.loads(row.tobytes()) for row in rows), key=lambda pair: pair[0])
+    return [each for _, each in pairs]
 
 
 def barrier(name: str) -> None:
-    """Return when every process has called it with this `name`. Collective.
+    """Wait until every process has called it. Collective.
+
+    Args:
+      name: A name for this place in the program, the same on all processes.
 
     Raises:
-      AssertionError: processes met here under different names.
+      AssertionError: Processes called it with different names.
     """
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def _padded(message: bytes, length: int) -> np.ndarray:
-    """Return `message` and blanks, which JSON ignores, in one of few lengths: each is compiled for."""
+    """Return a message with spaces added, which JSON ignores, up to a power of two.
+
+    Each length needs a program of its own, so there are few lengths.
+    """
     return np.frombuffer(message.ljust(1 << max(6, (length - 1).bit_length())), np.uint8)

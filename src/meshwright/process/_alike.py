@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 
 from meshwright.errors import UsageError
 from meshwright.process._board import Board
-from meshwright.process._differ import difference, lines_of, shortened
+from meshwright.process._differences import describe_difference, lines_of, shortened
+from meshwright.process._environment import hardware
 from meshwright.process._failures import failure_of
 from meshwright.process._meet import meet
 from meshwright.process._member import member
 from meshwright.process._program import program_text
-from meshwright.process._surroundings import hardware
 
 Said = str | Mapping[str, str]
 """A text, or settings by name."""
@@ -47,12 +47,12 @@ def compare(about: str, said: Callable[[], Said]) -> None:
     `said` is not called.
 
     Args:
-      about: what is compared, as the object of a sentence: "the settings of the experiment".
-      said: returns a text, or settings by name. If it raises on one process, all raise.
+      about: What is compared, as the object of a sentence: "the settings of the experiment".
+      said: Returns a text, or settings by name. If it raises on one process, all raise.
 
     Raises:
-      UsageError: on every process, with the first difference and whose it is.
-      PeersError: on every process, if one has left.
+      UsageError: On every process, with the first difference and whose it is.
+      PeersError: On every process, if one has left.
     """
     if not _are_several():
         return
@@ -85,7 +85,7 @@ def compare_at(board: Board, about: str, said: Said) -> None:
 
     def decide(lines: Sequence[Any]) -> None:
         spoken = {number: each for number, each in enumerate(lines) if each is not None}
-        raise UsageError(difference(about, spoken, groups, orders_differ=heard["orders differ"]))
+        raise UsageError(describe_difference(about, spoken, groups, orders_differ=heard["orders differ"]))
 
     board.ask(about, lines, decide)
 
@@ -96,8 +96,8 @@ def everyone(about: str, value: Any) -> list[Any]:
     As `compare` it touches no device, and is for the main thread.
 
     Raises:
-      UsageError: the processes came to do different things.
-      PeersError: one has left.
+      UsageError: The processes came to do different things.
+      PeersError: One has left.
     """
     if not _are_several():
         return [value]
@@ -113,9 +113,9 @@ class Compared:
     is not of all processes nothing is compared.
 
     Args:
-      about: the program, as the object of a sentence.
-      function: what `jax.jit` returned.
-      mesh: that it runs on.
+      about: The program, as the object of a sentence.
+      function: What `jax.jit` returned.
+      mesh: That it runs on.
     """
 
     def __init__(self, about: str, function: Any, mesh: Mesh):
@@ -208,7 +208,7 @@ def _heard(voices: Sequence[Mapping[str, Any]]) -> Any:
     """Return who says the same, or None where all do.
 
     Raises:
-      UsageError: the processes came to compare different things.
+      UsageError: The processes came to compare different things.
     """
     _check_about(voices)
     groups = _grouped([voice["digest"] for voice in voices])

@@ -22,7 +22,7 @@ from meshwright.errors import MeshwrightError, PeersError
 from meshwright.process._agree import gather
 from meshwright.process._failures import Failure, error_of, failure_of
 from meshwright.process._post import Post
-from meshwright.process._wire import ranges
+from meshwright.process._sockets import ranges
 
 _LEAD_REMARKS_AFTER_SECONDS = 10
 _OTHERS_REMARK_AFTER_SECONDS = 30
@@ -45,8 +45,8 @@ class Board(Protocol):
         """Return what `decide` makes of what each process `said`, the same on all. Collective.
 
         Raises:
-          PeersError: a process has left.
-          MeshwrightError: a process told of its failure instead.
+          PeersError: A process has left.
+          MeshwrightError: A process told of its failure instead.
         """
         ...
 

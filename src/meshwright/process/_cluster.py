@@ -1,4 +1,4 @@
-"""Facts about the processes of a run, read from environment variables."""
+"""The description of a run's processes, and helpers to read it from environment variables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,29 +10,37 @@ ALONE_HINT = "To run this process on its own instead, set JAX_NUM_PROCESSES=1."
 
 @dataclass(frozen=True)
 class Cluster:
-    """The processes of a run, as one of them sees it."""
+    """The processes of a run, and which of them this process is."""
 
     source: str
-    """Who said so: `"SLURM"`, `"JAX_* variables"`, ..."""
+    """The launcher or variables that this description comes from, such as `"SLURM"`."""
     reason: str
-    """The same in one sentence, for people."""
+    """A text for the user that explains what was found."""
     coordinator: str | None = None
-    """`host:port` of process 0; None where there is one process or JAX finds it."""
+    """`host:port` of process 0; None if there is only one process, or if JAX finds the address."""
     num_processes: int | None = 1
-    """None until JAX has found out."""
+    """The number of processes; None until JAX has found it."""
     process_id: int | None = 0
-    """None until JAX has found out."""
+    """The number of this process, from 0; None until JAX has found it."""
     local_device_ids: tuple[int, ...] | None = None
-    """The devices of this machine that are this process's own; None means all of them."""
+    """The devices of this machine that this process uses; None means all of them."""
 
 
 def found_by_jax(source: str, reason: str) -> Cluster:
-    """Return a cluster that `jax.distributed.initialize` knows how to join by itself."""
+    """Return a cluster whose processes `jax.distributed.initialize` finds by itself."""
     return Cluster(source, f"{reason}; JAX finds the processes", num_processes=None, process_id=None)
 
 
 def integer(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of the variables `names` that is set and not empty, as a number."""
+    """Return the number in the first variable that is set and not empty, or None if there is none.
+
+    Args:
+      environ: The environment variables.
+      names: The names of the variables, in the order in which they are tried.
+
+    Raises:
+      UsageError: The value is not a whole number.
+    """
     name = next((name for name in names if environ.get(name, "").strip()), None)
     if name is None:
         return None
@@ -45,8 +53,12 @@ def integer(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def derived_port(environ: Mapping[str, str], number: int) -> str:
-    """Return JAX_COORDINATOR_PORT, or else a port made of a number that all processes know, as JAX does.
+    """Return JAX_COORDINATOR_PORT or, if it is not set, a port that all processes compute from one number.
 
-    https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/slurm_cluster.py
+    JAX does the same: https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/slurm_cluster.py
+
+    Args:
+      environ: The environment variables.
+      number: A number that all processes of the run know, such as the job's id.
     """
     return environ.get("JAX_COORDINATOR_PORT") or str(61440 + number % 4096)

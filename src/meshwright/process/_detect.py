@@ -1,6 +1,6 @@
-"""Find the processes of this run from the arguments and the environment, without touching a device.
+"""Finds the processes of this run from the arguments and the environment, without using a device.
 
-Asked in this order; the first that knows decides:
+These are tried in order, and the first one that describes the processes is used:
 
     arguments of `start`
     JAX_COORDINATOR_ADDRESS [JAX_COORDINATOR_PORT]  JAX_NUM_PROCESSES  JAX_PROCESS_ID  JAX_LOCAL_DEVICE_IDS
@@ -9,10 +9,10 @@ Asked in this order; the first that knows decides:
     SLURM         SLURM_JOB_ID, SLURM_STEP_NODELIST, SLURM_PROCID ...
     Cloud TPU     TPU_ML_PLATFORM, TPU_WORKER_HOSTNAMES ...       JAX finds the rest
     Kubernetes    KUBERNETES_SERVICE_HOST, JOB_COMPLETION_INDEX   JAX finds the rest
-    nobody        this process is alone
+    none of them  this process is alone
 
-Open MPI goes before SLURM because `mpirun` inside a SLURM job inherits SLURM's variables. Arguments and
-JAX_* variables may also replace single values of what a launcher says: another coordinator, other devices.
+Open MPI comes before SLURM, because `mpirun` in a SLURM job inherits SLURM's variables. Arguments and JAX_*
+variables may also replace single values of a launcher, such as the coordinator or the devices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,10 +40,17 @@ def detect(
     process_id: int | None = None,
     local_device_ids: Sequence[int] | None = None,
 ) -> Cluster:
-    """Return the cluster that the arguments and `environ` describe. A pure function: it starts nothing.
+    """Return the cluster that the arguments and the environment describe. It connects to nothing.
+
+    Args:
+      environ: The environment variables.
+      coordinator: As in `start`.
+      num_processes: As in `start`.
+      process_id: As in `start`.
+      local_device_ids: As in `start`.
 
     Raises:
-      UsageError: a set of variables is incomplete, contradicts itself or cannot be read.
+      UsageError: A set of variables is incomplete, contradicts itself, or cannot be read.
     """
     arguments = _known(
         coordinator=coordinator,
@@ -52,13 +59,13 @@ def detect(
         local_device_ids=None if local_device_ids is None else tuple(local_device_ids),
     )
     variables = _jax_variables(environ)
-    told = variables | arguments
+    given = variables | arguments
     sources = {"arguments": arguments, "JAX_* variables": variables}
     source = " and ".join(name for name, known in sources.items() if known)
-    if told.get("num_processes") == 1 or told.keys() >= _VARIABLES.keys():
-        return _checked(_as_told(source, told))
+    if given.get("num_processes") == 1 or given.keys() >= _VARIABLES.keys():
+        return _checked(_from_values(source, given))
     found = next((cluster for launcher in _LAUNCHERS if (cluster := launcher(environ))), None)
-    return _checked(_amended(found, source, told) if found else _alone(source, told))
+    return _checked(_with_values(found, source, given) if found else _alone(source, given))
 
 
 def _known(**fields: Any) -> dict[str, Any]:
@@ -83,35 +90,37 @@ def _device_ids(text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"JAX_LOCAL_DEVICE_IDS={text!r} should be numbers with commas, as in 0,1.") from None
+        raise UsageError(
+            f"JAX_LOCAL_DEVICE_IDS={text!r} should be whole numbers separated by commas, such as 0,1."
+        ) from None
 
 
-def _as_told(source: str, told: Mapping[str, Any]) -> Cluster:
-    if told["num_processes"] == 1:
-        return Cluster(source, f"one process, says {source}", **{**told, "coordinator": None})
-    reason = (
-        f"process {told['process_id']} of {told['num_processes']} at {told['coordinator']}, says {source}"
-    )
-    return Cluster(source, reason, **told)
+def _from_values(source: str, given: Mapping[str, Any]) -> Cluster:
+    """Return the cluster that the given values describe completely."""
+    if given["num_processes"] == 1:
+        return Cluster(source, f"one process, from {source}", **{**given, "coordinator": None})
+    number, count, address = given["process_id"], given["num_processes"], given["coordinator"]
+    return Cluster(source, f"process {number} of {count} at {address}, from {source}", **given)
 
 
-def _amended(found: Cluster, source: str, told: Mapping[str, Any]) -> Cluster:
-    if not told:
+def _with_values(found: Cluster, source: str, given: Mapping[str, Any]) -> Cluster:
+    """Return the cluster of a launcher with the given values in place of its own."""
+    if not given:
         return found
-    reason = f"{found.reason}; {source} change {', '.join(told)}"
-    return replace(found, source=f"{found.source} and {source}", reason=reason, **told)
+    reason = f"{found.reason}; {source} change {', '.join(given)}"
+    return replace(found, source=f"{found.source} and {source}", reason=reason, **given)
 
 
-def _alone(source: str, told: Mapping[str, Any]) -> Cluster:
-    known = [f"{name} ({told[name]})" for name in _VARIABLES if name in told]
+def _alone(source: str, given: Mapping[str, Any]) -> Cluster:
+    known = [f"{name} ({given[name]})" for name in _VARIABLES if name in given]
     if known:
-        missing = [f"{name} ({variable})" for name, variable in _VARIABLES.items() if name not in told]
+        missing = [f"{name} ({variable})" for name, variable in _VARIABLES.items() if name not in given]
         raise UsageError(
             f"{source} give {' and '.join(known)}, but not {' and '.join(missing)}. "
             f"Give all three to every process. {ALONE_HINT}"
         )
-    reason = "one process: neither the arguments nor the environment name any others"
-    return Cluster("nobody", reason, **told)
+    reason = "one process: neither the arguments nor the environment name other processes"
+    return Cluster("nobody", reason, **given)
 
 
 def _checked(cluster: Cluster) -> Cluster:
@@ -125,13 +134,13 @@ def _checked(cluster: Cluster) -> Cluster:
         )
     if cluster.coordinator is not None and not _has_port(cluster.coordinator):
         raise UsageError(
-            f"{cluster.source}: the coordinator {cluster.coordinator!r} has no port; write host:port "
-            f"or set JAX_COORDINATOR_PORT."
+            f"{cluster.source}: the coordinator {cluster.coordinator!r} has no port. Write host:port, or set "
+            "JAX_COORDINATOR_PORT."
         )
     return cluster
 
 
 def _has_port(address: str) -> bool:
-    """Tell `host:1234` and `[::1]:1234` from `host` and `::1`."""
+    """Return whether an address has a port: `host:1234` and `[::1]:1234` have one, not `host` and `::1`."""
     host, _, port = address.rpartition(":")
     return port.isdecimal() and bool(host) and (":" not in host or host.endswith("]"))

@@ -1,28 +1,31 @@
-"""Find out if all processes share a directory, or each has its own disk."""
+"""A check whether all processes see the same directory, or each sees its own disk."""
 
 import secrets
 from pathlib import Path
 
 from meshwright.process._agree import gather, is_lead
-from meshwright.process._together import on_lead
+from meshwright.process._run_on import on_lead
 
 
 def is_shared(directory: Path) -> bool:
-    """Return whether `directory`, which all processes have, is one and the same. Collective.
+    """Return whether all processes see the same directory. Collective.
 
-    Process 0 leaves a file in it for a moment, for which all look.
+    Process 0 creates a file in it for a moment, and all processes look for it.
+
+    Args:
+      directory: The path of the directory, which exists on all processes.
 
     Raises:
-      MeshwrightError: on every process, if process 0 cannot write there.
+      MeshwrightError: On every process, if process 0 cannot write there.
     """
-    left = directory / on_lead(lambda: _leave_file(directory))
-    seen = gather(left.exists())
+    file = directory / on_lead(lambda: _create_file(directory))
+    seen = gather(file.exists())
     if is_lead():
-        left.unlink()
+        file.unlink()
     return all(seen)
 
 
-def _leave_file(directory: Path) -> str:
+def _create_file(directory: Path) -> str:
     name = f".seen-by-all-{secrets.token_hex(4)}"
     (directory / name).touch()
     return name

@@ -1,4 +1,4 @@
-"""An error of one process in a form that JSON can hold, and made into one of another process."""
+"""Errors as JSON, so that an error of one process can be raised on another."""
 
 from collections.abc import Mapping
 
@@ -6,16 +6,22 @@ from meshwright import errors
 from meshwright.errors import MeshwrightError
 
 Failure = Mapping[str, str]
+"""The `kind` of an error, the name of its class, and its `message`."""
 
 
 def failure_of(error: Exception) -> dict[str, str]:
-    """Return the kind of an error and its message; the kind of others' errors is `MeshwrightError`."""
+    """Return an error as JSON. An error that is not a `MeshwrightError` gets this kind."""
     if isinstance(error, MeshwrightError):
         return {"kind": type(error).__name__, "message": str(error)}
     return {"kind": MeshwrightError.__name__, "message": f"{type(error).__name__}: {error}"}
 
 
 def error_of(failure: Failure, process_id: int | None = None) -> MeshwrightError:
-    """Return the error again, its message naming the process that it comes from, if that is given."""
+    """Return the error that a failure describes.
+
+    Args:
+      failure: The result of `failure_of`, perhaps of another process.
+      process_id: The process on which the error occurred. The message names it, unless it is None.
+    """
     where = "" if process_id is None else f"process {process_id}: "
     return getattr(errors, failure["kind"])(where + failure["message"])

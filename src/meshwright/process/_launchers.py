@@ -1,4 +1,7 @@
-"""Readers of the launchers' environment variables. Each returns None if its launcher was not used."""
+"""The processes of a run from the environment variables of several launchers.
+
+Each function returns None if its launcher did not start this process.
+"""
 
 from collections.abc import Mapping
 
@@ -9,10 +12,14 @@ from meshwright.process._cluster import ALONE_HINT, Cluster, derived_port, found
 def torchrun(environ: Mapping[str, str]) -> Cluster | None:
     """Return the cluster of `torchrun`, Lightning and Kubeflow's PyTorchJob.
 
-    Job scripts for SLURM often export WORLD_SIZE and MASTER_ADDR for everybody; only a launcher sets RANK.
+    Job scripts for SLURM often export WORLD_SIZE and MASTER_ADDR for all tasks, but only a launcher sets
+    RANK.
+
+    Args:
+      environ: The environment variables.
 
     Raises:
-      UsageError: some of MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK are missing.
+      UsageError: Some of MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK are missing.
     """
     if not environ.get("RANK") and (not environ.get("WORLD_SIZE") or environ.get("SLURM_JOB_ID")):
         return None
@@ -22,7 +29,7 @@ def torchrun(environ: Mapping[str, str]) -> Cluster | None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK") if not environ.get(name)]
     if missing:
         raise UsageError(
-            f"RANK or WORLD_SIZE is set, as by torchrun, but {' and '.join(missing)} "
+            f"RANK or WORLD_SIZE is set, as torchrun does, but {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing. "
             f"Set all of MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK, or none. {ALONE_HINT}"
         )
@@ -38,7 +45,7 @@ def open_mpi(environ: Mapping[str, str]) -> Cluster | None:
         return None
     if num_processes == 1:
         return Cluster("Open MPI", "one process: OMPI_COMM_WORLD_SIZE=1")
-    # Open MPI 5 no longer tells where process 0 is; mpi4py can ask.
+    # Open MPI 5 no longer has a variable with the address of process 0; mpi4py can find it.
     source = "Open MPI" if "OMPI_MCA_orte_hnp_uri" in environ else "Open MPI 5"
     return found_by_jax(source, f"one of {num_processes} processes of mpirun")
 
@@ -46,7 +53,7 @@ def open_mpi(environ: Mapping[str, str]) -> Cluster | None:
 def cloud_tpu(environ: Mapping[str, str]) -> Cluster | None:
     """Return the cluster of a Cloud TPU slice, on Compute Engine or on Kubernetes.
 
-    Importing jax where it finds TPU chips sets TPU_ML_PLATFORM; where it finds none, TPU_SKIP_MDS_QUERY.
+    `import jax` sets TPU_ML_PLATFORM if it finds TPU chips, and TPU_SKIP_MDS_QUERY if it finds none.
     """
     if "TPU_ML_PLATFORM" not in environ:
         return None
@@ -62,7 +69,7 @@ def cloud_tpu(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def kubernetes(environ: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster of an indexed Kubernetes Job or JobSet; other pods run alone."""
+    """Return the cluster of an indexed Kubernetes Job or JobSet; None for other pods, which run alone."""
     index = environ.get("JOB_COMPLETION_INDEX")
     if "KUBERNETES_SERVICE_HOST" not in environ or index is None:
         return None
@@ -70,14 +77,14 @@ def kubernetes(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def _torchrun_port(environ: Mapping[str, str]) -> str:
-    """Return MASTER_PORT, or another one where torchrun's agent itself is listening there."""
+    """Return MASTER_PORT, or another port if torchrun's agent itself listens at this one."""
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return environ.get("JAX_COORDINATOR_PORT") or environ["MASTER_PORT"]
     return derived_port(environ, (integer(environ, "MASTER_PORT") or 0) + 1)
 
 
 def _torchrun_devices(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the one device that torch gives a process, or None where it has the machine alone."""
+    """Return the one device that a process of torch uses, or None if it is alone on its machine."""
     local_rank = integer(environ, "LOCAL_RANK")
     alone = integer(environ, "LOCAL_WORLD_SIZE") == 1
     return None if local_rank is None or alone else (local_rank,)

@@ -17,7 +17,7 @@ from meshwright.process._agree import agree, gather
 from meshwright.process._board import Board, DeviceBoard, LeadBoard, PeerBoard
 from meshwright.process._peers import watch_peers
 from meshwright.process._post import Post
-from meshwright.process._wire import LINE_SECONDS, connect, read_line, tell_line
+from meshwright.process._sockets import LINE_SECONDS, connect, read_line, send_line
 
 _ARRIVE_SECONDS = 15
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -60,7 +60,7 @@ def _admitted(listener: socket.socket, word: str) -> LeadBoard | None:
             match read_line(peer, LINE_SECONDS):
                 case {"process": int(number), "word": said} if said == word:
                     peers[number] = peer
-                    tell_line([peer], {"welcome": word})
+                    send_line([peer], {"welcome": word})
                 case _:
                     peer.close()
     return LeadBoard(Post(peers)) if len(peers) == jax.process_count() - 1 else None
@@ -72,7 +72,7 @@ def _other() -> PeerBoard | None:
     for address in told["addresses"]:
         with contextlib.suppress(OSError):
             lead = connect(address)
-            tell_line([lead], {"process": number, "word": word})
+            send_line([lead], {"process": number, "word": word})
             if read_line(lead, LINE_SECONDS) == {"welcome": word}:
                 return PeerBoard(number, Post({0: lead}))
             lead.close()

@@ -1,7 +1,7 @@
-"""The state that this process keeps as a member of a run, in one place: it outlives single calls.
+"""The global state of this process as a member of a run, which lasts until the process ends.
 
-JAX lets a process join a run once, for as long as it lives; and what Python calls where a process ends, by an
-exit handler or for an uncaught exception, is given nothing of ours. So a process has one membership.
+JAX lets a process join a run only once. And Python passes no arguments of ours to exit handlers and to the
+hook for uncaught exceptions. So this state is global, and all of it is here.
 """
 
 import itertools
@@ -42,24 +42,24 @@ class Member:
 member = Member()
 
 
-class Forgettable(Protocol):
-    """A thing open in this process that a fork of it, such as a data loader's worker, must close."""
+class ForkAware(Protocol):
+    """An open resource that a forked process, such as a worker of a data loader, must close."""
 
-    def forget(self) -> None:
-        """Let go of it in a process that was forked: its parent still has it."""
-
-
-_forgettable: WeakSet[Forgettable] = WeakSet()
+    def close_in_fork(self) -> None:
+        """Close the resource in a forked process; it stays open in the parent."""
 
 
-def forget_in_forks(opened: Forgettable) -> None:
-    """Let forked processes forget what was opened, for as long as anybody has it here."""
-    _forgettable.add(opened)
+_open: WeakSet[ForkAware] = WeakSet()
 
 
-def _forget_all() -> None:
-    for opened in list(_forgettable):
-        opened.forget()
+def close_in_forks(opened: ForkAware) -> None:
+    """Close a resource in processes that are forked from now on, as long as it exists here."""
+    _open.add(opened)
 
 
-os.register_at_fork(after_in_child=_forget_all)  # it cannot be taken back, so there is one for all
+def _close_all() -> None:
+    for opened in list(_open):
+        opened.close_in_fork()
+
+
+os.register_at_fork(after_in_child=_close_all)  # it cannot be undone, so there is one for all

@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from meshwright.errors import EXIT_PEERS, EXIT_USAGE, MeshwrightError, PeersError, UsageError
-from meshwright.process._member import forget_in_forks, member
+from meshwright.process._member import close_in_forks, member
 from meshwright.process._post import Post
 from meshwright.process._streams import End, Streams
 
@@ -55,7 +55,7 @@ _LOST = re.compile(
 def watch_peers(post: Post) -> "Watch":
     """Watch the processes at the other ends of `post` until this process ends."""
     member.watch = watch = Watch(post)
-    forget_in_forks(post)
+    close_in_forks(post)
     post.attach(watch.take, watch.look)
     return watch
 
@@ -78,7 +78,7 @@ def begin_shared() -> None:
     """Count a piece of work that needs all processes.
 
     Raises:
-      PeersError: one has ended its program, and will not come to it.
+      PeersError: One has ended its program, and will not come to it.
     """
     if member.watch:
         member.watch.begin_shared()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, KeysView, Mapping
 from typing import Any
 
-from meshwright.process._wire import stay_connected
+from meshwright.process._sockets import stay_connected
 
 _SEND_SECONDS = 120
 """Seconds that the other end may take to read a message."""
@@ -54,8 +54,8 @@ class Post:
         """Hand over, on the reading thread, what is no part of a round, and what of that came before.
 
         Args:
-          take: is given each message.
-          look: is called after each, and returns in how many seconds it wants to be called again, or None.
+          take: Is given each message.
+          look: Is called after each, and returns in how many seconds it wants to be called again, or None.
         """
         with self._attaching:
             self._take, self._look = take, look
@@ -66,7 +66,7 @@ class Post:
         """Send a message of any length.
 
         Raises:
-          OSError: the process has left.
+          OSError: The process has left.
         """
         with self._sending[number]:
             self._connections[number].sendall(_line(message))
@@ -86,7 +86,7 @@ class Post:
             with contextlib.suppress(OSError):  # the other side was first
                 peer.shutdown(socket.SHUT_RDWR)
 
-    def forget(self) -> None:
+    def close_in_fork(self) -> None:
         """Let go of the connections, in a process that was forked: its parent still has them."""
         for peer in self._connections.values():
             peer.close()
@@ -103,7 +103,7 @@ class Post:
                 for key, _ in selector.select(seconds):
                     if not self._read_from(key.data, rest):
                         selector.unregister(key.fileobj)
-        self.forget()
+        self.close_in_fork()
 
     def _read_from(self, number: int, rest: dict[int, bytes]) -> bool:
         """Take what a process has sent; return whether more may come."""

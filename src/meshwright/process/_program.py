@@ -1,8 +1,8 @@
-"""The text of a program that is the same wherever the program is: with its constants, and without any path.
+"""The text of a program, with its constants and without paths, so that all processes can compare it.
 
-JAX's lowered text is almost that. But a kernel of Pallas stands in it in a binary form that holds the paths
-of its source, so the program is told of as it was traced, too; and where JAX passes constants as arguments
-(`jax_use_simplified_jaxpr_constants`), their digests stand beside the text.
+JAX's lowered text is almost this. But it contains kernels of Pallas in a binary form, with the paths of their
+sources: the jaxpr is used for them. And if JAX passes constants as arguments
+(`jax_use_simplified_jaxpr_constants`), digests of the constants are added.
 """
 
 import hashlib
@@ -20,15 +20,20 @@ _LOCAL = re.compile(r" at \S+:\d+|0x[0-9a-fA-F]+")
 
 
 def program_text(traced: jax.stages.Traced, lowered: jax.stages.Lowered) -> str:
-    """Return the text of a program."""
+    """Return the text of a program.
+
+    Args:
+      traced: The program as it was traced.
+      lowered: The same program, lowered.
+    """
     text = lowered.as_text()
-    beside: list[str] = []
+    added: list[str] = []
     if any(mark in text for mark in _BINARY):
         text = "\n".join(_without_binary(line) for line in text.split("\n"))
-        beside.append(_LOCAL.sub("", str(traced.jaxpr)))
+        added.append(_LOCAL.sub("", str(traced.jaxpr)))
     if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
-        beside += [_digest(x) for x in _constants(traced.jaxpr)]
-    return "\n".join([text, *beside])
+        added += [_digest(x) for x in _constants(traced.jaxpr)]
+    return "\n".join([text, *added])
 
 
 def _without_binary(line: str) -> str:
@@ -36,7 +41,7 @@ def _without_binary(line: str) -> str:
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yield all equations of a jaxpr, those inside of others too."""
+    """Yield all equations of a jaxpr, including those of jaxprs inside it."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield eqn
         for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):

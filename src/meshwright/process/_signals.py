@@ -1,11 +1,11 @@
-"""Being told to stop: finish the step, save, and end with a code that says "run me again".
+"""Signals that stop a run: it finishes the step, saves, and ends with an exit code that means "run it again".
 
     SIGTERM        a scheduler wants the machine: stop after this step       exit code 75
     Ctrl-C         the same                                                  exit code 130
-    Ctrl-C again   the process is ended, in the middle of whatever it does
+    Ctrl-C again   the process ends at once
 
-With several processes all stop after one agreed step, whichever of them was told. JAX holds back SIGTERM
-there (its preemption notice) and counts out a step that none has reached yet; Ctrl-C is passed on as SIGTERM.
+With several processes, all stop after the same step, whichever of them got the signal. JAX catches SIGTERM
+then (its preemption notice) and chooses a step that no process has reached yet. Ctrl-C is sent on as SIGTERM.
 """
 
 import os
@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, Interrupted
 from meshwright.process._agree import gather
-from meshwright.process._at_once import ending_at_once, jaxs_handler_put_aside
+from meshwright.process._exit_on_sigterm import exiting_on_sigterm, replacing_jax_handler
 from meshwright.process._member import member
 
 _NOTE = b"meshwright: finishing this step and saving; press Ctrl-C again to stop now\n"
@@ -29,25 +29,30 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Signals:
-    """Made by `signals()`; asked after each step."""
+    """The signals that this process has received, as `signals()` yields them."""
 
     def __init__(self) -> None:
         self.interruption: Interrupted | None = None
-        """Set when `stop` has answered True; has the exit code. A run that ended by itself has none."""
+        """The error with the exit code, after `stop` has returned True; None if nothing stopped the run."""
         self.terminated = False
+        """True after SIGTERM."""
         self.ctrl_c = False
-        self._listens = threading.current_thread() is threading.main_thread()
+        """True after Ctrl-C."""
+        self._is_main_thread = threading.current_thread() is threading.main_thread()
 
     @property
     def ending(self) -> bool:
-        """True when all processes know that the run ends: at once where there is one, else after `stop`."""
+        """True if all processes know that the run ends. With several processes, this is after `stop`."""
         alone = not jax.distributed.is_initialized()
         return self.interruption is not None or (alone and (self.terminated or self.ctrl_c))
 
     def stop(self, step: int) -> bool:
-        """Return whether to stop after `step`, one answer on all processes. Collective.
+        """Return whether to stop after a step; the answer is the same on all processes. Collective.
 
-        Call it after every step, from the thread that runs the steps.
+        Call it after every step, on the thread that runs the steps.
+
+        Args:
+          step: The step that was just made, for the message.
         """
         if self.interruption is None and self._is_agreed():
             ctrl_c = any(gather(self.ctrl_c))
@@ -64,65 +69,65 @@ class Signals:
         return self.terminated or self.ctrl_c
 
     @contextmanager
-    def leaving_at_once(self) -> Iterator[None]:
-        """End this process in the block, with exit code 75, soon after SIGTERM: there is nothing to save.
+    def exiting_on_sigterm(self) -> Iterator[None]:
+        """End this process with exit code 75 soon after SIGTERM in the block, where nothing can be saved yet.
 
-        What takes no longer than a moment is ended by `stop`, as ever.
+        If the block ends within two seconds after the signal, `stop` ends the run instead.
         """
-        if not self._listens:
+        if not self._is_main_thread:
             yield
             return
         with ExitStack() as stack:
             if jax.distributed.is_initialized():
-                stack.enter_context(jaxs_handler_put_aside(self.on_terminate, lambda: self.terminated))
-            stack.enter_context(ending_at_once())
+                stack.enter_context(replacing_jax_handler(self.on_sigterm, lambda: self.terminated))
+            stack.enter_context(exiting_on_sigterm())
             yield
 
-    def on_terminate(self, number: int, frame: FrameType | None) -> None:
-        """Take SIGTERM, as a handler of signals."""
+    def on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """Note that SIGTERM came. This is a signal handler."""
         self.terminated = True
 
 
 @contextmanager
 def signals() -> Iterator[Signals]:
-    """Listen for SIGTERM and Ctrl-C in the block; give what `stop` and the end of the run need to know.
+    """Handle SIGTERM and Ctrl-C in the block, and yield the signals that came.
 
-    The handlers that were there before are put back afterwards. Outside of the main thread (a notebook's
-    or a Ray worker's) Python allows no handlers, so signals do there what they did before; with several
-    processes JAX's own notice still works.
+    The handlers from before are restored afterwards. Python allows handlers on the main thread only. On
+    another thread (in a notebook or a Ray worker), signals do what they did before; with several processes,
+    JAX's preemption notice still works.
     """
-    heard = Signals()
+    received = Signals()
     if threading.current_thread() is not threading.main_thread():
-        yield heard
+        yield received
         return
-    previous = {number: signal.signal(number, handler) for number, handler in _handlers(heard).items()}
+    previous = {number: signal.signal(number, handler) for number, handler in _handlers(received).items()}
     try:
-        yield heard
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _handlers(heard: Signals) -> dict[int, Callable[[int, FrameType | None], None]]:
+def _handlers(received: Signals) -> dict[int, Callable[[int, FrameType | None], None]]:
     def on_ctrl_c(number: int, frame: FrameType | None) -> None:
-        heard.ctrl_c = True
-        # Before the note that asks for it. The next one must not wait for Python's turn, which may be behind
-        # minutes of waiting in C++. An interactive session, though, is not ours to end.
+        received.ctrl_c = True
+        # First of all, let the next Ctrl-C end the process by the system's own handler: Python's handlers may
+        # have to wait for minutes of C++. But do not end an interactive session.
         signal.signal(number, signal.default_int_handler if hasattr(sys, "ps1") else signal.SIG_DFL)
-        # Not print: the signal may have come in the middle of one. A live panel hides the cursor.
+        # Not `print`: the signal may have come in the middle of one. A live panel hides the cursor.
         os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _NOTE)
         if jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 
     if jax.distributed.is_initialized():
-        return {signal.SIGINT: on_ctrl_c}  # a handler for SIGTERM would take it away from JAX
-    return {signal.SIGINT: on_ctrl_c, signal.SIGTERM: heard.on_terminate}
+        return {signal.SIGINT: on_ctrl_c}  # a handler of SIGTERM would replace JAX's
+    return {signal.SIGINT: on_ctrl_c, signal.SIGTERM: received.on_sigterm}
 
 
 def _reached_sync_point() -> bool:
-    """Ask JAX whether this is the agreed step, counting the questions instead of naming the step.
+    """Ask JAX whether the processes stop here. The number passed to JAX counts the calls; it is not the step.
 
-    JAX agrees on one more than the highest number that any process has asked about, and starts at 0. A
-    run resumed at step 1000 that was told to stop before its first question would never ask about 1.
+    JAX chooses one more than the highest number that any process has passed, starting with 0. A run that
+    continues at step 1000, and gets the signal before its first call, would never pass 1.
     """
     return multihost_utils.reached_preemption_sync_point(next(member.questions))

@@ -1,4 +1,6 @@
-"""The variables that SLURM sets for a step's tasks: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
+"""The processes of a SLURM job step, and the end of the job, from the environment variables that SLURM sets.
+
+https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 
 `srun` sets all of SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS, SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID,
 SLURM_PROCID and SLURM_LOCALID. A batch script, a shell inside an allocation or an editor's terminal has only
@@ -6,18 +8,26 @@ some of them.
 """
 
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 
 from meshwright.errors import UsageError
 from meshwright.process._cluster import ALONE_HINT, Cluster, derived_port, integer
 
+_JOB_END = "SLURM_JOB_END_TIME"
+"""The variable with the time at which the job ends, in seconds since 1970. Not all versions of SLURM set it.
+It is set when the job begins, so a later change of the time limit does not change it."""
+
 
 def slurm(environ: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster of a SLURM step, or None outside of SLURM.
+    """Return the cluster of a SLURM job step, or None outside of SLURM.
+
+    Args:
+      environ: The environment variables.
 
     Raises:
-      UsageError: the job has several tasks, but this process was not started by `srun` as one of them.
+      UsageError: The job has several tasks, but `srun` did not start this process as one of them.
     """
     job = integer(environ, "SLURM_JOB_ID")
     if job is None:
@@ -38,11 +48,33 @@ def slurm(environ: Mapping[str, str]) -> Cluster | None:
     )
 
 
+def job_end(environ: Mapping[str, str] = os.environ) -> tuple[str, str, float] | None:
+    """Return the scheduler, the variable that has the end of the job, and this time in seconds since 1970.
+
+    The result is None if there is no job, or the scheduler does not say when it ends.
+
+    Args:
+      environ: The environment variables.
+
+    Raises:
+      UsageError: The variable is not a number.
+    """
+    if not environ.get("SLURM_JOB_ID"):
+        return None
+    end = integer(environ, _JOB_END)
+    return None if end is None else ("SLURM", _JOB_END, float(end))
+
+
 def expand_nodes(text: str) -> list[str]:
     """Return the host names of a SLURM node list: `"n[08-10],x"` is `["n08", "n09", "n10", "x"]`.
 
-    A name may hold several brackets; numbers keep their leading zeros.
     https://slurm.schedmd.com/sbatch.html#OPT_nodelist
+
+    Args:
+      text: The node list. A name may contain several brackets; numbers keep their leading zeros.
+
+    Raises:
+      UsageError: The text is not a node list.
     """
     pattern = r"(?:[^\[\],\s]|\[[^\[\]]+\])+"
     if not re.fullmatch(rf"{pattern}(,{pattern})*", text):
@@ -51,7 +83,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def _expand(part: str) -> Iterator[str]:
-    """Yield the names of one comma-free part, the last bracket turning fastest."""
+    """Yield the names of a part without commas outside of brackets; the last bracket changes fastest."""
     pieces = re.split(r"\[([^\]]+)\]", part)  # text, bracket, text, bracket, ..., text
     choices = [_numbers(piece) if i % 2 else [piece] for i, piece in enumerate(pieces)]
     return ("".join(choice) for choice in itertools.product(*choices))
@@ -81,12 +113,12 @@ def _refuse_without_srun(environ: Mapping[str, str], num_tasks: int) -> None:
         raise UsageError(
             f"this SLURM job has {num_tasks} tasks, but this process was not started as one of them: "
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. Start it with `srun`, "
-            f"also inside a batch script: srun gives every task its number. {ALONE_HINT}"
+            f"also inside a batch script: `srun` gives every task its number. {ALONE_HINT}"
         )
 
 
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
-    """Return this node's entry of `2(x3),1`, of nodes with 2, 2, 2 and 1 tasks."""
+    """Return the number of tasks on this node; `2(x3),1` stands for nodes with 2, 2, 2 and 1 tasks."""
     text, node = environ["SLURM_STEP_TASKS_PER_NODE"], integer(environ, "SLURM_NODEID") or 0
     if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text):
         raise UsageError(f"cannot read SLURM_STEP_TASKS_PER_NODE={text!r}; expected a form like 2(x3),1.")
@@ -98,16 +130,16 @@ def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
     if node >= len(counts):
         raise UsageError(
             f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={text!r} lists {len(counts)} node(s), "
-            "whose numbers begin with 0. Start the program with `srun`, which sets both."
+            "which are numbered from 0. Start the program with `srun`, which sets both variables."
         )
     return counts[node]
 
 
 def _own_devices(environ: Mapping[str, str], tasks_per_node: int) -> tuple[int, ...] | None:
-    """Return this task's block of the node's devices, or None where it may have all that it sees.
+    """Return the devices of the node that this task uses, or None if it uses all that it sees.
 
-    With --gpus-per-task SLURM itself hides the other tasks' devices, and those left count from 0:
-    choosing among them again would leave most tasks without any. https://github.com/jax-ml/jax/issues/28194
+    With --gpus-per-task, SLURM itself hides the devices of other tasks, and numbers the rest from 0. To
+    choose again would leave most tasks without devices. https://github.com/jax-ml/jax/issues/28194
     """
     if tasks_per_node == 1 or environ.get("SLURM_GPUS_PER_TASK"):
         return None
@@ -117,8 +149,8 @@ def _own_devices(environ: Mapping[str, str], tasks_per_node: int) -> tuple[int, 
         return None
     if on_node < tasks_per_node:
         raise UsageError(
-            f"SLURM has placed {tasks_per_node} tasks on this node, but only {on_node} GPUs. Each task needs "
-            f"at least one: --ntasks-per-node={on_node}."
+            f"SLURM gave this node {tasks_per_node} tasks, but only {on_node} GPUs. Each task needs at least "
+            f"one GPU: start the job with --ntasks-per-node={on_node}."
         )
     share = on_node // tasks_per_node
     first = share * (integer(environ, "SLURM_LOCALID") or 0)

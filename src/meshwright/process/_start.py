@@ -1,4 +1,4 @@
-"""Bring the processes of a run together, with a clear error where one is missing."""
+"""Joins the processes of a run into one JAX runtime, with a clear error if some are missing."""
 
 import importlib.util
 import os
@@ -11,17 +11,17 @@ from meshwright.errors import PeersError, UsageError
 from meshwright.process._alike import compare, compare_at, is_seated, sit_at
 from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._detect import detect
+from meshwright.process._environment import software
 from meshwright.process._leave import leave_at_once_after_a_crash
 from meshwright.process._peers import watch_peers
-from meshwright.process._roll_call import roll_call, wait_until_served
-from meshwright.process._surroundings import software
+from meshwright.process._rendezvous import rendezvous, wait_for_coordinator
 
 _CONNECT_SECONDS = 120
-"""Seconds that JAX may take to connect once all processes are known to be there."""
+"""The seconds that JAX may take to connect, after all processes have come to the rendezvous."""
 _VERSIONS = "versions and flags"
 _GRPC_EXCEPTIONS = "no_grpc_proxy"
 _PACKAGES = {"Kubernetes": "kubernetes", "Open MPI 5": "mpi4py"}
-"""Without these JAX cannot ask the launcher."""
+"""The packages that JAX needs to find the processes of these launchers."""
 
 
 def start(
@@ -33,22 +33,26 @@ def start(
     timeout_seconds: float = 300,
     heartbeat_timeout_seconds: int = 30,
 ) -> Cluster:
-    """Join the run's other processes, and say who they are. With one process there is nothing to join.
+    """Join the other processes of the run, and return the description of all. Collective.
 
-    Call it before anything touches a device. What is not given is read from the environment (see `detect`).
-    A runtime that was initialised already, by Ray for instance, is taken as it is.
+    Call it before anything uses a device. Values that are not given are read from the environment (see
+    `detect`). With one process it joins nothing. A JAX runtime that is already initialised, for instance by
+    Ray, is used as it is.
 
     Args:
-      coordinator: `host:port` of process 0, the port being free there.
-      timeout_seconds: how long the processes may take to arrive after one another.
-      heartbeat_timeout_seconds: a process of which JAX hears nothing for so long is taken for dead, and all
-        others are aborted. That is for machines and networks that fail: a process that ends, however, is
-        noticed at once, and the others leave with exit code 6.
+      coordinator: The address of process 0, `host:port`, with a port that is free there.
+      num_processes: The number of processes.
+      process_id: The number of this process, from 0.
+      local_device_ids: The devices of this machine that this process uses; None means all of them.
+      timeout_seconds: The most seconds between the start of the first process and the start of the last.
+      heartbeat_timeout_seconds: If JAX gets no heartbeat from a process for this time, it aborts all others.
+        This is for machines and networks that fail. A process that ends is noticed at once, and the others
+        end with exit code 6.
 
     Raises:
-      UsageError: the settings are incomplete, a device was used before, or the processes have other versions
-        or flags.
-      PeersError: some processes did not come; every process that did come raises it.
+      UsageError: The values are incomplete, a device was used before, or the processes have different
+        versions or flags.
+      PeersError: Some processes did not come. Every process that came raises this.
     """
     if jax.distributed.is_initialized():
         if not is_seated():
@@ -90,9 +94,12 @@ def _show_only(local_device_ids: tuple[int, ...] | None) -> None:
 
 
 def _refuse_when_late() -> None:
-    """Raise where a device has been used, before the others are kept waiting for this process.
+    """Raise an error if a device was used before, so that the other processes need not wait for this one.
 
-    Whether one has is the first thing that `initialize` looks at, before it finds its arguments incomplete.
+    `jax.distributed.initialize` checks this before it checks its arguments, which are incomplete here.
+
+    Raises:
+      UsageError: A device was used before.
     """
     try:
         jax.distributed.initialize(cluster_detection_method="deactivate")
@@ -100,8 +107,8 @@ def _refuse_when_late() -> None:
         return
     except RuntimeError as error:
         raise UsageError(
-            "process.start() comes too late: JAX has used its devices already. Call it first, before "
-            "anything that makes an array or asks for jax.devices()."
+            "process.start() comes too late: JAX has already used its devices. Call it first, before code "
+            "that makes an array or calls jax.devices()."
         ) from error
 
 
@@ -114,19 +121,19 @@ def _join(
     heartbeat_timeout_seconds: int,
 ) -> None:
     _go_past_proxies(coordinator)
-    board = roll_call(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    board = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
     watch = watch_peers(board.post)
     compare_at(board, _VERSIONS, software())
     sit_at(board)
     if process_id != 0:
-        wait_until_served(coordinator)
-    # No --xla_cpu_collective_timeout_seconds here: it also ends a run in which a process is merely late.
+        wait_for_coordinator(coordinator)
+    # No --xla_cpu_collective_timeout_seconds here: it would also end a run in which a process is only late.
     jax.distributed.initialize(
         coordinator,
         num_processes,
         process_id,
         cluster.local_device_ids,
-        # Our word stands: under SLURM JAX would otherwise give each process one device only.
+        # JAX must not read the environment: under SLURM it would give each process only one device.
         cluster_detection_method="deactivate",
         initialization_timeout=_CONNECT_SECONDS,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
@@ -135,25 +142,25 @@ def _join(
 
 
 def _go_past_proxies(coordinator: str) -> None:
-    """Let gRPC, which reads this from the environment alone, connect straight to `coordinator`.
+    """Make gRPC connect to the coordinator without a proxy. It reads this setting only from the environment.
 
-    JAX only warns that a proxy may make it hang.
+    JAX itself only warns that it may hang because of a proxy.
     """
     if not any("_proxy" in name.lower() for name in os.environ):
         return
     exceptions = os.environ.get(_GRPC_EXCEPTIONS) or os.environ.get("no_proxy")
     host = coordinator.rpartition(":")[0].strip("[]")
     os.environ[_GRPC_EXCEPTIONS] = f"{exceptions},{host}" if exceptions else host
-    jax.config.update("jax_check_proxy_envs", False)  # the warning is about what this line has prevented
+    jax.config.update("jax_check_proxy_envs", False)  # the warning is not needed any more
 
 
 def _let_jax_join(cluster: Cluster, timeout_seconds: float, heartbeat_timeout_seconds: int) -> None:
     for source, package in _PACKAGES.items():
         if cluster.source.startswith(source) and importlib.util.find_spec(package) is None:
             raise UsageError(
-                f"this is {cluster.reason}. For JAX to find the other processes, the package {package!r} "
-                f"must be installed: pip install {package}.\n  Or set JAX_COORDINATOR_ADDRESS, "
-                f"JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. {ALONE_HINT}"
+                f"this process is {cluster.reason}. For this, JAX needs the package {package!r}: "
+                f"pip install {package}.\n  Or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+                f"JAX_PROCESS_ID yourself. {ALONE_HINT}"
             )
     try:
         jax.distributed.initialize(
@@ -167,7 +174,7 @@ def _let_jax_join(cluster: Cluster, timeout_seconds: float, heartbeat_timeout_se
         )
     except (RuntimeError, ValueError) as error:
         raise PeersError(
-            f"this is {cluster.reason}, and JAX could not connect it to the others: {error}\n"
+            f"this process is {cluster.reason}, and JAX could not connect it to the others: {error}\n"
             "  Set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID yourself. "
             f"{ALONE_HINT}"
         ) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint import is_held
+from meshwright.checkpoint import is_locked
 from meshwright.docstrings import documented
 from meshwright.documents import read_file
 
@@ -46,7 +46,7 @@ def ending_of(
     if "://" in checkpoints:  # object stores have no locks
         goes_on = silent_seconds is not None and silent_seconds < _STILL_NEW
     else:
-        goes_on = is_held(Path(checkpoints))
+        goes_on = is_locked(Path(checkpoints))
     return Ending("running" if goes_on else "killed")
 
 

@@ -15,7 +15,7 @@ from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
 from meshwright.formats import Contents, contents
 from meshwright.metrics import salvage_jsonl
-from meshwright.process import is_held
+from meshwright.process import is_locked
 from meshwright.report._back import Back, times_back
 from meshwright.report._ending import Ending, Incident, ending_of, incidents_of
 from meshwright.report._history import (
@@ -236,7 +236,7 @@ def _ending(files: _Files, checkpoints: str | None, history: History) -> Ending:
     if "outcome.json" in files:
         outcome = files.read("outcome.json", _json_object)
         return Ending("unknown") if outcome is None else ending_of(outcome, checkpoints, None)
-    if is_held(files.directory / ".run.lock"):  # a run in rounds does not hold its checkpoints' lock
+    if is_locked(files.directory / ".run.lock"):  # a run in rounds does not hold its checkpoints' lock
         return Ending("running")
     silent = None if history.last is None else time.time() - history.last.get("time", 0.0)
     return ending_of(None, checkpoints, silent)

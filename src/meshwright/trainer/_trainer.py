@@ -10,7 +10,7 @@ from meshwright import process
 from meshwright.adapters import functional
 from meshwright.checkpoint import Keep
 from meshwright.deployer import Deployer
-from meshwright.engine import Logging, Profile, Stop, Watchdog, describe, settings_of
+from meshwright.engine import Logging, Profile, Stop, Watchdog, comparable_settings, describe
 from meshwright.functions import step_of
 from meshwright.input import Collate
 from meshwright.predictor import Predictor
@@ -96,7 +96,7 @@ class Trainer(Generic[Params]):
         name: str | None = None,
     ):
         given = {key: value for key, value in locals().items() if key not in _ARRAYS}
-        self._settings = settings_of(given) if jax.process_count() > 1 else {}
+        self._settings = comparable_settings(given) if jax.process_count() > 1 else {}
         check_step(loss, train_step, microbatches)
         narrowing(compute_dtype)  # raises if it is no dtype
         self.deployer, self._place = deployer, Place(deployer, name)
@@ -267,7 +267,7 @@ class Trainer(Generic[Params]):
             check_in_round(call)
         with process.telling():
             if jax.process_count() > 1:
-                settings = self._settings | settings_of(given)
+                settings = self._settings | comparable_settings(given)
                 process.compare("the settings of the trainer", lambda: settings)
             place = self._place.open(schedule.needs_workdir)
             described = lambda: self._described + describe({"fit": given})  # noqa: E731

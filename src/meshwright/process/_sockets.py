@@ -1,6 +1,6 @@
-"""Sockets as the processes of a run use them, one line of JSON each way to say hello.
+"""Helpers for the TCP sockets between the processes of a run: to connect, and to exchange lines of JSON.
 
-Sockets go straight to the address, whatever proxies the environment names.
+Sockets connect directly to an address and use no proxy, whatever the environment says.
 """
 
 import contextlib
@@ -10,25 +10,26 @@ from collections.abc import Iterable
 from typing import Any
 
 LINE_SECONDS = 5
-"""Seconds that a connected process may take to send one line."""
+"""The seconds that a connected process may take to send one line."""
 _CONNECT_SECONDS = 5
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""A host that lost its power is noticed after so many seconds, and as many times three."""
+"""The system asks an idle peer after 10 seconds, and then three times at intervals of 10 seconds. So a host
+that lost its power is noticed after 40 seconds."""
 
 
 def connect(address: str) -> socket.socket:
     """Return a connection to `host:port`."""
-    return socket.create_connection(split(address), timeout=_CONNECT_SECONDS)
+    return socket.create_connection(split_address(address), timeout=_CONNECT_SECONDS)
 
 
-def split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Return the host and the port of `host:port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def tell_line(peers: Iterable[socket.socket], message: dict[str, Any]) -> None:
-    """Say one line to each of `peers`. Who has left need not hear it."""
+def send_line(peers: Iterable[socket.socket], message: dict[str, Any]) -> None:
+    """Send a message as one line of JSON to each of `peers`. Errors of closed connections are ignored."""
     for peer in peers:
         with contextlib.suppress(OSError):
             peer.settimeout(LINE_SECONDS)
@@ -36,7 +37,7 @@ def tell_line(peers: Iterable[socket.socket], message: dict[str, Any]) -> None:
 
 
 def read_line(peer: socket.socket, timeout_seconds: float) -> Any:
-    """Return the next line as JSON, or None where nothing sensible comes. Nothing after it is read."""
+    """Return the next line, parsed as JSON, or None if no valid line comes in time. It reads nothing more."""
     peer.settimeout(timeout_seconds)
     try:
         with peer.makefile("rb", buffering=0) as lines:
@@ -46,11 +47,11 @@ def read_line(peer: socket.socket, timeout_seconds: float) -> Any:
 
 
 def stay_connected(peer: socket.socket) -> None:
-    """Have the system look from time to time whether the other side is still there."""
+    """Turn on TCP keep-alive, so that the system notices when the host of a peer is gone."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEP_ALIVE.items():
-        if hasattr(socket, name):  # not all systems have them all
+        if hasattr(socket, name):  # some systems lack some of them
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

@@ -1,4 +1,4 @@
-"""Work that process 0 does for all, and work that all processes do or none."""
+"""Functions that run on process 0 for all processes, or on all processes with one common error."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -13,11 +13,16 @@ T = TypeVar("T")
 
 
 def on_lead(act: Callable[[], T]) -> T:
-    """Call `act` on process 0 and return its result, which JSON can hold, or raise its error, everywhere.
+    """Call a function on process 0; return its result, or raise its error, on every process. Collective.
 
-    An error that is neither ours nor the system's is raised as it is where it was raised; elsewhere, and
-    errors of the system everywhere, become a `MeshwrightError`.
-    Collective: call it on the main thread of all processes.
+    An error of a user's function is raised unchanged on process 0, and as a `MeshwrightError` on the others.
+    An `OSError` becomes a `MeshwrightError` on all processes.
+
+    Args:
+      act: The function to call. JSON must be able to hold its result.
+
+    Raises:
+      MeshwrightError: `act` raised an error.
     """
     answer, error = _answer(act) if is_lead() else (None, None)
     answer = agree(answer)
@@ -28,19 +33,24 @@ def on_lead(act: Callable[[], T]) -> T:
     raise error_of(answer) from error
 
 
-def together(act: Callable[[], T]) -> T:
-    """Call `act` on every process and return its result, or raise one error everywhere if any failed.
+def on_all(act: Callable[[], T]) -> T:
+    """Call a function on every process and return its result, or raise the same error on all. Collective.
 
-    Where several failed that is an error that is not a `DamagedError`, if there is one, and of these
-    the first process's, raised as by `on_lead`. Collective: call it on the main thread of all processes;
-    `act` must not be.
+    If several processes fail, the error is that of the first one whose error is not a `DamagedError`, or of
+    the first one. It is raised as by `on_lead`.
+
+    Args:
+      act: The function to call. It must not be collective.
+
+    Raises:
+      MeshwrightError: `act` raised an error on some process.
     """
     result, failure, error = None, None, None
     try:
         result = act()
-    except Exception as raised:  # whatever it is, the others must hear of it
+    except Exception as raised:  # any error must reach the other processes
         failure, error = failure_of(raised), raised
-    failures = {number: said for number, said in enumerate(gather(failure)) if said}
+    failures = {number: each for number, each in enumerate(gather(failure)) if each}
     if not failures:
         return cast(T, result)
     number = min(failures, key=lambda number: (failures[number]["kind"] == "DamagedError", number))
@@ -50,12 +60,12 @@ def together(act: Callable[[], T]) -> T:
 
 
 def _is_users(error: Exception) -> bool:
-    """Return whether a user's function raised it: it is neither ours nor the system's."""
+    """Return whether an error comes from a user's function: from neither Meshwright nor the system."""
     return not isinstance(error, MeshwrightError | OSError)
 
 
 def _answer(act: Callable[[], T]) -> tuple[dict, Exception | None]:
     try:
         return {"result": act()}, None
-    except Exception as error:  # whatever it is, the others must hear of it
+    except Exception as error:  # any error must reach the other processes
         return failure_of(error), error

@@ -19,11 +19,11 @@ import errno, fcntl, os, sys
 from pathlib import Path
 from meshwright import process
 
-held = process.hold(Path(sys.argv[1]))
+held = process.lock_directory(Path(sys.argv[1]))
 def flock(file, how):
     raise OSError(errno.ENOLCK, "no locks")
 fcntl.flock = flock
-held_too = process.hold(Path(sys.argv[2]))
+held_too = process.lock_directory(Path(sys.argv[2]))
 if not (pid := os.fork()):  # a data loader's worker
     held.close()
     held_too.close()
@@ -51,7 +51,7 @@ def file(request, tmp_path, monkeypatch):
 def left_by(file, **changes):
     """Leave what a killed process leaves that held the directory, with changes to what it says."""
     with_pid = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
-    held = process.hold(file)
+    held = process.lock_directory(file)
     name = file.with_name(f"{file.name}.holder")
     said = json.loads(name.read_text())
     held.close()
@@ -63,18 +63,18 @@ def left_by(file, **changes):
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_no_hindrance(number, tmp_path, monkeypatch):
     no_locks(monkeypatch, number)
-    process.hold(tmp_path / ".lock").close()
+    process.lock_directory(tmp_path / ".lock").close()
 
 
 def test_a_second_one_is_refused_and_told_who_is_there_and_nothing_of_it_is_left(file):
-    held = process.hold(file)
-    assert process.is_held(file)
+    held = process.lock_directory(file)
+    assert process.is_locked(file)
     with pytest.raises(UsageError, match=rf"{file.parent} is already in use by process {os.getpid()} on "):
-        process.hold(file)
+        process.lock_directory(file)
     held.close()
-    assert not process.is_held(file)
+    assert not process.is_locked(file)
     assert [path.name for path in file.parent.iterdir()] == [".lock"]
-    process.hold(file).close()
+    process.lock_directory(file).close()
 
 
 def test_another_process_holds_whatever_its_forks_do_until_it_is_killed_wherever_there_are_locks(
@@ -86,31 +86,31 @@ def test_another_process_holds_whatever_its_forks_do_until_it_is_killed_wherever
         assert holder.stdout.readline() == "held\n"
         for _ in range(2):  # seen from where there are locks, and from where there are none
             for file in files:
-                assert process.is_held(file)
+                assert process.is_locked(file)
                 with pytest.raises(UsageError, match=f"in use by process {holder.pid} on "):
-                    process.hold(file)
+                    process.lock_directory(file)
             no_locks(monkeypatch)
         holder.kill()
     for file in files:
-        assert not process.is_held(file)
-        process.hold(file).close()
+        assert not process.is_locked(file)
+        process.lock_directory(file).close()
 
 
 def test_without_locks_a_process_of_another_machine_is_never_taken_for_dead(tmp_path, monkeypatch):
     no_locks(monkeypatch)
     name = left_by(tmp_path / ".lock", machine="another", host="far")
-    with pytest.raises(UsageError, match=rf"on far .*\n  If it is gone: delete {name}.*-o flock"):
-        process.hold(tmp_path / ".lock")
-    assert process.is_held(tmp_path / ".lock")
+    with pytest.raises(UsageError, match=rf"on far .*\n  If that process has ended, delete {name}.*-o flock"):
+        process.lock_directory(tmp_path / ".lock")
+    assert process.is_locked(tmp_path / ".lock")
     name.unlink()
-    process.hold(tmp_path / ".lock").close()
+    process.lock_directory(tmp_path / ".lock").close()
 
 
 def test_where_a_lock_is_had_a_name_from_another_machine_is_told(tmp_path, caplog):
     left_by(tmp_path / ".lock", machine="another", host="far")
-    process.hold(tmp_path / ".lock").close()
+    process.lock_directory(tmp_path / ".lock").close()
     assert "on far" in caplog.text
-    assert "it still runs, and the locks of this file system hold on one machine only" in caplog.text
+    assert "and the locks of this file system work on one machine only" in caplog.text
 
 
 def test_without_locks_a_name_that_was_never_written_holds_and_with_them_it_does_not(tmp_path, monkeypatch):
@@ -118,8 +118,8 @@ def test_without_locks_a_name_that_was_never_written_holds_and_with_them_it_does
     with monkeypatch.context() as patched:
         no_locks(patched)
         with pytest.raises(UsageError, match=r"in use by another process.*\n.*delete .*\.lock\.holder"):
-            process.hold(tmp_path / ".lock")
-    process.hold(tmp_path / ".lock").close()
+            process.lock_directory(tmp_path / ".lock")
+    process.lock_directory(tmp_path / ".lock").close()
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_what_is_no_name_is_taken_for_none(said, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         no_locks(patched)
         with pytest.raises(UsageError, match="in use by another process"):
-            process.hold(tmp_path / ".lock")
-    process.hold(tmp_path / ".lock").close()
+            process.lock_directory(tmp_path / ".lock")
+    process.lock_directory(tmp_path / ".lock").close()
     (tmp_path / ".lock.holder").write_text("[" * 100_000)
-    process.hold(tmp_path / ".lock").close()
+    process.lock_directory(tmp_path / ".lock").close()
 
 
 def test_a_number_that_another_process_has_now_is_not_the_holder(tmp_path, monkeypatch):
     no_locks(monkeypatch)
     left_by(tmp_path / ".lock", pid=os.getppid())
-    process.hold(tmp_path / ".lock").close()
+    process.lock_directory(tmp_path / ".lock").close()
 
 
 def test_of_many_who_find_a_dead_ones_name_one_at_a_time_holds(tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_of_many_who_find_a_dead_ones_name_one_at_a_time_holds(tmp_path, monkeyp
 
     def take():
         try:
-            held = process.hold(file)
+            held = process.lock_directory(file)
         except UsageError:
             return
         inside.append(1)
@@ -170,9 +170,9 @@ def test_of_many_who_find_a_dead_ones_name_one_at_a_time_holds(tmp_path, monkeyp
 
 def test_whoever_took_over_by_hand_is_not_robbed(tmp_path, monkeypatch):
     no_locks(monkeypatch)
-    first = process.hold(tmp_path / ".lock")
+    first = process.lock_directory(tmp_path / ".lock")
     (tmp_path / ".lock.holder").unlink()
-    second = process.hold(tmp_path / ".lock")
+    second = process.lock_directory(tmp_path / ".lock")
     first.close()
-    assert process.is_held(tmp_path / ".lock")
+    assert process.is_locked(tmp_path / ".lock")
     second.close()

@@ -1,4 +1,4 @@
-"""The texts that a run writes about itself: its settings, machine, start and end. They hold no secrets."""
+"""The files in which a run describes itself: settings, environment and outcome. They contain no secrets."""
 
 import contextlib
 import importlib.metadata
@@ -21,7 +21,7 @@ from meshwright.train import describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
 ATTEMPTS = "attempts"
-"""The folder of the settings of each attempt, by the step that it went on from."""
+"""The folder with the settings of each attempt, by the step from which it continued."""
 _SECRET = "**********"
 """The text shown in place of a secret, as in pydantic."""
 
@@ -29,10 +29,18 @@ _SECRET = "**********"
 def write_description(
     directory: Path, settings: Settings, checkpoints: Checkpoints | None, training: Training, step: int
 ) -> None:
-    """Write down what runs, how it was started and where, without secrets. For one process to call."""
+    """Write the settings, the command and the environment of a run, without secrets. Only process 0 calls it.
+
+    Args:
+      directory: The run directory.
+      settings: The settings of the run.
+      checkpoints: The checkpoints of the run; None if it saves none.
+      training: The parts of the run.
+      step: The step from which the run continues.
+    """
     origin = settings.origin
     secrets = secrets_in(origin)
-    described = hidden(settings.described(), secrets)
+    described = without_secrets(settings.described(), secrets)
     (directory / "experiment.txt").write_text(described)
     (directory / ATTEMPTS).mkdir(exist_ok=True)
     (directory / ATTEMPTS / f"{step_name(step)}.txt").write_text(described)
@@ -46,29 +54,38 @@ def write_description(
 
 
 def secrets_in(origin: Mapping[str, Any] | None) -> list[str]:
-    """Return the settings that may not be written down."""
+    """Return the values of secret settings, which must not be written to files.
+
+    Args:
+      origin: How the run was started, as `Settings.origin`; its secrets are objects of pydantic.
+    """
     settings = (origin or {}).get("settings", {}).values()
     return [setting.get_secret_value() for setting in settings if hasattr(setting, "get_secret_value")]
 
 
-def hidden(text: str, secrets: Sequence[str]) -> str:
-    """Return a text without secrets, which functions may close over as well."""
+def without_secrets(text: str, secrets: Sequence[str]) -> str:
+    """Return a text with each secret replaced by asterisks."""
     for secret in filter(None, secrets):
         text = text.replace(secret, _SECRET)
     return text
 
 
 def write_outcome(directory: Path, outcome: Mapping[str, Any] | None) -> None:
-    """Write down how the run ended; None takes back what was written before. For one process to call."""
+    """Write how the run ended; None removes the outcome of the attempt before. Only process 0 calls it."""
     (directory / "outcome.json").unlink(missing_ok=True)
     if outcome is not None:
         _write_json(directory / "outcome.json", outcome)
 
 
 def environment(mesh: jax.sharding.Mesh, secrets: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the versions, devices and command line of this run."""
+    """Return the versions, devices and command line of this run, as values for JSON.
+
+    Args:
+      mesh: The mesh of the run.
+      secrets: Texts that are replaced in the command line.
+    """
     return {
-        "command": [hidden(word, secrets) for word in sys.argv],
+        "command": [without_secrets(word, secrets) for word in sys.argv],
         "commit": _commit(),
         "host": platform.node(),
         "python": platform.python_version(),
@@ -88,10 +105,10 @@ def _commit() -> str | None:
 
 
 def _secret(value: Any) -> str:
-    """Return what JSON says of a secret.
+    """Return asterisks for a secret.
 
     Raises:
-      TypeError: it is something else that JSON has no word for.
+      TypeError: The value is not a secret, and JSON cannot hold it.
     """
     if secrets_in({"settings": {"": value}}):
         return _SECRET

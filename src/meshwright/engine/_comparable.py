@@ -1,7 +1,8 @@
-"""The settings that processes compare before they run one program.
+"""The settings that all processes must share. They are compared before the processes run one program.
 
-That is the description, without what each process may have for itself, and beside it a digest of the code of
-each function in it: of a policy, or of what makes batches of examples, no compiled program tells.
+These are the lines of the description, except for settings that may differ between processes, and a digest of
+the code of each function in it. No compiled program shows the code of a policy or of a function that makes
+batches.
 """
 
 import functools
@@ -16,30 +17,39 @@ from meshwright import description
 from meshwright.engine._describe import MAX_DEPTH, MAX_ROWS, describe
 from meshwright.engine._made_from import made_from
 
-OWN = ("workdir", "save.directory", "logging.trackers", "profile")
-"""Settings that a process may have for itself. That all see one directory is looked at where it is opened."""
+_MAY_DIFFER = ("workdir", "save.directory", "logging.trackers", "profile")
+"""Settings that may differ between processes. `_directory` checks that all see the same run directory."""
 _LOCAL_PATH = re.compile(r"'(?![a-z0-9]+://)[^']*[/\\][^']*'|'file:[^']*'")
 
 
-def settings_of(described: Any) -> dict[str, str]:
-    """Return, by path, what must be the same on all processes of a description, an experiment or settings.
+def comparable_settings(described: Any) -> dict[str, str]:
+    """Return the settings of a description that must be the same on all processes, by dotted path.
 
-    Paths on a machine are not among it: each machine may have its own. (Nor are patterns with a slash: of
-    what they decide the program tells.)
+    Local paths are left out, because each machine may have its own. So are patterns with a slash, because
+    the compiled program shows what they decide.
+
+    Args:
+      described: An `Experiment`, or a dictionary of settings.
     """
-    said = description.values(describe(described))
-    settings = {path: _LOCAL_PATH.sub("<path>", value) for path, value in said.items()}
+    lines = description.values(describe(described))
+    settings = {path: _LOCAL_PATH.sub("<path>", value) for path, value in lines.items()}
     code = itertools.islice(_code("", described, ()), MAX_ROWS)
     both = {**settings, **{f"{path}: code": digest for path, digest in code if digest}}
-    return {path: value for path, value in both.items() if not _is_own(path)}
+    return {path: value for path, value in both.items() if not _may_differ(path)}
 
 
-def _is_own(path: str) -> bool:
-    return any(path == own or path.startswith((f"{own}.", f"{own}:")) for own in OWN)
+def _may_differ(path: str) -> bool:
+    return any(path == name or path.startswith((f"{name}.", f"{name}:")) for name in _MAY_DIFFER)
 
 
 def _code(path: str, value: Any, above: tuple[int, ...]) -> Iterator[tuple[str, str | None]]:
-    """Yield all that `value` was made from: a digest of the code where it is a function, else None."""
+    """Yield the path of each value that `value` was made from, with a digest of its code, or None.
+
+    Args:
+      path: The dotted path of the value.
+      value: The value.
+      above: The ids of the values that contain it, at which a value that contains itself ends.
+    """
     if id(value) in above or len(above) > MAX_DEPTH:
         return
     function = _unwrapped(value)
@@ -62,7 +72,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _digest(code: types.CodeType) -> str:
-    """Return a digest of what code does: of no path, line or address."""
+    """Return a digest of what code does. Paths, line numbers and addresses in memory do not change it."""
     found = hashlib.sha256(code.co_code)
     found.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
     for constant in code.co_consts:
@@ -73,6 +83,6 @@ def _digest(code: types.CodeType) -> str:
 def _constant(constant: Any) -> str:
     if isinstance(constant, types.CodeType):
         return _digest(constant)
-    if isinstance(constant, frozenset):  # whose order is another in each process
+    if isinstance(constant, frozenset):  # its order differs between processes
         return repr(sorted(map(repr, constant)))
     return repr(constant)

@@ -1,4 +1,4 @@
-"""The roll call among threads: what each process hears when something is wrong."""
+"""The rendezvous among threads: the error that each process gets when something is wrong."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def answers(address, *calls, timeout_seconds=20):
     def one(call):
         process_id, number = call
         try:
-            process.roll_call(address, number, process_id, timeout_seconds=timeout_seconds).close()
+            process.rendezvous(address, number, process_id, timeout_seconds=timeout_seconds).close()
         except PeersError as error:
             return str(error)
 

@@ -1,4 +1,4 @@
-"""The environment that a compiled program depends on: versions, flags, devices, settings of JAX."""
+"""The environment on which compiled programs depend: versions, flags, devices, and settings of JAX."""
 
 import importlib.metadata
 import os
@@ -11,11 +11,11 @@ import jax
 _PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "ml_dtypes")
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _VARIABLES = ("NVIDIA_TF32_OVERRIDE",)
-_OWN = re.compile(
+_MAY_DIFFER = re.compile(
     r"JAX_(PROCESS_|NUM_PROCESSES|COORDINATOR_|LOCAL_DEVICE_IDS|CUDA_VISIBLE|ROCM_VISIBLE|.*(LOG|DUMP|_DIR|TRACEBACK))"
 )
-"""Variables of JAX that each process may have for itself."""
-_OWN_FLAGS = re.compile(r"--xla_(dump_|force_host_platform_device_count|.*(_dir|_path|_file)$)")
+"""Variables of JAX that may differ between processes."""
+_FLAGS_MAY_DIFFER = re.compile(r"--xla_(dump_|force_host_platform_device_count|.*(_dir|_path|_file)$)")
 _SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -34,7 +34,7 @@ _SETTINGS = (
 
 
 def software() -> dict[str, str]:
-    """Return versions, and the flags and variables of which programs depend. Touches no device."""
+    """Return the versions, flags and variables on which programs depend, by name. It uses no device."""
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for package in _PACKAGES:
         try:
@@ -44,11 +44,11 @@ def software() -> dict[str, str]:
     for name in _FLAGS:
         found |= {f"{name} {flag}": value for flag, value in _flags(os.environ.get(name, ""))}
     shown = (name for name in sorted(os.environ) if name.startswith("JAX_") or name in _VARIABLES)
-    return found | {name: os.environ[name] for name in shown if not _OWN.match(name)}
+    return found | {name: os.environ[name] for name in shown if not _MAY_DIFFER.match(name)}
 
 
 def hardware() -> dict[str, str]:
-    """Return the kinds of this process's devices, and the settings of JAX of which numbers depend."""
+    """Return the kinds of this process's devices and the settings of JAX on which numbers depend, by name."""
     devices = jax.local_devices()
     settings = {name: repr(getattr(jax.config, name)) for name in _SETTINGS if hasattr(jax.config, name)}
     return {
@@ -59,8 +59,8 @@ def hardware() -> dict[str, str]:
 
 
 def _flags(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the flags of a variable and their values, however they are ordered."""
+    """Yield the flags in a variable and their values, sorted, because their order does not matter."""
     for flag in sorted(text.split()):
         name, _, value = flag.partition("=")
-        if not _OWN_FLAGS.match(name):
+        if not _FLAGS_MAY_DIFFER.match(name):
             yield name, value

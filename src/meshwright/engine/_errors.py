@@ -1,0 +1,48 @@
+"""Context managers that turn errors into messages for the user: the setting that is wrong, or a full disk."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+
+
+@contextlib.contextmanager
+def errors_naming(field: str, kind: type[MeshwrightError] = MeshwrightError) -> Iterator[None]:
+    """Put the name of a setting before the message of an error that the block raises.
+
+    Args:
+      field: The name of the setting, such as `input.batch_size`. A message that begins with it does not
+        change.
+      kind: The class of errors that get the name.
+    """
+    try:
+        yield
+    except kind as error:
+        if str(error).startswith(f"{field} "):
+            raise
+        parameter = field.rpartition(".")[2]  # some messages begin with it
+        raise type(error)(f"{field}: {str(error).removeprefix(f'{parameter}: ')}") from None
+
+
+@contextlib.contextmanager
+def explaining_full_disk(directory: Path) -> Iterator[None]:
+    """Replace the error of a full disk in the block by one that says how to go on.
+
+    Args:
+      directory: The directory that the run writes its files to.
+
+    Raises:
+      MeshwrightError: A disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise MeshwrightError(
+            f"the run ended because a disk is full: {error}. The run writes its files to {directory}.\n"
+            "  Free some space there, or, if the run directory is a URL, set TMPDIR to a larger directory. "
+            "Then run the same command again: it continues from the newest checkpoint."
+        ) from error

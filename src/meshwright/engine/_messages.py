@@ -1,0 +1,31 @@
+"""Lines of text for the user: on the screen of process 0, and in the log of each process."""
+
+import logging
+from collections.abc import Callable
+
+from meshwright import process
+from meshwright.errors import printable
+from meshwright.metrics import Console
+
+log = logging.getLogger("meshwright")
+
+
+def line_printer(
+    console: Console, level: int = logging.INFO, *, is_shown: bool = True
+) -> Callable[[str], None]:
+    """Return a function that shows a line to the user.
+
+    Args:
+      console: The screen of process 0.
+      level: The level of the line in the log.
+      is_shown: True to show the line on the screen of process 0, too. All processes log it in any case.
+    """
+
+    def say(text: str) -> None:
+        shows = is_shown and process.is_lead()
+        if log.hasHandlers() or not shows:  # without a handler, Python would print the line a second time
+            log.log(level, text.strip())
+        if shows:
+            console.say(printable(text))
+
+    return say

@@ -1,0 +1,180 @@
+"""The open resources of a run: its directory, checkpoints, screen, signals and watchdog."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright import process
+from meshwright.checkpoint import Checkpoints
+from meshwright.engine._directory import compiled_programs, log_file, open_directory
+from meshwright.engine._errors import errors_naming, explaining_full_disk
+from meshwright.engine._kept_open import KeptOpen
+from meshwright.engine._messages import line_printer
+from meshwright.engine._record import Record
+from meshwright.engine._settings import Saving, Settings
+from meshwright.errors import UsageError
+from meshwright.metrics import Console, sync_jsonl
+from meshwright.storage import join
+from meshwright.train import RunningWatchdog, TrainState, Tx, check_finite
+
+log = logging.getLogger("meshwright")
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """The open resources of a run."""
+
+    directory: Path | None
+    """The directory of the run's files; None for a run that writes no files."""
+    console: Console
+    """The screen of process 0."""
+    checkpoints: Checkpoints | None
+    """The checkpoints of the run; None if it saves none."""
+    signals: process.Signals
+    """The signals that stop the run."""
+    record: Record
+    """Writes the settings, the outcome and the page."""
+    watch: RunningWatchdog
+    """The watchdog."""
+    say: Callable[[str], None]
+    """Shows a line to the user."""
+    detail: Callable[[str], None]
+    """Shows a detail, on the screen only if the run is verbose."""
+    started: float
+    """The time when the user started the run, on the clock `time.monotonic`."""
+    kept_open: KeptOpen | None = None
+    """The run directory if it stays open for further trainings."""
+
+
+@contextlib.contextmanager
+def open_run(
+    settings: Settings,
+    target: TrainState,
+    optimizer: Tx,
+    watch: RunningWatchdog,
+    started: float,
+    kept_open: KeptOpen | None = None,
+) -> Iterator[OpenRun]:
+    """Open the resources of a run, and close them however the run ends. Collective.
+
+    Args:
+      settings: The settings of the run.
+      target: The state as structs.
+      optimizer: The optimizer. It decides which parts of a saved state must be finite.
+      watch: The watchdog, which is already open.
+      started: The time when the user started the run, on the clock `time.monotonic`.
+      kept_open: The run directory that stays open for further trainings; such a run saves no checkpoints.
+
+    Raises:
+      UsageError: Another run uses the directory, or it cannot be written to.
+      MeshwrightError: At the end, if some files of a run at a URL could not be uploaded.
+    """
+    console = Console(None)
+    say = settings.say or line_printer(console)
+    detail = settings.detail or line_printer(console, is_shown=settings.is_verbose)
+    checkpoints = checkpoints_for(settings, target, optimizer)
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(process.signals())
+        if settings.place is None:
+            record = stack.enter_context(Record(None, settings))
+            yield OpenRun(None, console, checkpoints, signals, record, watch, say, detail, started)
+            return
+        if kept_open is not None:
+            directory, record = stack.enter_context(_opened_before(kept_open, settings))
+            stack.enter_context(compiled_programs(settings.compile.cache))
+            yield OpenRun(directory, console, None, signals, record, watch, say, detail, started, kept_open)
+            return
+        with errors_naming("workdir"):
+            warn = settings.say or line_printer(console, logging.WARNING)
+            has_checkpoints = settings.saving is not None and settings.saving.directory is None
+            directory, upload = stack.enter_context(
+                open_directory(settings.place, warn, shared=has_checkpoints)
+            )
+        record = stack.enter_context(Record(directory, settings))
+        if checkpoints is not None:
+
+            def keep_reports() -> None:  # a run that continues from the checkpoint needs all reports so far
+                sync_jsonl(directory / "metrics.jsonl")
+                upload()
+
+            checkpoints.before_commit = keep_reports
+            with errors_naming(f"{settings.saving.field}.directory" if settings.saving else "workdir"):
+                stack.enter_context(checkpoints)
+        stack.enter_context(log_file(directory))
+        stack.enter_context(compiled_programs(settings.compile.cache))
+        yield OpenRun(directory, console, checkpoints, signals, record, watch, say, detail, started)
+
+
+@contextlib.contextmanager
+def _opened_before(kept_open: KeptOpen, settings: Settings) -> Iterator[tuple[Path, Record]]:
+    """Yield the directory that stays open and its record, which learns of an error that ends a training."""
+    directory, record = kept_open.open(settings)
+    try:
+        with explaining_full_disk(directory):
+            yield directory, record
+    except BaseException as error:
+        log.exception("the training ended with an error")
+        record.fail(error)
+        raise
+
+
+def checkpoints_for(settings: Settings, target: TrainState, optimizer: Tx) -> Checkpoints | None:
+    """Return the checkpoints of a run, which are not open yet; None if it saves none.
+
+    Args:
+      settings: The settings of the run.
+      target: The state as structs.
+      optimizer: The optimizer. It decides which parts of a saved state must be finite.
+
+    Raises:
+      UsageError: A setting of the checkpoints is wrong; the message names it.
+    """
+    saving = settings.saving
+    if saving is None or settings.place is None:
+        return None
+    with errors_naming(f"{saving.field}.directory"):
+        checkpoints = _checkpoints_at(settings.place, saving)
+    with errors_naming(f"{saving.field}.names"):
+        _check_can_continue(checkpoints.left_out(target))
+    with errors_naming(f"{saving.field}.cast"):
+        checkpoints.check(target)
+    checkpoints.check_state = check_finite(optimizer, checkpoints.settled)
+    return checkpoints
+
+
+def newest_step(checkpoints: Checkpoints | None, target: TrainState) -> int | None:
+    """Return the step of the newest checkpoint, or None if a run must make a first state. Collective.
+
+    A run needs its first state also if checkpoints contain only a part of the state.
+
+    Args:
+      checkpoints: The checkpoints of the run; None if it saves none.
+      target: The state as structs.
+    """
+    if checkpoints is None or checkpoints.left_out(target):
+        return None
+    return process.on_lead(checkpoints.latest)
+
+
+def _check_can_continue(left_out: set[str]) -> None:
+    if needed := sorted(left_out & {"step", "seed"}):
+        raise UsageError(
+            f"it leaves out {needed[0]!r}, which a run needs to continue from a checkpoint. Give it a name."
+        )
+
+
+def _checkpoints_at(place: str, saving: Saving) -> Checkpoints:
+    try:
+        return Checkpoints(
+            saving.directory or join(place, "checkpoints"),
+            keep=saving.keep,
+            cast=saving.cast,
+            names=saving.names,
+            host_nbytes=saving.host_nbytes,
+        )
+    except UsageError as error:
+        if saving.directory is None:
+            raise UsageError(f"{error}\n  Give another directory for the checkpoints of {place}.") from None
+        raise
