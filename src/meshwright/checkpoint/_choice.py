@@ -136,21 +136,27 @@ def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], pa
     """
     if len(chosen) == 1:
         return next(iter(chosen))
-    why = f"keeps its best checkpoints by several scores, {_shown(chosen)}" if chosen else "does not say"
+    why = f"keeps its best by several scores, {_shown(chosen)}" if chosen else "keeps none by a score"
+    names = _names(saved)
     raise UsageError(
-        f"which checkpoint is the best? {path} {why}.\n  Name a score: {_names(saved) or 'none is saved'}."
+        f"which checkpoint of {path} is the best? The run {why}.\n"
+        f"  {f'Name a score: {names}.' if names else 'No scores are saved: evaluate when you save.'}"
     )
 
 
 def _no_score(
     name: str, chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
 ) -> CheckpointError:
-    close = nearest(name, {score for of in saved.values() for score in of})
+    names = {score for of in saved.values() for score in of}
+    close = nearest(name, names)
+    hint = f". Did you mean {close!r}?" if close else "."
+    if name in names:
+        hint = " that is a number: all are NaN."
     by = f"\n  The run keeps its best checkpoints by {_shown(chosen)}." if chosen else ""
     return CheckpointError(
-        f"no checkpoint in {directory} has a score {name!r}.{f' Did you mean {close!r}?' if close else ''}\n"
-        f"  The scores of its {len(saved)} checkpoints are {_names(saved) or 'none'}.{by}\n"
-        "  Scores are saved with a checkpoint if its step is evaluated."
+        f"no checkpoint in {directory} has a score {name!r}{hint}\n"
+        f"  Scores of its checkpoints: {_names(saved) or 'none'}.{by}\n"
+        "  A checkpoint is saved with the scores of its own step, if that is evaluated."
     )
 
 
