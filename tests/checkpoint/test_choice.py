@@ -73,7 +73,7 @@ def test_a_score_s_own_name_says_which_values_are_better_unless_it_is_said(run_o
 def test_where_nothing_says_which_values_are_better_it_is_asked(run_of):
     with pytest.raises(UsageError, match="nothing tells whether lower or higher values of 'test/distance'"):
         open_best(run_of(KEPT_BY_LOSS), "test/distance")
-    with pytest.raises(UsageError, match="mode='mean' is neither 'min' nor 'max'"):
+    with pytest.raises(UsageError, match="mode='mean': expected 'min' or 'max'"):
         open_best(run_of(KEPT_BY_LOSS), "test/distance", "mean")
 
 
@@ -114,3 +114,10 @@ def test_of_a_score_that_is_never_a_number_no_checkpoint_is_the_best(tmp_path):
         checkpoints.save(1, {"x": 1}, {"scores": {"test/loss": float("nan")}})
     with pytest.raises(CheckpointError, match="has a score 'test/loss' that is a number: all are NaN"):
         open_best(tmp_path, "test/loss")
+
+
+def test_a_checkpoint_whose_score_cannot_be_read_is_passed_over_aloud(run_of, caplog):
+    run = run_of(KEPT_BY_LOSS)
+    (run / "checkpoints/step_00000020/manifest.json").write_text("{")
+    assert open_best(run).step == 30
+    assert "is one of the others: of step 20 the scores cannot be read" in caplog.text
