@@ -130,7 +130,7 @@ def start(
     from meshwright import experiment, process
 
     process.start()
-    with process.telling():
+    with process.sharing_errors():
         function = load(target)
         if check is not None:
             check(function)

@@ -25,7 +25,7 @@ def evaluate(
       MeshwrightError: As `run` before its first step.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(process.telling())
+        stack.enter_context(process.sharing_errors())
         training = make(stack, unwatched())
         process.compare("the state and the examples", training.facts)
         for one in training.evaluations:

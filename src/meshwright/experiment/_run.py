@@ -83,7 +83,7 @@ def run(
       >>> outcome.step
       2
     """
-    with process.telling():
+    with process.sharing_errors():
         experiment = _on_devices(experiment)
         settings = settings_for(experiment, origin)
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
@@ -122,7 +122,7 @@ def evaluate(experiment: Experiment) -> dict[str, float]:
     """
     if not experiment.evaluations:
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
-    with process.telling():
+    with process.sharing_errors():
         experiment = _on_devices(experiment)
         settings = settings_for(experiment, None)
         return evaluate_parts(settings, experiment.optimizer, partial(training_of, experiment))

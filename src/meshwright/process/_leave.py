@@ -17,7 +17,7 @@ from types import TracebackType
 import jax
 
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightError
-from meshwright.process._alike import came_from_another, tell
+from meshwright.process._compare import failed_elsewhere, share_error
 from meshwright.process._member import member
 from meshwright.process._peers import begin_shared, lost_peer, say_at_end, say_left
 
@@ -42,7 +42,7 @@ def _leave_now(exit_code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
-    time.sleep(max(member.lingers_seconds, _OTHERS_LINGER_SECONDS if came_from_another() else 0))
+    time.sleep(max(member.exit_delay_seconds, _OTHERS_LINGER_SECONDS if failed_elsewhere() else 0))
     os._exit(exit_code)
 
 
@@ -57,7 +57,7 @@ def shared_work() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        member.asked_to_exit = error
+        member.system_exit = error
         raise
     except Exception as error:
         lost = lost_peer(error)
@@ -72,7 +72,7 @@ def leave_at_once_after_a_crash(process_id: int | None) -> None:
     One that only tells of a lost process is told in a sentence, without a traceback.
     """
     # jax.process_index() would wait for the others' devices.
-    member.lingers_seconds = _LEAD_LINGERS_SECONDS if process_id == 0 else 0
+    member.exit_delay_seconds = _LEAD_LINGERS_SECONDS if process_id == 0 else 0
     show = sys.excepthook
 
     def show_or_tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -88,10 +88,10 @@ def leave_at_once_after_a_crash(process_id: int | None) -> None:
 def _leave() -> None:
     error = getattr(sys, "last_value", None)  # set by the interpreter when it shows a traceback
     if error is not None:
-        tell(error)
+        share_error(error)
         _leave_now(_exit_code(error))
-    if member.asked_to_exit is not None:
-        code = member.asked_to_exit.code
+    if member.system_exit is not None:
+        code = member.system_exit.code
         abandon(code if isinstance(code, int) else EXIT_DONE if code is None else EXIT_FAILED)
     say_at_end()
 

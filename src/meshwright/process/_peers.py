@@ -26,8 +26,8 @@ from typing import Any
 import jax
 
 from meshwright.errors import EXIT_PEERS, PeersError
+from meshwright.process._connections import Connections
 from meshwright.process._member import close_in_forks, member
-from meshwright.process._post import Post
 
 _OWN_END_SECONDS = 3
 """Seconds for a process to fail by itself: of the same mistake, or in a collective, and to clean up."""
@@ -49,11 +49,11 @@ _LOST = re.compile(
 """Texts in JAX's errors that are caused by another process."""
 
 
-def watch_peers(post: Post) -> "Watch":
-    """Watch the processes at the other ends of `post` until this process ends."""
-    member.watch = watch = Watch(post)
-    close_in_forks(post)
-    post.attach(watch.take, watch.look)
+def watch_peers(connections: Connections) -> "Watch":
+    """Watch the processes at the other ends of `connections` until this process ends."""
+    member.watch = watch = Watch(connections)
+    close_in_forks(connections)
+    connections.attach(watch.take, watch.look)
     return watch
 
 
@@ -127,8 +127,8 @@ def finishing() -> Iterator[None]:
 class Watch:
     """The messages of the other processes, and the time by which this one must end."""
 
-    def __init__(self, post: Post):
-        self._post = post
+    def __init__(self, connections: Connections):
+        self._connections = connections
         self._at_end: dict[int, int] = {}
         self.num_shared = 0
         """Pieces of work that all share, begun here."""
@@ -142,7 +142,7 @@ class Watch:
 
     def say(self, line: Mapping[str, Any], *, but: int | None = None) -> None:
         """Tell those that are connected. Never waits."""
-        self._post.say(line, but=but)
+        self._connections.broadcast(line, but=but)
 
     def look(self) -> float | None:
         """Say and do what is due, and return in how many seconds to look again."""
@@ -196,7 +196,7 @@ class Watch:
             f"process {number} {how}, and this process cannot go on without it.\n"
             f"  Look at the messages of process {number}, and run the same command again."
         )
-        last = 0 if 0 in self._post.others else _LEAD_LINGERS_SECONDS
+        last = 0 if 0 in self._connections.others else _LEAD_LINGERS_SECONDS
         self._due = time.monotonic() + _OWN_END_SECONDS + last
         self._latest = time.monotonic() + _FINISH_SECONDS + last
         self.told.set()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import jax
 
 from meshwright.errors import PeersError, UsageError
-from meshwright.process._alike import compare, compare_at, is_seated, sit_at
 from meshwright.process._cluster import ALONE_HINT, Cluster
+from meshwright.process._compare import compare, compare_over, is_connected, use_exchange
 from meshwright.process._detect import detect
 from meshwright.process._environment import software
 from meshwright.process._leave import leave_at_once_after_a_crash
@@ -55,7 +55,7 @@ def start(
       PeersError: Some processes did not come. Every process that came raises this.
     """
     if jax.distributed.is_initialized():
-        if not is_seated():
+        if not is_connected():
             leave_at_once_after_a_crash(jax.process_index())
             compare(_VERSIONS, software)
         return _as_initialised(Cluster("JAX", "the JAX runtime was initialised before"))
@@ -121,10 +121,10 @@ def _join(
     heartbeat_timeout_seconds: int,
 ) -> None:
     _go_past_proxies(coordinator)
-    board = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
-    watch = watch_peers(board.post)
-    compare_at(board, _VERSIONS, software())
-    sit_at(board)
+    exchange = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    watch = watch_peers(exchange.connections)
+    compare_over(exchange, _VERSIONS, software())
+    use_exchange(exchange)
     if process_id != 0:
         wait_for_coordinator(coordinator)
     # No --xla_cpu_collective_timeout_seconds here: it would also end a run in which a process is only late.

@@ -103,7 +103,7 @@ def begin_alike(state: Any, data: Any, steps: int) -> None:
       UsageError: they differ: one of them would wait for the others for ever, or train on other examples.
     """
     devices = getattr(getattr(state.step, "sharding", None), "device_set", ())
-    if process.is_of_all(devices):
+    if process.spans_all_processes(devices):
         facts = getattr(data, "facts", dict)
         steps_said = {"steps": str(steps), "steps made before": str(int(state.step))}
         process.compare("the run", lambda: {**steps_said, **facts()})
