@@ -112,6 +112,21 @@ def test_an_error_on_one_ends_the_others_and_then_all_can_go_on(four, failed):
     assert four.compare(dict.fromkeys(range(4), BASE)) == [None] * 4
 
 
+def test_a_bug_on_process_0_reaches_the_others(two):
+    def reduce(number):
+        try:
+            two.exchanges[number].all_reduce("the settings", number, lambda values: values[9])
+        except (IndexError, MeshwrightError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(2) as threads:
+        errors = list(threads.map(reduce, range(2)))
+    assert errors == [
+        "IndexError: list index out of range",
+        "MeshwrightError: IndexError: list index out of range",
+    ]
+
+
 @pytest.mark.parametrize("left", [0, 3])
 def test_one_that_left_is_named_at_once(four, left):
     four.exchanges[left].close()

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import jax
 
-from meshwright.errors import MeshwrightError, PeersError
+from meshwright.errors import PeersError
 from meshwright.process._agree import gather
 from meshwright.process._connections import Connections
 from meshwright.process._failures import Failure, error_of, failure_of
@@ -77,7 +77,7 @@ class LeadExchange:
         try:
             values = {0: value, **self._receive_all(about)}
             result = combine([values[number] for number in range(len(values))])
-        except MeshwrightError as error:
+        except Exception as error:  # any error must reach the other processes
             self._rounds.send({"failure": failure_of(error)})
             raise
         self._rounds.send({"result": result})
