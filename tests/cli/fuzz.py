@@ -100,6 +100,7 @@ def commands(run: Path, good: Path, out: Path, chance: random.Random) -> list[li
     ]
     lines = [
         *(["inspect", place] for place in (where[0], chance.choice(where))),
+        ["inspect", chance.choice(where), "--best", *chance.choice(([], ["test/loss:min"]))],
         ["verify", chance.choice(where[:3])],
         ["report", str(run), *chance.choice(([], [str(good), "--to", str(out / "both.html")]))],
         ["runs", str(run.parent)],
@@ -190,6 +191,7 @@ def one_case(kind: str, number: int, seed: int, base: Path, good: Path) -> list:
         os.environ["TMPDIR"] = tempfile.tempdir = str(out)
         os.chdir(out)
         if resumed:
+            play(["eval", str(run), "cli.fuzz:experiment", *chance.choice(([], ["--best"]))], problems)
             play(["resume", str(run), "cli.fuzz:experiment", "max_steps=5"], problems)
         else:
             limit_memory()

@@ -87,6 +87,9 @@ def test_bash_completes_commands_options_choices_and_runs(here):
     assert completed("inspect", "--st") == ["--step"]
     assert completed("init", "lin") == ["linen"]
     assert completed("--fake-devices", "8", "resume", "ru") == ["runs/a"]
+    assert completed("ev") == ["eval"]
+    assert completed("eval", "--be") == ["--best"]
+    assert completed("eval", "ru") == ["runs/a"]
     assert completed("doctor", "ru") == []
 
 

@@ -11,8 +11,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import meshwright as mw
 from experiment.runs import EXAMPLES, experiment, losses, measure
+from meshwright.checkpoint import checkpoints_of
 from meshwright.cli import main
-from meshwright.engine import checkpoints_of
 from meshwright.errors import DivergedError, Interrupted, MeshwrightError, UsageError
 from meshwright.storage import _mirror, local_copy
 from storage.stores import files

@@ -8,7 +8,7 @@ import pytest
 import meshwright as mw
 from experiment.runs import EXAMPLES, init, loss, losses, measure
 from experiment.runs import experiment as described
-from meshwright.engine import checkpoints_of
+from meshwright.checkpoint import checkpoints_of
 from meshwright.errors import InputError, Interrupted, UsageError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.checkpoint import open_best
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, UsageError
 from trainer.runs import EXAMPLES, X, exact_loss, fit, reports, saved, trainer
 
 WAVES = [3.0, 1.0, 2.0, 0.0, 5.0, 4.0]
@@ -51,10 +51,16 @@ def test_the_deployer_loads_the_best_by_its_path(waves):
 
 
 def test_a_score_that_no_checkpoint_has_is_told(waves):
-    with pytest.raises(
-        CheckpointError, match=r"no checkpoint in .* has a score 'eval/lo'; .*5 checkpoints .*eval/low"
-    ):
+    with pytest.raises(CheckpointError, match=r"has a score 'eval/lo'\. Did you mean 'eval/low'\?"):
         waves[0].best("lo", "min")
+
+
+def test_which_values_are_best_was_told_to_fit_and_which_score_if_there_is_one(waves):
+    made, _ = waves
+    for score, mode in {"low": "min", "high": "max"}.items():
+        jax.tree.map(np.testing.assert_array_equal, made.best(score).params, made.best(score, mode).params)
+    with pytest.raises(UsageError, match=r"by several scores, eval/low \(min\), eval/high \(max\)"):
+        made.best()
 
 
 def test_the_newest_alone_is_kept_if_nothing_else_is_asked(tmp_path):

@@ -7,6 +7,7 @@ docs/checkpoint-format.md. Other formats are read and written in `formats`.
 """
 
 from meshwright.checkpoint._checkpoints import Checkpoints
+from meshwright.checkpoint._choice import chosen_step, open_best
 from meshwright.checkpoint._convert import called_as_ours, convert, rewritten
 from meshwright.checkpoint._directory import (
     PINNED,
@@ -29,6 +30,7 @@ from meshwright.checkpoint._format import (
     native_report,
     read_manifest,
 )
+from meshwright.checkpoint._of_run import checkpoints_of, settings_at
 from meshwright.checkpoint._retention import (
     Keep,
     always,
@@ -40,7 +42,7 @@ from meshwright.checkpoint._retention import (
     multiples,
     spaced,
 )
-from meshwright.checkpoint._scores import open_best
+from meshwright.checkpoint._scores import Mode, kept_by, mode_of
 from meshwright.checkpoint._staging import UNFINISHED, staged
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Checkpoints",
     "Damage",
     "Keep",
+    "Mode",
     "NativeSource",
     "Report",
     "always",
@@ -58,19 +61,24 @@ __all__ = [
     "aside",
     "best",
     "called_as_ours",
+    "checkpoints_of",
+    "chosen_step",
     "complete_steps",
     "convert",
     "everything",
     "incomplete",
     "is_locked",
+    "kept_by",
     "last",
     "metrics_of",
+    "mode_of",
     "multiples",
     "native_report",
     "open_best",
     "read_manifest",
     "rewritten",
     "set_aside_after",
+    "settings_at",
     "spaced",
     "staged",
     "step_name",

@@ -1,7 +1,8 @@
 """The saved checkpoints of a directory: the form in which states are saved, their scores, and retention."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from meshwright import tree
 from meshwright.arrays import (
@@ -21,8 +22,11 @@ from meshwright.checkpoint._format import NativeSource
 from meshwright.checkpoint._retention import Keep, as_policy
 from meshwright.checkpoint._scores import saved_scores
 from meshwright.errors import MeshwrightError
+from meshwright.process import on_all
 from meshwright.storage import Directory, location
 from meshwright.when import Scores
+
+T = TypeVar("T")
 
 
 class Saved:
@@ -91,6 +95,24 @@ class Saved:
     def source(self, step: int) -> NativeSource:
         """Return the checkpoint of a step, opened for `mw.restore`."""
         return NativeSource(_directory.step_path(self.directory, step))
+
+    def restore(self, step: int, target: T, *, otherwise: Callable[[], T]) -> T:
+        """Return the checkpoint of a step, restored into `target`. Collective.
+
+        Unlike `resume` it takes no other checkpoint if this one is damaged.
+
+        Args:
+          step: The step.
+          target: A state of arrays or structs, with the shardings that the result is to have.
+          otherwise: Makes a fresh state, which supplies the leaves that `names` leaves out.
+
+        Raises:
+          CheckpointError: There is no such checkpoint, or it does not fit `target`.
+          DamagedError: It is damaged.
+        """
+        fresh = self._not_saved(target, otherwise)
+        _, finish = on_all(partial(self._read, step, target, fresh))
+        return finish()
 
     def _leaves(self, state: tree.PyTree) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Return the leaves of a state in the form in which they are saved, and the types of its PRNG keys.

@@ -1,18 +1,28 @@
-"""Evaluation scores that are saved with checkpoints, and the checkpoint with the best score."""
+"""Evaluation scores that are saved with checkpoints, and whether lower or higher ones are better."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from numbers import Real
 from typing import Literal
 
 from meshwright import old_names
 from meshwright.checkpoint import _directory
-from meshwright.checkpoint._format import NativeSource, read_manifest
+from meshwright.checkpoint._format import read_manifest
 from meshwright.errors import CheckpointError
-from meshwright.process import on_lead
-from meshwright.storage import Directory, location
+from meshwright.storage import Directory
 from meshwright.when import Scores
+
+Mode = Literal["min", "max"]
+"""Whether lower values of a score are better, or higher ones."""
+
+_LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rmse", "wer", "cer", "fid"}
+_HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
+"""Words in the names of scores that tell whether lower or higher is better."""
+_MODES: Mapping[str | None, Mode] = {"'min'": "min", "'max'": "max"}
+_BEST = "fit.best."
+"""Beginning of the settings of `Trainer.fit` that are scores to keep the best checkpoint by."""
+_KEEPS = ("save.keep", "fit.keep", _BEST)
+"""Beginnings of the settings that say which checkpoints are kept."""
 
 
 def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None) -> dict[int, Scores]:
@@ -30,36 +40,46 @@ def numbers(scores: Scores) -> Scores:
     return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}
 
 
-def open_best(directory: str | Directory, score: str, mode: Literal["min", "max"]) -> NativeSource:
-    """Open the checkpoint with the best score; if scores are equal, the newest. Collective.
+def kept_by(settings: Mapping[str, str]) -> dict[str, Mode]:
+    """Return the scores by which a run keeps its best checkpoints, and which values of them are best.
 
     Args:
-      directory: A directory of checkpoints, local or in a store.
-      score: The name of the score, such as `test/loss`.
-      mode: "min" if lower scores are better, "max" if higher ones are.
-
-    Raises:
-      CheckpointError: No checkpoint has this score as a number.
+      settings: The run's settings by dotted path, of an `Experiment` or of `Trainer.fit`.
 
     Example:
-      >>> with mw.Checkpoints("run") as checkpoints:
-      ...     for step, loss in ((100, 0.1), (200, 0.3)):
-      ...         checkpoints.save(step, {"w": jnp.ones(3)}, {"scores": {"test/loss": loss}})
-      >>> mw.checkpoint.open_best("run", "test/loss", "min").step
-      100
+      >>> mw.checkpoint.kept_by({"save.keep.metric": "'test/loss'", "save.keep.mode": "'min'"})
+      {'test/loss': 'min'}
     """
-    place = location(directory)
-    return NativeSource(_directory.step_path(place, on_lead(lambda: _best_step(place, score, mode))))
+    return {score: mode for path, score, mode in _mentioned(settings) if path.startswith(_KEEPS)}
 
 
-def _best_step(directory: Directory, score: str, mode: Literal["min", "max"]) -> int:
-    saved = saved_scores(directory)
-    found = {step: of[score] for step, of in saved.items() if not math.isnan(of.get(score, math.nan))}
-    if not found:
-        names = sorted({name for of in saved.values() for name in of})
-        raise CheckpointError(
-            f"no checkpoint in {directory} has a score {score!r}; the scores of its {len(saved)} checkpoints "
-            f"are {', '.join(names) or 'none'}.\n  Evaluate before saving, and keep the best."
-        )
-    sign = 1 if mode == "max" else -1
-    return max(found, key=lambda step: (sign * found[step], step))
+def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
+    """Return whether lower or higher values of a score are better; None if nothing tells.
+
+    Args:
+      name: The name of the score.
+      settings: The run's settings by dotted path, which decide where they mention the score. Otherwise its
+        name does.
+
+    Example:
+      >>> mw.checkpoint.mode_of("test/accuracy", {})
+      'max'
+    """
+    told = (mode for _, score, mode in _mentioned(settings) if score == old_names.score(name))
+    if (mode := next(told, None)) is not None:
+        return mode
+    called = name.rpartition("/")[2].lower()
+    words = {called, *called.split("_")}
+    return "min" if words & _LOWER else "max" if words & _HIGHER else None
+
+
+def _mentioned(settings: Mapping[str, str]) -> Iterator[tuple[str, str, Mode]]:
+    """Yield the path of each setting that names a score, the score, and which of its values are best."""
+    for path, value in settings.items():
+        beside = path.removesuffix("metric")
+        # Where a policy reads TensorBoard's files, its score is not among those of checkpoints.
+        is_policy = path.endswith(".metric") and settings.get(f"{beside}events") in (None, "None")
+        score = f"eval/{path.removeprefix(_BEST)}" if path.startswith(_BEST) else old_names.score(value[1:-1])
+        mode = value if path.startswith(_BEST) else settings.get(f"{beside}mode") if is_policy else None
+        if mode in _MODES:
+            yield path, score, _MODES[mode]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright._version import __version__
+from meshwright.cli._checkpoint_commands import add_checkpoints, add_which
 from meshwright.cli._parser import Commands, Parser
 
 _TARGET: dict[str, Any] = {
@@ -36,7 +37,7 @@ def grammar() -> Grammar:
     _add_runs(commands)
     _add_plan(commands)
     _add_looks_at_runs(commands)
-    _add_checkpoints(commands)
+    add_checkpoints(commands)
     _add_machines(commands)
     return Grammar(top, commands.parsers)
 
@@ -89,6 +90,7 @@ def _add_runs(commands: Commands) -> None:
         metavar="N",
         help="go back to the checkpoint of step N; later checkpoints and reports are set aside",
     )
+    _add_eval(commands)
     for made in (train, resume):
         made.add_argument(
             "--strict",
@@ -100,6 +102,22 @@ def _add_runs(commands: Commands) -> None:
             "--verbose", action="store_true", help="show every array and every check before the first step"
         )
     _add_show(commands)
+
+
+def _add_eval(commands: Commands) -> None:
+    evaluate = commands.with_settings(
+        "eval",
+        "_eval",
+        "Print the scores of a run's checkpoint: the newest, of a step, or the best. Nothing is written.",
+    )
+    evaluate.add_argument("path", metavar="RUN", help="the directory or URL of the run, also while it trains")
+    evaluate.add_argument(
+        "target",
+        metavar="module:function",
+        nargs="?",
+        help="the function that the run was started from; needed only if other users can write to RUN",
+    )
+    add_which(evaluate, "evaluate")
 
 
 def _add_show(commands: Commands) -> None:
@@ -150,7 +168,7 @@ def _add_plan(commands: Commands) -> None:
 def _add_looks_at_runs(commands: Commands) -> None:
     inspect = commands.add("inspect", "_inspect", "Show the contents of a run or a checkpoint.")
     inspect.add_argument("path", metavar="PATH", help="a run, or a checkpoint of any format")
-    _add_step(inspect, "show")
+    add_which(inspect, "show")
     report = commands.add(
         "report",
         "_report",
@@ -185,78 +203,6 @@ def _add_looks_at_runs(commands: Commands) -> None:
         metavar="DIR",
         required=True,
         help="directory or URL to write to: the HLO as text, its graph as DOT and SVG",
-    )
-
-
-def _add_checkpoints(commands: Commands) -> None:
-    verify = commands.add(
-        "verify",
-        "_verify",
-        "Check every byte of checkpoints against their checksums; exit code 3 if one is damaged.",
-    )
-    verify.add_argument(
-        "path", metavar="PATH", help="a checkpoint, or a run or directory to check all its checkpoints"
-    )
-    diff = commands.add(
-        "diff", "_diff", "Compare two checkpoints array by array; exit code 1 if they differ."
-    )
-    diff.add_argument("a", metavar="A", help="a run, or a checkpoint of any format")
-    diff.add_argument("b", metavar="B", help="the run or checkpoint to compare it with")
-    _add_step(diff, "compare")
-    _add_convert(commands)
-    pin = commands.add("pin", "_pin", "Keep the checkpoint of a step, so that the run never deletes it.")
-    unpin = commands.add("unpin", "_pin", "Undo `pin`, so that the run may delete the checkpoint again.")
-    for each in (pin, unpin):
-        each.add_argument("directory", metavar="DIRECTORY", help="a run, or the directory of its checkpoints")
-        each.add_argument(
-            "step", metavar="STEP", type=int, help="the step that the checkpoint was saved after"
-        )
-    pin.add_argument("--note", metavar="TEXT", default="", help="the reason, saved with the pin")
-
-
-def _add_step(command: argparse.ArgumentParser, verb: str) -> None:
-    command.add_argument(
-        "--step", type=int, metavar="N", help=f"{verb} the checkpoint of step N (default: the newest)"
-    )
-
-
-def _add_convert(commands: Commands) -> None:
-    convert = commands.add(
-        "convert", "_convert", "Write a checkpoint in another format, dtype or naming, or only part of it."
-    )
-    convert.add_argument("source", metavar="SRC", help="a run, or a checkpoint of any format")
-    convert.add_argument(
-        "destination", metavar="DST", help="the directory to create; with --to npz, the file"
-    )
-    _add_step(convert, "convert")
-    convert.add_argument(
-        "--to",
-        choices=("native", "safetensors", "npz", "seqax", "t5x"),
-        help="the format to write (default: native; safetensors with --map to-…)",
-    )
-    convert.add_argument(
-        "--map",
-        metavar="MAP",
-        help="rename arrays: hugging-face (its names to Meshwright's), to-hugging-face (back, as "
-        "safetensors), or module:map and to-module:map for an mw.models.Map of your own",
-    )
-    convert.add_argument(
-        "--config",
-        metavar="PATH",
-        help="the Hugging Face model's config.json, or its directory (default: the one in SRC)",
-    )
-    convert.add_argument(
-        "--subtree",
-        metavar="NAME",
-        help="convert only the arrays whose names begin with NAME/, and cut that prefix off",
-    )
-    convert.add_argument(
-        "--dtype", metavar="DTYPE", help="convert the parameters to this dtype, such as bfloat16"
-    )
-    convert.add_argument(
-        "--only",
-        metavar="REGEX",
-        help="convert only arrays whose Meshwright name, or the last parts of it, match REGEX",
     )
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshwright.arrays import Opened, Source, subtree
-from meshwright.checkpoint import called_as_ours, rewritten
+from meshwright.checkpoint import called_as_ours, checkpoints_of, rewritten
 from meshwright.checkpoint import convert as convert_checkpoint
+from meshwright.cli._asked import step_asked
 from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
 from meshwright.cli._train import Result
-from meshwright.engine import checkpoints_of
 from meshwright.errors import UsageError, listed
 from meshwright.formats import (
     export_npz,
@@ -39,7 +39,7 @@ def convert(options: argparse.Namespace) -> Result:
     _check(options)
     _give_memory_back_at_once()
     changed = _changes(options)
-    source = open_source(checkpoints_of(options.source), step=options.step)
+    source = open_source(checkpoints_of(options.source), step=step_asked(options, options.source))
     _refuse_within(source, options.destination)
     # With --map to-…, arrays were already selected above, by their Meshwright names, which are gone here.
     made, left_out = _written(source, changed, {} if is_back(options) else _chosen(options), options)

@@ -6,8 +6,8 @@ from typing import Any
 
 from meshwright.arrays import Difference, LazyArray
 from meshwright.arrays import diff as diff_checkpoints
+from meshwright.checkpoint import checkpoints_of
 from meshwright.cli._train import Result
-from meshwright.engine import checkpoints_of
 from meshwright.errors import EXIT_DONE, printable
 from meshwright.formats import open_source
 from meshwright.tables import screen_width, wrapped

@@ -80,7 +80,8 @@ def _meant(word: str, commands: Sequence[str]) -> str:
     if _is_run(word):
         return (
             f" It is a run directory. `meshwright inspect {place}` shows its contents, `meshwright report "
-            f"{place}` how it went, and `meshwright resume {place}` continues it."
+            f"{place}` how it went, `meshwright eval {place}` scores its newest checkpoint, and `meshwright "
+            f"resume {place}` continues it."
         )
     if Path(word).is_dir():
         return f" It is a directory: `meshwright runs {place}` lists the runs in it."

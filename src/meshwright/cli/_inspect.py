@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.arrays import LazyArray
-from meshwright.checkpoint import why_aside
+from meshwright.checkpoint import checkpoints_of, why_aside
+from meshwright.cli._asked import step_asked
 from meshwright.cli._train import Result
-from meshwright.engine import checkpoints_of
 from meshwright.errors import printable
 from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
@@ -25,12 +25,12 @@ def inspect(options: argparse.Namespace) -> Result:
     Raises:
       InputError: there is nothing to show.
     """
-    place = checkpoints_of(options.path)
+    place, step = checkpoints_of(options.path), step_asked(options, options.path)
     if place == options.path:
-        found = _checkpoints(place, options.step)
+        found = _checkpoints(place, step)
     else:
-        has_some = options.step is not None or contents(place).checkpoints
-        newest = _checkpoints(place, options.step) if has_some else {"checkpoint": None}
+        has_some = step is not None or contents(place).checkpoints
+        newest = _checkpoints(place, step) if has_some else {"checkpoint": None}
         with local_copy(options.path, lambda name: name == METRICS) as run:
             found = {"run": options.path, "reported": _newest_report(run), **newest}
     return _text(found, screen_width()), found

@@ -7,15 +7,16 @@ from typing import Any, NoReturn
 
 from meshwright.errors import InputError, UsageError
 
-TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "show")
+TAKING_SETTINGS = ("demo", "hlo", "plan", "train", "resume", "eval", "show")
 """Commands that take settings: `--key value` sets a field of the experiment, unless `--key` is in FLAGS."""
 
 FLAGS = (
-    *("--against", "--bandwidth", "--compile-to", "--fake-devices", "--help", "--json", "--kill", "--on"),
-    *("--from-step", "--search", "--settings", "--strict", "--to", "--traced", "--verbose", "-h"),
+    *("--against", "--bandwidth", "--best", "--compile-to", "--fake-devices", "--from-step", "--help"),
+    *("--json", "--kill", "--on", "--search", "--settings", "--step", "--strict", "--to", "--traced"),
+    *("--verbose", "-h"),
 )
 
-_RUNNING = ("demo", "hlo", "launch", "plan", "resume", "show", "train")
+_RUNNING = ("demo", "eval", "hlo", "launch", "plan", "resume", "show", "train")
 """Commands that call the user's functions. An OSError of theirs is shown with its traceback."""
 
 SETTINGS = """settings: key=value or --key value

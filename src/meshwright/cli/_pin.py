@@ -3,8 +3,8 @@
 import argparse
 
 from meshwright import formats
+from meshwright.checkpoint import checkpoints_of
 from meshwright.cli._train import Result
-from meshwright.engine import checkpoints_of
 from meshwright.errors import InputError
 
 

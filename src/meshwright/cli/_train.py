@@ -1,7 +1,6 @@
 """`meshwright train` and `meshwright resume`: run an experiment given by its function and settings."""
 
 import argparse
-import functools
 import os
 import re
 import shlex
@@ -11,20 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright import old_names
+from meshwright.cli._again import again
 from meshwright.cli._overrides import build, with_secrets
 from meshwright.cli._target import as_module, load
-from meshwright.cli._vouched import check_is_experiment, check_vouched
-from meshwright.documents import parse_object
-from meshwright.errors import EXIT_DONE, InputError, OverrideError, UsageError, printable
-from meshwright.storage import join, read_text
+from meshwright.cli._vouched import Purpose
+from meshwright.errors import EXIT_DONE, UsageError
 from meshwright.tables import screen_width, wrapped
 
 Result = int | tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
 """A command's result: an exit code; or a text, the same as a JSON document, and the exit code if not 0."""
 
-SECRET = "**********"
-"""The text that pydantic's `SecretStr` shows instead of its value. A run stores this text."""
+RESUME = Purpose(
+    command="resume",
+    done="resumed",
+    doing="resuming",
+    in_program="Another program started this run. To continue, start that program again: `{command}`",
+    without_file="To continue without it:\n    meshwright train module:function workdir={place}",
+    by_another="To start another run: `meshwright train {named} workdir=PATH`",
+)
 
 
 def train(options: argparse.Namespace) -> Result:
@@ -40,64 +43,10 @@ def resume(options: argparse.Namespace) -> Result:
       InputError: there is no such run.
       UsageError: somebody other than the user may have chosen the function, or a secret is missing.
     """
-    origin = _origin(options.path)
-    named = options.target and as_module(options.target)
-    check_vouched(options.path, origin, named)
-    given = {old_names.setting(name): value for name, value in origin["settings"].items()}
-    settings = {**given, "workdir": str(options.path), **options.settings}
-    if missing := [name for name, text in settings.items() if text == SECRET]:
-        raise OverrideError(
-            f"{missing[0]} is a secret, and runs do not store secrets. Give it again: {missing[0]}=VALUE."
-        )
-    fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
-    print(f"  resuming {printable(origin['target'], keep='')}", file=sys.stderr)
-    check = None if named else functools.partial(check_is_experiment, options.path, origin)
+    opened = again(options, RESUME)
     how = {"strict": options.strict, "verbose": options.verbose, "started": options.started}
-    return start(origin["target"], settings, fake_devices, check=check, from_step=options.from_step, **how)
-
-
-def _origin(place: str) -> dict[str, Any]:
-    """Return the contents of `experiment.json`: the function, settings and devices that began the run.
-
-    Raises:
-      InputError: the file does not exist, or is damaged.
-    """
-    file = join(place, "experiment.json")
-    try:
-        origin = parse_object(read_text(file))
-        if not _says_how(**origin):
-            raise ValueError("its values have wrong types")
-    except OSError:
-        raise InputError(f"{place} cannot be resumed: there is no {file}.\n  {_instead(place)}") from None
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            f"{file}, which says how the run was started, is damaged ({error}). To continue without it:\n"
-            f"    meshwright train module:function workdir={shlex.quote(place)}"
-        ) from None
-    return origin
-
-
-def _instead(place: str) -> str:
-    """Return advice for a run that `resume` cannot continue, as another program started it."""
-    try:
-        command = parse_object(read_text(join(place, "environment.json"))).get("command")
-    except (OSError, ValueError):
-        command = None
-    if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
-        python = ["python"] if command[0].endswith(".py") else []
-        said = printable(shlex.join([*python, *command]), keep="")
-        return f"Another program started this run. To continue, start that program again: `{said}`"
-    if ":" in place or place.endswith(".py"):
-        return f"To train the experiment that a function returns: `meshwright train {shlex.quote(place)}`"
-    return "Expected the directory of a run that `meshwright train` or `meshwright demo` started."
-
-
-def _says_how(target: Any, settings: Any, fake_devices: Any, **_: Any) -> bool:
-    """Return whether these values have the types that `start` writes."""
-    texts = [target, *settings, *settings.values()] if isinstance(settings, dict) else [None]
-    return all(isinstance(each, str) for each in texts) and (
-        fake_devices is None or type(fake_devices) is int
-    )
+    given = {"check": opened.check, "from_step": options.from_step}
+    return start(opened.target, opened.settings, opened.fake_devices, **given, **how)
 
 
 def start(
@@ -125,24 +74,42 @@ def start(
       started: time at which the command was launched, on the clock `time.monotonic`.
       verbose: show every array and every check before the first step.
     """
+    function, experiment = made(target, settings, fake_devices, check)
+    from meshwright import process
+    from meshwright.experiment import run
+
+    told = with_secrets(function, settings)
+    origin = {"target": target, "settings": told, "fake_devices": fake_devices}
+    how = {"strict": strict, "from_step": from_step, "started": started, "verbose": verbose}
+    outcome = run(experiment, origin=origin, **how)
+    found = {"workdir": experiment.workdir, **outcome.summary()}
+    if not process.is_lead():
+        return EXIT_DONE
+    return _summary(found, next_commands(shlex.quote(experiment.workdir))), found
+
+
+def made(
+    target: str,
+    settings: Mapping[str, str],
+    fake_devices: int | None,
+    check: Callable[[Callable[..., Any]], None] | None,
+) -> tuple[Callable[..., Any], Any]:
+    """Join the processes, and return the function and the experiment that it makes; arguments as of `start`.
+
+    Raises:
+      UsageError: there is no such function, it must not be called, or a setting is wrong.
+    """
     if fake_devices:
         use_fake_devices(fake_devices)
-    from meshwright import experiment, process
+    from meshwright import process
+    from meshwright.experiment import Experiment
 
     process.start()
     with process.sharing_errors():
         function = load(target)
         if check is not None:
             check(function)
-        made = build(function, settings, experiment.Experiment)
-    told = with_secrets(function, settings)
-    origin = {"target": target, "settings": told, "fake_devices": fake_devices}
-    how = {"strict": strict, "from_step": from_step, "started": started, "verbose": verbose}
-    outcome = experiment.run(made, origin=origin, **how)
-    found = {"workdir": made.workdir, **outcome.summary()}
-    return (
-        (_summary(found, next_commands(shlex.quote(made.workdir))), found) if process.is_lead() else EXIT_DONE
-    )
+        return function, build(function, settings, Experiment)
 
 
 def use_fake_devices(number: int) -> None:

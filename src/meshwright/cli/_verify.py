@@ -3,10 +3,9 @@
 import argparse
 import dataclasses
 
-from meshwright.checkpoint import Report
+from meshwright.checkpoint import Report, checkpoints_of
 from meshwright.cli._output import show
 from meshwright.cli._train import Result
-from meshwright.engine import checkpoints_of
 from meshwright.errors import EXIT_DONE, EXIT_INPUT, printable
 from meshwright.formats import verify_all
 from meshwright.shown import human_bytes

@@ -1,7 +1,7 @@
-"""Checks before `resume` runs a function that a file, and not the user, has named.
+"""Checks before `resume` or `eval` runs a function that a file, and not the user, has named.
 
 `experiment.json` names a function and its arguments. So anybody who can write that file chooses the code
-that runs, with the rights of the user who resumes the run.
+that runs, with the rights of the user who opens the run again.
 """
 
 import grp
@@ -12,6 +12,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -20,13 +21,31 @@ from meshwright.errors import UsageError
 from meshwright.storage import is_address, local_path
 
 
-def check_vouched(place: str, origin: Mapping[str, Any], named: str | None) -> None:
+@dataclass(frozen=True)
+class Purpose:
+    """A command that opens a run again, and what its errors say."""
+
+    command: str
+    done: str
+    """The run was not …: `resumed`."""
+    doing: str
+    """The line that begins with this names the function."""
+    in_program: str
+    """The advice where another program, `{command}`, made the run at `{place}`."""
+    without_file: str
+    """The advice where `experiment.json` is damaged."""
+    by_another: str
+    """The advice for who names another function, `{named}`."""
+
+
+def check_vouched(place: str, origin: Mapping[str, Any], named: str | None, purpose: Purpose) -> None:
     """Check, before importing any of its code, that the user wants to run what `experiment.json` names.
 
     Args:
       place: the run's directory or URL.
       origin: the contents of `experiment.json`.
       named: the function that the user named, if any. Naming it means that the user wants to run it.
+      purpose: the command.
 
     Raises:
       UsageError: others may have written the file, or the user named another function.
@@ -34,14 +53,16 @@ def check_vouched(place: str, origin: Mapping[str, Any], named: str | None) -> N
     target = origin["target"]
     if named not in (None, target):
         raise UsageError(
-            f"{place} was started from {target}, not from {named}. To continue it, leave out {named}.\n"
-            f"  To start another run: `meshwright train {named} workdir=PATH`"
+            f"{place} was started from {target}, not from {named}. Leave out {named}.\n"
+            f"  {purpose.by_another.format(named=named)}"
         )
     if named is None and (doubt := _doubt_about_file(place) or _doubt_about_module(place, target)):
-        raise _not_vouched(place, origin, doubt)
+        raise _not_vouched(place, origin, purpose, doubt)
 
 
-def check_is_experiment(place: str, origin: Mapping[str, Any], function: Callable[..., Any]) -> None:
+def check_is_experiment(
+    place: str, origin: Mapping[str, Any], purpose: Purpose, function: Callable[..., Any]
+) -> None:
     """Check that a function that the user has not named is annotated to return an Experiment.
 
     A function in a file below the current directory needs no annotation.
@@ -58,16 +79,16 @@ def check_is_experiment(place: str, origin: Mapping[str, Any], function: Callabl
             f"{origin['target']} is outside the current directory and not annotated to return an "
             "mw.Experiment"
         )
-        raise _not_vouched(place, origin, doubt)
+        raise _not_vouched(place, origin, purpose, doubt)
 
 
-def _not_vouched(place: str, origin: Mapping[str, Any], doubt: str) -> UsageError:
+def _not_vouched(place: str, origin: Mapping[str, Any], purpose: Purpose, doubt: str) -> UsageError:
     settings = "".join(f"\n    {name}={text}" for name, text in origin["settings"].items())
     return UsageError(
-        f"{place} was not resumed: its experiment.json names the code to run, and {doubt}.\n"
+        f"{place} was not {purpose.done}: its experiment.json names the code to run, and {doubt}.\n"
         f"  It names {origin['target']}, with{settings or ' no settings'}\n"
         "  If you trust this, name the function yourself: "
-        f"meshwright resume {shlex.quote(place)} {shlex.quote(origin['target'])}"
+        f"meshwright {purpose.command} {shlex.quote(place)} {shlex.quote(origin['target'])}"
     )
 
 

@@ -8,7 +8,6 @@ does not know `Experiment` or `Trainer`. Add a setting to `_settings`, a check b
 
 from meshwright.engine._comparable import comparable_settings
 from meshwright.engine._describe import Difference, describe, differences
-from meshwright.engine._directory import checkpoints_of
 from meshwright.engine._errors import errors_naming
 from meshwright.engine._evaluate import evaluate
 from meshwright.engine._evaluations import EvaluationPart, Evaluations, seconds_of
@@ -43,7 +42,6 @@ __all__ = [
     "Watchdog",
     "WhenEvaluated",
     "check_types",
-    "checkpoints_of",
     "comparable_settings",
     "describe",
     "differences",

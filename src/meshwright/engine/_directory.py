@@ -28,11 +28,10 @@ from pathlib import Path
 import jax
 
 from meshwright import process
-from meshwright.documents import parse_object
 from meshwright.engine._errors import explaining_full_disk
-from meshwright.errors import InputError, MeshwrightError, UsageError
+from meshwright.errors import UsageError
 from meshwright.report import WENT_BACK
-from meshwright.storage import is_address, join, local_path, mirrored, read_text
+from meshwright.storage import is_address, local_path, mirrored
 from meshwright.times import FORMAT
 from meshwright.train import compile_cache, nothing, user_compile_cache
 
@@ -150,40 +149,6 @@ def compiled_programs(cache: bool | str) -> Iterator[None]:
         yield
     finally:
         compile_cache(known)
-
-
-def checkpoints_of(path: str) -> str:
-    """Return the directory of a run's checkpoints, or `path` itself if it is not a run directory.
-
-    Args:
-      path: The run directory, or a directory of checkpoints, or the URL of one.
-
-    Raises:
-      InputError: The run's environment.json, which says where the checkpoints are, is damaged.
-    """
-    try:
-        if _read(join(path, "experiment.txt")) is None:
-            return path
-    except InputError:  # the file exists, and its content does not matter here
-        pass
-    except MeshwrightError:  # the store does not answer; opening the checkpoints will raise this error, too
-        return path
-    file = join(path, "environment.json")
-    try:
-        elsewhere = parse_object(_read(file) or "{}").get("checkpoints")
-        if not isinstance(elsewhere, str | None) or "\0" in (elsewhere or ""):
-            raise ValueError("its `checkpoints` is not the path of a directory")
-    except (ValueError, InputError) as error:
-        raise InputError(f"{file}, which says where the checkpoints are, is damaged: {error}.") from None
-    return elsewhere or join(path, "checkpoints")
-
-
-def _read(place: str) -> str | None:
-    """Return the text of a file, or None if there is no such file."""
-    try:
-        return read_text(place)
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager

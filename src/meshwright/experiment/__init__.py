@@ -4,9 +4,10 @@ from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, trunca
 from meshwright.experiment._ahead import AheadOfTime, compile_ahead, compile_parts, some_rows
 from meshwright.experiment._averages import open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
+from meshwright.experiment._evaluate import evaluate, evaluate_checkpoint
 from meshwright.experiment._experiment import Evaluation, Experiment, Input, Save, as_casts
 from meshwright.experiment._parts import Parts, parts_of
-from meshwright.experiment._run import evaluate, run
+from meshwright.experiment._run import run
 
 __all__ = [
     "Adapt",
@@ -21,6 +22,7 @@ __all__ = [
     "compile_ahead",
     "compile_parts",
     "evaluate",
+    "evaluate_checkpoint",
     "from_checkpoint",
     "open_averages",
     "parts_of",

@@ -17,7 +17,6 @@ from meshwright.engine import (
     describe,
     errors_naming,
 )
-from meshwright.engine import evaluate as evaluate_parts
 from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
 from meshwright.experiment._evaluations import evaluations_of
@@ -84,51 +83,14 @@ def run(
       2
     """
     with process.sharing_errors():
-        experiment = _on_devices(experiment)
+        experiment = on_devices(experiment)
         settings = settings_for(experiment, origin)
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}
         settings = dataclasses.replace(settings, **how)
         return run_parts(settings, experiment.optimizer, partial(training_of, experiment))
 
 
-@process.shared_work()
-def evaluate(experiment: Experiment) -> dict[str, float]:
-    """Return all scores, by their names in reports, of the state that `run` would go on from.
-
-    That is the newest checkpoint of the run, or the first state where there is none. Nothing is trained and
-    nothing is written, `outputs` neither. Call it on every process, also while the run goes on elsewhere. Of
-    another checkpoint the scores are those of a run that starts from it:
-
-        builder = mw.from_checkpoint("runs/text/checkpoints/step_00000400", ".*")
-        mw.evaluate(dataclasses.replace(experiment, workdir="runs/none", init_state_builder=builder))
-
-    Raises:
-      UsageError: there are no `evaluations`; or as `run` before its first step.
-      InputError: examples or a checkpoint that cannot be used.
-
-    Example:
-      >>> examples = {"y": np.ones(16, np.float32)}
-      >>> experiment = mw.Experiment(
-      ...     workdir="runs/new",
-      ...     model=lambda key: {"w": jnp.zeros(())},
-      ...     loss=lambda params, batch: ((params["w"] - batch["y"]) ** 2).mean(),
-      ...     optimizer=optax.sgd(0.1),
-      ...     input=mw.Input(examples, batch_size=8),
-      ...     max_steps=2,
-      ...     evaluations={"test": mw.Evaluation(lambda params, batch: {"y": batch["y"]}, examples)},
-      ... )
-      >>> mw.evaluate(experiment)
-      {'test/y': 1.0}
-    """
-    if not experiment.evaluations:
-        raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
-    with process.sharing_errors():
-        experiment = _on_devices(experiment)
-        settings = settings_for(experiment, None)
-        return evaluate_parts(settings, experiment.optimizer, partial(training_of, experiment))
-
-
-def _on_devices(experiment: Experiment) -> Experiment:
+def on_devices(experiment: Experiment) -> Experiment:
     """Compare settings and devices of all processes, and return the experiment for these devices."""
     # Before a device is touched: JAX waits for all processes there, and hears of no error.
     process.compare("the settings of the experiment", lambda: comparable_settings(experiment))

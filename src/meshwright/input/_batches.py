@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from meshwright import process
 from meshwright.errors import InputError, UsageError
 from meshwright.input._ahead import read_ahead
 from meshwright.input._batched import Batched
@@ -25,10 +26,13 @@ from meshwright.input._facts import facts_of
 from meshwright.input._protocol import Source
 from meshwright.input._reading import reader, shapes_of, shapes_text, without
 from meshwright.input._samples import leave, readable_again, samples_of, shares
-from meshwright.input._source import num_threads_for
+from meshwright.input._source import num_examples, num_threads_for
 from meshwright.input._stretches import Position, from_json
 from meshwright.input._together import in_step
 from meshwright.tree import PyTree
+
+Results = Generator[tuple[PyTree, Position], None, None]
+"""Batches, each with the position after it."""
 
 
 class Batches:
@@ -46,6 +50,7 @@ class Batches:
         epochs: int | None,
         num_threads: int | None,
         map_seed: tuple[int, int] | None = None,
+        is_of_all: bool = False,
     ):
         examples = readable_again(examples, epochs)
         self._samples = samples_of(examples, seed, epochs, map_seed or (seed or 0, 0))
@@ -53,11 +58,12 @@ class Batches:
         self._examples, self._reader = examples, reader(examples, collate)
         self._num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
         self._position = Position(0, 0)  # after the batch returned last: the whole state
-        self._ahead: Generator[tuple[PyTree, Position], None, None] | None = None
+        self._ahead: Results | None = None
         self._peeked: tuple[PyTree, Position] | None = None
         self._source: Source | None = None  # source of the first examples that are read
         self._facts: dict[str, str] | None = None
         self._are_local = isinstance(examples, Batched) and examples.rows == "local"
+        self._in_agreement = _agreement(examples, self._are_local, is_of_all)
         self.state_is_global = not self._are_local
         """True if the state is the same on all processes and for any number of them; see `DataIterator`."""
         self.wait_seconds = 0.0
@@ -162,18 +168,14 @@ class Batches:
             self._forget_ahead()  # so that another attempt reads again
             raise
 
-    def _from(self, position: Position) -> Generator[tuple[PyTree, Position], None, None]:
+    def _from(self, position: Position) -> Results:
         """Yield the batches from `position` on."""
-        read, num_threads = (
-            self._reader,
-            self._num_threads,
-        )  # so that the generator does not keep `self` alive
+        read, num_threads = self._reader, self._num_threads  # or the generator would keep `self` alive
         each = shares(self._samples, position, self._batch_size, self._rows)
         first = list(itertools.islice(each, 1))
         self._source = first[0][0][0].source if first else None
         tasks = ((partial(read, parts), after) for parts, after in itertools.chain(first, each))
-        ahead = read_ahead(tasks, num_threads)
-        return _all_have_one(ahead) if self._are_local and jax.process_count() > 1 else ahead
+        return self._in_agreement(read_ahead(tasks, num_threads))
 
     def _forget_ahead(self) -> None:
         if self._ahead is not None:
@@ -192,12 +194,29 @@ def _check_same_data(state: dict[str, Any], mine: dict[str, Any]) -> None:
         )
 
 
-def _all_have_one(
-    results: Generator[tuple[PyTree, Position], None, None],
-) -> Generator[tuple[PyTree, Position], None, None]:
+def _agreement(examples: Any, are_local: bool, is_of_all: bool) -> Callable[[Results], Results]:
+    """Return the check that all processes read as many batches, for examples whose number is not known.
+
+    Args:
+      examples: Examples of any kind.
+      are_local: True if each process reads other examples.
+      is_of_all: True if the batches are for devices of all processes.
+    """
+    if are_local:
+        return _all_have_one if jax.process_count() > 1 else lambda results: results
+    return _ending_together if is_of_all and num_examples(examples) is None else lambda results: results
+
+
+def _all_have_one(results: Results) -> Results:
     """Yield `results`, each when all processes have one of the same shape."""
     with contextlib.closing(results):
         yield from in_step(results, "the batches of the loaders", lambda pair: shapes_text(pair[0]))
+
+
+def _ending_together(results: Results) -> Results:
+    """Yield `results`, and check that their epochs end in the same batches on all processes."""
+    with contextlib.closing(results):
+        yield from process.ending_together(results, lambda pair: (pair[1].stretch, pair[1].samples))
 
 
 def batches(
@@ -264,4 +283,5 @@ def batches(
         epochs=epochs,
         num_threads=num_threads,
         map_seed=map_seed,
+        is_of_all=process.spans_all_processes(sharding.device_set),
     )

@@ -35,6 +35,7 @@ from meshwright.process._run_on import on_all, on_lead
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes, job_end
 from meshwright.process._start import start
+from meshwright.process._streams import ending_together
 
 __all__ = [
     "Cluster",
@@ -48,6 +49,7 @@ __all__ = [
     "compare_devices",
     "compare_over",
     "detect",
+    "ending_together",
     "expand_nodes",
     "finishing",
     "gather",

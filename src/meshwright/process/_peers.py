@@ -8,6 +8,8 @@ a connection to process 0, which the system closes when a process ends, whatever
                                                     and has begun two pieces of work that all share
     process 3 -> 0, 0 -> all     {"left": 1}        it has failed, and leaves with this exit code
     0 -> all the others          {"gone": 3, "how": "left with exit code 1"}
+    any -> all by way of 0       {"process": 3, "stream": 2, "end": [7]}   see `_streams.py`
+    any -> all by way of 0       {"differ": "the examples end on ..."}     all end, for this mistake
     any -> all by way of 0       {"word": "waits"}  a word that is for the others' rooms
 
 A stream that ends without such a line is of a process that was killed. One that breaks in another way tells
@@ -25,9 +27,10 @@ from typing import Any
 
 import jax
 
-from meshwright.errors import EXIT_PEERS, PeersError
+from meshwright.errors import EXIT_PEERS, EXIT_USAGE, MeshwrightError, PeersError, UsageError
 from meshwright.process._connections import Connections
 from meshwright.process._member import close_in_forks, member
+from meshwright.process._streams import End, Streams
 
 _OWN_END_SECONDS = 3
 """Seconds for a process to fail by itself: of the same mistake, or in a collective, and to clean up."""
@@ -97,15 +100,18 @@ def hearing(take: Callable[[str], None]) -> Iterator[None]:
         member.take_word = before
 
 
-def lost_peer(error: BaseException) -> PeersError | None:
-    """Return what to tell instead of `error` where that is only the loss of another process, else None."""
+def lost_peer(error: BaseException) -> MeshwrightError | None:
+    """Return what to tell instead of `error` where that is only the loss of another process, else None.
+
+    That is a `PeersError`, or the mistake for which all processes end.
+    """
     if isinstance(error, PeersError):
         return error
     if not isinstance(error, RuntimeError | ValueError) or not _LOST.search(str(error)):
         return None
     # A connection of a collective may break a moment before ours.
     if member.watch and member.watch.told.wait(_OWN_END_SECONDS - 1):
-        return PeersError(member.watch.lost)
+        return member.watch.error()
     return PeersError(
         f"the connection to another process of this run is lost: {str(error).splitlines()[0]}\n"
         "  Look at the messages of the other processes, and run the same command again."
@@ -136,7 +142,9 @@ class Watch:
         self._due = self._latest = float("inf")
         self._said = False
         self.told, self.lost = threading.Event(), ""
-        """The process that is gone, and that this is known."""
+        """Why this process cannot go on, and that this is known."""
+        self._exit_code = EXIT_PEERS
+        self.streams = Streams()
         self.over = self.is_at_end = self.was_joined = False
         """This process is about to end by itself; has come to its end; has been a part of a JAX runtime."""
 
@@ -169,6 +177,14 @@ class Watch:
                 self._lose(number, f"left with exit code {code}")
             case {"gone": int(other), "how": str(how)}:
                 self._lose(other, how)
+            case {"process": int(process_id), "stream": int(stream), "end": list(end)}:
+                if number != 0:
+                    self.say(said, but=number)
+                self._differ(self.streams.take(stream, process_id, end))
+            case {"differ": str(text)}:
+                if number != 0:
+                    self.say(said, but=number)
+                self._end_for(text, EXIT_USAGE)
             case {"word": str(word)}:
                 if number != 0:
                     self.say(said, but=number)
@@ -178,8 +194,46 @@ class Watch:
     def begin_shared(self) -> None:
         self.num_shared += 1
         self._miss()
+        self.check()
+
+    @property
+    def num_others(self) -> int:
+        """The number of other processes."""
+        return jax.process_count() - 1
+
+    def read(self, stream: int, count: int, end: End | None) -> None:
+        """Note that this process has read so many batches of a stream, and tell the others what has ended.
+
+        Raises:
+          UsageError: Another process differs.
+        """
+        if end is not None:
+            self.say({"process": jax.process_index(), "stream": stream, "end": end})
+        self._differ(self.streams.read(stream, count, end))
+        self.check()
+
+    def check(self) -> None:
+        """Raise if this process cannot go on.
+
+        Raises:
+          UsageError: The processes differ.
+          PeersError: Another process has left.
+        """
         if self.lost:
-            raise PeersError(self.lost)
+            raise self.error()
+
+    def error(self) -> MeshwrightError:
+        """Return why this process cannot go on."""
+        return UsageError(self.lost) if self._exit_code == EXIT_USAGE else PeersError(self.lost)
+
+    def _differ(self, how: str | None) -> None:
+        if how is not None and not self.lost:
+            text = (
+                f"{how} on process {jax.process_index()}.\n  All processes must read the same examples: give "
+                "each of them the same files in the same order."
+            )
+            self.say({"differ": text})
+            self._end_for(text, EXIT_USAGE)
 
     def _miss(self) -> None:
         """Lose a process that has ended and did not come to the work that is shared now."""
@@ -192,10 +246,17 @@ class Watch:
         if self.lost or (self.was_joined and not jax.distributed.is_initialized()):
             return  # in the second case, the processes have parted in peace
         self.say({"gone": number, "how": how}, but=number)
-        self.lost = (
+        self._end_for(
             f"process {number} {how}, and this process cannot go on without it.\n"
-            f"  Look at the messages of process {number}, and run the same command again."
+            f"  Look at the messages of process {number}, and run the same command again.",
+            EXIT_PEERS,
         )
+
+    def _end_for(self, why: str, exit_code: int) -> None:
+        """End this process soon, unless it ends by itself or already ends for another reason."""
+        if self.lost:
+            return
+        self.lost, self._exit_code = why, exit_code
         last = 0 if 0 in self._connections.others else _LEAD_LINGERS_SECONDS
         self._due = time.monotonic() + _OWN_END_SECONDS + last
         self._latest = time.monotonic() + _FINISH_SECONDS + last
@@ -216,7 +277,7 @@ class Watch:
             self._said = True
             _print(f"error: {self.lost}")
         if not member.num_unfinished or time.monotonic() >= self._latest:
-            os._exit(EXIT_PEERS)
+            os._exit(self._exit_code)
 
 
 def _print(text: str) -> None:

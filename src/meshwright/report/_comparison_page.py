@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from meshwright.checkpoint import Mode, mode_of
 from meshwright.metrics import duration
 from meshwright.report._chart import Curve
 from meshwright.report._comparison import BEST, Comparison
-from meshwright.report._history import Mode, mode_of
 from meshwright.report._html import Html, Part, document, tag
 from meshwright.report._page import section, style
 from meshwright.report._quantities import NUM_TONES, Quantity, drawn, is_of_speed

@@ -6,19 +6,15 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from meshwright import old_names
+from meshwright.checkpoint import Mode
 from meshwright.docstrings import documented
 
 Report = Mapping[str, float]
-Mode = Literal["min", "max"]
 
 _AT_START = "compile_seconds"
 """A number that only the first report of an attempt has. The others in that report are sizes of the state."""
-_LOWER = {"loss", "perplexity", "error", "nll", "bpc", "bpb", "mse", "mae", "rmse", "wer", "cer", "fid"}
-_HIGHER = {"accuracy", "acc", "f1", "precision", "recall", "auc", "bleu", "rouge", "map", "match", "r2"}
-"""Words in the names of scores that tell whether lower or higher is better."""
 _TRAINERS = "eval"
 """The name of a `Trainer`'s evaluation, which its settings do not mention."""
 _LARGEST = 1e100
@@ -137,18 +133,6 @@ def scores_of(series: Mapping[str, Series], evaluations: Sequence[str]) -> dict[
     """Return the numbers that evaluations reported, except their times."""
     found = {name: evaluated(name, evaluations) for name in series}
     return {name: series[name] for name, place in found.items() if place and place[1] != "seconds"}
-
-
-def mode_of(name: str, settings: Mapping[str, str]) -> Mode | None:
-    """Return whether a lower or a higher score is better: from the run's settings, else from its name."""
-    for path, value in settings.items():
-        if path.endswith(".metric") and value in (repr(name), repr(old_names.score_before(name))):
-            told = settings.get(f"{path.removesuffix('.metric')}.mode")
-            if told in ("'min'", "'max'"):
-                return "min" if told == "'min'" else "max"
-    called = name.rpartition("/")[2].lower()
-    words = {called, *called.split("_")}
-    return "min" if words & _LOWER else "max" if words & _HIGHER else None
 
 
 def is_finite(value: float) -> bool:

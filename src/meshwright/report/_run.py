@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright import description
+from meshwright.checkpoint import mode_of
 from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
 from meshwright.errors import InputError
@@ -25,7 +26,6 @@ from meshwright.report._history import (
     best_of,
     evaluators_of,
     history_of,
-    mode_of,
     scores_of,
 )
 from meshwright.storage import local_path

@@ -75,7 +75,7 @@ def fit(
     """
     tick, wait = Tick(int(state.step)), at_most_ahead(RUN_AHEAD)
     begin_alike(state, data, max_steps)
-    for i, batch in zip(range(tick.step + 1, max_steps + 1), data, strict=False):
+    for i, batch in zip(range(tick.step + 1, max_steps + 1), _ending_together(state, data), strict=False):
         tick = Tick(i)
         with trace(tick):
             state, metrics = step(state, batch)
@@ -102,11 +102,24 @@ def begin_alike(state: Any, data: Any, steps: int) -> None:
     Raises:
       UsageError: they differ: one of them would wait for the others for ever, or train on other examples.
     """
-    devices = getattr(getattr(state.step, "sharding", None), "device_set", ())
-    if process.spans_all_processes(devices):
+    if _is_of_all(state):
         facts = getattr(data, "facts", dict)
         steps_said = {"steps": str(steps), "steps made before": str(int(state.step))}
         process.compare("the run", lambda: {**steps_said, **facts()})
+
+
+def _ending_together(state: Any, data: Iterator[PyTree]) -> Iterator[PyTree]:
+    """Return the batches of `data`; where they end, they must end on all processes that train together.
+
+    Batches of ours, which have `facts()`, see to it themselves.
+    """
+    if hasattr(data, "facts") or not _is_of_all(state):
+        return data
+    return process.ending_together(data, lambda _: (0, 0))
+
+
+def _is_of_all(state: Any) -> bool:
+    return process.spans_all_processes(getattr(getattr(state.step, "sharding", None), "device_set", ()))
 
 
 def at_most_ahead(num_steps: int) -> Callable[[PyTree], None]:

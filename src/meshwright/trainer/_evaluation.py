@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from meshwright.arrays import restore
-from meshwright.checkpoint import open_best
+from meshwright.checkpoint import Mode, open_best
 from meshwright.errors import UsageError, nearest
 from meshwright.evaluation import Look, Metric, Scoring, check_metric
 from meshwright.input import numbered_batches
@@ -17,7 +17,7 @@ from meshwright.trainer._recipe import Recipe
 
 PREFIX = "eval/"
 """The names of scores begin so in reports and checkpoints."""
-Best = Mapping[str, Literal["min", "max"]]
+Best = Mapping[str, Mode]
 """By which scores to keep the best checkpoint, and which values of them are best."""
 
 
@@ -77,14 +77,15 @@ def _predictions(
     return predictor.of_state(state, examples, batch_size, look)
 
 
-def best_of(directory: Path, target: TrainState, score: str, mode: Literal["min", "max"]) -> Variables:
+def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode | None) -> Variables:
     """Return what was evaluated of the checkpoint with the best score. Collective.
 
     Raises:
       CheckpointError: no checkpoint has this score.
+      UsageError: nothing says which score is meant, or which of its values are better.
     """
     wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
-    state = restore(open_best(directory, PREFIX + score, mode), wanted, ignore=".*")
+    state = restore(open_best(directory, score and PREFIX + score, mode), wanted, ignore=".*")
     return Variables(eval_params(state), state.model_state)
 
 

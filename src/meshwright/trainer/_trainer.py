@@ -297,14 +297,18 @@ class Trainer(Generic[Params]):
         evaluated = Evaluated(self._recipe, examples, size, loss, predictor, metric_fn)
         return evaluated.scoring(best={})(self.state)
 
-    def best(self, score: str, mode: Literal["min", "max"]) -> Variables[Params]:
+    def best(self, score: str | None = None, mode: Literal["min", "max"] | None = None) -> Variables[Params]:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.
 
         They are as they were evaluated: averages, if the optimizer keeps any.
 
+        Args:
+          score: the name of a score, such as `loss`. None stands for the one that `fit` was given as `best`.
+          mode: whether its lowest or highest value is best. None takes it from `best` or from its name.
+
         Raises:
           CheckpointError: no checkpoint has this score.
-          UsageError: there is no workdir.
+          UsageError: there is no workdir; or nothing says which score is meant, or which values are better.
         """
         directory = self._place.checkpoints("best")
         return best_of(directory, self._recipe.target, score, mode)

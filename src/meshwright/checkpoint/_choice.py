@@ -1,0 +1,162 @@
+"""One checkpoint of many, chosen by its step or as the best by a score."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.checkpoint import _directory
+from meshwright.checkpoint._format import NativeSource
+from meshwright.checkpoint._of_run import checkpoints_of, settings_at
+from meshwright.checkpoint._scores import Mode, kept_by, mode_of, saved_scores
+from meshwright.errors import CheckpointError, UsageError, listed, nearest
+from meshwright.process import on_lead
+from meshwright.storage import Directory, location
+
+_MOST = 20
+"""The most steps that an error lists."""
+
+
+def open_best(
+    path: str | Path | Directory, score: str | None = None, mode: Mode | None = None
+) -> NativeSource:
+    """Open the checkpoint with the best score; if scores are equal, the newest. Collective.
+
+    Args:
+      path: A run directory, of an `Experiment` or a `Trainer`, or a directory of checkpoints; local or in a
+        store.
+      score: The name of the score, such as `test/loss`. None stands for the score by which the run keeps its
+        best checkpoint, if its settings are there to be read.
+      mode: "min" if lower scores are better, "max" if higher ones are. None takes it from the run's settings
+        or, where these do not mention the score, from its name: a loss is to be low, an accuracy high.
+
+    Raises:
+      CheckpointError: No checkpoint has this score as a number.
+      UsageError: Nothing says which score is meant, or which of its values are better.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     for step, loss in ((100, 0.1), (200, 0.3)):
+      ...         checkpoints.save(step, {"w": jnp.ones(3)}, {"scores": {"test/loss": loss}})
+      >>> mw.checkpoint.open_best("run", "test/loss").step
+      100
+    """
+    where, step = on_lead(lambda: _best(str(path), score, mode))
+    return NativeSource(_directory.step_path(location(where), step))
+
+
+def chosen_step(path: str, checkpoint: int | str) -> int:
+    """Return the step of a checkpoint that is asked for. For one process to call.
+
+    Args:
+      path: A run directory or a directory of checkpoints, or the URL of one.
+      checkpoint: The step; "newest"; or "best", the one with the best score that the run keeps its best
+        checkpoint by, "best:test/loss" for another score, "best:test/distance:min" where neither the run nor
+        the score's name tells which values are better.
+
+    Raises:
+      CheckpointError: There is no such checkpoint. The error names the nearest step or score.
+      UsageError: `checkpoint` is none of these, or nothing says which score is meant.
+
+    Example:
+      >>> with mw.Checkpoints("run") as checkpoints:
+      ...     for step, loss in ((100, 0.1), (200, 0.3)):
+      ...         checkpoints.save(step, {"w": jnp.ones(3)}, {"scores": {"test/loss": loss}})
+      >>> mw.checkpoint.chosen_step("run", "best:test/loss")
+      100
+    """
+    if isinstance(checkpoint, str) and checkpoint.partition(":")[0] == "best":
+        return _best(path, *_score_and_mode(checkpoint.removeprefix("best").removeprefix(":")))[1]
+    if checkpoint != "newest" and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int)):
+        raise UsageError(
+            f"checkpoint={checkpoint!r}: expected a step, 'newest', 'best', or 'best:SCORE', such as "
+            "'best:test/loss'."
+        )
+    directory, steps = _steps(path)
+    if checkpoint == "newest":
+        return steps[-1]
+    if checkpoint in steps:
+        return checkpoint
+    close = min(steps, key=lambda step: (abs(step - checkpoint), -step))
+    raise CheckpointError(
+        f"there is no checkpoint of step {checkpoint} in {directory}. The nearest is of step {close}.\n"
+        f"  There are: {listed(map(str, steps), _MOST)}."
+    )
+
+
+def _score_and_mode(text: str) -> tuple[str | None, Mode | None]:
+    """Return the score and the mode in `test/distance:min`, either of which may be left out."""
+    score, _, end = text.rpartition(":")
+    if end == "min" or end == "max":
+        return score or None, end
+    return text or None, None
+
+
+def _steps(path: str) -> tuple[Directory, list[int]]:
+    """Return the directory of checkpoints at `path`, and its complete steps, of which there is one at least.
+
+    Raises:
+      CheckpointError: There is none.
+    """
+    directory = location(checkpoints_of(path))
+    steps = _directory.complete_steps(directory)
+    if not steps:
+        found = (
+            "has no complete checkpoint in Meshwright's format" if directory.is_dir() else "does not exist"
+        )
+        raise CheckpointError(f"{directory} {found}. Expected a run or a directory of checkpoints.")
+    return directory, steps
+
+
+def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
+    """Return the directory of checkpoints, and the step of the best; raises as `open_best` does."""
+    directory, _ = _steps(path)
+    saved, settings = saved_scores(directory), settings_at(path)
+    chosen = kept_by(settings)
+    name = score or _only(chosen, saved, path)
+    found = {step: of[name] for step, of in saved.items() if not math.isnan(of.get(name, math.nan))}
+    if not found:
+        raise _no_score(name, chosen, saved, directory)
+    better = mode or mode_of(name, settings)
+    if better not in ("min", "max"):
+        raise UsageError(
+            f"nothing tells whether lower or higher values of {name!r} are better"
+            + (f", and mode={mode!r} is neither 'min' nor 'max'." if mode else ".")
+            + f"\n  Say it: mode='min' or mode='max', or 'best:{name}:min', or --best {name}:min."
+        )
+    sign = 1 if better == "max" else -1
+    return str(directory), max(found, key=lambda step: (sign * found[step], step))
+
+
+def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], path: str) -> str:
+    """Return the one score by which the run keeps its best checkpoint.
+
+    Raises:
+      UsageError: There is none, or several.
+    """
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    why = f"keeps its best checkpoints by several scores, {_shown(chosen)}" if chosen else "does not say"
+    raise UsageError(
+        f"which checkpoint is the best? {path} {why}.\n  Name a score: {_names(saved) or 'none is saved'}."
+    )
+
+
+def _no_score(
+    name: str, chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
+) -> CheckpointError:
+    close = nearest(name, {score for of in saved.values() for score in of})
+    by = f"\n  The run keeps its best checkpoints by {_shown(chosen)}." if chosen else ""
+    return CheckpointError(
+        f"no checkpoint in {directory} has a score {name!r}.{f' Did you mean {close!r}?' if close else ''}\n"
+        f"  The scores of its {len(saved)} checkpoints are {_names(saved) or 'none'}.{by}\n"
+        "  Scores are saved with a checkpoint if its step is evaluated."
+    )
+
+
+def _shown(chosen: Mapping[str, Mode]) -> str:
+    return ", ".join(f"{score} ({mode})" for score, mode in chosen.items())
+
+
+def _names(saved: Mapping[int, Mapping[str, Any]]) -> str:
+    return ", ".join(sorted({name for of in saved.values() for name in of}))

@@ -1,0 +1,60 @@
+"""`meshwright eval`: the scores of a checkpoint of a run, with nothing written."""
+
+import argparse
+from typing import Any
+
+from meshwright.checkpoint import checkpoints_of, step_name
+from meshwright.cli._again import again
+from meshwright.cli._asked import checkpoint_asked
+from meshwright.cli._train import Result, made
+from meshwright.cli._vouched import Purpose
+from meshwright.errors import EXIT_DONE, UsageError, printable
+from meshwright.storage import join
+from meshwright.tables import aligned, screen_width, wrapped
+
+PURPOSE = Purpose(
+    command="eval",
+    done="evaluated",
+    doing="evaluating by",
+    in_program="Another program made this run: `{command}`. Evaluate there: `trainer.evaluate(examples)` "
+    "after `fit`, where a Trainer made it, else `mw.evaluate(experiment, run={place!r})`.",
+    without_file="Without it, in Python: `mw.evaluate(experiment, run={place})`.",
+    by_another="To evaluate by another function, in Python: `mw.evaluate(experiment, run=…)`.",
+)
+
+
+def eval(options: argparse.Namespace) -> Result:  # noqa: A001 - the command's name
+    """Evaluate the newest checkpoint of a run, or that of a step, or the best.
+
+    Raises:
+      InputError: there is no such run, checkpoint or score.
+      UsageError: somebody other than the user may have chosen the function, or there are no evaluations.
+    """
+    if "workdir" in options.settings:
+        raise UsageError(
+            "meshwright eval takes the run as RUN, and writes nothing, so there is no workdir to set: leave "
+            f"out workdir={options.settings['workdir']}."
+        )
+    opened = again(options, PURPOSE)
+    _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
+    from meshwright import process
+    from meshwright.experiment import evaluate_checkpoint
+
+    outcome = evaluate_checkpoint(experiment, options.path, checkpoint_asked(options))
+    if not process.is_lead():
+        return EXIT_DONE
+    checkpoint = join(checkpoints_of(options.path), step_name(outcome.step))
+    found = {"run": options.path, "checkpoint": checkpoint, **outcome.summary()}
+    return _text(found), found
+
+
+def _text(found: dict[str, Any]) -> str:
+    width = screen_width()
+    rows = [(printable(name, keep=""), _number(score)) for name, score in found["scores"].items()]
+    head = wrapped(f"{found['checkpoint']}", width=width, indent="    ")
+    table = aligned([("score", f"step {found['step']}"), *rows], right=(1,), width=width, indent="  ")
+    return "\n".join([head, "", *table])
+
+
+def _number(score: float | str) -> str:
+    return score if isinstance(score, str) else f"{score:.6g}"
