@@ -29,8 +29,8 @@ def evaluate(
       settings: The settings of the run.
       optimizer: The optimizer.
       make: Makes the parts of the run, as in `run`.
-      choose: Returns the step of the checkpoint to evaluate, or raises an error. Process 0 calls it. None means
-        the newest checkpoint or, if there is none, the first state.
+      choose: Returns the step of the checkpoint to evaluate, or raises an error. Process 0 calls it. None
+        means the newest checkpoint or, if there is none, the first state.
 
     Raises:
       DamagedError: The checkpoint is damaged. No other checkpoint is used instead.

@@ -26,9 +26,9 @@ from meshwright.process._compare import (
 )
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
-from meshwright.process._leave import abandon, shared_work
+from meshwright.process._leave import exit_now, shared_work
 from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
-from meshwright.process._peers import finishing, hearing, say_left, say_to_all
+from meshwright.process._peers import announce_exit, delaying_exit, receiving, send_to_all
 from meshwright.process._program import program_text
 from meshwright.process._rendezvous import rendezvous
 from meshwright.process._run_on import on_all, on_lead
@@ -42,19 +42,19 @@ __all__ = [
     "Compared",
     "DirectoryLock",
     "Signals",
-    "abandon",
     "agree",
+    "announce_exit",
     "barrier",
     "compare",
     "compare_devices",
     "compare_over",
+    "delaying_exit",
     "detect",
     "ending_together",
+    "exit_now",
     "expand_nodes",
-    "finishing",
     "gather",
     "gather_on_hosts",
-    "hearing",
     "is_lead",
     "is_locked",
     "is_shared",
@@ -64,9 +64,9 @@ __all__ = [
     "on_all",
     "on_lead",
     "program_text",
+    "receiving",
     "rendezvous",
-    "say_left",
-    "say_to_all",
+    "send_to_all",
     "shared_work",
     "sharing_errors",
     "signals",

@@ -25,11 +25,11 @@ class Member:
     """The last error that all processes know."""
     watch: Any = None
     """The `Watch` for processes that end; None before they are connected."""
-    take_word: Callable[[str], None] | None = None
+    on_word: Callable[[str], None] | None = None
     """The function that gets short texts from other processes."""
     num_unfinished: int = 0
     """The number of blocks in progress that should end before this process is ended."""
-    counting: Lock = field(default_factory=Lock)
+    lock: Lock = field(default_factory=Lock)
     """The lock for this number: the blocks are on several threads."""
     exit_delay_seconds: float = 0
     """The seconds between an error and the end of this process, in which others may report their errors."""

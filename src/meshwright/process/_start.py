@@ -12,7 +12,7 @@ from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._compare import compare, compare_over, is_connected, use_exchange
 from meshwright.process._detect import detect
 from meshwright.process._environment import software
-from meshwright.process._leave import leave_at_once_after_a_crash
+from meshwright.process._leave import exit_after_uncaught_errors
 from meshwright.process._peers import watch_peers
 from meshwright.process._rendezvous import rendezvous, wait_for_coordinator
 
@@ -56,7 +56,7 @@ def start(
     """
     if jax.distributed.is_initialized():
         if not is_connected():
-            leave_at_once_after_a_crash(jax.process_index())
+            exit_after_uncaught_errors(jax.process_index())
             compare(_VERSIONS, software)
         return _as_initialised(Cluster("JAX", "the JAX runtime was initialised before"))
     cluster = detect(
@@ -70,7 +70,7 @@ def start(
         _show_only(cluster.local_device_ids)
         return cluster
     _refuse_when_late()
-    leave_at_once_after_a_crash(cluster.process_id)
+    exit_after_uncaught_errors(cluster.process_id)
     if cluster.coordinator is None or cluster.num_processes is None or cluster.process_id is None:
         _let_jax_join(cluster, timeout_seconds, heartbeat_timeout_seconds)
         compare(_VERSIONS, software)
