@@ -38,9 +38,9 @@ GROUND = {
 } | VERSION
 FLOORS = [
     GROUND,
-    {"program", "hlo", "nn"},
+    {"program", "hlo"},
     {"sharding", "input", "metrics", "arrays", "profile"},
-    {"train", "checkpoint"},
+    {"train", "checkpoint", "nn"},
     {"formats", "adapters", "predict"},
     {"models", "report", "evaluation"},
     {"engine"},
@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "hlo": set(),
     "profile": {"hlo"},
     "program": set(),
-    "nn": set(),
+    "nn": {"sharding", "metrics"},
     "checkpoint": {"arrays"},
 }
 LIBRARIES = {

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from meshwright.formats import open_source
     from meshwright.input import Batched, Bucketed, batches, mapped
     from meshwright.metrics import Mean
-    from meshwright.nn import attention
+    from meshwright.nn import attention, cross_entropy
     from meshwright.patterns import optional
     from meshwright.predictor import Predictor
     from meshwright.sharding import Layout, auto, make_mesh, match, override
@@ -102,6 +102,7 @@ __all__ = [
     "auto",
     "batches",
     "checkpoint",
+    "cross_entropy",
     "early_stopping",
     "errors",
     "evaluate",
@@ -139,7 +140,7 @@ _NAMES = {
     "formats": ("open_source",),
     "input": ("Batched", "Bucketed", "batches", "mapped"),
     "metrics": ("Mean",),
-    "nn": ("attention",),
+    "nn": ("attention", "cross_entropy"),
     "patterns": ("optional",),
     "predictor": ("Predictor",),
     "sharding": ("Layout", "auto", "make_mesh", "match", "override"),

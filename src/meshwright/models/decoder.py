@@ -13,11 +13,10 @@ one head, F feed-forward, V vocabulary, L layers.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from meshwright import nn
 from meshwright.errors import UsageError
@@ -127,11 +126,18 @@ def logits(
     return scores(cfg, params, features(cfg, params, tokens_BT, segments_BT, remat=remat))
 
 
-def loss(cfg: Config, params: PyTree, batch: dict[str, jax.Array], *, remat: str = "everything") -> Mean:
+def loss(
+    cfg: Config,
+    params: PyTree,
+    batch: dict[str, jax.Array],
+    *,
+    remat: str = "everything",
+    gather: Literal["once", "per chunk"] = "once",
+) -> Mean:
     """Return the mean loss of a batch, in nats per token.
 
     Each token is predicted from those before it in its segment. Padding and the first token of each segment
-    are not counted.
+    are not counted. The logits are computed for 256 positions at a time, as `mw.cross_entropy` does.
 
     Args:
       cfg: The config of the model.
@@ -139,15 +145,21 @@ def loss(cfg: Config, params: PyTree, batch: dict[str, jax.Array], *, remat: str
       batch: `{"tokens": int[B, T]}`; if rows are packed or padded, also `"segments"`, int[B, T], which are
         numbered from 1; 0 is padding.
       remat: As in `features`.
+      gather: How often the head is gathered under `fsdp`, as in `mw.cross_entropy`.
 
     Raises:
       UsageError: As `losses`.
     """
-    found_BT = losses(cfg, params, batch["tokens"], batch.get("segments"), remat=remat)
-    if "segments" not in batch:
-        return Mean.of(found_BT)
-    before, after = batch["segments"][:, :-1], batch["segments"][:, 1:]
-    return Mean.of(found_BT, (before == after) & (after != 0))
+    tokens_BT, segments_BT = batch["tokens"], batch.get("segments")
+    x_BTD = _features_before(cfg, params, tokens_BT, segments_BT, remat)
+    counts = None
+    if segments_BT is not None:
+        before, after = segments_BT[:, :-1], segments_BT[:, 1:]
+        counts = (before == after) & (after != 0)
+    cap = cfg.logit_cap
+    return nn.cross_entropy(
+        x_BTD, head(cfg, params), tokens_BT[:, 1:], weights=counts, softcap=cap, gather=gather
+    )
 
 
 def losses(
@@ -160,7 +172,7 @@ def losses(
 ) -> jax.Array:
     """Return the loss of each token but the first, in nats: float32[B, T - 1].
 
-    The logits are computed for 256 positions at a time, and not kept for the gradient.
+    For evaluation; to train, take `loss`, whose gradient computes no logits a second time.
 
     Args:
       cfg: The config of the model.
@@ -172,20 +184,21 @@ def losses(
     Raises:
       UsageError: Rows have only one token; or as `features`.
     """
+    x_BTD = _features_before(cfg, params, tokens_BT, segments_BT, remat)
+    return nn.token_losses(x_BTD, head(cfg, params), tokens_BT[:, 1:], softcap=cfg.logit_cap)
+
+
+def _features_before(
+    cfg: Config, params: PyTree, tokens_BT: jax.Array, segments_BT: jax.Array | None, remat: str
+) -> jax.Array:
+    """Return the features that each token but the first is predicted from, [B, T - 1, D]."""
     _check_segments(tokens_BT, segments_BT)
     if tokens_BT.shape[1] < 2:
         raise UsageError(
             f"rows of {tokens_BT.shape[1]} token leave nothing to predict: they need at least 2 tokens."
         )
     before = None if segments_BT is None else segments_BT[:, :-1]
-    x_BTD = features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
-
-    @jax.checkpoint
-    def at_one_time(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x_BD, follows_B = map(shard_batch_dim, inputs)
-        return optax.softmax_cross_entropy_with_integer_labels(scores(cfg, params, x_BD), follows_B)
-
-    return jax.lax.map(at_one_time, (x_BTD.swapaxes(0, 1), tokens_BT[:, 1:].T), batch_size=256).T
+    return features(cfg, params, tokens_BT[:, :-1], before, remat=remat)
 
 
 def features(
@@ -234,8 +247,12 @@ def _check_segments(tokens_BT: jax.Array, segments_BT: jax.Array | None) -> None
 
 def scores(cfg: Config, params: PyTree, x: jax.Array) -> jax.Array:
     """Return the logits of the next token, float32[..., V], given features [..., D]."""
-    head_DV = params["embedding"].T if cfg.tied else params["head"]
-    return capped(jnp.matmul(x, head_DV, preferred_element_type=jnp.float32), cfg.logit_cap)
+    return capped(jnp.matmul(x, head(cfg, params), preferred_element_type=jnp.float32), cfg.logit_cap)
+
+
+def head(cfg: Config, params: PyTree) -> jax.Array:
+    """Return the weights from features to logits, [D, V]."""
+    return params["embedding"].T if cfg.tied else params["head"]
 
 
 def block(

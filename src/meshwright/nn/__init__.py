@@ -1,9 +1,10 @@
 """Functions that models are made of, where the obvious form costs too much memory.
 
-`attention` holds no array of queries × keys, however long the rows. May import ground rooms. A new function
-is a file here.
+`attention` holds no array of queries × keys, however long the rows, and `cross_entropy` no logits but those of
+a chunk of positions. May import `sharding`, `metrics` and ground rooms. A new function is a file here.
 """
 
 from meshwright.nn._attention import Bias, attention
+from meshwright.nn._cross_entropy import cross_entropy, token_losses
 
-__all__ = ["Bias", "attention"]
+__all__ = ["Bias", "attention", "cross_entropy", "token_losses"]

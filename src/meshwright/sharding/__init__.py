@@ -12,7 +12,14 @@ from meshwright.sharding._explain import device_bytes, explain
 from meshwright.sharding._foreign import as_arrays
 from meshwright.sharding._given import Rules, as_rules
 from meshwright.sharding._idle import check_axes, refused
-from meshwright.sharding._layout import AXES, Layout, embedding_lookup, place, shard_batch_dim
+from meshwright.sharding._layout import (
+    AXES,
+    Layout,
+    axes_splitting,
+    embedding_lookup,
+    place,
+    shard_batch_dim,
+)
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
 from meshwright.sharding._mesh_rules import (
@@ -41,6 +48,7 @@ __all__ = [
     "as_function",
     "as_rules",
     "auto",
+    "axes_splitting",
     "beside_params",
     "check_axes",
     "copy_to",

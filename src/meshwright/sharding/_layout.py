@@ -49,11 +49,18 @@ def shard_batch_dim(x: jax.Array) -> jax.Array:
       >>> mw.sharding.shard_batch_dim(jnp.ones((8, 4))).shape
       (8, 4)
     """
+    axes = axes_splitting(x.shape[0])
+    return jax.lax.with_sharding_constraint(x, canonical(P(axes))) if axes else x
+
+
+def axes_splitting(num_examples: int) -> tuple[str, ...]:
+    """Return the axes of the surrounding step's mesh that split so many examples.
+
+    There are none without a mesh, or if it does not divide the examples.
+    """
     sizes = jax.sharding.get_abstract_mesh().shape
     axes = tuple(axis for axis in BATCH_AXES if axis in sizes)
-    if not axes or x.shape[0] % math.prod(sizes[axis] for axis in axes):
-        return x
-    return jax.lax.with_sharding_constraint(x, canonical(P(axes)))
+    return () if num_examples % math.prod(sizes[axis] for axis in axes) else axes
 
 
 def embedding_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:

@@ -1,0 +1,216 @@
+"""Cross entropy chunk by chunk, with its own gradient.
+
+Under `fsdp` the head is gathered before the loop. Each group of devices that has rows of its own adds up the
+gradient of the head from these, and groups are added once, after the loop: XLA knows no array of which each
+device has a summand, so that the groups are a dimension of the sum, split over them.
+
+Shapes: B rows, T positions, D features, V vocabulary; n chunks; g groups of devices, each of which has r labels
+of a chunk.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from meshwright.sharding import axes_splitting
+
+
+@dataclass(frozen=True)
+class Static:
+    """Everything that the program depends on, besides shapes and dtypes."""
+
+    softcap: float | None
+    z_loss: float
+    smoothing: float
+    chunk: int
+    """Most positions of a chunk."""
+    gathers_once: bool
+    dtype: Any
+    """The dtype of logits and sums."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def total_of(
+    static: Static, hidden: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """Return the sum of the losses by weight, given [B, T, D], [D, V] and two of [B, T]."""
+    return _weighed(losses_of(static, hidden, head, labels), weights)
+
+
+def _total_forward(static: Static, hidden: Any, head: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+    losses, d_hidden, d_head = _gradients(static, _products, hidden, head, labels, weights)
+    return _weighed(losses, weights), (losses, d_hidden, d_head, jnp.zeros((0,), head.dtype))
+
+
+def _total_backward(static: Static, kept: Any, change: jax.Array) -> tuple[Any, ...]:
+    losses, d_hidden, d_head, like = kept
+    d_hidden = (d_hidden * change).astype(d_hidden.dtype)
+    return d_hidden, (d_head * change).astype(like.dtype), None, losses * change
+
+
+total_of.defvjp(_total_forward, _total_backward)
+
+
+def _weighed(losses: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(weights == 0, 0, losses * weights))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def losses_of(static: Static, hidden: jax.Array, head: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the loss of each label, [B, T], given [B, T, D], [D, V] and [B, T]."""
+    split = _Split.of(static, hidden)
+    head = split.gathered(head)
+
+    def one(head: jax.Array, _: None, inputs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        (x, head), of = split.here(inputs[0], head), inputs[1]
+        return None, _losses(static, _products(static, x, head), of)[0]
+
+    return split.rows(jax.lax.scan(_closed(one, head), None, (split.chunks(hidden), split.chunks(labels)))[1])
+
+
+def _losses_forward(static: Static, *inputs: Any) -> tuple[jax.Array, Any]:
+    return losses_of(static, *inputs), inputs
+
+
+def _losses_backward(static: Static, inputs: Any, changes: jax.Array) -> tuple[Any, ...]:
+    _, d_hidden, d_head = _gradients(static, _products_again, *inputs, changes)
+    return d_hidden, d_head.astype(inputs[1].dtype), None
+
+
+losses_of.defvjp(_losses_forward, _losses_backward)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The chunks of a batch, and its groups on the mesh around."""
+
+    num_rows: int
+    length: int
+    size: int
+    """Positions of a chunk."""
+    axes: tuple[str, ...]
+    """Axes of the mesh that split rows."""
+    groups: int
+    gathers_once: bool
+
+    @classmethod
+    def of(cls, static: Static, hidden: jax.Array) -> "_Split":
+        B, T, _ = hidden.shape
+        size = -(-T // max(1, -(-T // static.chunk)))
+        axes = axes_splitting(B)
+        sizes = jax.sharding.get_abstract_mesh().shape
+        groups = math.prod(sizes[axis] for axis in axes) if static.gathers_once else 1
+        return cls(B, T, size, axes, groups, static.gathers_once)
+
+    def chunks(self, x: jax.Array) -> jax.Array:
+        """Return [n, g, r, ...] of [B, T, ...], with zeros after the last."""
+        x = jnp.pad(x, [(0, 0), (0, -self.length % self.size), *[(0, 0)] * (x.ndim - 2)])
+        x = jnp.moveaxis(x.reshape(self.groups, -1, x.shape[1] // self.size, self.size, *x.shape[2:]), 2, 0)
+        x = x.reshape(*x.shape[:2], -1, *x.shape[4:])
+        leading = (None,) * (1 if self.gathers_once else 2)
+        return self.placed(x, *leading, self.axes) if self.axes else x
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """Return [B, T, ...] of [n, g, r, ...]."""
+        x = jnp.moveaxis(x.reshape(*x.shape[:2], -1, self.size, *x.shape[3:]), 0, 2)
+        return x.reshape(self.num_rows, -1, *x.shape[4:])[:, : self.length]
+
+    def gathered(self, head: jax.Array) -> jax.Array:
+        """Return the head as each group of devices holds it: all features of a part of the vocabulary."""
+        return self.placed(head, None, _vocabulary_axis(head.shape[1])) if self.gathers_once else head
+
+    def here(self, x: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return features and head in a loop, out of which XLA would otherwise move what gathers the head."""
+        return (x, head) if self.gathers_once else jax.lax.optimization_barrier((x, head))
+
+    def placed(self, x: jax.Array, *spec: Any) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, P(*spec)) if jax.sharding.get_abstract_mesh().shape else x
+
+
+def _vocabulary_axis(size: int) -> str | None:
+    ways = jax.sharding.get_abstract_mesh().shape.get("tensor")
+    return "tensor" if ways and size % ways == 0 else None
+
+
+def _gradients(
+    static: Static,
+    products: Callable[..., jax.Array],
+    hidden: jax.Array,
+    head: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the losses, and the gradients of their sum by weight; that of the head is wide."""
+    split = _Split.of(static, hidden)
+    whole = split.gathered(head)
+    vocabulary = _vocabulary_axis(head.shape[1])
+
+    def placed(d_head: jax.Array) -> jax.Array:
+        return split.placed(d_head, split.axes, None, vocabulary) if static.gathers_once else d_head
+
+    def one(whole: jax.Array, d_head: jax.Array, inputs: tuple[jax.Array, ...]) -> Any:
+        (x, whole), of, weight = split.here(inputs[0], whole), *inputs[1:]
+        losses, pulled = _losses(static, products(static, x, whole), of)
+        d_logits = pulled(weight).astype(x.dtype)
+        dot = partial(jnp.einsum, preferred_element_type=static.dtype)
+        d_head += dot("grd,grv->gdv", x, d_logits)
+        return placed(d_head), (losses, dot("grv,dv->grd", d_logits, whole).astype(x.dtype))
+
+    start = placed(jnp.zeros((split.groups, *head.shape), static.dtype))
+    inputs = tuple(map(split.chunks, (hidden, labels, weights)))
+    d_head, (losses, d_hidden) = jax.lax.scan(_closed(one, whole), start, inputs)
+    return split.rows(losses), split.rows(d_hidden), d_head.sum(0)
+
+
+def _closed(body: Callable[..., Any], whole: jax.Array) -> Callable[..., Any]:
+    """Return the body of a loop as one operation.
+
+    Then no policy of a `jax.checkpoint` around, "dots" say, finds the products in it, which are the logits,
+    to keep them for all chunks.
+    """
+    closed = jax.custom_jvp(body)
+    closed.defjvp(lambda primals, tangents: jax.jvp(body, primals, tangents))
+    return partial(closed, whole)
+
+
+def _products(static: Static, x: jax.Array, head: jax.Array) -> jax.Array:
+    return jnp.matmul(x, head, preferred_element_type=static.dtype)
+
+
+# The name that `jax.checkpoint` gives: FLOPs count it apart.
+_products_again = jax.named_scope("rematted_computation")(_products)
+
+
+def _losses(static: Static, products: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
+    """Return the losses [g, r] of a chunk, and a function from their weights to the products' gradient."""
+    cap, smoothing, V = static.softcap, static.smoothing, products.shape[-1]
+    logits = products if cap is None else cap * jnp.tanh(products / cap)
+    largest = logits.max(-1, keepdims=True)
+    shifted = logits - largest
+    exponentials = jnp.exp(shifted)
+    total = exponentials.sum(-1, keepdims=True)
+    # A sum over the vocabulary, as to take one would gather logits of which each device has a part.
+    is_label = labels[..., None] == jnp.arange(V, dtype=labels.dtype)
+    at_label = jnp.where(is_label, shifted, 0).sum(-1, keepdims=True)
+    log_total = jnp.log(total)
+    losses = log_total - at_label
+    if smoothing:
+        losses = log_total - (1 - smoothing) * at_label - smoothing * shifted.mean(-1, keepdims=True)
+    log_sum = log_total + largest
+    if static.z_loss:
+        losses += static.z_loss * log_sum**2
+
+    def pulled(weights: jax.Array) -> jax.Array:
+        weight = weights[..., None].astype(static.dtype)
+        slope = weight * (1 + 2 * static.z_loss * log_sum) if static.z_loss else weight
+        change = slope / total * exponentials - jnp.where(is_label, (1 - smoothing) * weight, 0)
+        change = change - weight * (smoothing / V) if smoothing else change
+        return change if cap is None else change * (1 - (logits / cap) ** 2)
+
+    return losses[..., 0], pulled

@@ -1,0 +1,125 @@
+"""The cross entropy of labels, given the features before a head: arguments are checked, and sums returned."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.errors import UsageError, nearest
+from meshwright.metrics import Mean
+from meshwright.nn._chunks import Static, losses_of, total_of
+
+_GATHERS = ("once", "per chunk")
+
+
+def cross_entropy(
+    hidden: jax.Array,
+    head: jax.Array,
+    labels: jax.Array,
+    *,
+    weights: jax.Array | None = None,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    chunk: int = 256,
+    gather: Literal["once", "per chunk"] = "once",
+) -> Mean:
+    """Return the mean cross entropy of labels, of which the logits are `hidden @ head`.
+
+    The logits of a chunk of positions are there at a time, in float32, and never those of all. The gradient
+    is computed with the loss, chunk by chunk, so that no logits are computed twice. Over a mesh with `tensor`
+    each device has its part of the vocabulary; maxima and sums are exchanged instead of logits.
+
+    Args:
+      hidden: [B, ..., D], the features before the head. Split by example over the mesh.
+      head: [D, V]. A tied one is `embedding.T`.
+      labels: int[B, ...], each less than V. What stands at weight 0 does not matter.
+      weights: The weight of each label, [B, ...] or what broadcasts to it; None for 1.
+      softcap: Logits are bent into ± this by tanh.
+      z_loss: This times the square of the logarithm of the sum of the exponentials is added (Chowdhery et
+        al., arXiv:2204.02311), which keeps logits small.
+      label_smoothing: This part of each label is spread evenly over the vocabulary.
+      chunk: The most positions of each row whose logits are held at once.
+      gather: Under `fsdp`, "once" gathers the head once, holds it and its float32 gradient, and adds up the
+        gradient of the devices once. "per chunk" does so for each chunk and holds parts: it needs less
+        memory, and exchanges as many times more as there are chunks.
+
+    Returns:
+      The mean over all labels by weight, a `Mean`, as a loss returns it.
+
+    Raises:
+      UsageError: Shapes, types or numbers do not go together.
+
+    Example:
+      >>> hidden, head = jnp.ones((2, 8, 4)), jnp.zeros((4, 10))
+      >>> mw.cross_entropy(hidden, head, jnp.zeros((2, 8), int), weights=jnp.arange(8) < 6)
+      Mean(2.30259, count=12)
+    """
+    static = _checked(hidden, head, labels, softcap, z_loss, label_smoothing, chunk, gather)
+    dtype = static.dtype
+    weights = jnp.ones((), dtype) if weights is None else jnp.asarray(weights, dtype)
+    try:
+        weights = jnp.broadcast_to(weights, labels.shape)
+    except ValueError:
+        raise UsageError(f"weights {weights.shape} do not broadcast to labels {labels.shape}.") from None
+    rows = (hidden.shape[0], -1)
+    total = total_of(
+        static, hidden.reshape(*rows, hidden.shape[-1]), head, labels.reshape(rows), weights.reshape(rows)
+    )
+    return Mean(total, weights.sum())
+
+
+def token_losses(
+    hidden: jax.Array,
+    head: jax.Array,
+    labels: jax.Array,
+    *,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    chunk: int = 256,
+    gather: Literal["once", "per chunk"] = "once",
+) -> jax.Array:
+    """Return the cross entropy of each label, float32[B, ...], of which `cross_entropy` is the mean.
+
+    Its gradient computes the logits again, as it does not know beforehand what each loss weighs.
+
+    The arguments and errors are those of `cross_entropy`.
+
+    Example:
+      >>> mw.nn.token_losses(jnp.ones((2, 3, 4)), jnp.zeros((4, 10)), jnp.zeros((2, 3), int)).shape
+      (2, 3)
+    """
+    static = _checked(hidden, head, labels, softcap, z_loss, label_smoothing, chunk, gather)
+    rows = (hidden.shape[0], -1)
+    found = losses_of(static, hidden.reshape(*rows, hidden.shape[-1]), head, labels.reshape(rows))
+    return found.reshape(labels.shape)
+
+
+def _checked(
+    hidden: jax.Array,
+    head: jax.Array,
+    labels: jax.Array,
+    softcap: float | None,
+    z_loss: float,
+    label_smoothing: float,
+    chunk: int,
+    gather: Any,
+) -> Static:
+    shapes = f"hidden {hidden.shape}, head {head.shape}, labels {labels.shape}"
+    if hidden.ndim < 2 or head.ndim != 2 or hidden.shape[-1] != head.shape[0]:
+        raise UsageError(f"the loss takes hidden [B, ..., D] and head [D, V]: found {shapes}.")
+    if labels.shape != hidden.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise UsageError(f"labels are int[B, ...], one for each position: found {shapes}, {labels.dtype}.")
+    if softcap is not None and not softcap > 0:
+        raise UsageError(f"softcap={softcap}: logits are bent into ± a number above 0.")
+    if not 0 <= label_smoothing < 1:
+        raise UsageError(f"label_smoothing={label_smoothing}: a part of each label, from 0 to below 1.")
+    if not (isinstance(chunk, int) and chunk > 0):
+        raise UsageError(f"chunk={chunk!r}: a number of positions of at least 1.")
+    if gather not in _GATHERS:
+        close = nearest(str(gather), _GATHERS)
+        hint = f" Did you mean {close!r}?" if close else ""
+        raise UsageError(f"gather={gather!r} is not known.{hint}\n  There are {', '.join(map(repr, _GATHERS))}.")
+    dtype = jnp.promote_types(jnp.promote_types(hidden.dtype, head.dtype), jnp.float32)
+    return Static(softcap, float(z_loss), float(label_smoothing), chunk, gather == "once", dtype)
