@@ -145,7 +145,7 @@ def test_a_damaged_checkpoint_is_not_silently_replaced_by_another(copy, capsys):
     assert main(["eval", "runs/tiny"]) == 3
     err = capsys.readouterr().err
     assert "step 6 is damaged" in err
-    assert "Other checkpoints are of step 2, 4." in err
+    assert "There are checkpoints of other steps: 2, 4." in err
     assert answer(capsys, "runs/tiny", "--step", "4")[1]["step"] == 4
 
 

@@ -101,7 +101,9 @@ def test_of_a_damaged_checkpoint_no_other_is_taken(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     flip_a_bit(tmp_path / "run/checkpoints/step_00000004/manifest.json", 30)
     before = files(tmp_path)
-    with pytest.raises(DamagedError, match=r"step 4 is damaged(.|\n)*Other checkpoints are of step 2\."):
+    with pytest.raises(
+        DamagedError, match=r"step 4 is damaged(.|\n)*There are checkpoints of other steps: 2\."
+    ):
         mw.evaluate(described(tmp_path / "run"))
     assert files(tmp_path) == before
     assert mw.evaluate(described(tmp_path / "run"), checkpoint=2)["all/loss"] == reported(trained, 2)

@@ -22,7 +22,7 @@ def test_one_process_agrees_with_itself_at_no_cost():
 
 
 def test_one_process_has_nobody_to_abandon():
-    process.abandon(1)
+    process.exit_now(1)
 
 
 def test_starting_too_late_is_refused_before_others_wait():

@@ -127,14 +127,14 @@ def start_saving(
     num_processes, number = jax.process_count(), jax.process_index()
     chunks, abandoned = Snapshot(leaves, arrays, number, host_nbytes), Event()
 
-    @process.finishing()
+    @process.delaying_exit()
     def make_checkpoint() -> None:
         written.result()  # raises, if this process failed: then there is nothing to wait for
         first()
         commit(temporary, _directory.final_path(temporary), head, arrays, num_processes, abandoned)
         then()
 
-    write = process.finishing()(write_part)
+    write = process.delaying_exit()(write_part)
     try:
         chunks.take(wait=False)
         written = thread.submit(write, temporary, arrays, chunks, number, num_processes)

@@ -99,4 +99,4 @@ def _leave(exit_code: int) -> None:
     if "jax" in sys.modules:
         from meshwright import process
 
-        process.abandon(exit_code)
+        process.exit_now(exit_code)

@@ -105,7 +105,7 @@ def made(
     from meshwright.experiment import Experiment
 
     process.start()
-    with process.telling():
+    with process.sharing_errors():
         function = load(target)
         if check is not None:
             check(function)

@@ -1,4 +1,4 @@
-"""The evaluations of a run by themselves: of one of its checkpoints, with nothing written for it."""
+"""The evaluations of a run without training: they score one of its checkpoints, and write no files."""
 
 import contextlib
 import time
@@ -23,21 +23,21 @@ def evaluate(
     make: Callable[[contextlib.ExitStack, RunningWatchdog], Training],
     choose: Callable[[], int] | None = None,
 ) -> Outcome:
-    """Return the scores of all evaluations by their names in reports, and write no files. Collective.
+    """Return the scores of all evaluations by their names in reports, and the state. Collective.
 
     Args:
       settings: The settings of the run.
       optimizer: The optimizer.
       make: Makes the parts of the run, as in `run`.
-      choose: Returns the step of the checkpoint, or raises; process 0 calls it. None means the newest
-        checkpoint or, if there is none, the first state.
+      choose: Returns the step of the checkpoint to evaluate, or raises an error. Process 0 calls it. None
+        means the newest checkpoint or, if there is none, the first state.
 
     Raises:
+      DamagedError: The checkpoint is damaged. No other checkpoint is used instead.
       MeshwrightError: As `run` before its first step.
-      DamagedError: The checkpoint is damaged. No other one is used instead.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(process.telling())
+        stack.enter_context(process.sharing_errors())
         if choose is not None:
             process.on_lead(choose)  # before examples are read: there may be no such checkpoint
         stack.enter_context(compiled_programs(settings.compile.cache))
@@ -55,9 +55,9 @@ def evaluate(
 def _state(
     training: Training, checkpoints: Checkpoints | None, choose: Callable[[], int] | None
 ) -> TrainState:
-    """Return the state of the checkpoint that is chosen, or the first state.
+    """Return the state of the chosen checkpoint, or the first state.
 
-    A run that trains meanwhile may remove the checkpoint before it is read. Then it is chosen again.
+    A run that is training may remove the checkpoint before it is read. Then another one is chosen.
     """
     if checkpoints is None:
         return training.first_state(None)()
@@ -77,6 +77,6 @@ def _state(
                 others = listed((str(each) for each in steps if each != step), _MOST_NAMED)
                 raise DamagedError(
                     f"the checkpoint of step {step} is damaged: {error}\n"
-                    f"  Other checkpoints are of step {others or '… there is none'}. Say which to evaluate."
+                    f"  There are checkpoints of other steps: {others or 'none'}. Choose the one to evaluate."
                 ) from None
             raise

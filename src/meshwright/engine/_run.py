@@ -43,7 +43,7 @@ def run(
     """
     started = time.monotonic() if settings.started is None else settings.started
     with contextlib.ExitStack() as stack:
-        stack.enter_context(process.telling())
+        stack.enter_context(process.sharing_errors())
         watch = stack.enter_context(_watched(settings))
         training = make(stack, watch)
         process.compare("the state and the examples", training.facts)

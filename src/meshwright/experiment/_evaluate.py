@@ -73,7 +73,7 @@ def evaluate_checkpoint(
     """
     if not experiment.evaluations:
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
-    with process.telling():
+    with process.sharing_errors():
         process.compare("the checkpoint to evaluate", lambda: repr((run, checkpoint)))
         experiment, choose = _chosen(on_devices(experiment), run, checkpoint)
         settings, make = settings_for(experiment, None), partial(training_of, experiment)

@@ -82,7 +82,7 @@ def run(
       >>> outcome.step
       2
     """
-    with process.telling():
+    with process.sharing_errors():
         experiment = on_devices(experiment)
         settings = settings_for(experiment, origin)
         how = {"is_strict": strict, "from_step": from_step, "started": started, "is_verbose": verbose}

@@ -285,5 +285,5 @@ def batches(
         epochs=epochs,
         num_threads=num_threads,
         map_seed=map_seed,
-        is_of_all=process.is_of_all(sharding.device_set),
+        is_of_all=process.spans_all_processes(sharding.device_set),
     )

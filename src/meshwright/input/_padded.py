@@ -101,7 +101,7 @@ def numbered_batches(
     rows, place = local_rows(batch_size, sharding), placing(batch_size, sharding)
     num_threads = num_threads_for(examples, collate) if num_threads is None else num_threads
     length, read = num_examples(examples), reader(examples, collate)
-    several = process.is_of_all(sharding.mesh.devices.flat)
+    several = process.spans_all_processes(sharding.mesh.devices.flat)
     if several:
         process.compare(_ABOUT, lambda: _said(length, start, batch_size))
     tasks = ((partial(read, [part]), ids) for part, ids in ordered(examples, batch_size, rows, start))

@@ -1,11 +1,11 @@
 """The processes of a run: they find each other, compare settings, exchange values, lock files, and stop.
 
-`_start` joins the processes (`_detect` finds them, `_rendezvous` connects them), `_alike` compares what they
-run, `_agree` and `_run_on` exchange values, `_signals` stops a run, `_peers` and `_leave` handle processes
-that end. Uses JAX and ground rooms only. Add a launcher to `_launchers` and to the list in `_detect`; add
-settings of JAX that processes must share to `_environment`.
+`_start` joins the processes (`_detect` finds them, `_rendezvous` connects them), `_compare` compares their
+programs, `_agree` and `_run_on` exchange values, `_signals` stops a run, `_peers` and `_leave` handle
+processes that end. May import ground rooms. Add a launcher to `_launchers` and `_detect`, a setting of JAX
+that processes must share to `_environment`.
 
-cluster = process.start()                  # before anything touches a device
+cluster = process.start()                  # before anything uses a device
 with process.signals() as signals:
     for step in range(1, steps + 1):
         ...
@@ -14,21 +14,21 @@ with process.signals() as signals:
 """
 
 from meshwright.process._agree import agree, barrier, gather, is_lead
-from meshwright.process._alike import (
+from meshwright.process._cluster import Cluster
+from meshwright.process._compare import (
     Compared,
     compare,
-    compare_at,
     compare_devices,
-    everyone,
-    is_of_all,
-    telling,
+    compare_over,
+    gather_on_hosts,
+    sharing_errors,
+    spans_all_processes,
 )
-from meshwright.process._cluster import Cluster
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
-from meshwright.process._leave import abandon, shared_work
+from meshwright.process._leave import exit_now, shared_work
 from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
-from meshwright.process._peers import finishing, hearing, say_left, say_to_all
+from meshwright.process._peers import announce_exit, delaying_exit, receiving, send_to_all
 from meshwright.process._program import program_text
 from meshwright.process._rendezvous import rendezvous
 from meshwright.process._run_on import on_all, on_lead
@@ -42,22 +42,21 @@ __all__ = [
     "Compared",
     "DirectoryLock",
     "Signals",
-    "abandon",
     "agree",
+    "announce_exit",
     "barrier",
     "compare",
-    "compare_at",
     "compare_devices",
+    "compare_over",
+    "delaying_exit",
     "detect",
     "ending_together",
-    "everyone",
+    "exit_now",
     "expand_nodes",
-    "finishing",
     "gather",
-    "hearing",
+    "gather_on_hosts",
     "is_lead",
     "is_locked",
-    "is_of_all",
     "is_shared",
     "job_end",
     "lock_directory",
@@ -65,11 +64,12 @@ __all__ = [
     "on_all",
     "on_lead",
     "program_text",
+    "receiving",
     "rendezvous",
-    "say_left",
-    "say_to_all",
+    "send_to_all",
     "shared_work",
+    "sharing_errors",
     "signals",
+    "spans_all_processes",
     "start",
-    "telling",
 ]

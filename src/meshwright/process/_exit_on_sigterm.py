@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from meshwright.errors import EXIT_AGAIN
-from meshwright.process._peers import say_left
+from meshwright.process._peers import announce_exit
 
 _GRACE_SECONDS = 2
 """The seconds that the main thread has to end the run itself."""
@@ -58,7 +58,7 @@ def _watch(reader: socket.socket, over: threading.Event) -> None:
 
 
 def _end() -> None:
-    say_left(EXIT_AGAIN)
+    announce_exit(EXIT_AGAIN)
     # Print on a thread: the main thread may hold the lock of stderr, and a full pipe would block forever.
     note = threading.Thread(target=lambda: print(_NOTE, file=sys.stderr, flush=True), daemon=True)
     note.start()

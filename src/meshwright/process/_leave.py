@@ -1,8 +1,8 @@
 """The end of a process whose run fails.
 
-A process that ends normally meets the others in JAX's exit handler, where process 0, which holds the
-coordination service, waits for all. After an error on one process nobody else comes there: it would wait
-minutes and then be aborted in C++ (exit code 134). So it says that it leaves, and leaves at once.
+A process that ends normally waits for the others in JAX's exit handler, because process 0 runs the
+coordination service for all. After an error on one process, the others do not come there: the process would
+wait for minutes and then be aborted in C++ (exit code 134). So it tells the others, and ends at once.
 """
 
 import atexit
@@ -17,47 +17,53 @@ from types import TracebackType
 import jax
 
 from meshwright.errors import EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, MeshwrightError
-from meshwright.process._alike import came_from_another, tell
+from meshwright.process._compare import failed_elsewhere, share_error
 from meshwright.process._member import member
-from meshwright.process._peers import begin_shared, lost_peer, say_at_end, say_left
+from meshwright.process._peers import announce_end, announce_exit, begin_shared, lost_peer
 
-_LEAD_LINGERS_SECONDS = 2
-"""When process 0 goes, JAX aborts the others. If they failed as well, they may say so first."""
-_OTHERS_LINGER_SECONDS = 1
-"""Seconds by which processes that end because of another's error wait, so that it fails first."""
+_LEAD_DELAY_SECONDS = 2
+"""The seconds that process 0 waits before it ends. Then JAX aborts the others, which may have own errors."""
+_OTHERS_DELAY_SECONDS = 1
+"""The seconds that a process waits before it ends because of another's error; the other one ends first."""
 
 
-def abandon(exit_code: int) -> None:
-    """End this process now with `exit_code`, without waiting for the run's other processes.
+def exit_now(exit_code: int) -> None:
+    """End this process now, without waiting for the other processes. Not collective.
 
-    For the end of a program that has failed and has said so. Not collective. Returns only where there
-    are no other processes: the interpreter may then end as usual.
+    Call it at the end of a program that has failed and has printed its error. It returns only if there are no
+    other processes; then Python may end as usual.
+
+    Args:
+      exit_code: The exit code of the process.
     """
     if jax.distributed.is_initialized():
-        _leave_now(exit_code)
+        _end_process(exit_code)
 
 
-def _leave_now(exit_code: int) -> None:
-    say_left(exit_code)
+def _end_process(exit_code: int) -> None:
+    announce_exit(exit_code)
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
-    time.sleep(max(member.lingers_seconds, _OTHERS_LINGER_SECONDS if came_from_another() else 0))
+    time.sleep(max(member.exit_delay_seconds, _OTHERS_DELAY_SECONDS if failed_elsewhere() else 0))
     os._exit(exit_code)
 
 
 @contextlib.contextmanager
 def shared_work() -> Iterator[None]:
-    """Around what all processes do together, or as a decorator of it: none of them can leave it alone.
+    """Mark work that all processes do together; use it as a context manager or decorator.
 
-    An error that only tells of a lost process is raised as a `PeersError`; and a `sys.exit` in the block ends
-    the process without waiting for the others, which wait for it.
+    An error in the block that only comes from the loss of another process is raised as a `PeersError`. After
+    `sys.exit` in the block, the process ends without waiting for the others, which wait for it.
+
+    Raises:
+      PeersError: Another process has ended.
     """
     begin_shared()
     try:
         yield
     except SystemExit as error:
-        member.asked_to_exit = error
+        member.system_exit = error
         raise
     except Exception as error:
         lost = lost_peer(error)
@@ -66,34 +72,37 @@ def shared_work() -> Iterator[None]:
         raise lost from error
 
 
-def leave_at_once_after_a_crash(process_id: int | None) -> None:
-    """Make an uncaught exception in a script end in `abandon`, after its traceback.
+def exit_after_uncaught_errors(process_id: int | None) -> None:
+    """End this process without waiting for the others when a script ends with an uncaught exception.
 
-    One that only tells of a lost process is told in a sentence, without a traceback.
+    The traceback is printed first. An exception that only comes from the loss of another process is printed
+    as one sentence.
+
+    Args:
+      process_id: The number of this process, if it is known. `jax.process_index()` would wait for the others.
     """
-    # jax.process_index() would wait for the others' devices.
-    member.lingers_seconds = _LEAD_LINGERS_SECONDS if process_id == 0 else 0
-    show = sys.excepthook
+    member.exit_delay_seconds = _LEAD_DELAY_SECONDS if process_id == 0 else 0
+    print_traceback = sys.excepthook
 
-    def show_or_tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if lost := lost_peer(error):
             print(f"meshwright: error: {lost}", file=sys.stderr, flush=True)
         else:
-            show(kind, error, trace)
+            print_traceback(kind, error, trace)
 
-    sys.excepthook = show_or_tell
-    atexit.register(_leave)
+    sys.excepthook = print_error
+    atexit.register(_at_exit)
 
 
-def _leave() -> None:
-    error = getattr(sys, "last_value", None)  # set by the interpreter when it shows a traceback
+def _at_exit() -> None:
+    error = getattr(sys, "last_value", None)  # Python sets it when it prints a traceback
     if error is not None:
-        tell(error)
-        _leave_now(_exit_code(error))
-    if member.asked_to_exit is not None:
-        code = member.asked_to_exit.code
-        abandon(code if isinstance(code, int) else EXIT_DONE if code is None else EXIT_FAILED)
-    say_at_end()
+        share_error(error)
+        _end_process(_exit_code(error))
+    if member.system_exit is not None:
+        code = member.system_exit.code
+        exit_now(code if isinstance(code, int) else EXIT_DONE if code is None else EXIT_FAILED)
+    announce_end()
 
 
 def _exit_code(error: BaseException) -> int:

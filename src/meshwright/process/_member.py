@@ -12,31 +12,31 @@ from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from meshwright.process._board import Board
+from meshwright.process._exchange import Exchange
 
 
 @dataclass
 class Member:
-    """The value that is `member`."""
+    """The state of this process as a member of a run; `member` is the only instance."""
 
-    board: Board | None = None
-    """The board on which the processes compare; None before they have met."""
+    exchange: Exchange | None = None
+    """The connections by which the processes compare; None before they are connected."""
     known_error: BaseException | None = None
-    """The last error of which the other processes know."""
+    """The last error that all processes know."""
     watch: Any = None
-    """The `Watch` for processes that are gone; None before they have met."""
-    take_word: Callable[[str], None] | None = None
-    """Who hears the words of others."""
+    """The `Watch` for processes that end; None before they are connected."""
+    on_word: Callable[[str], None] | None = None
+    """The function that gets short texts from other processes."""
     num_unfinished: int = 0
-    """Blocks that are worth finishing before this process is ended."""
-    counting: Lock = field(default_factory=Lock)
-    """Held to change that number, as blocks are on several threads."""
-    lingers_seconds: float = 0
-    """Seconds that this process stays after an error, so that others may report theirs."""
-    asked_to_exit: SystemExit | None = None
+    """The number of blocks in progress that should end before this process is ended."""
+    lock: Lock = field(default_factory=Lock)
+    """The lock for this number: the blocks are on several threads."""
+    exit_delay_seconds: float = 0
+    """The seconds between an error and the end of this process, in which others may report their errors."""
+    system_exit: SystemExit | None = None
     """The `SystemExit` that ended shared work."""
-    questions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    """Numbers for JAX's agreement on when to stop, which counts for as long as the process lives."""
+    sync_calls: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """The numbers of the calls that ask JAX whether to stop. They count until the process ends."""
 
 
 member = Member()

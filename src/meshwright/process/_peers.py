@@ -1,19 +1,19 @@
-"""Hear at once that another process of the run is gone, and end this one: nothing goes on without it.
+"""Watches the other processes of a run, and ends this process when one of them is gone.
 
-JAX notices a dead process by its heartbeat, long after, and then aborts the others in C++ with exit code 134.
-Until then they hang in a collective, or fail in one that says nothing of who is gone. So each process keeps
-a connection to process 0, which the system closes when a process ends, whatever ends it. Its words by it:
+JAX notices a dead process by its heartbeat, much later, and then aborts the others in C++ with exit code 134.
+Until then they hang in a collective, or fail in one that does not say which process is gone. So each process
+keeps a connection to process 0, which the system closes when a process ends, for whatever reason. Messages:
 
     process 3 -> 0, 0 -> all     {"end": 2}         it is at the end of its program, where all wait for all,
-                                                    and has begun two pieces of work that all share
-    process 3 -> 0, 0 -> all     {"left": 1}        it has failed, and leaves with this exit code
-    0 -> all the others          {"gone": 3, "how": "left with exit code 1"}
+                                                    and has begun two pieces of shared work
+    process 3 -> 0, 0 -> all     {"left": 1}        it has failed, and ends with this exit code
+    0 -> all the others          {"gone": 3, "how": "ended with exit code 1"}
     any -> all by way of 0       {"process": 3, "stream": 2, "end": [7]}   see `_streams.py`
-    any -> all by way of 0       {"differ": "the examples end on ..."}     all end, for this mistake
-    any -> all by way of 0       {"word": "waits"}  a word that is for the others' rooms
+    any -> all by way of 0       {"differ": "the examples end on ..."}     all end because of this difference
+    any -> all by way of 0       {"word": "waits"}  a short text for other parts of the program
 
-A stream that ends without such a line is of a process that was killed. One that breaks in another way tells
-of the network and not of the process: of that JAX's heartbeat is the judge.
+If a connection ends without such a message, its process was killed. If it breaks in another way, only the
+network has failed: then JAX's heartbeat decides whether the process is dead.
 """
 
 import contextlib
@@ -28,20 +28,22 @@ from typing import Any
 import jax
 
 from meshwright.errors import EXIT_PEERS, EXIT_USAGE, MeshwrightError, PeersError, UsageError
+from meshwright.process._connections import Connections
 from meshwright.process._member import close_in_forks, member
-from meshwright.process._post import Post
 from meshwright.process._streams import End, Streams
 
 _OWN_END_SECONDS = 3
-"""Seconds for a process to fail by itself: of the same mistake, or in a collective, and to clean up."""
-_LEAD_LINGERS_SECONDS = 1
-"""When process 0 goes, JAX aborts the others. So it goes last."""
+"""The seconds for a process to fail by itself, of the same mistake or in a collective, and to clean up."""
+_LEAD_DELAY_SECONDS = 1
+"""The additional seconds for process 0. It ends last, because JAX aborts the others when it ends."""
 _FINISH_SECONDS = 10
-"""Seconds for work that is worth finishing. Another process's part of a save may never come."""
-_REMARK_AFTER_SECONDS = 5
-_LOOK_EVERY_SECONDS = 0.1
+"""The seconds for work that should be finished. Another process's part of a save may never come."""
+_NOTICE_AFTER_SECONDS = 5
+_POLL_SECONDS = 0.1
 _PRINT_SECONDS = 1
 _EARLY = "has ended its program early"
+_RELAYED = {"stream", "differ", "word"}
+"""The keys of messages that process 0 sends on to all others."""
 
 _LOST = re.compile(
     r"(Gloo|NCCL|RCCL|MPI)\b.*(closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed? ?out"
@@ -49,68 +51,76 @@ _LOST = re.compile(
     r"|coordination service|[Hh]eartbeat|GetKeyValue|tasks? .*(unhealthy|died)|Barrier .*(failed|timed out)",
     re.DOTALL,
 )
-"""Texts in JAX's errors that are caused by another process."""
+"""The texts of JAX's errors that come from the loss of another process."""
 
 
-def watch_peers(post: Post) -> "Watch":
-    """Watch the processes at the other ends of `post` until this process ends."""
-    member.watch = watch = Watch(post)
-    close_in_forks(post)
-    post.attach(watch.take, watch.look)
+def watch_peers(connections: Connections) -> "Watch":
+    """Watch the processes at the other ends of `connections`, until this process ends."""
+    member.watch = watch = Watch(connections)
+    close_in_forks(connections)
+    connections.attach(watch.on_message, watch.poll)
     return watch
 
 
-def say_left(exit_code: int) -> None:
-    """Tell the others that this process has failed and leaves. They end too, but this one by itself."""
+def announce_exit(exit_code: int) -> None:
+    """Tell the other processes that this one has failed and ends now. Then they end, too.
+
+    Args:
+      exit_code: The exit code with which this process ends.
+    """
     if member.watch:
         member.watch.over = True
-        member.watch.say({"left": exit_code})
+        member.watch.send({"left": exit_code})
 
 
-def say_at_end() -> None:
-    """Tell the others that this process has come to the end of its program."""
+def announce_end() -> None:
+    """Tell the other processes that this one is at the end of its program."""
     if member.watch:
         member.watch.is_at_end = True
-        member.watch.say({"end": member.watch.num_shared})
+        member.watch.send({"end": member.watch.num_shared})
 
 
 def begin_shared() -> None:
     """Count a piece of work that needs all processes.
 
     Raises:
-      PeersError: One has ended its program, and will not come to it.
+      PeersError: A process has ended its program, and will not do this work.
     """
     if member.watch:
         member.watch.begin_shared()
 
 
-def say_to_all(word: str) -> None:
-    """Let all other processes that are `hearing` know a word. Not collective, and never waits."""
+def send_to_all(word: str) -> None:
+    """Send a short text to all other processes, for `receiving`. Not collective, and never waits for long."""
     if member.watch:
-        member.watch.say({"word": word})
+        member.watch.send({"word": word})
 
 
 @contextlib.contextmanager
-def hearing(take: Callable[[str], None]) -> Iterator[None]:
-    """Call `take` in the block with each word of another process, on a thread that must not wait."""
-    before, member.take_word = member.take_word, take
+def receiving(on_word: Callable[[str], None]) -> Iterator[None]:
+    """Receive the texts that other processes send with `send_to_all`, in the block.
+
+    Args:
+      on_word: Is called with each text. It must not wait, because it runs on the thread of all connections.
+    """
+    before, member.on_word = member.on_word, on_word
     try:
         yield
     finally:
-        member.take_word = before
+        member.on_word = before
 
 
 def lost_peer(error: BaseException) -> MeshwrightError | None:
-    """Return what to tell instead of `error` where that is only the loss of another process, else None.
+    """Return an error that explains `error` if it only comes from the loss of another process, else None.
 
-    That is a `PeersError`, or the mistake for which all processes end.
+    The result is a `PeersError`, or the difference between the processes because of which all end.
     """
     if isinstance(error, PeersError):
         return error
     if not isinstance(error, RuntimeError | ValueError) or not _LOST.search(str(error)):
         return None
-    # A connection of a collective may break a moment before ours.
-    if member.watch and member.watch.told.wait(_OWN_END_SECONDS - 1):
+    # A connection of a collective may break shortly before ours.
+    if member.watch and member.watch.is_lost.wait(_OWN_END_SECONDS - 1):
         return member.watch.error()
     return PeersError(
         f"the connection to another process of this run is lost: {str(error).splitlines()[0]}\n"
@@ -119,81 +129,78 @@ def lost_peer(error: BaseException) -> MeshwrightError | None:
 
 
 @contextlib.contextmanager
-def finishing() -> Iterator[None]:
-    """Let the block end, within reason, before this process is ended because another is gone."""
-    with member.counting:
+def delaying_exit() -> Iterator[None]:
+    """Let the block end, for ten seconds at most, before this process is ended because another is gone."""
+    with member.lock:
         member.num_unfinished += 1
     try:
         yield
     finally:
-        with member.counting:
+        with member.lock:
             member.num_unfinished -= 1
 
 
 class Watch:
-    """The messages of the other processes, and the time by which this one must end."""
+    """Takes the messages of the other processes, and ends this one in time when another is gone."""
 
-    def __init__(self, post: Post):
-        self._post = post
+    def __init__(self, connections: Connections):
+        self._connections = connections
         self._at_end: dict[int, int] = {}
         self.num_shared = 0
-        """Pieces of work that all share, begun here."""
-        self._remark_at = float("inf")
+        """The number of pieces of shared work that this process has begun."""
+        self._notice_at = float("inf")
         self._due = self._latest = float("inf")
-        self._said = False
-        self.told, self.lost = threading.Event(), ""
-        """Why this process cannot go on, and that this is known."""
+        self._has_printed = False
+        self.is_lost, self.lost = threading.Event(), ""
+        """An event that is set when this process cannot go on, and the reason."""
         self._exit_code = EXIT_PEERS
         self.streams = Streams()
+        """The streams of examples that this process reads."""
         self.over = self.is_at_end = self.was_joined = False
-        """This process is about to end by itself; has come to its end; has been a part of a JAX runtime."""
+        """True if this process: is about to end by itself; is at the end of its program; has joined JAX's
+        runtime."""
 
-    def say(self, line: Mapping[str, Any], *, but: int | None = None) -> None:
-        """Tell those that are connected. Never waits."""
-        self._post.say(line, but=but)
+    def send(self, message: Mapping[str, Any], *, but: int | None = None) -> None:
+        """Send a message to all connected processes except `but`. Never waits for long."""
+        self._connections.broadcast(message, but=but)
 
-    def look(self) -> float | None:
-        """Say and do what is due, and return in how many seconds to look again."""
-        self._remark_if_due()
+    def poll(self) -> float | None:
+        """Print and do what is due, and return the seconds until the next call; None if nothing is due."""
+        self._notify_if_due()
         self._end_if_due()
-        return None if min(self._due, self._remark_at) == float("inf") else _LOOK_EVERY_SECONDS
+        return None if min(self._due, self._notice_at) == float("inf") else _POLL_SECONDS
 
-    def take(self, number: int, said: Any) -> None:
-        """Take a message of a process, or None when it has ended."""
-        if said is not None:
-            self._take(number, said)
+    def on_message(self, number: int, message: Any) -> None:
+        """Handle a message of a process; None when its connection has ended."""
+        if message is not None:
+            self._handle(number, message)
         elif number not in self._at_end:
             self._lose(number, "is gone: it was killed, or ended in the middle")
             if number == 0:  # JAX is about to abort this process
                 self._due = self._latest = min(self._due, time.monotonic())
 
-    def _take(self, number: int, said: Any) -> None:
-        match said:
+    def _handle(self, number: int, message: Any) -> None:
+        if number != 0 and _RELAYED & message.keys():  # this is process 0
+            self.send(message, but=number)
+        match message:
             case {"end": int(num_shared)}:
                 self._at_end[number] = num_shared
-                self._remark_at = min(self._remark_at, time.monotonic() + _REMARK_AFTER_SECONDS)
-                self._miss()
+                self._notice_at = min(self._notice_at, time.monotonic() + _NOTICE_AFTER_SECONDS)
+                self._lose_ended()
             case {"left": int(code)}:
-                self._lose(number, f"left with exit code {code}")
+                self._lose(number, f"ended with exit code {code}")
             case {"gone": int(other), "how": str(how)}:
                 self._lose(other, how)
             case {"process": int(process_id), "stream": int(stream), "end": list(end)}:
-                if number != 0:
-                    self.say(said, but=number)
-                self._differ(self.streams.take(stream, process_id, end))
+                self._end_if_different(self.streams.take(stream, process_id, end))
             case {"differ": str(text)}:
-                if number != 0:
-                    self.say(said, but=number)
                 self._end_for(text, EXIT_USAGE)
-            case {"word": str(word)}:
-                if number != 0:
-                    self.say(said, but=number)
-                if member.take_word:
-                    member.take_word(word)
+            case {"word": str(word)} if member.on_word:
+                member.on_word(word)
 
     def begin_shared(self) -> None:
         self.num_shared += 1
-        self._miss()
+        self._lose_ended()
         self.check()
 
     @property
@@ -202,86 +209,92 @@ class Watch:
         return jax.process_count() - 1
 
     def read(self, stream: int, count: int, end: End | None) -> None:
-        """Note that this process has read so many batches of a stream, and tell the others what has ended.
+        """Note how many batches of a stream this process has read, and tell the others if an epoch has ended.
+
+        Args:
+          stream: The number of the stream.
+          count: The number of batches that were read.
+          end: The end that was reached with the last batch, if any.
 
         Raises:
-          UsageError: Another process differs.
+          UsageError: The stream ends elsewhere on another process.
+          PeersError: Another process has ended.
         """
         if end is not None:
-            self.say({"process": jax.process_index(), "stream": stream, "end": end})
-        self._differ(self.streams.read(stream, count, end))
+            self.send({"process": jax.process_index(), "stream": stream, "end": end})
+        self._end_if_different(self.streams.read(stream, count, end))
         self.check()
 
     def check(self) -> None:
-        """Raise if this process cannot go on.
+        """Raise an error if this process cannot go on.
 
         Raises:
           UsageError: The processes differ.
-          PeersError: Another process has left.
+          PeersError: Another process has ended.
         """
         if self.lost:
             raise self.error()
 
     def error(self) -> MeshwrightError:
-        """Return why this process cannot go on."""
+        """Return an error with the reason why this process cannot go on."""
         return UsageError(self.lost) if self._exit_code == EXIT_USAGE else PeersError(self.lost)
 
-    def _differ(self, how: str | None) -> None:
-        if how is not None and not self.lost:
+    def _end_if_different(self, difference: str | None) -> None:
+        if difference is not None and not self.lost:
             text = (
-                f"{how} on process {jax.process_index()}.\n  All processes must read the same examples: give "
-                "each of them the same files in the same order."
+                f"{difference} on process {jax.process_index()}.\n"
+                "  All processes must read the same examples: give each the same files in the same order."
             )
-            self.say({"differ": text})
+            self.send({"differ": text})
             self._end_for(text, EXIT_USAGE)
 
-    def _miss(self) -> None:
-        """Lose a process that has ended and did not come to the work that is shared now."""
+    def _lose_ended(self) -> None:
+        """Note as lost the processes that have ended without beginning the current shared work."""
         for number, num_shared in list(self._at_end.items()):
             if num_shared < self.num_shared:
                 self._lose(number, _EARLY)
 
     def _lose(self, number: int, how: str) -> None:
-        """Note that a process is gone, the first of which that is said."""
+        """Note that a process is gone, unless one is gone already, and prepare the end of this process."""
         if self.lost or (self.was_joined and not jax.distributed.is_initialized()):
-            return  # in the second case, the processes have parted in peace
-        self.say({"gone": number, "how": how}, but=number)
+            return  # in the second case, all processes have ended normally
+        self.send({"gone": number, "how": how}, but=number)
         self._end_for(
             f"process {number} {how}, and this process cannot go on without it.\n"
             f"  Look at the messages of process {number}, and run the same command again.",
             EXIT_PEERS,
         )
 
-    def _end_for(self, why: str, exit_code: int) -> None:
+    def _end_for(self, reason: str, exit_code: int) -> None:
         """End this process soon, unless it ends by itself or already ends for another reason."""
         if self.lost:
             return
-        self.lost, self._exit_code = why, exit_code
-        last = 0 if 0 in self._post.others else _LEAD_LINGERS_SECONDS
-        self._due = time.monotonic() + _OWN_END_SECONDS + last
-        self._latest = time.monotonic() + _FINISH_SECONDS + last
-        self.told.set()
+        self._exit_code, self.lost = exit_code, reason  # in this order, as other threads look at `lost` first
+        delay = 0 if 0 in self._connections.others else _LEAD_DELAY_SECONDS
+        self._due = time.monotonic() + _OWN_END_SECONDS + delay
+        self._latest = time.monotonic() + _FINISH_SECONDS + delay
+        self.is_lost.set()
 
-    def _remark_if_due(self) -> None:
-        if time.monotonic() < self._remark_at:
+    def _notify_if_due(self) -> None:
+        if time.monotonic() < self._notice_at:
             return
-        self._remark_at = float("inf")
+        self._notice_at = float("inf")
         if not self.is_at_end and not self.lost:
             names = ", ".join(map(str, sorted(self._at_end)))
-            _print(f"process {names} has ended its program, and waits there for this one and all others")
+            _print(f"process {names} is at the end of its program, and waits for all other processes")
 
     def _end_if_due(self) -> None:
         if self.over or time.monotonic() < self._due:
             return
-        if not self._said:
-            self._said = True
+        if not self._has_printed:
+            self._has_printed = True
             _print(f"error: {self.lost}")
         if not member.num_unfinished or time.monotonic() >= self._latest:
             os._exit(self._exit_code)
 
 
 def _print(text: str) -> None:
-    """Print on stderr, but never wait long: its pipe may be full, or its lock held by what hangs."""
+    """Print to stderr, but never wait for long: its pipe may be full, or a thread that hangs has its lock."""
     line = f"meshwright: {text}"
     printing = threading.Thread(target=lambda: print(line, file=sys.stderr, flush=True), daemon=True)
     printing.start()

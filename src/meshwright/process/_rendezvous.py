@@ -7,7 +7,7 @@ no process ids. So process 0 first listens itself, at the address where JAX's co
     0 -> process 3   {"go": true}    or   {"error": "5 of 8 processes arrived ..."}
 
 One line of JSON is sent in each direction. The connections stay open afterwards, for all further messages
-between the processes (`_post.py`).
+between the processes (`_connections.py`).
 """
 
 import contextlib
@@ -18,8 +18,8 @@ import sys
 import time
 
 from meshwright.errors import PeersError
-from meshwright.process._board import LeadBoard, PeerBoard
-from meshwright.process._post import Post
+from meshwright.process._connections import Connections
+from meshwright.process._exchange import LeadExchange, PeerExchange
 from meshwright.process._sockets import LINE_SECONDS, connect, ranges, read_line, send_line, split_address
 
 _NOTICE_AFTER_SECONDS = 10
@@ -29,7 +29,7 @@ _COORDINATOR_SECONDS = 30
 
 def rendezvous(
     coordinator: str, num_processes: int, process_id: int, *, timeout_seconds: float
-) -> LeadBoard | PeerBoard:
+) -> LeadExchange | PeerExchange:
     """Connect this process to process 0, and return when all have come. Collective, but uses no device.
 
     Args:
@@ -44,8 +44,8 @@ def rendezvous(
     """
     wait = _Wait(timeout_seconds)
     if process_id == 0:
-        return LeadBoard(Post(_Arrivals(coordinator, num_processes).collect(wait)))
-    return PeerBoard(process_id, Post({0: _join(coordinator, num_processes, process_id, wait)}))
+        return LeadExchange(Connections(_Arrivals(coordinator, num_processes).collect(wait)))
+    return PeerExchange(process_id, Connections({0: _join(coordinator, num_processes, process_id, wait)}))
 
 
 def wait_for_coordinator(coordinator: str) -> None:

@@ -130,4 +130,4 @@ def _reached_sync_point() -> bool:
     JAX chooses one more than the highest number that any process has passed, starting with 0. A run that
     continues at step 1000, and gets the signal before its first call, would never pass 1.
     """
-    return multihost_utils.reached_preemption_sync_point(next(member.questions))
+    return multihost_utils.reached_preemption_sync_point(next(member.sync_calls))

@@ -8,11 +8,11 @@ from dataclasses import replace
 import jax
 
 from meshwright.errors import PeersError, UsageError
-from meshwright.process._alike import compare, compare_at, is_seated, sit_at
 from meshwright.process._cluster import ALONE_HINT, Cluster
+from meshwright.process._compare import compare, compare_over, is_connected, use_exchange
 from meshwright.process._detect import detect
 from meshwright.process._environment import software
-from meshwright.process._leave import leave_at_once_after_a_crash
+from meshwright.process._leave import exit_after_uncaught_errors
 from meshwright.process._peers import watch_peers
 from meshwright.process._rendezvous import rendezvous, wait_for_coordinator
 
@@ -55,8 +55,8 @@ def start(
       PeersError: Some processes did not come. Every process that came raises this.
     """
     if jax.distributed.is_initialized():
-        if not is_seated():
-            leave_at_once_after_a_crash(jax.process_index())
+        if not is_connected():
+            exit_after_uncaught_errors(jax.process_index())
             compare(_VERSIONS, software)
         return _as_initialised(Cluster("JAX", "the JAX runtime was initialised before"))
     cluster = detect(
@@ -70,7 +70,7 @@ def start(
         _show_only(cluster.local_device_ids)
         return cluster
     _refuse_when_late()
-    leave_at_once_after_a_crash(cluster.process_id)
+    exit_after_uncaught_errors(cluster.process_id)
     if cluster.coordinator is None or cluster.num_processes is None or cluster.process_id is None:
         _let_jax_join(cluster, timeout_seconds, heartbeat_timeout_seconds)
         compare(_VERSIONS, software)
@@ -121,10 +121,10 @@ def _join(
     heartbeat_timeout_seconds: int,
 ) -> None:
     _go_past_proxies(coordinator)
-    board = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
-    watch = watch_peers(board.post)
-    compare_at(board, _VERSIONS, software())
-    sit_at(board)
+    exchange = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
+    watch = watch_peers(exchange.connections)
+    compare_over(exchange, _VERSIONS, software())
+    use_exchange(exchange)
     if process_id != 0:
         wait_for_coordinator(coordinator)
     # No --xla_cpu_collective_timeout_seconds here: it would also end a run in which a process is only late.

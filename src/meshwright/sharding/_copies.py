@@ -39,7 +39,7 @@ def copy_to(arrays: PyTree, shardings: PyTree) -> PyTree:
       P('data',)
     """
     places = [sharding.device_set for sharding in jax.tree.leaves(shardings)]
-    if places and process.is_of_all(places[0]):
+    if places and process.spans_all_processes(places[0]):
         process.compare("the arrays given", lambda: _some_values(arrays))
     return jax.tree.map(_copied, arrays, shardings)
 

@@ -121,7 +121,7 @@ def _ending_together(state: Any, data: Iterator[PyTree]) -> Iterator[PyTree]:
 
 
 def _is_of_all(state: Any) -> bool:
-    return process.is_of_all(getattr(getattr(state.step, "sharding", None), "device_set", ()))
+    return process.spans_all_processes(getattr(getattr(state.step, "sharding", None), "device_set", ()))
 
 
 def at_most_ahead(num_steps: int) -> Callable[[PyTree], None]:

@@ -168,11 +168,11 @@ class Step:
             self._compiled = known
             return known
         started = time.perf_counter()
-        with process.telling(), in_mesh(self._layout.mesh):
+        with process.sharing_errors(), in_mesh(self._layout.mesh):
             traced = self.trace(state, batch)
             with collector_paused():
                 lowered = traced.lower()
-            if process.is_of_all(self._layout.mesh.devices.flat):
+            if process.spans_all_processes(self._layout.mesh.devices.flat):
                 process.compare_devices()
                 process.compare("the program of the step", lambda: process.program_text(traced, lowered))
             self._compiled = self._programs[shapes_of(batch)] = compiled_with(lowered, self._compiler_options)
@@ -191,7 +191,7 @@ class Step:
 
     def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile in the middle of a run, for a batch of a shape of which nobody said that it would come."""
-        if process.is_of_all(self._layout.mesh.devices.flat) and jax.process_count() > 1:
+        if process.spans_all_processes(self._layout.mesh.devices.flat) and jax.process_count() > 1:
             raise undeclared(self._batch, batch)
         changes = tree.differences(self._batch, batch)
         before = self.compile_seconds

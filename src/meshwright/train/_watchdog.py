@@ -76,7 +76,7 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Run
     watching.renew_backstop()
     thread.start()
     try:
-        with process.hearing(watching.hear):
+        with process.receiving(watching.hear):
             yield watching
     finally:
         watching.over.set()
@@ -149,7 +149,7 @@ class RunningWatchdog:
     def hear(self, word: str) -> None:
         """Take what another process says: that it waits, or that it is at work."""
         if word == _WAITS and not self._is_waiting():
-            process.say_to_all(_WORKS)
+            process.send_to_all(_WORKS)
         if word == _WORKS and self._is_waiting():
             self._turns += 1
 
@@ -176,10 +176,10 @@ class RunningWatchdog:
         seconds, is_waiting = self._timeout(), self._is_waiting()
         left = (3 if is_waiting else 2) - num_timeouts
         if self._kill and left <= 0:
-            process.say_left(EXIT_HUNG)
+            process.announce_exit(EXIT_HUNG)
             os._exit(EXIT_HUNG)
         if is_waiting:
-            process.say_to_all(_WAITS)
+            process.send_to_all(_WAITS)
         what = f"no step has finished for {num_timeouts * seconds:g} s"
         if self._phase != STEP:
             what = f"{self._phase} has taken {num_timeouts * seconds:g} s and is not over"

@@ -268,7 +268,7 @@ class Trainer(Generic[Params]):
         )
         if self.deployer.loops.is_in_round:
             check_in_round(call)
-        with process.telling():
+        with process.sharing_errors():
             if jax.process_count() > 1:
                 settings = self._settings | comparable_settings(given)
                 process.compare("the settings of the trainer", lambda: settings)

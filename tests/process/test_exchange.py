@@ -1,4 +1,4 @@
-"""Comparing among threads that have met by a roll call: what each process hears."""
+"""Comparing among threads that have met by a rendezvous: the error that each process gets."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -12,21 +12,21 @@ BASE = {"optimizer.learning_rate": "0.01", "seed": "0"}
 
 
 class Processes:
-    """So many boards, each in a thread of its own."""
+    """Some exchanges, each in a thread of its own."""
 
     def __init__(self, number):
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
         self._threads = ThreadPoolExecutor(number)
         call = lambda i: process.rendezvous(address, number, i, timeout_seconds=20)
-        self.boards = list(self._threads.map(call, range(number)))
+        self.exchanges = list(self._threads.map(call, range(number)))
 
     def compare(self, said, about=lambda number: "the settings"):
         """Compare what each process says, `{number: text or settings}`, and return the errors' texts."""
 
         def one(number):
             try:
-                process.compare_at(self.boards[number], about(number), said[number])
+                process.compare_over(self.exchanges[number], about(number), said[number])
             except MeshwrightError as error:
                 return f"{type(error).__name__}: {error}"
 
@@ -34,8 +34,8 @@ class Processes:
 
     def close(self):
         self._threads.shutdown()
-        for board in self.boards:
-            board.close()
+        for exchange in self.exchanges:
+            exchange.close()
 
 
 @pytest.fixture
@@ -106,14 +106,29 @@ def test_processes_that_do_different_things_are_told_so(two):
 
 @pytest.mark.parametrize("failed", [0, 2])
 def test_an_error_on_one_ends_the_others_and_then_all_can_go_on(four, failed):
-    four.boards[failed].tell({"kind": "InputError", "message": "no such file"})
+    four.exchanges[failed].send_failure({"kind": "InputError", "message": "no such file"})
     others = [i for i in range(4) if i != failed]
     assert four.compare(dict.fromkeys(others, BASE)) == [f"InputError: process {failed}: no such file"] * 3
     assert four.compare(dict.fromkeys(range(4), BASE)) == [None] * 4
 
 
+def test_a_bug_on_process_0_reaches_the_others(two):
+    def reduce(number):
+        try:
+            two.exchanges[number].all_reduce("the settings", number, lambda values: values[9])
+        except (IndexError, MeshwrightError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(2) as threads:
+        errors = list(threads.map(reduce, range(2)))
+    assert errors == [
+        "IndexError: list index out of range",
+        "MeshwrightError: IndexError: list index out of range",
+    ]
+
+
 @pytest.mark.parametrize("left", [0, 3])
 def test_one_that_left_is_named_at_once(four, left):
-    four.boards[left].close()
+    four.exchanges[left].close()
     heard = four.compare({i: BASE for i in range(4) if i != left})
-    assert all(each.startswith(f"PeersError: process {left} has left") for each in heard)
+    assert all(each.startswith(f"PeersError: process {left} has ended") for each in heard)

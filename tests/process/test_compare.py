@@ -92,7 +92,7 @@ jax.distributed.initialize(address, int(count), int(me), cluster_detection_metho
 mw.process.start()
 mw.process.compare("what all say", lambda: {"word": "the same"})
 if me == "1":
-    with mw.process.telling():
+    with mw.process.sharing_errors():
         raise mw.errors.InputError("this one has no data")
 mw.process.compare("what all say", lambda: {"word": "the same"})
 """
