@@ -79,8 +79,8 @@ def of_loss(
     if number < len(without_key):
         arguments = "params, batch, key, model_state" if model_state else "params, batch, key"
         raise UsageError(
-            f"the loss takes too few arguments: {number}. It is called as loss({arguments}); it may leave the key "
-            "out:\n  lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
+            f"the loss takes too few arguments: {number}. It is called as loss({arguments}), and "
+            "may leave out the key:\n  lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
         )
     if number == len(without_key):
         return loss(*without_key)
