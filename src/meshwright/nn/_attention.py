@@ -77,5 +77,4 @@ def attention(
 
 def _chosen(given: Given, with_lse: bool) -> str:
     is_small = given.q.shape[1] * given.k.shape[1] <= _LARGEST_DENSE
-    is_function = isinstance(given.bias, Bias)
-    return "dense" if is_small and not with_lse and not is_function else "blockwise"
+    return "dense" if is_small and not with_lse else "blockwise"

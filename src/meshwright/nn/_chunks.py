@@ -45,13 +45,14 @@ def total_of(
 
 def _total_forward(static: Static, hidden: Any, head: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
     losses, d_hidden, d_head = _gradients(static, _products, hidden, head, labels, weights)
-    return _weighed(losses, weights), (losses, d_hidden, d_head, jnp.zeros((0,), head.dtype))
+    counted = jnp.where(weights == 0, 0, losses)  # the derivative by the weights, as that of `Mean.of`
+    return _weighed(losses, weights), (counted, d_hidden, d_head, jnp.zeros((0,), head.dtype))
 
 
 def _total_backward(static: Static, kept: Any, change: jax.Array) -> tuple[Any, ...]:
-    losses, d_hidden, d_head, like = kept
+    counted, d_hidden, d_head, like = kept
     d_hidden = (d_hidden * change).astype(d_hidden.dtype)
-    return d_hidden, (d_head * change).astype(like.dtype), None, losses * change
+    return d_hidden, (d_head * change).astype(like.dtype), None, counted * change
 
 
 total_of.defvjp(_total_forward, _total_backward)
