@@ -6,5 +6,6 @@ a chunk of positions. May import `sharding`, `metrics` and ground rooms. A new f
 
 from meshwright.nn._attention import Bias, attention
 from meshwright.nn._cross_entropy import cross_entropy, token_losses
+from meshwright.nn._proof import Proved, proofs
 
-__all__ = ["Bias", "attention", "cross_entropy", "token_losses"]
+__all__ = ["Bias", "Proved", "attention", "cross_entropy", "proofs", "token_losses"]
