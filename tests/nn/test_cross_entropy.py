@@ -1,4 +1,4 @@
-"""The loss chunk by chunk is the cross entropy of all logits: values, gradients, on a mesh, by what it sends."""
+"""The loss by chunks is the cross entropy of all logits, also on a mesh; what it sends and holds."""
 
 import functools
 

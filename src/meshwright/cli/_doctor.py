@@ -60,9 +60,11 @@ def _table(proved: list[Any]) -> str:
     """Return a table of cases of attention, with what each missed its definition by."""
     head = ("attention", "dtype", "mask", "values", "gradients", "limit", "")
     rows = [
-        (each.shape, each.dtype, each.mask)
-        + tuple(f"{number:.1e}" for number in (each.values, each.gradients, each.limit))
-        + ("ok" if each.holds else "problem",)
+        (
+            *(each.shape, each.dtype, each.mask),
+            *(f"{number:.1e}" for number in (each.values, each.gradients, each.limit)),
+            "ok" if each.holds else "problem",
+        )
         for each in proved
     ]
     return "\n".join(aligned([head, *rows], right=(3, 4, 5), width=screen_width()))

@@ -152,7 +152,7 @@ def loss(
     remat: str = "everything",
     gather: Literal["once", "per chunk"] = "once",
 ) -> Mean:
-    """Return the mean loss of a batch, in nats per target, each predicted from the inputs and those before it.
+    """Return the mean loss of a batch, in nats per target, given the inputs and the targets before it.
 
     Args:
       cfg: The config of the model.
@@ -232,7 +232,7 @@ def attention(
     causal: bool = False,
     segments: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-    """Return attention with all heads, [B, T, D]; `bias`, `causal` and `segments` are as in `mw.attention`."""
+    """Return attention with all heads, [B, T, D]; the last arguments are those of `mw.attention`."""
 
     def heads(name: str, x: jax.Array) -> jax.Array:
         return (x @ layer[f"{prefix}{name}"]).reshape(*x.shape[:2], cfg.heads, cfg.head)
@@ -258,7 +258,7 @@ def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
 
 
 def position_bias(cfg: Config, table: jax.Array, *, bidirectional: bool) -> nn.Bias:
-    """Return the bias of attention scores by the bucket of each distance, given a table of buckets × heads."""
+    """Return the bias of attention scores by the bucket of each distance, given a table [buckets, N]."""
     farthest = cfg.max_distance  # and all beyond it share its bucket
     buckets = bucket(cfg, np.arange(-farthest, farthest + 1), bidirectional=bidirectional)
 

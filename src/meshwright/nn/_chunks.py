@@ -4,8 +4,8 @@ Under `fsdp` the head is gathered before the loop. Each group of devices that ha
 gradient of the head from these, and groups are added once, after the loop: XLA knows no array of which each
 device has a summand, so that the groups are a dimension of the sum, split over them.
 
-Shapes: B rows, T positions, D features, V vocabulary; n chunks; g groups of devices, each of which has r labels
-of a chunk.
+Shapes: B rows, T positions, D features, V vocabulary; n chunks; g groups of devices, each of which has r
+labels of a chunk.
 """
 
 import math
