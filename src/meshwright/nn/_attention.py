@@ -50,9 +50,9 @@ def attention(
         its heads; or a `Bias`, which computes it for each block.
       with_lse: Return also float32[B, N, T], the logarithm of the sum of the exponentials of each query's
         scores, -inf of one that sees no key: parts over several sets of keys are joined by it.
-      form: How it is computed. "dense" holds all scores, "blockwise" those of a block, "cudnn" is NVIDIA's kernel,
-        which has no second derivative. Without it short rows are dense; others take the kernel
-        where it computes all that is asked for, and are blockwise otherwise.
+      form: How it is computed. "dense" holds all scores, "blockwise" those of a block, "cudnn" is
+        NVIDIA's kernel, which has no second derivative. Without it short rows are dense; others take the
+        kernel where it computes all that is asked for, and are blockwise otherwise.
 
     Returns:
       [B, T, N, H] of the dtype of `v`; with `with_lse` a pair of that and the logarithms.

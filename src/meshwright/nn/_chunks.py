@@ -80,8 +80,9 @@ def _losses_forward(static: Static, *inputs: Any) -> tuple[jax.Array, Any]:
 
 
 def _losses_backward(static: Static, inputs: Any, changes: jax.Array) -> tuple[Any, ...]:
-    _, d_hidden, d_head = _gradients(static, _products_again, *inputs, changes)
-    return d_hidden, d_head.astype(inputs[1].dtype), None
+    hidden, head, labels = inputs
+    _, d_hidden, d_head = _gradients(static, _products_again, hidden, head, labels, changes)
+    return d_hidden, d_head.astype(head.dtype), None
 
 
 losses_of.defvjp(_losses_forward, _losses_backward)
