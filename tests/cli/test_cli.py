@@ -210,6 +210,17 @@ def test_a_damaged_description_is_told(tmp_path, capsys):
     assert "is damaged" in capsys.readouterr().err
 
 
+def test_doctor_proves_attention_on_this_hardware(monkeypatch, capsys):
+    proofs = mw.nn.proofs
+    monkeypatch.setattr(mw.nn, "proofs", lambda: proofs(num_cases=1))
+    assert main(["doctor", "--attention"]) == 0
+    assert re.search(r"attention +dtype .* gradients .*\n.* ok$", capsys.readouterr().out.strip())
+    ignoring = lambda *arrays, segments, **asked: mw.attention(*arrays, **asked)
+    monkeypatch.setattr(mw.nn, "proofs", lambda: proofs(ignoring, num_cases=2))
+    assert main(["doctor", "--attention", "--json"]) == 1
+    assert [each["holds"] for each in json.loads(capsys.readouterr().out)["attention"]] == [True, False]
+
+
 def test_doctor_goes_on_where_a_probe_fails(monkeypatch, capsys):
     monkeypatch.setattr(jax, "local_devices", lambda: 1 / 0)
     assert main(["doctor", "--json"]) == 1

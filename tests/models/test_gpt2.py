@@ -2,6 +2,7 @@ import functools
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import meshwright as mw
@@ -32,6 +33,13 @@ def test_split_over_a_mesh_it_computes_the_same(params, mesh):
     with jax.set_mesh(mesh):
         found = jax.jit(functools.partial(gpt2.logits, CFG))(placed, TOKENS)
     np.testing.assert_allclose(found, logits(params, TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_is_the_cross_entropy_of_each_token_but_the_first(params):
+    is_token = np.arange(12) < np.full((8, 1), 9)
+    found = gpt2.loss(CFG, params, {"tokens": TOKENS, "is_token": is_token})
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, TOKENS)[:, :-1], TOKENS[:, 1:])
+    assert (found.count, float(found)) == (64, pytest.approx(float(losses[:, :8].mean()), rel=1e-5))
 
 
 def test_the_smallest_has_as_many_parameters_as_published():

@@ -1,8 +1,10 @@
 import dataclasses
 import functools
+import math
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import meshwright as mw
@@ -42,6 +44,26 @@ def test_split_over_a_mesh_it_computes_the_same(params, mesh):
     with jax.set_mesh(mesh):
         found = jax.jit(functools.partial(t5.logits, CFG))(placed, INPUTS, TARGETS)
     np.testing.assert_allclose(found, logits(params, INPUTS, TARGETS), rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_is_the_cross_entropy_of_each_target_given_those_before_it(params):
+    is_target = np.arange(12) < np.full((8, 1), 9)
+    found = t5.loss(CFG, params, {"inputs": INPUTS, "targets": TARGETS, "is_target": is_target})
+    before = np.concatenate([np.zeros((8, 1), int), TARGETS[:, :-1]], axis=1)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, INPUTS, before), TARGETS)
+    assert (found.count, float(found)) == (72, pytest.approx(float(losses[:, :9].mean()), rel=1e-5))
+
+
+def test_nothing_is_as_large_as_the_square_of_the_length():
+    cfg, rows = (
+        dataclasses.replace(CFG, layers=1, decoder_layers=1),
+        jax.ShapeDtypeStruct((1, 2048), np.int32),
+    )
+    params = jax.eval_shape(functools.partial(t5.init, cfg), jax.random.key(0))
+    loss = lambda params, inputs: t5.loss(cfg, params, {"inputs": inputs, "targets": inputs}).total
+    program = mw.program.program_of(jax.make_jaxpr(jax.grad(loss))(params, rows))
+    sizes = (math.prod(v.aval.shape) for each in mw.program.walk(program) for v in each.eqn.outvars)
+    assert max(sizes) <= cfg.heads * 2048 * 2048 / 4
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import meshwright as mw
 from meshwright.errors import UsageError
 from meshwright.nn._blockwise import blockwise
+from meshwright.nn._cudnn import Hardware, why_not_cudnn
 from meshwright.nn._dense import plain
 from meshwright.nn._given import Given
 from soak import cases
@@ -218,6 +219,51 @@ def test_it_is_split_over_a_mesh_by_rows_and_heads(mesh):
     call = jax.jit(lambda q, k, v: blockwise(given_of(q, k, v, causal=True), block=8)[0])
     found = call(*(jax.device_put(x, sharding) for x in (q, k, v)))
     np.testing.assert_allclose(found, call(q, k, v), atol=1e-5)
+
+
+def test_a_kernel_that_ignores_segments_is_caught():
+    ignoring = lambda *arrays, segments, **asked: mw.attention(*arrays, **asked)
+    found = [*mw.nn.proofs(ignoring, num_cases=2)]
+    assert [each.holds for each in found] == ["segments" not in each.mask for each in found]
+    assert not all(each.holds for each in found)
+
+
+H100, A100 = Hardware("gpu", (9, 0)), Hardware("gpu", (8, 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "hardware", "reason"),
+    [
+        ({}, H100, None),
+        ({"window": 8}, A100, None),
+        ({"head": 256}, H100, None),
+        ({"head": 256}, A100, "multiples of 8 up to 128"),
+        ({"head": 12}, H100, "multiples of 8"),
+        ({}, Hardware("cpu"), "NVIDIA GPU"),
+        ({}, Hardware("gpu", (7, 5)), "8.0 or higher"),
+        ({"dtype": jnp.float32}, H100, "not all bfloat16"),
+        ({"softcap": 2.0}, H100, "soft cap"),
+        ({"segments": jnp.zeros((1, 16), int)}, H100, "segments"),
+        ({"bias": jnp.zeros((1, 1, 16, 16))}, H100, "bias"),
+        ({"bias": mw.nn.Bias(lambda x, t, s: x, jnp.zeros((2, 16, 16)))}, H100, "bias"),
+        ({"window": jnp.asarray(8)}, H100, "window is a number"),
+        ({"window": 8, "causal": False}, H100, "and causal"),
+        ({"keys": 24}, H100, "as many queries as keys"),
+        ({"with_lse": True}, H100, "logarithms"),
+    ],
+)
+def test_cudnn_is_asked_only_for_what_it_computes(change, hardware, reason):
+    asked = {"head": 64, "dtype": jnp.bfloat16, "causal": True, "with_lse": False, "keys": 16} | change
+    keys, head, dtype, with_lse = (asked.pop(name) for name in ("keys", "head", "dtype", "with_lse"))
+    q, k, v = (jnp.zeros((1, length, 2, head), dtype) for length in (16, keys, keys))
+    found = why_not_cudnn(given_of(q, k, v, **asked), with_lse, hardware)
+    assert found is None if reason is None else reason in found
+
+
+def test_cudnn_is_refused_by_name_where_it_does_not_compute_what_is_asked_for():
+    q, k, v = arrays((1, 4, 2, 8))
+    with pytest.raises(UsageError, match="form='cudnn' does not compute this: it needs an NVIDIA GPU"):
+        mw.attention(q, k, v, form="cudnn")
 
 
 @pytest.mark.parametrize(

@@ -207,10 +207,15 @@ def _add_looks_at_runs(commands: Commands) -> None:
 
 
 def _add_machines(commands: Commands) -> None:
-    commands.add(
+    doctor = commands.add(
         "doctor",
         "_doctor",
         "Check this machine: versions, devices, processes, compiling, writing; exit code 1 if a check fails.",
+    )
+    doctor.add_argument(
+        "--attention",
+        action="store_true",
+        help="also compute attention in random cases, and compare values and gradients with the definition",
     )
     launch = commands.add(
         "launch",

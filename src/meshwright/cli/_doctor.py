@@ -1,6 +1,7 @@
 """`meshwright doctor`: check what a run needs on this machine."""
 
 import argparse
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -12,7 +13,7 @@ from typing import Any
 
 from meshwright.cli._train import Result, use_fake_devices
 from meshwright.errors import EXIT_DONE, EXIT_FAILED
-from meshwright.tables import screen_width, wrapped
+from meshwright.tables import aligned, screen_width, wrapped
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax", "rich", "protobuf")
 VARIABLES = (
@@ -30,18 +31,43 @@ _PROBLEM = "problem: "
 
 
 def doctor(options: argparse.Namespace) -> Result:
-    """Report versions, devices and processes; try to compile and to write. Exit code 1 if a check fails."""
+    """Report versions, devices and processes; try to compile and to write. Exit code 1 if a check fails.
+
+    With `--attention`, also hold attention as it is computed here to its definition.
+    """
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}
-    found = {
+    found: dict[str, Any] = {
         "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         **tried,
     }
     is_well = not any(said.startswith(_PROBLEM) for said in tried.values())
-    return _text(found), found, EXIT_DONE if is_well else EXIT_FAILED
+    text = _text(found)
+    if options.attention:
+        from meshwright import nn
+
+        proved = [*nn.proofs()]
+        is_well = is_well and all(each.holds for each in proved)
+        found["attention"] = [dataclasses.asdict(each) | {"holds": each.holds} for each in proved]
+        text += "\n\n" + _table(proved)
+    return text, found, EXIT_DONE if is_well else EXIT_FAILED
+
+
+def _table(proved: list[Any]) -> str:
+    """Return a table of cases of attention, with what each missed its definition by."""
+    head = ("attention", "dtype", "mask", "values", "gradients", "limit", "")
+    rows = [
+        (
+            *(each.shape, each.dtype, each.mask),
+            *(f"{number:.1e}" for number in (each.values, each.gradients, each.limit)),
+            "ok" if each.holds else "problem",
+        )
+        for each in proved
+    ]
+    return "\n".join(aligned([head, *rows], right=(3, 4, 5), width=screen_width()))
 
 
 def _tried(probe: Callable[[], str]) -> str:

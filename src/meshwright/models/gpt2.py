@@ -6,13 +6,14 @@ Dimensions: B batch, T time, D model, N heads, H one head, F feed-forward, V voc
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from meshwright import nn
 from meshwright.errors import UsageError
+from meshwright.metrics import Mean
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
 from meshwright.sharding import embedding_lookup, match, shard_batch_dim
@@ -107,6 +108,32 @@ def logits(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "e
     """
     x_BTD = features(cfg, params, tokens_BT, remat=remat)
     return jnp.matmul(x_BTD, params["embedding"].T, preferred_element_type=jnp.float32)
+
+
+def loss(
+    cfg: Config,
+    params: PyTree,
+    batch: dict[str, jax.Array],
+    *,
+    remat: str = "everything",
+    gather: Literal["once", "per chunk"] = "once",
+) -> Mean:
+    """Return the mean loss of a batch, in nats per token: each is predicted from those before it.
+
+    Args:
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      batch: `{"tokens": int[B, T]}`; if rows are padded at their end, also `"is_token"`, bool[B, T].
+      remat: As in `logits`.
+      gather: How often the head is gathered under `fsdp`, as in `mw.cross_entropy`.
+
+    Raises:
+      UsageError: T - 1 is larger than `cfg.positions`.
+    """
+    tokens_BT, is_token_BT = batch["tokens"], batch.get("is_token")
+    x_BTD = features(cfg, params, tokens_BT[:, :-1], remat=remat)
+    counts = None if is_token_BT is None else is_token_BT[:, 1:]
+    return nn.cross_entropy(x_BTD, params["embedding"].T, tokens_BT[:, 1:], weights=counts, gather=gather)
 
 
 def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:

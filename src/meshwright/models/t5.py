@@ -11,13 +11,15 @@ L layers.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshwright import nn
 from meshwright.errors import UsageError
+from meshwright.metrics import Mean
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
 from meshwright.sharding import embedding_lookup, match, shard_batch_dim
@@ -139,8 +141,37 @@ def logits(
     """
     encoded_BSD = encode(cfg, params, inputs_BS, is_input_BS, remat=remat)
     x_BTD = decode(cfg, params, targets_BT, encoded_BSD, is_input_BS, remat=remat)
-    head_DV = params["embedding"].T * cfg.model**-0.5 if cfg.tied else params["head"]
-    return jnp.matmul(x_BTD, head_DV, preferred_element_type=jnp.float32)
+    return jnp.matmul(x_BTD, head(cfg, params), preferred_element_type=jnp.float32)
+
+
+def loss(
+    cfg: Config,
+    params: PyTree,
+    batch: dict[str, jax.Array],
+    *,
+    remat: str = "everything",
+    gather: Literal["once", "per chunk"] = "once",
+) -> Mean:
+    """Return the mean loss of a batch, in nats per target, given the inputs and the targets before it.
+
+    Args:
+      cfg: The config of the model.
+      params: The parameters, as `init` returns them.
+      batch: `{"inputs": int[B, S], "targets": int[B, T]}`, the targets without a start token; if rows are
+        padded at their end, also `"is_input"`, bool[B, S], and `"is_target"`, bool[B, T].
+      remat: As in `logits`.
+      gather: How often the head is gathered under `fsdp`, as in `mw.cross_entropy`.
+    """
+    encoded_BSD = encode(cfg, params, batch["inputs"], batch.get("is_input"), remat=remat)
+    before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))  # the start token is 0
+    x_BTD = decode(cfg, params, before_BT, encoded_BSD, batch.get("is_input"), remat=remat)
+    weights = batch.get("is_target")
+    return nn.cross_entropy(x_BTD, head(cfg, params), batch["targets"], weights=weights, gather=gather)
+
+
+def head(cfg: Config, params: PyTree) -> jax.Array:
+    """Return the weights from features to logits, [D, V]."""
+    return params["embedding"].T * cfg.model**-0.5 if cfg.tied else params["head"]
 
 
 def encode(
@@ -152,13 +183,12 @@ def encode(
     remat: str = "everything",
 ) -> jax.Array:
     """Return the encoded inputs, [B, S, D], in the parameters' dtype; the arguments are as in `logits`."""
-    stack, length = params["encoder"], inputs_BS.shape[1]
-    bias_NSS = position_bias(cfg, stack["position_bias"], length, bidirectional=True)
-    mask = None if is_input_BS is None else is_input_BS[:, None, None]
+    stack, seen = params["encoder"], _inputs_only(inputs_BS.shape[1], is_input_BS)
+    bias = position_bias(cfg, stack["position_bias"], bidirectional=True)
 
     def one(x_BSD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
         normed_BSD = rms_norm(cfg, x_BSD, layer["attention_norm"])
-        x_BSD = x_BSD + attention(cfg, layer, "", normed_BSD, normed_BSD, bias_NSS, mask)
+        x_BSD = x_BSD + attention(cfg, layer, "", normed_BSD, normed_BSD, bias=bias, segments=seen)
         return shard_batch_dim(x_BSD + feed_forward(cfg, layer, x_BSD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
@@ -176,16 +206,14 @@ def decode(
     remat: str = "everything",
 ) -> jax.Array:
     """Return the features before the head, [B, T, D]; `encoded_BSD` is the result of `encode`."""
-    stack, length = params["decoder"], targets_BT.shape[1]
-    bias_NTT = position_bias(cfg, stack["position_bias"], length, bidirectional=False)
-    causal = jnp.tril(jnp.ones((1, 1, length, length), bool))
-    mask = None if is_input_BS is None else is_input_BS[:, None, None]
+    stack, seen = params["decoder"], _inputs_only(targets_BT.shape[1], is_input_BS)
+    bias = position_bias(cfg, stack["position_bias"], bidirectional=False)
 
     def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
         normed_BTD = rms_norm(cfg, x_BTD, layer["attention_norm"])
-        x_BTD = x_BTD + attention(cfg, layer, "", normed_BTD, normed_BTD, bias_NTT, causal)
+        x_BTD = x_BTD + attention(cfg, layer, "", normed_BTD, normed_BTD, bias=bias, causal=True)
         normed_BTD = rms_norm(cfg, x_BTD, layer["cross_attention_norm"])
-        x_BTD = x_BTD + attention(cfg, layer, "cross_", normed_BTD, encoded_BSD, None, mask)
+        x_BTD = x_BTD + attention(cfg, layer, "cross_", normed_BTD, encoded_BSD, segments=seen)
         return shard_batch_dim(x_BTD + feed_forward(cfg, layer, x_BTD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
@@ -199,23 +227,26 @@ def attention(
     prefix: str,
     x_BTD: jax.Array,
     seen_BSD: jax.Array,
-    bias_NTS: jax.Array | None,
-    mask: jax.Array | None,
+    *,
+    bias: nn.Bias | None = None,
+    causal: bool = False,
+    segments: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-    """Return attention with all heads, [B, T, D]; `mask` is bool[B or 1, 1, T or 1, S]."""
+    """Return attention with all heads, [B, T, D]; the last arguments are those of `mw.attention`."""
 
     def heads(name: str, x: jax.Array) -> jax.Array:
         return (x @ layer[f"{prefix}{name}"]).reshape(*x.shape[:2], cfg.heads, cfg.head)
 
-    out_BTNH = jax.nn.dot_product_attention(
-        heads("q", x_BTD),
-        heads("k", seen_BSD),
-        heads("v", seen_BSD),
-        None if bias_NTS is None else bias_NTS[None],
-        mask,
-        scale=1.0,
-    )
+    q_BTNH, k_BSNH, v_BSNH = heads("q", x_BTD), heads("k", seen_BSD), heads("v", seen_BSD)
+    out_BTNH = nn.attention(q_BTNH, k_BSNH, v_BSNH, causal=causal, segments=segments, bias=bias, scale=1.0)
     return out_BTNH.reshape(*x_BTD.shape[:2], -1) @ layer[f"{prefix}o"]
+
+
+def _inputs_only(length: int, is_input_BS: jax.Array | None) -> tuple[jax.Array, jax.Array] | None:
+    """Return segments in which all of `length` queries see the inputs, and none the padding."""
+    if is_input_BS is None:
+        return None
+    return jnp.ones((is_input_BS.shape[0], length), jnp.int32), jnp.asarray(is_input_BS, jnp.int32)
 
 
 def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
@@ -226,11 +257,15 @@ def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
     return jax.nn.relu(x_BTD @ layer["up"]) @ layer["down"]
 
 
-def position_bias(cfg: Config, table: jax.Array, length: int, *, bidirectional: bool) -> jax.Array:
-    """Return the bias of attention scores for rows of `length` tokens: [N, T, S] with S = T."""
-    time = np.arange(length)
-    buckets_TS = bucket(cfg, time - time[:, None], bidirectional=bidirectional)
-    return jnp.transpose(table[buckets_TS], (2, 0, 1))
+def position_bias(cfg: Config, table: jax.Array, *, bidirectional: bool) -> nn.Bias:
+    """Return the bias of attention scores by the bucket of each distance, given a table [buckets, N]."""
+    farthest = cfg.max_distance  # and all beyond it share its bucket
+    buckets = bucket(cfg, np.arange(-farthest, farthest + 1), bidirectional=bidirectional)
+
+    def of(by_distance: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        return by_distance[:, jnp.clip(s - t[:, None], -farthest, farthest) + farthest]
+
+    return nn.Bias(of, table[buckets].T)
 
 
 def bucket(cfg: Config, distance: np.ndarray, *, bidirectional: bool) -> np.ndarray:

@@ -6,12 +6,13 @@ import jax
 
 from meshwright.errors import UsageError, nearest
 from meshwright.nn._blockwise import blockwise
+from meshwright.nn._cudnn import Hardware, cudnn, why_not_cudnn
 from meshwright.nn._dense import dense, plain
 from meshwright.nn._given import Bias, Given
 
 _LARGEST_DENSE = 512 * 512
 """Queries × keys up to which all scores of a head are held at once: one block of the other form."""
-_FORMS = ("dense", "blockwise")
+_FORMS = ("dense", "blockwise", "cudnn")
 
 
 def attention(
@@ -26,7 +27,7 @@ def attention(
     scale: float | None = None,
     bias: jax.Array | Bias | None = None,
     with_lse: bool = False,
-    form: Literal["dense", "blockwise"] | None = None,
+    form: Literal["dense", "blockwise", "cudnn"] | None = None,
 ) -> Any:
     """Return the attention of queries to keys: for each query, the mean of the values by its scores.
 
@@ -49,14 +50,15 @@ def attention(
         its heads; or a `Bias`, which computes it for each block.
       with_lse: Return also float32[B, N, T], the logarithm of the sum of the exponentials of each query's
         scores, -inf of one that sees no key: parts over several sets of keys are joined by it.
-      form: How it is computed. "dense" holds all scores, "blockwise" those of a block. Without it short rows
-        are dense, and others blockwise.
+      form: How it is computed. "dense" holds all scores, "blockwise" those of a block, "cudnn" is
+        NVIDIA's kernel, which has no second derivative. Without it short rows are dense; others take the
+        kernel where it computes all that is asked for, and are blockwise otherwise.
 
     Returns:
       [B, T, N, H] of the dtype of `v`; with `with_lse` a pair of that and the logarithms.
 
     Raises:
-      UsageError: Shapes or types do not go together, or there is no such form.
+      UsageError: Shapes or types do not go together, there is no such form, or it does not compute this.
 
     Example:
       >>> x = jnp.ones((2, 1024, 4, 16))
@@ -64,18 +66,27 @@ def attention(
       (2, 1024, 4, 16)
     """
     given = Given.of(q, k, v, causal, segments, window, softcap, scale, bias)
-    chosen = _chosen(given, with_lse) if form is None else form
-    if chosen not in _FORMS:
-        close = nearest(str(form), _FORMS)
-        hint = f" Did you mean {close!r}?" if close else ""
-        raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
+    chosen = _chosen(given, with_lse, Hardware.here()) if form is None else _checked(form, given, with_lse)
+    if chosen == "cudnn":
+        return cudnn(given)
     if chosen == "dense" and not with_lse:
         return dense(given)
     out, lse = (plain if chosen == "dense" else blockwise)(given)
     return (out, lse) if with_lse else out
 
 
-def _chosen(given: Given, with_lse: bool) -> str:
-    is_small = given.q.shape[1] * given.k.shape[1] <= _LARGEST_DENSE
-    is_function = isinstance(given.bias, Bias)
-    return "dense" if is_small and not with_lse and not is_function else "blockwise"
+def _chosen(given: Given, with_lse: bool, hardware: Hardware) -> str:
+    if given.q.shape[1] * given.k.shape[1] <= _LARGEST_DENSE and not with_lse:
+        return "dense"
+    return "blockwise" if why_not_cudnn(given, with_lse, hardware) else "cudnn"
+
+
+def _checked(form: str, given: Given, with_lse: bool) -> str:
+    if form not in _FORMS:
+        close = nearest(str(form), _FORMS)
+        hint = f" Did you mean {close!r}?" if close else ""
+        raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
+    reason = why_not_cudnn(given, with_lse, Hardware.here()) if form == "cudnn" else None
+    if reason is not None:
+        raise UsageError(f"form='cudnn' does not compute this: {reason}.\n  Try form='blockwise'.")
+    return form

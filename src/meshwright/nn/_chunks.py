@@ -4,8 +4,8 @@ Under `fsdp` the head is gathered before the loop. Each group of devices that ha
 gradient of the head from these, and groups are added once, after the loop: XLA knows no array of which each
 device has a summand, so that the groups are a dimension of the sum, split over them.
 
-Shapes: B rows, T positions, D features, V vocabulary; n chunks; g groups of devices, each of which has r labels
-of a chunk.
+Shapes: B rows, T positions, D features, V vocabulary; n chunks; g groups of devices, each of which has r
+labels of a chunk.
 """
 
 import math
@@ -45,13 +45,14 @@ def total_of(
 
 def _total_forward(static: Static, hidden: Any, head: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
     losses, d_hidden, d_head = _gradients(static, _products, hidden, head, labels, weights)
-    return _weighed(losses, weights), (losses, d_hidden, d_head, jnp.zeros((0,), head.dtype))
+    counted = jnp.where(weights == 0, 0, losses)  # the derivative by the weights, as that of `Mean.of`
+    return _weighed(losses, weights), (counted, d_hidden, d_head, jnp.zeros((0,), head.dtype))
 
 
 def _total_backward(static: Static, kept: Any, change: jax.Array) -> tuple[Any, ...]:
-    losses, d_hidden, d_head, like = kept
+    counted, d_hidden, d_head, like = kept
     d_hidden = (d_hidden * change).astype(d_hidden.dtype)
-    return d_hidden, (d_head * change).astype(like.dtype), None, losses * change
+    return d_hidden, (d_head * change).astype(like.dtype), None, counted * change
 
 
 total_of.defvjp(_total_forward, _total_backward)
@@ -79,8 +80,9 @@ def _losses_forward(static: Static, *inputs: Any) -> tuple[jax.Array, Any]:
 
 
 def _losses_backward(static: Static, inputs: Any, changes: jax.Array) -> tuple[Any, ...]:
-    _, d_hidden, d_head = _gradients(static, _products_again, *inputs, changes)
-    return d_hidden, d_head.astype(inputs[1].dtype), None
+    hidden, head, labels = inputs
+    _, d_hidden, d_head = _gradients(static, _products_again, hidden, head, labels, changes)
+    return d_hidden, d_head.astype(head.dtype), None
 
 
 losses_of.defvjp(_losses_forward, _losses_backward)
