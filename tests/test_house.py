@@ -33,6 +33,7 @@ GROUND = {
     "tables",
     "times",
     "tree",
+    "unknown_arguments",
     "process",
     "when",
 } | VERSION

@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from itertools import takewhile
 from typing import Any, Union, get_args, get_origin
@@ -159,4 +159,7 @@ def spelled(wanted: Any) -> str:
         return "a function"
     if wanted in (None, types.NoneType):
         return "none"
+    if get_origin(wanted) is Mapping:
+        key, value = map(spelled, get_args(wanted))
+        return f"a mapping of {key} to {value}"
     return wanted.__name__ if isinstance(wanted, type) and not get_args(wanted) else str(wanted)

@@ -50,9 +50,7 @@ def test_checkpoints_without_a_run_are_asked_for_by_a_score(run_of, tmp_path, s3
     checkpoints = run_of(KEPT_BY_LOSS).rename(tmp_path / "moved") / "checkpoints"
     checkpoints = checkpoints.rename(tmp_path / "alone")
     assert open_best(checkpoints, "test/loss").step == 20
-    with pytest.raises(
-        UsageError, match=r"which checkpoint is the best\?(.|\n)*eval/f1, test/distance, test/loss"
-    ):
+    with pytest.raises(UsageError, match=r"is the best\?(.|\n)*eval/f1, test/distance, test/loss"):
         open_best(checkpoints)
     with Checkpoints(s3_run) as saved:
         saved.save(10, {"x": 10}, {"scores": SCORES[10]})
@@ -75,7 +73,7 @@ def test_a_score_s_own_name_says_which_values_are_better_unless_it_is_said(run_o
 def test_where_nothing_says_which_values_are_better_it_is_asked(run_of):
     with pytest.raises(UsageError, match="nothing tells whether lower or higher values of 'test/distance'"):
         open_best(run_of(KEPT_BY_LOSS), "test/distance")
-    with pytest.raises(UsageError, match="mode='mean' is neither 'min' nor 'max'"):
+    with pytest.raises(UsageError, match="mode='mean': expected 'min' or 'max'"):
         open_best(run_of(KEPT_BY_LOSS), "test/distance", "mean")
 
 
@@ -93,7 +91,7 @@ def test_of_several_scores_to_keep_the_best_by_one_is_to_be_named(run_of):
 def test_early_stopping_tells_the_mode_and_not_which_checkpoint_is_kept(run_of):
     run = run_of("stop.early = meshwright.engine.StopEarly(metric='test/distance', mode='min', patience=3)\n")
     assert open_best(run, "test/distance").step == 30
-    with pytest.raises(UsageError, match="does not say"):
+    with pytest.raises(UsageError, match=r"The run keeps none by a score\.\n  Name a score: "):
         open_best(run)
 
 
@@ -109,3 +107,17 @@ def test_a_step_is_there_or_the_nearest_is_named(run_of, tmp_path):
             chosen_step(run, wrong)
     with pytest.raises(CheckpointError, match="none does not exist"):
         chosen_step(str(tmp_path / "none"), "newest")
+
+
+def test_of_a_score_that_is_never_a_number_no_checkpoint_is_the_best(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": 1}, {"scores": {"test/loss": float("nan")}})
+    with pytest.raises(CheckpointError, match="has a score 'test/loss' that is a number: all are NaN"):
+        open_best(tmp_path, "test/loss")
+
+
+def test_a_checkpoint_whose_score_cannot_be_read_is_passed_over_aloud(run_of, caplog):
+    run = run_of(KEPT_BY_LOSS)
+    (run / "checkpoints/step_00000020/manifest.json").write_text("{")
+    assert open_best(run).step == 30
+    assert "is one of the others: of step 20 the scores cannot be read" in caplog.text

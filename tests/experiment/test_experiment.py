@@ -152,7 +152,7 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
         ({"input": EXAMPLES}, r"Experiment\.input is of type dict; it must be Input\."),
         (
             {"evaluations": {"all": measure}},
-            r"Experiment\.evaluations is of type dict; it must be .*Mapping.*Evaluation",
+            r"Experiment\.evaluations\['all'\] is of type function; it must be Evaluation",
         ),
         ({"loss": "loss"}, r"Experiment\.loss is 'loss'; it must be a function"),
         ({"profile": (2,)}, r"Experiment\.profile is of type tuple"),

@@ -11,6 +11,6 @@ and tell it apart in `_functional`.
 """
 
 from meshwright.adapters._bound import Bound
-from meshwright.adapters._functional import Functional, functional
+from meshwright.adapters._functional import Functional, functional, library_of
 
-__all__ = ["Bound", "Functional", "functional"]
+__all__ = ["Bound", "Functional", "functional", "library_of"]

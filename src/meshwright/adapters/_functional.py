@@ -146,6 +146,16 @@ def functional(model: Any, *example_args: Any, **example_kwargs: Any) -> Functio
     return Functional(library.axes, library.stateful, library.per_example, _has_values(model), model, library)
 
 
+_LIBRARIES = ("flax.nnx", "flax.linen", "equinox")
+
+
+def library_of(model: Any) -> str | None:
+    """Return the library that `model`, a module or its class, is of; None if it is anything else."""
+    kind = model if isinstance(model, type) else type(model)
+    bases = {name: getattr(sys.modules.get(name), "Module", None) for name in _LIBRARIES}
+    return next((name for name, base in bases.items() if base and issubclass(kind, base)), None)
+
+
 def _library_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Library:
     first, second = model if isinstance(model, tuple) and len(model) == 2 else (None, None)
     if _is(model, "flax.linen"):

@@ -23,6 +23,7 @@ from meshwright.checkpoint._session import Session
 from meshwright.errors import MeshwrightError
 from meshwright.process import on_lead
 from meshwright.storage import Directory
+from meshwright.unknown_arguments import explained
 from meshwright.when import Due, Scores, Tick, When
 
 log = logging.getLogger("meshwright")
@@ -31,6 +32,7 @@ SaveWhenDue = Callable[[Tick, tree.PyTree, Any, Scores | None], None]
 T = TypeVar("T")
 
 
+@explained
 class Checkpoints(Saved):
     """A directory of checkpoints: saves states in the background of a training loop, and restores them.
 

@@ -1,5 +1,6 @@
 """One checkpoint of many, chosen by its step or as the best by a score."""
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from meshwright.checkpoint._scores import Mode, kept_by, mode_of, saved_scores
 from meshwright.errors import CheckpointError, UsageError, listed, nearest
 from meshwright.process import on_lead
 from meshwright.storage import Directory, location
+
+log = logging.getLogger("meshwright")
 
 _MOST = 20
 """The most steps that an error lists."""
@@ -110,19 +113,24 @@ def _steps(path: str) -> tuple[Directory, list[int]]:
 
 def _best(path: str, score: str | None, mode: Mode | None) -> tuple[str, int]:
     """Return the directory of checkpoints, and the step of the best; raises as `open_best` does."""
-    directory, _ = _steps(path)
+    if mode not in (None, "min", "max"):
+        raise UsageError(f"mode={mode!r}: expected 'min' or 'max', or None to find out.")
+    directory, steps = _steps(path)
     saved, settings = saved_scores(directory), settings_at(path)
+    there = _directory.complete_steps(directory)  # a run that trains may have removed some meanwhile
+    if unread := [str(step) for step in steps if step in there and step not in saved]:
+        said = "the best checkpoint in %s is one of the others: of step %s the scores cannot be read"
+        log.warning(said, directory, listed(unread, _MOST))
     chosen = kept_by(settings)
     name = score or _only(chosen, saved, path)
     found = {step: of[name] for step, of in saved.items() if not math.isnan(of.get(name, math.nan))}
     if not found:
         raise _no_score(name, chosen, saved, directory)
     better = mode or mode_of(name, settings)
-    if better not in ("min", "max"):
+    if better is None:
         raise UsageError(
-            f"nothing tells whether lower or higher values of {name!r} are better"
-            + (f", and mode={mode!r} is neither 'min' nor 'max'." if mode else ".")
-            + f"\n  Say it: mode='min' or mode='max', or 'best:{name}:min', or --best {name}:min."
+            f"nothing tells whether lower or higher values of {name!r} are better.\n"
+            f"  Say it: mode='min' or mode='max', or 'best:{name}:min', or --best {name}:min."
         )
     sign = 1 if better == "max" else -1
     return str(directory), max(found, key=lambda step: (sign * found[step], step))
@@ -136,21 +144,27 @@ def _only(chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], pa
     """
     if len(chosen) == 1:
         return next(iter(chosen))
-    why = f"keeps its best checkpoints by several scores, {_shown(chosen)}" if chosen else "does not say"
+    why = f"keeps its best by several scores, {_shown(chosen)}" if chosen else "keeps none by a score"
+    names = _names(saved)
     raise UsageError(
-        f"which checkpoint is the best? {path} {why}.\n  Name a score: {_names(saved) or 'none is saved'}."
+        f"which checkpoint of {path} is the best? The run {why}.\n"
+        f"  {f'Name a score: {names}.' if names else 'No scores are saved: evaluate when you save.'}"
     )
 
 
 def _no_score(
     name: str, chosen: Mapping[str, Mode], saved: Mapping[int, Mapping[str, Any]], directory: Directory
 ) -> CheckpointError:
-    close = nearest(name, {score for of in saved.values() for score in of})
+    names = {score for of in saved.values() for score in of}
+    close = nearest(name, names)
+    hint = f". Did you mean {close!r}?" if close else "."
+    if name in names:
+        hint = " that is a number: all are NaN."
     by = f"\n  The run keeps its best checkpoints by {_shown(chosen)}." if chosen else ""
     return CheckpointError(
-        f"no checkpoint in {directory} has a score {name!r}.{f' Did you mean {close!r}?' if close else ''}\n"
-        f"  The scores of its {len(saved)} checkpoints are {_names(saved) or 'none'}.{by}\n"
-        "  Scores are saved with a checkpoint if its step is evaluated."
+        f"no checkpoint in {directory} has a score {name!r}{hint}\n"
+        f"  Scores of its checkpoints: {_names(saved) or 'none'}.{by}\n"
+        "  A checkpoint is saved with the scores of its own step, if that is evaluated."
     )
 
 

@@ -24,12 +24,14 @@ from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Tracker, wandb
 from meshwright.sharding import make_mesh
 from meshwright.train import RUN_AHEAD, as_seed
+from meshwright.unknown_arguments import explained
 
 T = TypeVar("T")
 
 _SMALL_NBYTES = 1024
 
 
+@explained
 class Deployer:
     """The services of a run: devices, mesh, randomness, batches, schedules, logs and checkpoints.
 

@@ -7,7 +7,7 @@ import collections.abc
 import dataclasses
 import numbers
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from meshwright.arguments import spelled
@@ -28,15 +28,24 @@ def check_types(description: Any) -> None:
       UsageError: Some values have a wrong type; all of them are listed.
     """
     kind = type(description)
-    wanted = get_type_hints(kind)
-    values = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
+    hints = get_type_hints(kind)
     problems = [
-        f"{kind.__name__}.{name} is {_shown(value)}; it must be {spelled(wanted[name])}."
-        for name, value in values.items()
-        if not _fits(value, wanted[name])
+        f"{kind.__name__}.{name} is {_shown(value)}; it must be {spelled(wanted)}."
+        for field in dataclasses.fields(description)
+        for name, value, wanted in _items(field.name, getattr(description, field.name), hints[field.name])
+        if not _fits(value, wanted)
     ]
     if problems:
         raise UsageError("\n".join(problems))
+
+
+def _items(name: str, value: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield a value, or each value of a mapping, with its name and type."""
+    if get_origin(wanted) is Mapping and isinstance(value, Mapping):
+        for key, each in value.items():
+            yield f"{name}[{key!r}]", each, get_args(wanted)[1]
+    else:
+        yield name, value, wanted
 
 
 def _fits(value: Any, wanted: Any) -> bool:
@@ -60,5 +69,7 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 def _shown(value: Any) -> str:
     """Return a number or a short string as it is, and of other values the type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     text = repr(value) if isinstance(value, str | numbers.Number) else ""
     return text if 0 < len(text) < 80 else f"of type {type(value).__name__}"

@@ -104,8 +104,8 @@ class Measured:
 def _weighed(values: Mapping[str, jax.Array | Mean], weights: jax.Array) -> dict[str, Mean]:
     if not isinstance(values, Mapping):
         raise UsageError(
-            "an evaluation returns values by name, {'loss': values}; this returned a "
-            f"{type(values).__name__}."
+            "an evaluation returns values by name, {'loss': values}; this returned "
+            f"{'an array' if isinstance(values, jax.Array) else f'a {type(values).__name__}'}."
         )
     return {name: _mean(name, x, weights) for name, x in values.items()}
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from meshwright.adapters import Functional
+from meshwright.adapters import Functional, library_of
 from meshwright.arrays import Casts
 from meshwright.checkpoint import HOST_NBYTES, Keep
 from meshwright.docstrings import documented
@@ -36,6 +36,7 @@ from meshwright.train import (
     eval_params,
 )
 from meshwright.tree import PyTree
+from meshwright.unknown_arguments import explained
 from meshwright.when import When
 
 Outputs = Callable[..., Mapping[str, jax.Array]]
@@ -47,6 +48,23 @@ def _at_least(least: int, owner: Any, *names: str) -> None:
         value = getattr(owner, name)
         if isinstance(value, int) and value < least:
             raise UsageError(f"{type(owner).__name__}.{name} is {value}; it must be at least {least}.")
+
+
+def _check_model(model: Any) -> None:
+    """Check that a model of Flax or Equinox was made into functions.
+
+    Raises:
+      UsageError: It was not.
+    """
+    library = library_of(model)
+    if library is None:
+        return
+    name = model.__name__ if isinstance(model, type) else type(model).__name__
+    example = ", example_input" if library == "flax.linen" else ""
+    raise UsageError(
+        f"Experiment.model is {name}, a module of {library}. Make functions of it: net = "
+        f"mw.functional({name}{example}).\n  Write model=net, and in the loss net.apply(params, batch['x'])."
+    )
 
 
 def _check_names(evaluations: Mapping[str, Any]) -> None:
@@ -69,6 +87,7 @@ def _check_names(evaluations: Mapping[str, Any]) -> None:
             )
 
 
+@explained
 @documented
 @dataclass(frozen=True)
 class Input:
@@ -103,6 +122,7 @@ class Input:
         _at_least(0, self, "num_threads")
 
 
+@explained
 @documented
 @dataclass(frozen=True)
 class Evaluation:
@@ -159,6 +179,7 @@ class Evaluation:
             raise UsageError("Evaluation scores nothing: give measure, or predict and metric_fn.")
 
 
+@explained
 @documented
 @dataclass(frozen=True)
 class Save:
@@ -199,6 +220,7 @@ class Save:
             raise UsageError("Save.directory is empty; None stands for the workdir.")
 
 
+@explained
 @documented
 @dataclass(frozen=True)
 class Experiment:
@@ -282,6 +304,7 @@ class Experiment:
     """Options of the XLA compiler, and where compiled programs are kept."""
 
     def __post_init__(self) -> None:
+        _check_model(self.model)
         check_types(self)
         _at_least(1, self, "max_steps", "microbatches")
         if not 0 <= self.seed < 2**32:

@@ -91,7 +91,15 @@ def run(
 
 
 def on_devices(experiment: Experiment) -> Experiment:
-    """Compare settings and devices of all processes, and return the experiment for these devices."""
+    """Compare settings and devices of all processes, and return the experiment for these devices.
+
+    Raises:
+      UsageError: It is no experiment, or the processes differ.
+    """
+    if not isinstance(experiment, Experiment):
+        kind = getattr(experiment, "__name__", type(experiment).__name__)
+        call = f" Call it: {kind}()." if callable(experiment) else ""
+        raise UsageError(f"{kind} is not a mw.Experiment.{call}")
     # Before a device is touched: JAX waits for all processes there, and hears of no error.
     process.compare("the settings of the experiment", lambda: comparable_settings(experiment))
     process.compare_devices()

@@ -30,6 +30,7 @@ from meshwright.input._source import num_examples, num_threads_for
 from meshwright.input._stretches import Position, from_json
 from meshwright.input._together import in_step
 from meshwright.tree import PyTree
+from meshwright.unknown_arguments import explained
 
 Results = Generator[tuple[PyTree, Position], None, None]
 """Batches, each with the position after it."""
@@ -219,6 +220,7 @@ def _ending_together(results: Results) -> Results:
         yield from process.ending_together(results, lambda pair: (pair[1].stretch, pair[1].samples))
 
 
+@explained
 def batches(
     examples: Any,
     batch_size: int,

@@ -120,6 +120,8 @@ def _checked(
     if gather not in _GATHERS:
         close = nearest(str(gather), _GATHERS)
         hint = f" Did you mean {close!r}?" if close else ""
-        raise UsageError(f"gather={gather!r} is not known.{hint}\n  There are {', '.join(map(repr, _GATHERS))}.")
+        raise UsageError(
+            f"gather={gather!r} is not known.{hint}\n  There are {', '.join(map(repr, _GATHERS))}."
+        )
     dtype = jnp.promote_types(jnp.promote_types(hidden.dtype, head.dtype), jnp.float32)
     return Static(softcap, float(z_loss), float(label_smoothing), chunk, gather == "once", dtype)

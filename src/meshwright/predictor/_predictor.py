@@ -23,8 +23,10 @@ from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp
 from meshwright.storage import local_path
 from meshwright.train import TrainState, Variables, as_seed, eval_params, nothing
 from meshwright.tree import PyTree
+from meshwright.unknown_arguments import explained
 
 
+@explained
 class Predictor:
     """Computes a prediction for each example, over the whole mesh, in order.
 

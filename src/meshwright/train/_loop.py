@@ -9,6 +9,7 @@ import jax
 
 from meshwright import process
 from meshwright.tree import PyTree
+from meshwright.unknown_arguments import explained
 from meshwright.when import Scores, Tick
 
 RUN_AHEAD = 4
@@ -29,6 +30,7 @@ def nothing(*_: Any) -> None:
     """A room left empty."""
 
 
+@explained
 def fit(
     step: Callable[[Any, PyTree], tuple[Any, PyTree]],
     state: S,

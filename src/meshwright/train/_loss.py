@@ -75,7 +75,14 @@ def of_loss(
 ) -> Any:
     """Return what a loss returns, which is given the key if it takes one argument more than without."""
     without_key = (params, batch, *model_state)
-    if num_positional(loss, "loss") == len(without_key):
+    number = num_positional(loss, "loss")
+    if number < len(without_key):
+        arguments = "params, batch, key, model_state" if model_state else "params, batch, key"
+        raise UsageError(
+            f"the loss takes too few arguments: {number}. It is called as loss({arguments}), and "
+            "may leave out the key:\n  lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
+        )
+    if number == len(without_key):
         return loss(*without_key)
     return loss(params, batch, key, *model_state)
 

@@ -189,13 +189,8 @@ def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
     """Return `optimizer.init(params)`.
 
     Raises:
-      UsageError: `optimizer` is no optax transformation, or has labels or masks in another dictionary.
+      UsageError: `optimizer` has labels or masks in another dictionary.
     """
-    if not hasattr(optimizer, "init"):
-        raise UsageError(
-            f"the optimizer is a {type(optimizer).__name__}, and must be an optax transformation: "
-            "optax.adamw(1e-3) itself, not nnx.Optimizer(model, …) around it, nor a function that makes it."
-        )
     try:
         return optimizer.init(params)
     except (ValueError, TypeError) as error:

@@ -130,7 +130,17 @@ Tx = optax.GradientTransformation | Trainable
 
 
 def as_trainable(optimizer: Tx) -> Trainable:
-    """Return `optimizer` as a `Trainable`: an optax transformation trains everything."""
+    """Return `optimizer` as a `Trainable`: an optax transformation trains everything.
+
+    Raises:
+      UsageError: It is neither.
+    """
+    inner = optimizer.optimizer if isinstance(optimizer, Trainable) else optimizer
+    if not hasattr(inner, "init"):
+        raise UsageError(
+            f"the optimizer is a {type(inner).__name__}, and must be an optax transformation: "
+            "optax.adamw(1e-3) itself, not nnx.Optimizer(model, …) around it, nor a function that makes it."
+        )
     return optimizer if isinstance(optimizer, Trainable) else Trainable(_everything, optimizer)
 
 

@@ -83,10 +83,12 @@ class Epochs:
           ExamplesError: there is none.
         """
         if self.at_end_of_epoch():
+            batched = "If the examples are batches already, wrap them: mw.Batched(loader)."
+            smaller = "Make the batch smaller."
+            hints = (smaller, batched) if self._num_examples is not None else (batched, f"Else: {smaller}")
             raise ExamplesError(
                 f"epoch {self.epoch} has too few examples to fill one batch of {self._batch_size}.\n"
-                "  Make the batch smaller. If what the examples are read from gives batches, say so: "
-                "mw.Batched(loader)."
+                f"  {' '.join(hints)}"
             )
         return self._batches.peek()
 

@@ -130,7 +130,12 @@ def check_schedule(lr_schedule: Any, microbatches: int, target: TrainState) -> N
 
 
 def check_same(target: TrainState, state: TrainState) -> None:
-    """Raise a `UsageError` if a state is not of the structure, shapes, dtypes and places of `target`."""
+    """Raise a `UsageError` if a state has other arrays than `target`, in other places, or none any more."""
+    if isinstance(count := getattr(state, "step", None), jax.Array) and count.is_deleted():
+        raise UsageError(
+            "the arrays of this state are gone: `fit` took them when it trained further.\n  Copy a state "
+            "before, if you want to come back to it: saved = jax.tree.map(jnp.copy, trainer.state)."
+        )
     changes = tree.differences(target, state)
     if changes:
         raise UsageError(f"the state is not that of this trainer: {changes}.")

@@ -23,6 +23,7 @@ from meshwright.trainer._recipe import Recipe, both_losses
 from meshwright.trainer._schedule import Schedule, batch_sizes
 from meshwright.trainer._start import Start, check_same, check_step, lost
 from meshwright.tree import PyTree
+from meshwright.unknown_arguments import explained
 from meshwright.when import When
 
 _LOGGING, _STOP, _NO_PROFILE, _WATCHDOG = Logging(), Stop(), Profile(), Watchdog()
@@ -31,6 +32,7 @@ _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_
 """Arguments that are no settings."""
 
 
+@explained
 class Trainer(Generic[Params]):
     """Trains a model, anywhere. Functions of yours are called with those arguments that they name.
 
@@ -167,6 +169,7 @@ class Trainer(Generic[Params]):
         """Updates made so far."""
         return int(self.state.step)
 
+    @explained
     @process.shared_work()
     def fit(
         self,

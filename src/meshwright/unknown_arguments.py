@@ -1,0 +1,174 @@
+"""Errors about arguments that a function does not have: they say which one to write instead.
+
+Those who come from another library write its argument names. Python's own error names no other. `_INSTEAD` is
+the table of such names, by the function of ours that they are given to.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from meshwright.errors import UsageError, listed, nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EPOCHS = ("n_epochs", "num_epochs", "max_epochs", "num_train_epochs", "nb_epoch")
+_STEPS = ("max_step", "steps", "num_steps", "n_steps", "total_steps", "num_train_steps", "train_steps")
+_BATCH = ("global_batch_size", "train_batch_size", "total_batch_size")
+_DEVICE_BATCH = ("per_device_train_batch_size", "micro_batch_size", "local_batch_size", "device_batch_size")
+_DATA = (
+    "train_dataset",
+    "train_data",
+    "dataset",
+    "data",
+    "train_dataloader",
+    "train_dataloaders",
+    "examples",
+)
+_TEST = ("validation_data", "eval_dataset", "val_dataset", "val_dataloaders", "valid_data", "test_examples")
+_RATE = ("learning_rate", "lr")
+_TX = ("tx", "optim", "optimizers")
+_LOSS = ("loss_fn", "compute_loss", "criterion", "loss_function")
+_WORKDIR = ("run", "run_dir", "output_dir", "logdir", "log_dir", "checkpoint_dir", "default_root_dir", "dir")
+_SEED = ("jax_seed", "random_seed", "rng", "key", "prng_key")
+_DTYPE = ("dtype", "precision", "mixed_precision", "train_dtype", "bf16", "fp16")
+_ACCUMULATE = ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps")
+_CALLBACKS = ("callbacks", "callback", "hooks")
+
+_OPTIMIZER = "The optimizer has it: optimizer=optax.adamw(1e-3)."
+_OF_FIT = "`fit` takes it: trainer.fit(examples, batch_size=64, epochs=3, eval_examples=...)."
+_OF_DEPLOYER = "The deployer has it: mw.Deployer(seed=0, workdir='runs/x')."
+
+
+def _instead(*groups: tuple[tuple[str, ...], str]) -> dict[str, str]:
+    return {name: text for names, text in groups for name in names}
+
+
+_OF_LEARNING = ((_RATE, _OPTIMIZER), (_TX, "Write optimizer=."), (_LOSS, "Write loss=."))
+_INSTEAD: Mapping[str, Mapping[str, str]] = {
+    "Trainer": _instead(
+        *_OF_LEARNING,
+        (("epochs", "max_steps", "batch_size", "eval_examples", "per_device_batch_size"), _OF_FIT),
+        ((*_EPOCHS, *_STEPS, *_BATCH, *_DEVICE_BATCH, *_DATA, *_TEST, *_CALLBACKS), _OF_FIT),
+        ((*_WORKDIR, "workdir", "seed", *_SEED, "mesh"), _OF_DEPLOYER),
+        (_DTYPE, 'Write compute_dtype="bfloat16".'),
+        (_ACCUMULATE, "Write microbatches=."),
+    ),
+    "Trainer.fit": _instead(
+        (_EPOCHS, "Write epochs=."),
+        (_STEPS, "Write max_steps=."),
+        (_BATCH, "Write batch_size=, the examples of an update over all devices."),
+        (_DEVICE_BATCH, "Write per_device_batch_size=."),
+        (_DATA, "The examples are the first argument, train_examples."),
+        (_TEST, "Write eval_examples=."),
+        (_RATE, "The trainer's optimizer has it: mw.Trainer(..., optimizer=optax.adamw(1e-3))."),
+        (_CALLBACKS, "Write eval_metric_fn= for metrics, stop=mw.Stop(early=...) to end early, and a loop of "
+         "your own with mw.fit for all else."),
+        (("log_every",), "Write logging=mw.Logging(every=50)."),
+        ((*_WORKDIR, "workdir"), _OF_DEPLOYER),
+    ),
+    "Deployer": _instead(
+        (_SEED, "Write seed=."),
+        (_WORKDIR, "Write workdir=."),
+        (("n_model_shards", "model_shards", "num_shards"), "Write num_model_shards=."),
+        (("n_processes",), "Write num_processes=."),
+        (("n_local_devices", "devices"), "Write num_local_devices=, or mesh='data=-1'."),
+    ),
+    "Experiment": _instead(
+        *_OF_LEARNING,
+        (_WORKDIR, "Write workdir=."),
+        (_STEPS, "Write max_steps=."),
+        (("epochs", *_EPOCHS), "Write input=mw.Input(examples, batch_size=64, epochs=3)."),
+        (("batch_size", *_BATCH, *_DEVICE_BATCH), "Write input=mw.Input(examples, batch_size=64)."),
+        (_DATA, "Write input=mw.Input(examples, batch_size=64)."),
+        ((*_TEST, "eval_examples", "evalers", "evals"),
+         'Write evaluations={"test": mw.Evaluation(measure, examples, when=100, batch_size=64)}.'),
+        (_SEED, "Write seed=."),
+        (_DTYPE, 'Write compute_dtype="bfloat16".'),
+        (_ACCUMULATE, "Write microbatches=."),
+        (_CALLBACKS, "Write logging=mw.Logging(trackers=...) to see reports, stop=mw.Stop(early=...) to end "
+         "early, and a loop of your own with mw.fit for all else."),
+        (("checkpoints", "checkpoint_every", "save_every", "save_steps"),
+         "Write save=mw.Save(when=1000, keep=3)."),
+        (("log_every", "trackers", "loggers", "logger"), "Write logging=mw.Logging(every=50, trackers=...)."),
+        (("max_seconds", "max_time", "early_stopping"), "Write stop=mw.Stop(max_seconds=3600, early=...)."),
+        (("init",), "Write model=."),
+    ),
+    "Input": _instead(
+        (_EPOCHS, "Write epochs=."),
+        (_BATCH, "Write batch_size=."),
+        (("num_workers", "workers"), "Write num_threads=."),
+        (("seed",), "The experiment has it: mw.Experiment(..., seed=0)."),
+        (("collate", "collate_fn"), "Use mw.Batched(loader) for batches that are made already."),
+    ),
+    "Evaluation": _instead(
+        (("every", "eval_every", "eval_steps"), "Write when=100, a number of steps, or a policy of mw.when."),
+        (("metrics", "metric"), "Write measure=, or metric_fn= with predict=."),
+        (("data", "dataset"), "Write examples=."),
+    ),
+    "Save": _instead(
+        (("every", "save_every", "save_steps"),
+         "Write when=1000, a number of steps, or a policy of mw.when."),
+        (("max_to_keep", "save_total_limit", "save_top_k"), "Write keep=3, or a policy of mw.checkpoint."),
+    ),
+    "Checkpoints": _instead(
+        (("max_to_keep", "save_total_limit"), "Write keep=3, or a policy of mw.checkpoint."),
+    ),
+    "Predictor": _instead(
+        (("params", "per_device_batch_size", "batch_size", "examples"),
+         "`predict` takes it: predictor.predict(examples, per_device_batch_size=64, params=params)."),
+        (("predict_fn", "pred_fn", "output_fn"), "Write predict=, and output= for what each row becomes."),
+    ),
+    "fit": _instead(
+        (_STEPS, "Write max_steps=."),
+        (("epochs", *_EPOCHS), "The data have it: mw.batches(examples, 64, sharding, epochs=3)."),
+        (_CALLBACKS, "Write on_step=, which is called after each step, or log=."),
+    ),
+    "batches": _instead(
+        (("shuffle",),
+         "Write seed=0 for a new order in each epoch, or seed=None for the examples' own order."),
+        (_EPOCHS, "Write epochs=."),
+        (("num_workers", "workers"), "Write num_threads=."),
+        (("drop_remainder", "drop_last"),
+         "What does not fill a batch at the end of the last epoch is left out."),
+    ),
+}  # fmt: skip
+
+
+def explained(function: F) -> F:
+    """Return a function or class that raises an error that helps when it is given an unknown argument.
+
+    A class is changed itself. The signature that type checkers and `help` show stays.
+
+    Raises (when called):
+      UsageError: There is no such argument. The error says which one to write.
+
+    Example:
+      >>> mw.Input([1, 2], batch_size=1, num_workers=2)
+      Traceback (most recent call last):
+          ...
+      meshwright.errors.UsageError: mw.Input has no argument 'num_workers'. Write num_threads=.
+      ...
+    """
+    called = function.__init__ if isinstance(function, type) else function
+    names = [each.name for each in inspect.signature(called).parameters.values() if each.name != "self"]
+    path = function.__qualname__
+
+    @functools.wraps(called)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.keys() <= known:
+            raise _unknown(path, next(name for name in kwargs if name not in known), names)
+        return called(*args, **kwargs)
+
+    known = frozenset(names)
+    if not isinstance(function, type):
+        return checked  # type: ignore[return-value]
+    function.__init__ = checked
+    return function
+
+
+def _unknown(path: str, name: str, names: list[str]) -> UsageError:
+    close = nearest(name, names)
+    instead = _INSTEAD.get(path, {}).get(name) or (f"Did you mean {close}?" if close else "")
+    return UsageError(f"mw.{path} has no argument {name!r}. {instead}\n  It has {listed(names, len(names))}.")

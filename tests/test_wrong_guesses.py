@@ -1,0 +1,177 @@
+"""What newcomers write first, and the words of the answer that say what to write instead."""
+
+import re
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import meshwright as mw
+from meshwright.errors import MeshwrightError
+
+EXAMPLES = {"x": np.ones((16, 4), np.float32)}
+
+
+def init(key):
+    return {"w": jnp.ones((4, 2))}
+
+
+def loss(params, batch):
+    return ((batch["x"] @ params["w"]) ** 2).mean()
+
+
+def scores(params, batch):
+    return {"loss": ((batch["x"] @ params["w"]) ** 2).mean(-1)}
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(4, 2, rngs=rngs)
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x)
+
+
+class EquinoxNet(eqx.Module):
+    w: jax.Array
+
+
+class Batches:
+    """A loader of batches as people write them: it has a length, and no way to get one by its number."""
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        yield from [{"x": EXAMPLES["x"][:8]}] * 2
+
+
+def experiment(**changes):
+    usual = {
+        "workdir": "runs/x",
+        "model": init,
+        "loss": loss,
+        "optimizer": optax.sgd(0.1),
+        "input": mw.Input(EXAMPLES, batch_size=8),
+        "max_steps": 1,
+    }
+    return mw.Experiment(**{**usual, **changes})
+
+
+def trainer(**changes):
+    usual = {"loss": loss, "optimizer": optax.sgd(0.1), "params": {"w": np.ones((4, 2), np.float32)}}
+    return mw.Trainer(mw.Deployer(seed=0, verbose=False), **{**usual, **changes})
+
+
+def fit(examples=EXAMPLES, **changes):
+    return trainer().fit(examples, **{"batch_size": 8, "epochs": 1, **changes})
+
+
+def evaluated(measure):
+    return experiment(evaluations={"test": mw.Evaluation(measure, EXAMPLES, when=1, batch_size=8)})
+
+
+def go_back_to_a_state_that_was_trained():
+    one = trainer()
+    one.fit(EXAMPLES, batch_size=8, epochs=1)
+    before = one.state
+    one.fit(EXAMPLES, batch_size=8, epochs=1)
+    one.state = before
+
+
+GUESSES = {
+    "epochs of a trainer": (lambda: trainer(n_epochs=3), "trainer.fit(examples, batch_size=64, epochs=3"),
+    "data of a trainer": (lambda: trainer(train_dataset=EXAMPLES), "trainer.fit(examples,"),
+    "the learning rate of a trainer": (lambda: trainer(lr=1e-3), "optimizer=optax.adamw(1e-3)"),
+    "a run directory of a trainer": (lambda: trainer(output_dir="x"), "mw.Deployer(seed=0, workdir="),
+    "redco's seed": (lambda: mw.Deployer(jax_seed=0), "Write seed=."),
+    "redco's shards": (lambda: mw.Deployer(n_model_shards=2), "Write num_model_shards=."),
+    "redco's epochs": (lambda: fit(n_epochs=2), "Write epochs=."),
+    "redco's batch": (lambda: fit(global_batch_size=8), "Write batch_size=,"),
+    "a batch as of Hugging Face": (
+        lambda: fit(per_device_train_batch_size=8),
+        "Write per_device_batch_size=.",
+    ),
+    "validation as of Keras": (lambda: fit(validation_data=EXAMPLES), "Write eval_examples=."),
+    "callbacks as of Keras": (lambda: fit(callbacks=[]), "stop=mw.Stop(early=...)"),
+    "a misspelt argument": (lambda: fit(bach_size=8), "Did you mean batch_size?"),
+    "the batch of an experiment": (
+        lambda: experiment(batch_size=8),
+        "input=mw.Input(examples, batch_size=64)",
+    ),
+    "epochs of an experiment": (lambda: experiment(epochs=3), "mw.Input(examples, batch_size=64, epochs=3)"),
+    "steps of an experiment": (lambda: experiment(num_train_steps=3), "Write max_steps=."),
+    "a run directory": (lambda: experiment(output_dir="x"), "Write workdir=."),
+    "evaluation of an experiment": (lambda: experiment(eval_dataset=EXAMPLES), "evaluations={"),
+    "how often to evaluate": (lambda: mw.Evaluation(scores, EXAMPLES, every=1), "Write when=100"),
+    "how often to save": (lambda: mw.Save(every=1), "Write when=1000"),
+    "how many to keep": (lambda: mw.Checkpoints("x", max_to_keep=3), "Write keep=3"),
+    "workers": (lambda: mw.Input(EXAMPLES, batch_size=8, num_workers=2), "Write num_threads=."),
+    "shuffling": (lambda: mw.batches(EXAMPLES, 8, None, shuffle=True), "Write seed=0"),
+    "steps of a loop": (lambda: mw.fit(None, None, None, steps=3), "Write max_steps=."),
+    "parameters of a predictor": (
+        lambda: mw.Predictor(mw.Deployer(seed=0, verbose=False), predict=scores, params={}),
+        "predictor.predict(examples,",
+    ),
+    "an NNX class": (lambda: experiment(model=NnxNet), "net = mw.functional(NnxNet)"),
+    "an NNX module": (lambda: experiment(model=NnxNet(nnx.Rngs(0))), "net = mw.functional(NnxNet)"),
+    "a Linen module": (lambda: experiment(model=LinenNet()), "mw.functional(LinenNet, example_input)"),
+    "an Equinox module": (lambda: experiment(model=EquinoxNet(jnp.ones(2))), "mw.functional(EquinoxNet)"),
+    "a loss of the batch": (lambda: mw.run(experiment(loss=lambda batch: 0.0)), "loss(params, batch, key)"),
+    "a loss of each example": (
+        lambda: mw.run(experiment(loss=lambda params, batch: (batch["x"] @ params["w"]).mean(-1))),
+        "Return losses.mean()",
+    ),
+    "a measure without a name": (
+        lambda: mw.run(evaluated(lambda params, batch: (batch["x"] @ params["w"]).mean(-1))),
+        "{'loss': values}; this returned an array",
+    ),
+    "a measure that is averaged": (
+        lambda: mw.run(evaluated(lambda params, batch: {"loss": loss(params, batch)})),
+        "Return the values before averaging",
+    ),
+    "an evaluation that is a class": (
+        lambda: experiment(evaluations={"test": mw.Evaluation}),
+        "evaluations['test'] is the class Evaluation",
+    ),
+    "an evaluation without a name": (
+        lambda: experiment(evaluations=mw.Evaluation(scores, EXAMPLES, when=1, batch_size=8)),
+        "it must be a mapping of str to Evaluation",
+    ),
+    "an optimizer of NNX": (
+        lambda: trainer(optimizer=nnx.Optimizer(NnxNet(nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)).fit(
+            EXAMPLES, batch_size=8, epochs=1
+        ),
+        "optax.adamw(1e-3) itself",
+    ),
+    "a number as the optimizer": (lambda: mw.run(experiment(optimizer=0.1)), "optax.adamw(1e-3) itself"),
+    "a loader of batches": (lambda: fit(Batches()), "mw.Batched(loader)"),
+    "a function instead of its experiment": (
+        lambda: mw.run(experiment_function),
+        "Call it: experiment_function().",
+    ),
+    "a state that is gone": (
+        go_back_to_a_state_that_was_trained,
+        "saved = jax.tree.map(jnp.copy, trainer.state)",
+    ),
+}
+
+
+def experiment_function():
+    return experiment()
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+def test_a_wrong_guess_is_answered_by_what_to_write_instead(guess, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write, words = GUESSES[guess]
+    with pytest.raises(MeshwrightError, match=re.escape(words)):
+        write()
