@@ -213,7 +213,7 @@ def test_what_a_run_does_not_save_comes_from_its_builder_each_time(pretrained, t
 
 def test_without_its_step_no_run_could_go_on(tmp_path):
     save = mw.Save(names=lambda name: None if name == "step" else name)
-    with pytest.raises(UsageError, match=r"save\.names: step is left out"):
+    with pytest.raises(UsageError, match=r"save\.names: it leaves out 'step', which"):
         mw.run(experiment(tmp_path, save=save))
 
 

@@ -17,7 +17,11 @@ from meshwright.when import Due, Tick
 
 
 def seconds_of(name: str) -> str:
-    """Return the name under which reports give the time that an evaluation took."""
+    """Return the name under which reports give the time that an evaluation took.
+
+    Args:
+      name: The name of the evaluation.
+    """
     return f"{name}/seconds"
 
 

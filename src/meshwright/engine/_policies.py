@@ -59,6 +59,9 @@ def when_evaluated(*evaluations: str) -> WhenEvaluated:
 def is_informed(when: Policy) -> bool:
     """Return whether a policy reads reported numbers, too.
 
+    Args:
+      when: The policy.
+
     Raises:
       UsageError: The policy takes more than two arguments.
     """

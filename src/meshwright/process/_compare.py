@@ -168,7 +168,11 @@ class Compared:
 
 
 def spans_all_processes(devices: Iterable[jax.Device]) -> bool:
-    """Return whether there are several processes and all of them have some of `devices`."""
+    """Return whether there are several processes, and each of them has one of the devices.
+
+    Args:
+      devices: The devices of a mesh or an array.
+    """
     count = jax.process_count()
     return count > 1 and len({device.process_index for device in devices}) == count
 

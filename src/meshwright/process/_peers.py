@@ -91,7 +91,11 @@ def begin_shared() -> None:
 
 
 def send_to_all(word: str) -> None:
-    """Send a short text to all other processes, for `receiving`. Not collective, and never waits for long."""
+    """Send a short text to all other processes. Not collective, and it never waits for long.
+
+    Args:
+      word: The text, which the others get in a block of `receiving`.
+    """
     if member.watch:
         member.watch.send({"word": word})
 

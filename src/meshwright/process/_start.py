@@ -76,8 +76,8 @@ def start(
         compare(_VERSIONS, software)
         cluster = _as_initialised(cluster)
     else:
-        told = cluster.coordinator, cluster.num_processes, cluster.process_id
-        _join(cluster, *told, timeout_seconds, heartbeat_timeout_seconds)
+        known = cluster.coordinator, cluster.num_processes, cluster.process_id
+        _join(cluster, *known, timeout_seconds, heartbeat_timeout_seconds)
     return cluster
 
 
