@@ -71,3 +71,13 @@ def test_runs_of_a_folder_without_any_says_so_and_of_none_exits_with_3(folder, c
 
 def test_a_directory_may_be_named_as_an_address_of_files(folder):
     assert main(["runs", f"file://{folder}/runs"]) == 0
+
+
+def test_runs_are_sorted_and_their_settings_shown(folder, capsys):
+    write_run(folder / "runs" / "c", (0.5,))
+    assert main(["runs", "--sort", "loss", "--columns", "max_steps,learning_rate"]) == 0
+    head, first = capsys.readouterr().out.splitlines()[:2]
+    assert head.split()[-2:] == ["max_steps", "learning_rate"]
+    assert (first.split()[0], first.split()[-2:]) == ("runs/c", ["40", "0.1"])
+    assert main(["runs", "--sort", "lsos"]) == 2
+    assert "Did you mean 'loss'?" in capsys.readouterr().err

@@ -76,6 +76,59 @@ def test_a_tree_is_exported_as_a_checkpoint_of_it_is(mesh, tmp_path):
         assert bits(open_source(place).arrays()) == bits(open_source(GOLDEN / "llama").arrays())
 
 
+@pytest.fixture
+def model(tmp_path):
+    """A directory of a model with a tokenizer, whose parameters are those of the golden LLaMA."""
+    place = tmp_path / "model"
+    place.mkdir()
+    for file in (GOLDEN / "llama").glob("[cm]*"):
+        (place / file.name).write_bytes(file.read_bytes())
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "notes.txt"):
+        (place / name).write_text(f'{{"file": "{name}"}}')
+    return place
+
+
+def test_tokenizer_and_generation_config_come_along_and_nothing_else(model, tmp_path):
+    params = mw.arrays.load(hugging_face.open_model(model))
+    (tmp_path / "secret").write_text("secret")
+    (model / "vocab.txt").symlink_to(tmp_path / "secret")
+    written = hugging_face.export_model(params, tmp_path / "out", model)
+    names = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in written} == names | {"model.safetensors", "config.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in written}
+    assert all((tmp_path / "out" / name).read_bytes() == (model / name).read_bytes() for name in names)
+
+
+def test_a_link_beside_the_model_is_told_and_not_followed(model, tmp_path, caplog):
+    (model / "vocab.txt").symlink_to("tokenizer.json")
+    hugging_face.export_model(mw.arrays.load(hugging_face.open_model(model)), tmp_path / "out", model)
+    assert "vocab.txt is not copied, as it is a link" in caplog.text
+
+
+def test_another_tokenizer_in_the_directory_is_refused_before_anything_is_written(model, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "tokenizer.json").write_text("mine")
+    params = mw.arrays.load(hugging_face.open_model(model))
+    with pytest.raises(UsageError, match=r"out/tokenizer.json exists already, and differs"):
+        hugging_face.export_model(params, out, model)
+    assert [path.name for path in out.iterdir()] == ["tokenizer.json"]
+
+
+def test_from_a_config_alone_nothing_else_is_copied(model, tmp_path):
+    params = mw.arrays.load(hugging_face.open_model(model))
+    written = hugging_face.export_model(params, tmp_path / "out", model / "config.json")
+    assert [path.name for path in written] == ["model.safetensors", "config.json"]
+
+
+def test_a_merged_tree_of_plain_arrays_is_exported(model, tmp_path):
+    params = jax.tree.map(np.asarray, mw.arrays.load(hugging_face.open_model(model)))
+    params["layers"]["q"] = params["layers"]["q"] + params["layers"]["q"]
+    hugging_face.export_model(params, tmp_path / "out", model)
+    found = hugging_face.open_model(tmp_path / "out").arrays()["layers/q"]
+    np.testing.assert_array_equal(np.asarray(found), params["layers"]["q"])
+
+
 def test_a_tree_that_is_not_the_models_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(CheckpointError, match=r"params does not fit the target:(?s:.*)embedding: in"):
         hugging_face.export_model({"w": np.ones(2)}, tmp_path / "out", GOLDEN / "llama")

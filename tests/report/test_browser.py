@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.report import read_run, write_page
+from meshwright.report import read_run, write_comparison, write_page
+from report.runs import write_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -51,6 +52,16 @@ def test_a_page_is_drawn_without_an_error_and_without_the_network(finished, brow
     train, evaluated = re.findall(r'<path d="([^"]*)" class="line">', loss)
     assert (train.count("L"), evaluated.count("L")) == (9, 3)
     assert elements.count("<figure>") == page.read_text().count("<figure>") >= 8
+
+
+def test_a_comparison_is_sorted_by_the_column_that_is_pressed(browse, tmp_path):
+    runs = [read_run(write_run(tmp_path / f"run{i}", (2.0, loss))) for i, loss in enumerate((0.5, 10.0, 9.0))]
+    page = Path(write_comparison(runs, tmp_path / "page.html"))
+    press = "<script>document.querySelector('th[data-first] button').click()</script>"
+    page.write_text(page.read_text().replace("</body>", f"{press}</body>"))
+    elements, console, loads = browse(page)
+    assert (console, loads) == ([], [])
+    assert re.findall(r'scope="row" class="text" data-key="(\w+)"', elements) == ["run0", "run2", "run1"]
 
 
 def test_an_error_and_a_request_would_be_seen(browse, tmp_path):

@@ -181,14 +181,7 @@ def _add_looks_at_runs(commands: Commands) -> None:
         help="file to write the page to (default: report.html in the run; for several runs, comparison.html "
         "in the current directory)",
     )
-    runs = commands.add("runs", "_runs", "List the runs under a directory or URL: state, step, loss, score.")
-    runs.add_argument(
-        "directory",
-        nargs="?",
-        metavar="DIR",
-        default="runs",
-        help="the directory or URL to search (default: runs)",
-    )
+    _add_list(commands)
     trace = commands.add("trace", "_trace", "Show how the time of profiled steps was spent.")
     trace.add_argument("path", metavar="RUN", help="a run, a directory of profiles, or an .xplane.pb file")
     trace.add_argument(
@@ -203,6 +196,29 @@ def _add_looks_at_runs(commands: Commands) -> None:
         metavar="DIR",
         required=True,
         help="directory or URL to write to: the HLO as text, its graph as DOT and SVG",
+    )
+
+
+def _add_list(commands: Commands) -> None:
+    runs = commands.add("runs", "_runs", "List the runs under a directory or URL: state, step, loss, score.")
+    runs.add_argument(
+        "directory",
+        nargs="?",
+        metavar="DIR",
+        default="runs",
+        help="the directory or URL to search (default: runs)",
+    )
+    runs.add_argument(
+        "--sort",
+        metavar="SCORE",
+        help="list the best run by this score first: test/loss, or test/loss:min to say that lower is better "
+        "(default: the most recent report first)",
+    )
+    runs.add_argument(
+        "--columns",
+        metavar="NAME,NAME",
+        default="",
+        help="show these settings and scores, a column each, in place of the times",
     )
 
 

@@ -96,6 +96,16 @@ def with_secrets(function: Callable[..., Any], settings: Overrides) -> dict[str,
     return {name: pydantic.SecretStr(text) if name in secret else text for name, text in settings.items()}
 
 
+def defaults_of(function: Callable[..., Any], settings: Overrides) -> dict[str, str]:
+    """Return the values of the parameters that are not among the settings, as a user would type them.
+
+    Only numbers, texts and None are returned: other values have no text that says the same.
+    """
+    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    plain = (str, int, float, type(None))
+    return {name: str(x) for name, x in defaults.items() if name not in settings and isinstance(x, plain)}
+
+
 def convert(name: str, text: str, wanted: Any) -> Any:
     """Convert `text` to the type `wanted`, reading it as none, as text, as YAML or as a comma-separated list.
 

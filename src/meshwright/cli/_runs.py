@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from meshwright.cli._train import Result
 from meshwright.errors import InputError
-from meshwright.report import list_runs, runs_table
+from meshwright.report import list_runs, runs_table, sort_runs
 from meshwright.storage import is_address, local_copy
 from meshwright.tables import screen_width
 
@@ -14,9 +14,10 @@ _SMALL = (".json", ".jsonl", ".log", ".txt")
 
 
 def runs(options: argparse.Namespace) -> Result:
-    """List the runs, the most recent report first.
+    """List the runs, the most recent report first, or the best by a score.
 
     Raises:
+      UsageError: no run has a score or a setting of a given name.
       InputError: there is no such directory.
       MeshwrightError: the store cannot be read.
     """
@@ -27,8 +28,12 @@ def runs(options: argparse.Namespace) -> Result:
                 f"there is no directory {place}. Give the one that contains your runs: `meshwright runs DIR`."
             )
         found = list_runs(directory, place if is_address(place) else None)
-    table = runs_table(found, width=screen_width()) if found else f"no runs below {place}"
-    return table, {"runs": found}
+    if not found:
+        return f"no runs below {place}", {"runs": found}
+    ordered = sort_runs(found, options.sort) if options.sort else found
+    columns = [name.strip() for name in options.columns.split(",") if name.strip()]
+    table = runs_table(ordered, by=options.sort, columns=columns, width=screen_width())
+    return table, {"runs": ordered}
 
 
 def _is_small(name: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli._again import again
-from meshwright.cli._overrides import build, with_secrets
+from meshwright.cli._overrides import build, defaults_of, with_secrets
 from meshwright.cli._target import as_module, load
 from meshwright.cli._vouched import Purpose
 from meshwright.errors import EXIT_DONE, UsageError
@@ -79,7 +79,8 @@ def start(
     from meshwright.experiment import run
 
     told = with_secrets(function, settings)
-    origin = {"target": target, "settings": told, "fake_devices": fake_devices}
+    defaults = defaults_of(function, settings)
+    origin = {"target": target, "settings": told, "defaults": defaults, "fake_devices": fake_devices}
     how = {"strict": strict, "from_step": from_step, "started": started, "verbose": verbose}
     outcome = run(experiment, origin=origin, **how)
     found = {"workdir": experiment.workdir, **outcome.summary()}

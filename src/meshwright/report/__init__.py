@@ -2,14 +2,16 @@
 
 Everything is read from the files of run directories. Runs that are still going, were killed or lost files
 are reported as far as their files allow. `_run` and `_history` read the files; `_page`, `_comparison_page`
-and `_summary` write the reports; `_chart` and `_tables` draw. This room may import the rooms up to
-`predict`. To add a section to the page, add it to `_page._sections`, from the values of `Run`.
+and `_summary` write the reports; `_varied` finds the settings in which runs differ, `_sorting` the best runs;
+`_chart` and `_tables` draw. This room may import the rooms up to `predict`. To add a section to the page, add
+it to `_page._sections`, from the values of `Run`.
 """
 
 from meshwright.report._back import WENT_BACK, Back, times_back
 from meshwright.report._comparison import Comparison, compare, comparison_document, comparison_text
 from meshwright.report._history import Best, Series
 from meshwright.report._run import Run, is_run, read_run
+from meshwright.report._sorting import sort_runs
 from meshwright.report._summary import document, list_runs, runs_table, summary
 from meshwright.report._write import PAGE, write_comparison, write_page
 
@@ -29,6 +31,7 @@ __all__ = [
     "list_runs",
     "read_run",
     "runs_table",
+    "sort_runs",
     "summary",
     "times_back",
     "write_comparison",

@@ -17,17 +17,20 @@ from meshwright.report._history import Best, Series
 from meshwright.report._html import Html, breakable, tag
 from meshwright.report._scale import Scale, scale_of, short
 from meshwright.report._thin import Column, not_finite, segments
+from meshwright.tables import shortened
 
 WIDTH, HEIGHT = 380.0, 212.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 304.0, 10.0, 186.0
 """Edges of the plot in the figure. The labels are to its right, the steps below it."""
 _MOST_COLUMNS = 150
+_FEWEST_COLUMNS = 40
 _MOST_DOTS = 24
 _MOST_READINGS = 90
 _MOST_CROSSES = 40
 _MOST_WITH_BANDS = 3
 _LONGEST = 11
-_MOST = 8
+MOST_LABELS = 8
+"""Largest number of curves with a name at their end. Charts of more runs have no readings of values."""
 
 
 class Label(NamedTuple):
@@ -38,15 +41,16 @@ class Label(NamedTuple):
     tone: int
     y: float
     x: float
+    group: str = ""
 
 
 def end_labels(labels: Sequence[Label], bottom: float) -> Iterator[Html]:
     """Yield the labels, moved apart: in two lines, name and value, for a few curves; in one line for many."""
     height = 25.0 if len(labels) <= 3 else 12.5
-    shown = sorted(labels[:_MOST], key=lambda label: label.y)
+    shown = sorted(labels[:MOST_LABELS], key=lambda label: label.y)
     for label, y in zip(shown, _apart([label.y for label in shown], height, bottom), strict=True):
         yield _two_lines(label, y) if height > 20 and label.name else _one_line(label, y)
-    if len(labels) > len(shown):
+    if len(labels) > len(shown) and not labels[0].group:  # of many runs the text above the charts tells
         told = f"and {len(labels) - len(shown)} more"
         yield tag("text", told, x=labels[0].x, y=bottom + 2, class_="axis faint")
 
@@ -67,17 +71,29 @@ def _two_lines(label: Label, y: float) -> Html:
     name = tag("tspan", _cut(label.name), x=label.x, class_="name")
     value = tag("tspan", label.value, x=label.x, dy="1.15em", class_="value")
     whole = tag("title", label.name) if len(label.name) > _LONGEST else None
-    return tag("text", whole, name, value, y=round(y - 1, 1), class_=f"label t{label.tone}")
+    return tag("text", whole, name, value, y=round(y - 1, 1), class_=_class("label", label))
 
 
 def _one_line(label: Label, y: float) -> Html:
     text = _cut(label.name) if label.name else label.value
     whole = tag("title", f"{label.name} {label.value}".strip())
-    return tag("text", whole, text, x=label.x, y=round(y + 4, 1), class_=f"label t{label.tone}")
+    return tag(
+        "text",
+        whole,
+        text,
+        x=label.x,
+        y=round(y + 4, 1),
+        class_=_class("label", label),
+    )
+
+
+def num_scaled(num_runs: int) -> int:
+    """Return how many of the runs, the best first, set the scale: the worse half may reach to any value."""
+    return max(MOST_LABELS, num_runs // 2)
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return shortened(name, _LONGEST)
 
 
 @dataclass(frozen=True)
@@ -91,6 +107,8 @@ class Curve:
     """Number of its colour on the page."""
     best: Best | None = None
     """Best value, marked with a ring; None if it is not known."""
+    group: str = ""
+    """CSS class of all curves of a run, on a page with several runs."""
 
 
 def chart(
@@ -112,22 +130,26 @@ def chart(
       from_zero: begin the values' axis at 0, so that small changes look small.
       note: text beside the title.
     """
-    drawn = [segments(curve.points, _MOST_COLUMNS) for curve in curves]
+    has_many = len(curves) > MOST_LABELS and bool(curves[0].group)
+    most = max(_FEWEST_COLUMNS, _MOST_COLUMNS * MOST_LABELS // max(MOST_LABELS, len(curves)))
+    drawn = [segments(curve.points, most) for curve in curves]
     x = Scale(0, max(1, last_step), LEFT, RIGHT)
-    columns = [column for found in drawn for stretch in found for column in stretch]
+    scaled = drawn[: num_scaled(len(drawn))] if has_many else drawn
+    columns = [column for found in scaled for stretch in found for column in stretch]
     y, is_cut = scale_of(columns, BOTTOM, TOP, from_zero=from_zero)
     both = list(zip(curves, drawn, strict=True))
+    below = both[::-1] if has_many else both  # the best are drawn last, over the others
     has_bands = len(curves) <= _MOST_WITH_BANDS
     picture = tag(
         "svg",
         tag("title", title),
-        tag("desc", "; ".join(map(_in_words, curves))),
+        tag("desc", "; ".join(map(_in_words, curves[:MOST_LABELS]))),
         *_axes(x, y),
         *(_restart(x(step), step) for step in restarts if step <= last_step),
-        _window(*(_curve(curve, found, x, y, has_bands=has_bands) for curve, found in both)),
-        *(_crosses(curve.points, x) for curve in curves),
+        _window(*(_curve(curve, found, x, y, has_bands=has_bands) for curve, found in below)),
+        *(_crosses(curve, x) for curve in curves),
         *end_labels([_label(curve, found, y) for curve, found in both], BOTTOM - 6),
-        *_readings(curves, x),
+        *(() if has_many else _readings(curves, x)),
         viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
         role="img",
     )
@@ -168,11 +190,12 @@ def _curve(curve: Curve, found: Sequence[Sequence[Column]], x: Scale, y: Scale, 
     best = curve.best
     return tag(
         "g",
+        tag("title", f"{curve.label} {number(curve.points.last)}".strip()),
         *(_band(stretch, x, y) for stretch in found if is_thinned and has_bands),
         *(_line(stretch, x, y) for stretch in found),
         *(_dots(found, x, y) if len(curve.points.steps) <= _MOST_DOTS else ()),
         tag("circle", cx=_r(x(best.step)), cy=_r(y(best.value)), r=4.5, class_="best") if best else None,
-        class_=f"curve t{curve.tone}",
+        class_=_class("curve", curve),
     )
 
 
@@ -192,19 +215,19 @@ def _dots(found: Sequence[Sequence[Column]], x: Scale, y: Scale) -> Iterator[Htm
         yield tag("circle", cx=_r(x(column.step)), cy=_r(y(column.mean)), r=1.8, class_="dot")
 
 
-def _crosses(points: Series, x: Scale) -> Html | None:
-    steps = not_finite(points)
+def _crosses(curve: Curve, x: Scale) -> Html | None:
+    steps = not_finite(curve.points)
     places = [(_r(x(step)), step) for step in steps[:: math.ceil(len(steps) / _MOST_CROSSES) or 1]]
     crosses = (
         tag("path", tag("title", f"not finite at step {step}"), d=f"M{at - 3:g} {TOP - 4}l6 6m0 -6l-6 6")
         for at, step in places
     )
-    return tag("g", *crosses, class_="cross") if steps else None
+    return tag("g", *crosses, class_=f"cross {curve.group}".rstrip()) if steps else None
 
 
 def _label(curve: Curve, found: Sequence[Sequence[Column]], y: Scale) -> Label:
     place = min(max(y(found[-1][-1].mean), TOP), BOTTOM) if found else TOP
-    return Label(curve.label, number(curve.points.last), curve.tone, place, RIGHT + 8)
+    return Label(curve.label, number(curve.points.last), curve.tone, place, RIGHT + 8, curve.group)
 
 
 def _readings(curves: Sequence[Curve], x: Scale) -> Iterator[Html]:
@@ -231,6 +254,10 @@ def _in_words(curve: Curve) -> str:
     first, last = (f"{number(values[i])} at step {steps[i]}" for i in (0, -1))
     told = f"{curve.label} from {first} to {last}".strip()
     return told + (f", {broken} of {len(values)} values not finite" if broken else "")
+
+
+def _class(kind: str, of: "Curve | Label") -> str:
+    return f"{kind} t{of.tone} {of.group}".rstrip()
 
 
 def _r(place: float) -> float:

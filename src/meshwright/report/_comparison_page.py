@@ -1,56 +1,90 @@
-"""The page of a comparison: the differences, the scores, and the curves of all runs in the same charts."""
+"""The page of a comparison: a table of runs, settings and best scores, and the curves of all runs.
 
-import math
-from collections.abc import Iterator, Sequence
+The box before a run's name shows its curves in colour, by CSS alone. `sort.js` sorts the table by a column.
+"""
 
-from meshwright.checkpoint import Mode, mode_of
-from meshwright.metrics import duration
-from meshwright.report._chart import Curve
-from meshwright.report._comparison import BEST, Comparison
-from meshwright.report._html import Html, Part, document, tag
+import importlib.resources
+from collections.abc import Iterator
+
+from meshwright.report._chart import MOST_LABELS, Curve, num_scaled
+from meshwright.report._comparison import Comparison
+from meshwright.report._html import Html, document, tag
 from meshwright.report._page import section, style
 from meshwright.report._quantities import NUM_TONES, Quantity, drawn, is_of_speed
-from meshwright.report._tables import best_number, table
-from meshwright.report._words import number_or_dash, said, steps_of
+from meshwright.report._ranked import ranked
+from meshwright.report._tables import table
+from meshwright.report._words import CHOSEN, CHOSEN_MEANS, best_in_words, said, score_title
+
+_MOST_IN_TITLE = 3
+_MOST_OPEN = 8
+"""Largest number of runs whose differences are shown unfolded."""
 
 
 def comparison_page(found: Comparison) -> str:
     """Return a comparison as one HTML file that needs no other."""
-    title = " · ".join(found.names)
-    return document(title, style(), tag("header", tag("h1", title)), *_sections(found))
+    names = found.names
+    title = " · ".join(names) if len(names) <= _MOST_IN_TITLE else f"{len(names)} runs"
+    script = importlib.resources.files("meshwright.report").joinpath("sort.js").read_text()
+    return document(
+        title,
+        style() + "".join(map(_rules_of, range(len(names)))),
+        _header(found, title),
+        *_sections(found),
+        tag("script", Html(script)),
+    )
+
+
+def _rules_of(i: int) -> str:
+    """Return the CSS that colours the curves of a run if its box is checked, and stresses them."""
+    return (
+        f"main:has(#r{i}:checked) .r{i} {{ --tone: var(--c{i % NUM_TONES}); opacity: 1; }}\n"
+        f"main:not(:has(#r{i}:checked)) .label.r{i} {{ display: none; }}\n"
+        f"main:has(tr.r{i}:hover) .curve.r{i}, main:has(#r{i}:focus-visible) .curve.r{i}"
+        " { --tone: var(--ink); opacity: 1; --line: 3; }\n"
+    )
+
+
+def _header(found: Comparison, title: str) -> Html:
+    name = found.main_score
+    best = found.scores[name][0] if name else None
+    facts = None
+    if name and best:
+        facts = f"best {score_title(name, found.chosen)}: {best_in_words(best)}, {found.names[0]}"
+    return tag("header", tag("h1", title), tag("p", facts, class_="facts") if facts else None)
 
 
 def _sections(found: Comparison) -> Iterator[Html]:
-    yield section("Runs", _runs(found))
-    heads = [_key(i, name) for i, name in enumerate(found.names)]
-    for title, rows in (("Configuration", found.settings), ("Environment", found.environment)):
-        cells = [[path, *(tag("code", said(value)) for value in values)] for path, values in rows.items()]
-        told = table(["", *heads], cells, caption="Where they differ", texts=len(heads) + 1)
-        yield section(title, told if cells else tag("p", "the same"))
-    modes = {name: mode_of(name.removesuffix(BEST), found.runs[0].settings) for name in found.scores}
-    cells = [[name, *_marked(values, modes[name])] for name, values in found.scores.items()]
-    if cells:
-        yield section("Scores", table(["", *heads], cells, caption="The best of each row marked", texts=1))
+    marked = set(found.chosen) & set(found.scores)
+    legend = tag("p", f"{CHOSEN} {CHOSEN_MEANS}", class_="facts small") if marked else None
+    yield section("Runs", ranked(found), legend)
     last_step = max(run.step for run in found.runs)
     quantities = _quantities(found)
+    told = tag("p", _scales(len(found.runs)), class_="facts small") if len(found.runs) > MOST_LABELS else None
     for title, is_speed in (("Learning", False), ("Speed", True)):
         charts = drawn([each for each in quantities if each.is_speed == is_speed], last_step)
         if charts:
-            yield section(title, tag("div", *charts, class_="charts"))
+            yield section(title, told, tag("div", *charts, class_="charts several"))
+    yield from _differences(found)
 
 
-def _runs(found: Comparison) -> Html:
-    rows = [
-        [
-            _key(i, name),
-            tag("span", run.ending.state, class_=f"state {run.ending.state}"),
-            run.place,
-            steps_of(run),
-            duration(run.seconds),
-        ]
-        for i, (name, run) in enumerate(found.named())
-    ]
-    return table(["run", "state", "directory", "steps", "trained"], rows, caption="Compared runs", texts=3)
+def _scales(num_runs: int) -> str:
+    return (
+        f"The best {MOST_LABELS} of {num_runs} runs are in colour; the boxes in the table choose others. "
+        f"The scales are those of the best {num_scaled(num_runs)}."
+    )
+
+
+def _differences(found: Comparison) -> Iterator[Html]:
+    """Yield all settings and facts that differ, one a row."""
+    for title, rows in (("All differences", found.description), ("Environment", found.environment)):
+        if not rows:
+            yield section(title, tag("p", "the same"))
+            continue
+        cells = [[path, *(tag("code", said(value)) for value in values)] for path, values in rows.items()]
+        told = table(["", *found.names], cells, caption="Where they differ", texts=len(found.names) + 1)
+        is_folded = len(found.names) > _MOST_OPEN or len(rows) > _MOST_OPEN
+        folded = tag("details", tag("summary", f"{len(rows)} lines"), told) if is_folded else told
+        yield section(title, folded)
 
 
 def _quantities(found: Comparison) -> list[Quantity]:
@@ -61,28 +95,12 @@ def _quantities(found: Comparison) -> list[Quantity]:
     for name in names:
         first, slash, _ = name.partition("/")
         curves = [
-            Curve(label, run.series[name], _tone(i))
+            Curve(label, run.series[name], i % NUM_TONES, run.best.get(name), f"r{i}")
             for i, (label, run) in enumerate(found.named())
             if name in run.series
         ]
         if len(curves) > 1 and (not slash or first in evaluations):
-            charts.append(Quantity(name, curves, is_of_speed(name)))
-    return sorted(charts, key=lambda chart: (chart.title != "loss", "/" not in chart.title, chart.title))
-
-
-def _marked(values: Sequence[float | None], mode: Mode | None) -> list[Part]:
-    """Return the values as cells; if they differ, the best one is marked."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    best = (min if mode == "min" else max)(finite) if mode and len(set(values)) > 1 and finite else None
-    return [
-        best_number(value) if value is not None and value == best else number_or_dash(value)
-        for value in values
-    ]
-
-
-def _key(i: int, name: str) -> Html:
-    return tag("span", tag("i", class_=f"key t{_tone(i)}"), name)
-
-
-def _tone(i: int) -> int:
-    return i % NUM_TONES
+            charts.append((name, Quantity(score_title(name, found.chosen), curves, is_of_speed(name))))
+    first_of_all = ("loss", found.main_score)
+    charts.sort(key=lambda chart: (chart[0] not in first_of_all, "/" not in chart[0], chart[0]))
+    return [chart for _, chart in charts]

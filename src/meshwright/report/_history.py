@@ -62,8 +62,8 @@ class Best:
     """Step of the value."""
     value: float
     """The best finite value; the newest of equal ones."""
-    mode: Mode
-    """`min` if lower values are better, `max` if higher ones are."""
+    mode: Mode | None
+    """`min` if lower values are better, `max` if higher ones are; None if that is not known."""
 
 
 @documented

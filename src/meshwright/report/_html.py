@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Iterable
 
-_VOID = ("meta", "br")
+_VOID = ("meta", "br", "input")
 
 
 class Html(str):

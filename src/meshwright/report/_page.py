@@ -10,7 +10,7 @@ from meshwright.report._profile import profile
 from meshwright.report._quantities import drawn, quantities
 from meshwright.report._run import Run
 from meshwright.report._scale import short
-from meshwright.report._words import best_in_words, facts_of, flat
+from meshwright.report._words import best_in_words, facts_of, flat, score_title
 from meshwright.shown import human_bytes
 
 _MOST_FIGURES = 3
@@ -93,7 +93,7 @@ def _numbers(run: Run) -> Iterator[tuple[str, str, str]]:
     if "loss" in series:
         yield "loss", number(series["loss"].last), f"of training, step {series['loss'].steps[-1]:,}"
     for name, best in list(run.best.items())[:_MOST_FIGURES]:
-        yield name, number(best.value), f"best, step {best.step:,}"
+        yield score_title(name, run.chosen), number(best.value), f"best, step {best.step:,}"
     if "step_seconds" in series:
         yield "step time", f"{number(1000 * series['step_seconds'].last)} ms", "median at the end"
     if "mfu" in series:
@@ -115,7 +115,8 @@ def _checkpoints(run: Run) -> Html | None:
     if run.checkpoints_path is None:
         return None
     kept = "none yet" if listed is None and run.checkpoints is not None else ""
-    best = "; ".join(f"best {name} {best_in_words(best)}" for name, best in run.best.items())
+    scores = ((score_title(name, run.chosen), best_in_words(best)) for name, best in run.best.items())
+    best = "; ".join(f"best {name} {words}" for name, words in scores)
     told = " · ".join(filter(None, [run.checkpoints_path, kept, best]))
     return tag("div", tag("p", told), listed)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright import description
+from meshwright import description, old_names
 from meshwright.checkpoint import mode_of
 from meshwright.docstrings import documented
 from meshwright.documents import parse_object, read_file
@@ -49,6 +49,10 @@ class Run:
     """State of the run, and its last message."""
     description: str
     """All settings, one `path = value` per line, from `experiment.txt`."""
+    function: str | None
+    """The function that made the experiment, as `module:function`; None if no command called one."""
+    typed: Mapping[str, str]
+    """The settings that a command was given, and the function's defaults for others; {} without a command."""
     environment: Mapping[str, Any]
     """Machine, mesh, versions and command, from `environment.json`."""
     parameters: str
@@ -108,11 +112,16 @@ class Run:
         found = {name: best_of(points, mode_of(name, self.settings)) for name, points in self.scores.items()}
         return {name: best for name, best in found.items() if best is not None}
 
+    @cached_property
+    def chosen(self) -> list[str]:
+        """The names of the scores that the user chose, to keep checkpoints by or to end the run."""
+        told = [value.strip("'") for path, value in self.settings.items() if path.endswith(".metric")]
+        return [name for name in dict.fromkeys(map(old_names.score, told)) if name in self.scores]
+
     @property
     def main_score(self) -> str | None:
-        """The name of the most important score: one that checkpoints are kept by, else the first."""
-        told = [value.strip("'") for path, value in self.settings.items() if path.endswith(".metric")]
-        return next((name for name in (*told, *self.best) if name in self.best), None)
+        """The name of the most important score: one that the user chose, else the first."""
+        return next((name for name in (*self.chosen, *self.best) if name in self.best), None)
 
     @property
     def step(self) -> int:
@@ -172,6 +181,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
         )
     files = _Files(directory)
     told = files.read("experiment.txt", _text) or ""
+    function, typed = _typed_in(files)
     environment = files.read("environment.json", _json_object) or {}
     damage: list[str] = []
     read_history = lambda path: history_of(salvage_jsonl(path, damage.append))  # noqa: E731
@@ -183,6 +193,8 @@ def _run_in(directory: Path, place: str | None) -> Run:
         place=place or str(directory),
         ending=_ending(files, path, history),
         description=told,
+        function=function,
+        typed=typed,
         environment=environment,
         parameters=files.read("state.txt", _text) or "",
         history=history,
@@ -195,6 +207,19 @@ def _run_in(directory: Path, place: str | None) -> Run:
         missing=files.missing,
         damage=files.damage,
     )
+
+
+def _typed_in(files: "_Files") -> tuple[str | None, dict[str, str]]:
+    """Return the function and settings in `experiment.json`, which only runs of commands have."""
+    origin = (files.read("experiment.json", _json_object) if "experiment.json" in files else None) or {}
+    typed: dict[str, str] = {}
+    for told in (origin.get("defaults"), origin.get("settings")):
+        found = told.items() if isinstance(told, dict) else ()
+        given = {old_names.setting(name): value for name, value in found if isinstance(value, str)}
+        typed = given | {name: value for name, value in typed.items() if name not in given}
+    typed.pop("workdir", None)
+    function = origin.get("target")
+    return function if isinstance(function, str) else None, typed
 
 
 def _settings_from(folder: Path) -> dict[int, str]:

@@ -2,14 +2,15 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError, printable
 from meshwright.metrics import duration, json_number, number
 from meshwright.report._run import Run, is_run, read_run
-from meshwright.report._words import best_in_words, facts_of
+from meshwright.report._sorting import cells_of, score
+from meshwright.report._words import CHOSEN, CHOSEN_MEANS, best_in_words, facts_of, score_title
 from meshwright.storage import join, local_path
 from meshwright.tables import aligned, wrapped
 
@@ -42,6 +43,9 @@ def document(run: Run) -> Document:
             for name, best in run.best.items()
         },
         "main_score": run.main_score,
+        "chosen": run.chosen,
+        "typed": dict(run.typed),
+        "settings": run.settings,
         "missing": list(run.missing),
         "damage": list(run.damage),
     }
@@ -67,7 +71,7 @@ def summary(run: Run, *, width: int | None = None) -> str:
     if "loss" in run.series:
         lines.append(f"  loss {number(run.series['loss'].last)}")
     lines += [
-        f"  {printable(name, keep='')} {number(points.last)}{_best(run, name)}"
+        f"  {printable(score_title(name, run.chosen), keep='')} {number(points.last)}{_best(run, name)}"
         for name, points in run.scores.items()
     ]
     lines += [f"  missing files: {', '.join(run.missing)}"] if run.missing else []
@@ -113,20 +117,31 @@ def list_runs(directory: str | Path, place: str | None = None) -> list[Document]
     return sorted(found, key=lambda each: (-_last_report(each), each["run"]))
 
 
-def runs_table(runs: list[Document], *, width: int | None = None) -> str:
+def runs_table(
+    runs: Sequence[Document], *, by: str | None = None, columns: Sequence[str] = (), width: int | None = None
+) -> str:
     """Return runs as a text table. The errors of a damaged run stand below its row.
 
     Args:
-      runs: the runs, as `list_runs` returns them.
+      runs: the runs, as `list_runs` or `sort_runs` returns them.
+      by: the score to show; None for the most important one of each run.
+      columns: names of settings and scores, each shown in a column of its own. They replace the times.
       width: longest line, in characters. To fit, the columns of times are left out, then long names are cut
         in the middle. None fits nothing.
     """
-    rows = [_HEADS, *(tuple(printable(cell, keep="") for cell in _row(found)) for found in runs)]
-    while width is not None and len(rows[0]) > _NEEDED and max(map(len, aligned(rows))) > width:
+    rows = [_HEADS, *(_row(found, by) for found in runs)]
+    if columns:
+        more = [[name, *cells_of(runs, name)] for name in columns]
+        rows = [(*row[:_NEEDED], *cells) for row, cells in zip(rows, zip(*more, strict=True), strict=True)]
+    rows = [tuple(printable(cell, keep="") for cell in row) for row in rows]
+    needed = _NEEDED + len(columns)
+    while width is not None and len(rows[0]) > needed and max(map(len, aligned(rows))) > width:
         rows = [row[:-1] for row in rows]
-    lines = aligned(rows, right=_NUMBERS, width=width)
+    lines = aligned(rows, right=(*_NUMBERS, *range(_NEEDED, needed)), width=width)
     wrong = [[], *([f"  {line}" for line in "\n".join(found["damage"]).splitlines()] for found in runs)]
-    return "\n".join(each for line, below in zip(lines, wrong, strict=True) for each in (line, *below))
+    told = [each for line, below in zip(lines, wrong, strict=True) for each in (line, *below)]
+    is_marked = any(row[4].startswith(CHOSEN) for row in rows)
+    return "\n".join([*told, *([f"{CHOSEN} {CHOSEN_MEANS}"] if is_marked else [])])
 
 
 def _place_of(path: Path, directory: str | Path, place: str | None) -> str:
@@ -148,24 +163,32 @@ def _last_report(found: Mapping[str, Any]) -> float:
     return last if isinstance(last, float) else 0.0
 
 
-def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(found: Mapping[str, Any], by: str | None) -> tuple[str, ...]:
     name, state = found["run"], found["state"]
     if "step" not in found:
         return (name, state, *[""] * (len(_HEADS) - 2))
     state += ", damaged" if found["damage"] else ""
     of = "" if found["max_steps"] is None else f"/{found['max_steps']}"
-    score, loss = found["main_score"], found["newest"].get("loss")
-    best = found["best"].get(score)
+    loss = found["newest"].get("loss")
     return (
         name,
         state,
         f"{found['step']}{of}",
         "" if loss is None else number(float(loss)),
-        "" if best is None else score,
-        "" if best is None else f"{number(float(best['value']))} @{best['step']}",
+        *_scored(found, by or found["main_score"]),
         _ago(time.time() - _last_report(found)) if found["last_report"] else "",
         duration(float(found["seconds"])),
     )
+
+
+def _scored(found: Mapping[str, Any], by: str | None) -> tuple[str, str]:
+    """Return the name of a score, marked if it was chosen, and its best value with the step of it."""
+    name = by and by.removesuffix(":min").removesuffix(":max")
+    value = name and score(found, name)
+    if not name or value is None:
+        return "", ""
+    best = found["best"].get(name)
+    return score_title(name, found["chosen"]), f"{number(value)} @{best['step']}" if best else number(value)
 
 
 def _best(run: Run, name: str) -> str:

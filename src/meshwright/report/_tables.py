@@ -10,7 +10,7 @@ from meshwright.metrics import duration, number
 from meshwright.report._history import Best
 from meshwright.report._html import Html, Part, breakable, tag
 from meshwright.report._run import Run
-from meshwright.report._words import date
+from meshwright.report._words import CHOSEN, CHOSEN_MEANS, date, score_title
 from meshwright.shown import human_bytes
 
 _MOST_ROWS = 24
@@ -40,7 +40,9 @@ def evaluations(run: Run) -> Html | None:
         step: [f"{step:,}", *(_score(values[name].get(step), step, run.best.get(name)) for name in names)]
         for step in steps
     }
-    heads, caption = ["step", *names], "Scores by step, the best of each marked"
+    heads = ["step", *(score_title(name, run.chosen) for name in names)]
+    caption = "Scores by step, the best of each marked"
+    caption += f". {CHOSEN} {CHOSEN_MEANS}" if run.chosen else ""
     if len(steps) <= _MOST_ROWS:
         return table(heads, rows.values(), caption=caption)
     kept = {*steps[: _MOST_ROWS // 2], *(best.step for best in run.best.values()), steps[-1]}
@@ -60,6 +62,7 @@ def checkpoints(run: Run) -> Html | None:
         return None
     names = list(run.scores)
     values = {name: dict(zip(of.steps, of.values, strict=True)) for name, of in run.scores.items()}
+    heads = [score_title(name, run.chosen) for name in names]
     rows = [
         [
             f"{each.step:,}",
@@ -70,7 +73,7 @@ def checkpoints(run: Run) -> Html | None:
         for each in reversed(listed.checkpoints)
     ]
     rows += [[name, "set aside", *("" for _ in names), why_aside(name)] for name in listed.set_aside]
-    return table(["step", "size", *names, ""], rows, caption="Existing checkpoints, the newest first")
+    return table(["step", "size", *heads, ""], rows, caption="Existing checkpoints, the newest first")
 
 
 def attempts(run: Run) -> Html | None:

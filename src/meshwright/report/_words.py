@@ -1,11 +1,21 @@
 """Short texts about a run, which are the same on its page and in a terminal."""
 
+from collections.abc import Collection
 from typing import Any
 
 from meshwright.metrics import duration, number
 from meshwright.report._history import Best
 from meshwright.report._run import Run
 from meshwright.times import utc_time
+
+CHOSEN = "★"
+"""The mark of a score that the user chose as best."""
+CHOSEN_MEANS = "score that checkpoints are kept by, or that ends a run"
+
+
+def score_title(name: str, chosen: Collection[str]) -> str:
+    """Return a score's name, marked if the user chose it as best: `★ test/loss`."""
+    return f"{CHOSEN} {name}" if name in chosen else name
 
 
 def steps_of(run: Run) -> str:

@@ -22,6 +22,8 @@ from meshwright.formats import export_safetensors, open_source
 from meshwright.models import decoder, gpt2, t5
 from meshwright.models._map import Map
 from meshwright.models.hugging_face import _decoder, _gpt2, _t5
+from meshwright.models.hugging_face._companions import check_companions, companions, write_companions
+from meshwright.process import on_lead
 from meshwright.storage import local_path
 from meshwright.train import key_of
 
@@ -165,7 +167,9 @@ def export_model(
       params: All parameters of the model, and nothing else: a tree, `state.params`, whose arrays this process
         holds whole; or those of a checkpoint, `subtree(open_source(run), "params")`.
       directory: The local directory to write to; it is created if needed.
-      described: The `config.json` of the model, or a directory with it. It is copied unchanged.
+      described: The directory of the model that this one began from. Its `config.json` is copied unchanged, and
+        so are the files of its tokenizer and its `generation_config.json`, except links. Or the path of a
+        `config.json`, which is copied alone.
       dtype: The dtype to cast floating-point arrays to.
 
     Raises:
@@ -184,13 +188,22 @@ def export_model(
     cfg, said = config(described), _file(local_path(described))
     source = source_of(params, "params")
     _check_whole(source, cfg)
-    copied = local_path(directory, "Export to a disk, and copy the files.") / "config.json"
+    place = local_path(directory, "Export to a disk, and copy the files.")
+    copied, others = place / "config.json", _beside(local_path(described))
+    check_companions(place, others)
     if copied.exists() and copied.read_bytes() != said.read_bytes():
         raise UsageError(f"{copied} exists already, and differs from {said}: choose another directory.")
     written = export_safetensors(parameter_map(cfg).to_theirs(source), directory, dtype=dtype)
     if not copied.exists():
         shutil.copyfile(said, copied)
-    return [*written, copied]
+    on_lead(lambda: write_companions(place, others))
+    return [*written, copied, *(place / name for name in others)]
+
+
+def _beside(described: Path) -> dict[str, bytes]:
+    """Return the model's other files by name, if `described` is its directory or one of its weight files."""
+    file = _file(described)
+    return {} if file == described.expanduser() else companions(file.parent)
 
 
 def _check_whole(source: Source, cfg: Config) -> None:
