@@ -39,7 +39,7 @@ def by_definition(hidden, head, labels, weights, **asked):
 
 
 def by_chunks(hidden, head, labels, weights, **asked):
-    return mw.cross_entropy(hidden, head, labels, weights=weights, **asked).value
+    return mw.cross_entropy(hidden, head, labels, label_weights=weights, **asked).value
 
 
 def gradient(function, **asked):
@@ -110,7 +110,7 @@ def test_microbatches_and_a_mesh_come_to_the_same_gradient():
 
     def loss(params, batch):
         given = batch["hidden"], params["head"], batch["labels"]
-        return mw.cross_entropy(*given, weights=batch["weights"], chunk=4)
+        return mw.cross_entropy(*given, label_weights=batch["weights"], chunk=4)
 
     def moved(mesh, microbatches):
         layout = mw.Layout(mw.make_mesh(mesh), (mw.match("head", "fsdp", "tensor"),))
@@ -190,7 +190,7 @@ def test_second_derivatives_are_those_of_the_definition():
         ({"hidden": (4,)}, r"takes hidden \[B, ..., D\]"),
         ({"hidden": (2, 3, 5)}, r"head \[D, V\]: found hidden \(2, 3, 5\)"),
         ({"labels": jnp.zeros((2, 3))}, r"labels are int\[B, ...\].*float32"),
-        ({"weights": jnp.ones(2)}, r"weights \(2,\) do not broadcast"),
+        ({"label_weights": jnp.ones(2)}, r"label_weights \(2,\) do not broadcast"),
         ({"softcap": 0.0}, "softcap=0.0"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
         ({"chunk": 0}, "chunk=0"),

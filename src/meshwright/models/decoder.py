@@ -158,7 +158,7 @@ def loss(
         counts = (before == after) & (after != 0)
     cap = cfg.logit_cap
     return nn.cross_entropy(
-        x_BTD, head(cfg, params), tokens_BT[:, 1:], weights=counts, softcap=cap, gather=gather
+        x_BTD, head(cfg, params), tokens_BT[:, 1:], label_weights=counts, softcap=cap, gather=gather
     )
 
 

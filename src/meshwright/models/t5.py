@@ -166,7 +166,7 @@ def loss(
     before_BT = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))  # the start token is 0
     x_BTD = decode(cfg, params, before_BT, encoded_BSD, batch.get("is_input"), remat=remat)
     weights = batch.get("is_target")
-    return nn.cross_entropy(x_BTD, head(cfg, params), batch["targets"], weights=weights, gather=gather)
+    return nn.cross_entropy(x_BTD, head(cfg, params), batch["targets"], label_weights=weights, gather=gather)
 
 
 def head(cfg: Config, params: PyTree) -> jax.Array:

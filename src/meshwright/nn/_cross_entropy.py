@@ -17,7 +17,7 @@ def cross_entropy(
     head: jax.Array,
     labels: jax.Array,
     *,
-    weights: jax.Array | None = None,
+    label_weights: jax.Array | None = None,
     softcap: float | None = None,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
@@ -34,7 +34,7 @@ def cross_entropy(
       hidden: [B, ..., D], the features before the head. Split by example over the mesh.
       head: [D, V]. A tied one is `embedding.T`.
       labels: int[B, ...], each less than V. What stands at weight 0 does not matter.
-      weights: The weight of each label, [B, ...] or what broadcasts to it; None for 1.
+      label_weights: The weight of each label, [B, ...] or what broadcasts to it; None for 1.
       softcap: Logits are bent into ± this by tanh.
       z_loss: This times the square of the logarithm of the sum of the exponentials is added (Chowdhery et
         al., arXiv:2204.02311), which keeps logits small.
@@ -52,16 +52,16 @@ def cross_entropy(
 
     Example:
       >>> hidden, head = jnp.ones((2, 8, 4)), jnp.zeros((4, 10))
-      >>> mw.cross_entropy(hidden, head, jnp.zeros((2, 8), int), weights=jnp.arange(8) < 6)
+      >>> mw.cross_entropy(hidden, head, jnp.zeros((2, 8), int), label_weights=jnp.arange(8) < 6)
       Mean(2.30259, count=12)
     """
     static = _checked(hidden, head, labels, softcap, z_loss, label_smoothing, chunk, gather)
     dtype = static.dtype
-    weights = jnp.ones((), dtype) if weights is None else jnp.asarray(weights, dtype)
+    weights = jnp.asarray(1 if label_weights is None else label_weights, dtype)
     try:
         weights = jnp.broadcast_to(weights, labels.shape)
     except ValueError:
-        raise UsageError(f"weights {weights.shape} do not broadcast to labels {labels.shape}.") from None
+        raise UsageError(f"label_weights {weights.shape} do not broadcast to labels {labels.shape}.") from None
     rows = (hidden.shape[0], -1)
     total = total_of(
         static, hidden.reshape(*rows, hidden.shape[-1]), head, labels.reshape(rows), weights.reshape(rows)
