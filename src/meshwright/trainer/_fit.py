@@ -13,47 +13,26 @@ import numpy as np
 from meshwright.deployer import Deployer
 from meshwright.engine import (
     EvaluationPart,
-    Logging,
-    Profile,
     Reporting,
     Saving,
     Settings,
-    Stop,
     Training,
-    Watchdog,
     global_batch,
 )
 from meshwright.engine import run as run_parts
-from meshwright.errors import UsageError, listed
 from meshwright.evaluation import Scores
 from meshwright.input import facts_of, is_indexed
 from meshwright.train import TrainState, check_dtypes, wider_than
+from meshwright.trainer._arguments import Call
 from meshwright.trainer._calls import CallData, Finished, Position, digest_of
 from meshwright.trainer._epochs import Epochs
-from meshwright.trainer._evaluation import PREFIX, Evaluated
+from meshwright.trainer._evaluation import PREFIX
 from meshwright.trainer._recipe import Recipe
-from meshwright.trainer._schedule import EPOCH, Schedule
+from meshwright.trainer._schedule import EPOCH
 from meshwright.trainer._start import check_schedule
 from meshwright.when import When
 
 _FOR_EVER = 2**31 - 1  # the largest step that a state can count
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments of a `fit`."""
-
-    examples: Any
-    batch_size: int
-    shuffle: bool
-    schedule: Schedule
-    evaluated: Evaluated
-    logging: Logging
-    stop: Stop
-    profile: Profile
-    watchdog: Watchdog | None
-    strict: bool
-    from_step: int | None
 
 
 @dataclass
@@ -100,42 +79,6 @@ def fit(
         outcome = run_parts(settings, recipe.tx, lambda _, watch: make(watch), held)
         progress.state = outcome.state
         return _finish(recipe.deployer, progress, call, calls, outcome.step, dict(outcome.scores))
-
-
-def check_values(
-    logging: Any, stop: Any, profile: Any, watchdog: Any, *, strict: bool, has_directory: bool
-) -> None:
-    """Raise a `UsageError` if one of these is of another type, or needs a run directory and there is none."""
-    given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog}
-    kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog}
-    for name, value in given.items():
-        if not isinstance(value, kinds[name]) and (name, value) != ("watchdog", None):
-            raise UsageError(
-                f"fit({name}={value!r}): it must be a mw.{kinds[name].__name__}, and is of type "
-                f"{type(value).__name__}."
-            )
-    if profile.steps and not has_directory:
-        raise UsageError("fit(profile=...) writes into the run directory: give Deployer(workdir=...).")
-    if strict and not has_directory:
-        raise UsageError(
-            "fit(strict=True) compares with the settings in the run directory: give Deployer(workdir=...)."
-        )
-
-
-def check_in_round(call: Call) -> None:
-    """Raise a `UsageError` if a call in a round asks for what is the business of the loop over rounds."""
-    asked = {
-        "best, save_when, keep_every_epochs and keep": call.schedule.needs_workdir,
-        "strict": call.strict,
-        "from_step": call.from_step is not None,
-        "logging.trackers": bool(call.logging.trackers),
-    }
-    found = [names for names, is_asked in asked.items() if is_asked]
-    if found:
-        raise UsageError(
-            f"in deployer.rounds(...) leave out {listed(found)}: the end of each round saves, a program that "
-            "begins anew makes the same rounds, and the trackers are those of Deployer(trackers=...)."
-        )
 
 
 def _epochs(recipe: Recipe, call: Call) -> Epochs:

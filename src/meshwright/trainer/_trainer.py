@@ -16,18 +16,19 @@ from meshwright.input import Collate
 from meshwright.predictor import Predictor
 from meshwright.sharding import Layout, Rules
 from meshwright.train import Chosen, ComputeDtype, Params, Trainable, TrainState, Variables, narrowing
+from meshwright.trainer._arguments import call_of
 from meshwright.trainer._evaluation import Evaluated, best_of
-from meshwright.trainer._fit import Call, Progress, check_in_round, check_values, fit
+from meshwright.trainer._fit import Progress, fit
 from meshwright.trainer._place import Place
 from meshwright.trainer._recipe import Recipe, both_losses
-from meshwright.trainer._schedule import Schedule, batch_sizes
+from meshwright.trainer._schedule import batch_sizes
 from meshwright.trainer._start import Start, check_same, check_step, lost
 from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained
 from meshwright.when import When
 
 _LOGGING, _STOP, _NO_PROFILE, _WATCHDOG = Logging(), Stop(), Profile(), Watchdog()
-_NO_SETTINGS = ("self", "strict", "from_step")
+_NO_SETTINGS = ("strict", "from_step")
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
 """Arguments that are no settings."""
 
@@ -244,35 +245,14 @@ class Trainer(Generic[Params]):
           DivergedError: a reported loss, or a state that is to be saved, is not finite.
           Interrupted: the process was told to stop; the state is saved, if there is a workdir.
         """
-        given = {key: value for key, value in locals().items() if key not in _NO_SETTINGS}
-        schedule = Schedule(epochs, max_steps, eval_when, save_when, keep_every_epochs, best, keep)
-        has_directory = self._place.directory is not None
-        check_values(logging, stop, profile, watchdog, strict=strict, has_directory=has_directory)
-        ways = self.deployer.layout().batch_ways
-        per_device, size = batch_sizes(per_device_batch_size, batch_size, ways * self._recipe.accumulate)
-        _, eval_size = batch_sizes(eval_per_device_batch_size or per_device, None, ways)
-        by = eval_loss, eval_predictor, eval_metric_fn
-        evaluated = Evaluated(self._recipe, eval_examples, eval_size, *by, prefix="eval_")
-        call = Call(
-            examples=train_examples,
-            batch_size=size,
-            shuffle=shuffle,
-            schedule=schedule,
-            evaluated=evaluated,
-            logging=logging,
-            stop=stop,
-            profile=profile,
-            watchdog=watchdog,
-            strict=strict,
-            from_step=from_step,
-        )
-        if self.deployer.loops.is_in_round:
-            check_in_round(call)
+        given = {key: value for key, value in locals().items() if key != "self"}
+        call = call_of(self._recipe, given, has_directory=self._place.directory is not None)
+        given = {key: value for key, value in given.items() if key not in _NO_SETTINGS}
         with process.sharing_errors():
             if jax.process_count() > 1:
                 settings = self._settings | comparable_settings(given)
                 process.compare("the settings of the trainer", lambda: settings)
-            place = self._place.open(schedule.needs_workdir)
+            place = self._place.open(call.schedule.needs_workdir)
             described = lambda: self._described + describe({"fit": given})  # noqa: E731
             return fit(self._recipe, self._progress, call, lambda: self.state, place, described)
 

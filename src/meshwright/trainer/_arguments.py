@@ -1,0 +1,95 @@
+"""The arguments of a call of `fit`, checked before anything is read or compiled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.engine import Logging, Profile, Stop, Watchdog
+from meshwright.errors import UsageError, listed
+from meshwright.trainer._evaluation import Evaluated
+from meshwright.trainer._recipe import Recipe
+from meshwright.trainer._schedule import Schedule, batch_sizes
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a `fit`."""
+
+    examples: Any
+    batch_size: int
+    shuffle: bool
+    schedule: Schedule
+    evaluated: Evaluated
+    logging: Logging
+    stop: Stop
+    profile: Profile
+    watchdog: Watchdog | None
+    strict: bool
+    from_step: int | None
+
+
+def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) -> Call:
+    """Return a call, made of the arguments of `fit` by their names.
+
+    Raises:
+      UsageError: an argument is of another type, or asks for what there is not.
+      LayoutError: a batch cannot be split over the mesh.
+    """
+    policies = "eval_when", "save_when", "keep_every_epochs", "best", "keep"
+    schedule = Schedule(given["epochs"], given["max_steps"], *(given[name] for name in policies))
+    values = {name: given[name] for name in ("logging", "stop", "profile", "watchdog", "strict")}
+    _check_values(**values, has_directory=has_directory)
+    ways = recipe.deployer.layout().batch_ways
+    per_device, size = batch_sizes(
+        given["per_device_batch_size"], given["batch_size"], ways * recipe.accumulate
+    )
+    _, eval_size = batch_sizes(given["eval_per_device_batch_size"] or per_device, None, ways)
+    by = given["eval_loss"], given["eval_predictor"], given["eval_metric_fn"]
+    call = Call(
+        examples=given["train_examples"],
+        batch_size=size,
+        shuffle=given["shuffle"],
+        schedule=schedule,
+        evaluated=Evaluated(recipe, given["eval_examples"], eval_size, *by, prefix="eval_"),
+        from_step=given["from_step"],
+        **values,
+    )
+    if recipe.deployer.loops.is_in_round:
+        _check_in_round(call)
+    return call
+
+
+def _check_values(
+    logging: Any, stop: Any, profile: Any, watchdog: Any, *, strict: bool, has_directory: bool
+) -> None:
+    """Raise a `UsageError` if one of these is of another type, or needs a run directory and there is none."""
+    given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog}
+    kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog}
+    for name, value in given.items():
+        if not isinstance(value, kinds[name]) and (name, value) != ("watchdog", None):
+            raise UsageError(
+                f"fit({name}={value!r}): it must be a mw.{kinds[name].__name__}, and is of type "
+                f"{type(value).__name__}."
+            )
+    if profile.steps and not has_directory:
+        raise UsageError("fit(profile=...) writes into the run directory: give Deployer(workdir=...).")
+    if strict and not has_directory:
+        raise UsageError(
+            "fit(strict=True) compares with the settings in the run directory: give Deployer(workdir=...)."
+        )
+
+
+def _check_in_round(call: Call) -> None:
+    """Raise a `UsageError` if a call in a round asks for what is the business of the loop over rounds."""
+    asked = {
+        "best, save_when, keep_every_epochs and keep": call.schedule.needs_workdir,
+        "strict": call.strict,
+        "from_step": call.from_step is not None,
+        "logging.trackers": bool(call.logging.trackers),
+    }
+    found = [names for names, is_asked in asked.items() if is_asked]
+    if found:
+        raise UsageError(
+            f"in deployer.rounds(...) leave out {listed(found)}: the end of each round saves, a program that "
+            "begins anew makes the same rounds, and the trackers are those of Deployer(trackers=...)."
+        )
