@@ -10,8 +10,10 @@ import pytest
 
 import meshwright as mw
 from meshwright import tree
+from meshwright.cli import main
 from meshwright.errors import CheckpointError, UsageError
 from meshwright.experiment import chain
+from meshwright.report import read_run, summary
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
 
@@ -239,3 +241,23 @@ def test_foreign_names_end_the_run_before_it_starts(tmp_path):
 
     with pytest.raises(UsageError, match=r"(?s)Experiment.init_state_builder: .*bodys"):
         mw.run(experiment(tmp_path, init_state_builder=builder))
+
+
+def test_a_run_says_what_it_began_from_and_which_parameters_are_frozen(pretrained, tmp_path, capsys):
+    path, _ = pretrained
+    given = {
+        "init_state_builder": chain(mw.from_checkpoint(path, "body")),
+        "optimizer": mw.Trainable("head", optax.adam(0.01)),
+    }
+    mw.run(experiment(tmp_path, 5, **given))
+    source = f"{path}/step_00000003 (1 of "
+    assert f"↳ begins from {source}" in capsys.readouterr().err
+    mw.run(experiment(tmp_path, 5, max_steps=4, **given))
+    found = read_run(tmp_path)
+    assert [each.startswith(source) for each in found.began_from] == [True]
+    assert f"began from {source}" in summary(found)
+    assert f"began from {source}" in (tmp_path / "report.html").read_text()
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert f"began_from  {source}" in capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[-1] for line in found.parameters.splitlines()}
+    assert (rows["params/body"], rows["params/head"]) == ("frozen", "yes")

@@ -9,6 +9,7 @@ from meshwright.arrays import LazyArray
 from meshwright.checkpoint import checkpoints_of, why_aside
 from meshwright.cli._asked import step_asked
 from meshwright.cli._train import Result
+from meshwright.documents import read_file
 from meshwright.errors import printable
 from meshwright.formats import contents, find_step, open_source
 from meshwright.metrics import read_jsonl
@@ -17,6 +18,7 @@ from meshwright.storage import local_copy
 from meshwright.tables import aligned, screen_width, wrapped
 
 METRICS = "metrics.jsonl"
+BEGAN_FROM = "began_from.txt"
 
 
 def inspect(options: argparse.Namespace) -> Result:
@@ -31,8 +33,8 @@ def inspect(options: argparse.Namespace) -> Result:
     else:
         has_some = step is not None or contents(place).checkpoints
         newest = _checkpoints(place, step) if has_some else {"checkpoint": None}
-        with local_copy(options.path, lambda name: name == METRICS) as run:
-            found = {"run": options.path, "reported": _newest_report(run), **newest}
+        with local_copy(options.path, lambda name: name in (METRICS, BEGAN_FROM)) as run:
+            found = {"run": options.path, **_began_from(run), "reported": _newest_report(run), **newest}
     return _text(found, screen_width()), found
 
 
@@ -65,6 +67,13 @@ def _checkpoint(path: str) -> dict[str, Any]:
 def _array(array: LazyArray) -> dict[str, Any]:
     said = {"shape": list(array.shape), "dtype": array.dtype.name, "bytes": array.nbytes}
     return said | ({"prng_key": array.key_impl} if array.key_impl else {})
+
+
+def _began_from(run: Path) -> dict[str, str]:
+    """Return the checkpoints that a run began from, or {} if it began from its seed."""
+    file = run / BEGAN_FROM
+    sources = read_file(file).decode(errors="replace").splitlines() if file.is_file() else []
+    return {"began_from": ", ".join(sources)} if sources else {}
 
 
 def _newest_report(run: Path) -> dict[str, Any]:

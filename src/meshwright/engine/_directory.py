@@ -5,6 +5,7 @@ attempts/step_….txt       the settings of each attempt, by the step from which
 attempts/went_back.jsonl  the times when the run went back to an earlier step; see `_go_back.py`
 experiment.json           how the run was started, for `meshwright resume`
 state.txt                 the parameters, the sharding of each, and the memory of the state
+began_from.txt            the checkpoints that the first state was made from, if there are any
 environment.json          versions, devices, mesh, commit, command line; where checkpoints are, if elsewhere
 metrics.jsonl             the reports, one line each; other files and pages follow from them
 events.out.tfevents…      the reports for TensorBoard
@@ -39,6 +40,7 @@ _FILES = (
     "experiment.txt",
     "experiment.json",
     "state.txt",
+    "began_from.txt",
     "environment.json",
     "metrics.jsonl",
     "outcome.json",
@@ -82,7 +84,7 @@ def open_directory(
 
 def _downloads() -> list[str]:
     """Return the files that this process downloads when a run continues: it adds to them or replaces them."""
-    of_process_0 = ["metrics.jsonl", "outcome.json", "experiment.txt", WENT_BACK]
+    of_process_0 = ["metrics.jsonl", "outcome.json", "experiment.txt", "began_from.txt", WENT_BACK]
     return [_log_name(), *(of_process_0 if process.is_lead() else [])]
 
 

@@ -126,12 +126,15 @@ def _first_state(settings: Settings, training: Training, opened: OpenRun) -> Tra
     for line in heading(settings, training.layout.mesh):
         say(line)
     width = screen_width() if settings.is_verbose else None
-    opened.detail(training.layout.explain({"params": training.target.params}, width=width))
+    params = {"params": training.target.params}
+    opened.detail(training.layout.explain(params, frozen=training.frozen, width=width))
     if checkpoints is not None and process.on_lead(checkpoints.latest) is not None:
         show_changes(settings, opened)
     back = step_to_go_back_to(settings, opened)
     with watch.phase("restore"):
         fresh = training.first_state(newest_step(checkpoints, training.target) if back is None else back)
+    for source in training.began_from:
+        say(f"  ↳ begins from {source}")
     with watch.phase("compile"):
         _show(check_parts(settings, training), opened)
     with watch.phase("restore"):

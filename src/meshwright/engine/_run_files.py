@@ -20,6 +20,7 @@ from meshwright.storage import is_address
 from meshwright.train import describe_state
 
 PACKAGES = ("meshwright", "jax", "jaxlib", "numpy", "optax")
+BEGAN_FROM = "began_from.txt"
 ATTEMPTS = "attempts"
 """The folder with the settings of each attempt, by the step from which it continued."""
 _SECRET = "**********"
@@ -44,13 +45,22 @@ def write_description(
     (directory / "experiment.txt").write_text(described)
     (directory / ATTEMPTS).mkdir(exist_ok=True)
     (directory / ATTEMPTS / f"{step_name(step)}.txt").write_text(described)
-    (directory / "state.txt").write_text(describe_state(training.target) + "\n")
+    (directory / "state.txt").write_text(describe_state(training.target, training.frozen) + "\n")
+    _write_began_from(directory / BEGAN_FROM, training.began_from, step)
     if origin is not None:
         _write_json(directory / "experiment.json", origin)
     is_elsewhere = settings.saving is None or settings.saving.directory or is_address(settings.place or "")
     elsewhere = str(checkpoints.directory) if checkpoints and is_elsewhere else None
     where = environment(training.layout.mesh, secrets) | {"checkpoints": elsewhere}
     _write_json(directory / "environment.json", where)
+
+
+def _write_began_from(path: Path, sources: Sequence[str], step: int) -> None:
+    """Write the checkpoints that the run began from. They stay when the run continues."""
+    if sources:
+        path.write_text("".join(f"{source}\n" for source in sources))
+    elif step == 0:
+        path.unlink(missing_ok=True)
 
 
 def secrets_in(origin: Mapping[str, Any] | None) -> list[str]:

@@ -1,7 +1,7 @@
 """The parts of a run that callers make for the engine: state, step, data, and the number of steps."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import jax
@@ -76,6 +76,10 @@ class Training:
     """Global batches of all other shapes that the data may have, as structs."""
     asked: str = ""
     """The user's argument for the length of the training, as text: `max_steps=100`."""
+    frozen: Collection[str] = ()
+    """The names of the parameters that are not trained."""
+    began_from: list[str] = field(default_factory=list)
+    """Descriptions of the checkpoints that a new first state was made from; `first_state` adds them."""
     reached: Callable[[TrainState], None] = nothing
     """Gets the state after each step."""
 

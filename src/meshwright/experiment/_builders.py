@@ -1,7 +1,9 @@
 """Builders of a run's first state from other sources than its seed."""
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,6 +17,22 @@ from meshwright.experiment._adapt import Adapt
 from meshwright.formats import find_step, open_source
 from meshwright.patterns import Table, judge
 from meshwright.train import Builder, Given, TrainState
+
+_sources: ContextVar[list[str] | None] = ContextVar("sources", default=None)
+
+
+@contextlib.contextmanager
+def noted_sources() -> Iterator[list[str]]:
+    """Give a list to which builders add what they read, until the context is left.
+
+    A builder returns arrays alone, and one of the user's own may call others.
+    """
+    found: list[str] = []
+    token = _sources.set(found)
+    try:
+        yield found
+    finally:
+        _sources.reset(token)
 
 
 def from_checkpoint(
@@ -71,7 +89,10 @@ def from_checkpoint(
         adapts = {name: adapt[number][1] for name, (number, _) in adapting.decisions(wanted).items()}
         as_found = wanted | _as_saved(source, wanted, assign, adapts)
         found = tree.named_leaves(restore(source, tree.nested(as_found), assign=assign, ignore=".*"))
-        return found | _adapted(adapts, found, wanted, source)
+        given = found | _adapted(adapts, found, wanted, source)
+        if (sources := _sources.get()) is not None:
+            sources.append(f"{source} ({len(given)} of {len(leaves)} arrays)")
+        return given
 
     return build
 

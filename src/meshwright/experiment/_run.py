@@ -19,6 +19,7 @@ from meshwright.engine import (
 )
 from meshwright.engine import run as run_parts
 from meshwright.errors import UsageError
+from meshwright.experiment._builders import noted_sources
 from meshwright.experiment._evaluations import evaluations_of
 from meshwright.experiment._experiment import Experiment, as_casts
 from meshwright.experiment._parts import (
@@ -32,7 +33,14 @@ from meshwright.experiment._parts import (
 )
 from meshwright.input import Batches, facts_of
 from meshwright.sharding import hardware, mesh_rule
-from meshwright.train import RunningWatchdog, TrainState, check_given, fill_state, wider_than
+from meshwright.train import (
+    RunningWatchdog,
+    TrainState,
+    check_given,
+    fill_state,
+    frozen_names,
+    wider_than,
+)
 
 
 @process.shared_work()
@@ -143,6 +151,7 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Runn
         rows = data.peek()
     parts = parts_of(experiment, mesh, rows, data.shapes())
     wider = wider_than(experiment.compute_dtype, parts.batch)
+    began_from: list[str] = []
     return Training(
         layout=parts.layout,
         target=parts.target,
@@ -153,25 +162,33 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Runn
         last_step=lambda: experiment.max_steps,
         num_steps=lambda done: experiment.max_steps,
         asked=f"max_steps={experiment.max_steps}",
-        first_state=partial(_first_state, experiment, parts.target),
+        first_state=partial(_first_state, experiment, parts.target, began_from),
+        began_from=began_from,
+        frozen=frozen_names(experiment.optimizer, parts.target.params),
         evaluations=evaluations_of(experiment, parts.layout),
         facts=partial(_facts, experiment, parts, data),
         remarks=[f"compute_dtype: {wider}"] if wider else [],
     )
 
 
-def _first_state(experiment: Experiment, target: TrainState, newest: int | None) -> Callable[[], TrainState]:
+def _first_state(
+    experiment: Experiment, target: TrainState, began_from: list[str], newest: int | None
+) -> Callable[[], TrainState]:
     """Return what makes a first state around what the builder gives, which is checked.
+
+    What the builder took it from is added to `began_from`.
 
     Raises:
       UsageError: it gives something that the state does not have.
     """
     build = experiment.init_state_builder
-    given = [build(target) if build and newest is None else {}]
+    with noted_sources() as sources:
+        given = [build(target) if build and newest is None else {}]
     try:
         check_given(given[0], target)
     except UsageError as error:
         raise UsageError(f"Experiment.init_state_builder: {error}") from None
+    began_from += sources
     init, seed = init_of(experiment), experiment.seed
 
     def fresh() -> TrainState:

@@ -43,6 +43,7 @@ def header(run: Run) -> Html:
         tag("p", ending.state, class_=f"state {ending.state}"),
         tag("h1", run.place),
         tag("p", " · ".join(facts_of(run)), class_="facts"),
+        *(tag("p", f"began from {source}", class_="facts") for source in run.began_from),
         tag("p", ending.message, class_="message") if ending.message else None,
         tag("p", f"Missing files: {', '.join(run.missing)}", class_="note") if run.missing else None,
         *(tag("p", damage, class_="note") for damage in run.damage),

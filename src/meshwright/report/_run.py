@@ -55,6 +55,8 @@ class Run:
     """The settings that a command was given, and the function's defaults for others; {} without a command."""
     environment: Mapping[str, Any]
     """Machine, mesh, versions and command, from `environment.json`."""
+    began_from: Sequence[str]
+    """The checkpoints that the first state was made from."""
     parameters: str
     """Table of the parameters, from `state.txt`."""
     history: History
@@ -196,6 +198,7 @@ def _run_in(directory: Path, place: str | None) -> Run:
         function=function,
         typed=typed,
         environment=environment,
+        began_from=_began_from(files),
         parameters=files.read("state.txt", _text) or "",
         history=history,
         checkpoints=contents(path) if path and Path(path).is_dir() else None,
@@ -220,6 +223,11 @@ def _typed_in(files: "_Files") -> tuple[str | None, dict[str, str]]:
     typed.pop("workdir", None)
     function = origin.get("target")
     return function if isinstance(function, str) else None, typed
+
+
+def _began_from(files: "_Files") -> list[str]:
+    name = "began_from.txt"
+    return (files.read(name, _text) or "").splitlines() if name in files else []
 
 
 def _settings_from(folder: Path) -> dict[int, str]:

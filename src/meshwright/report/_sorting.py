@@ -5,7 +5,7 @@ Works on the documents that `list_runs` returns, so it needs no files.
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.checkpoint import Mode, mode_of
@@ -13,7 +13,7 @@ from meshwright.errors import UsageError, nearest
 from meshwright.metrics import number
 from meshwright.report._varied import plain
 
-Document = Mapping[str, Any]
+Document = dict[str, Any]
 
 _MODES: tuple[Mode, ...] = ("min", "max")
 _MOST_NAMED = 12

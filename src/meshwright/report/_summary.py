@@ -35,6 +35,7 @@ def document(run: Run) -> Document:
         "message": run.ending.message,
         "step": run.step,
         "max_steps": run.max_steps,
+        "began_from": list(run.began_from),
         "seconds": json_number(run.seconds),
         "last_report": None if last is None else json_number(last),
         "newest": {name: json_number(points.last) for name, points in run.series.items()},
@@ -67,6 +68,7 @@ def summary(run: Run, *, width: int | None = None) -> str:
         missing files: experiment.txt, environment.json, state.txt, logs
     """
     lines = [f"{run.place}: {run.ending.state}", f"  {' · '.join(facts_of(run))}"]
+    lines += [f"  began from {printable(source, keep='')}" for source in run.began_from]
     lines += [f"  {line}" for line in run.ending.message.splitlines()]
     if "loss" in run.series:
         lines.append(f"  loss {number(run.series['loss'].last)}")
@@ -163,7 +165,7 @@ def _last_report(found: Mapping[str, Any]) -> float:
     return last if isinstance(last, float) else 0.0
 
 
-def _row(found: Mapping[str, Any], by: str | None) -> tuple[str, ...]:
+def _row(found: Document, by: str | None) -> tuple[str, ...]:
     name, state = found["run"], found["state"]
     if "step" not in found:
         return (name, state, *[""] * (len(_HEADS) - 2))
@@ -181,11 +183,11 @@ def _row(found: Mapping[str, Any], by: str | None) -> tuple[str, ...]:
     )
 
 
-def _scored(found: Mapping[str, Any], by: str | None) -> tuple[str, str]:
+def _scored(found: Document, by: str | None) -> tuple[str, str]:
     """Return the name of a score, marked if it was chosen, and its best value with the step of it."""
-    name = by and by.removesuffix(":min").removesuffix(":max")
-    value = name and score(found, name)
-    if not name or value is None:
+    name = by.removesuffix(":min").removesuffix(":max") if by else None
+    value = score(found, name) if name else None
+    if name is None or value is None:
         return "", ""
     best = found["best"].get(name)
     return score_title(name, found["chosen"]), f"{number(value)} @{best['step']}" if best else number(value)

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -36,20 +36,25 @@ class Row:
     """Bytes of all arrays of the row on one device."""
     reason: str = ""
     """Reason of the placement, if the rule gives one."""
+    is_frozen: bool = False
+    """True if the arrays are not trained."""
 
     @property
     def is_whole(self) -> bool:
         return self.spec == WHOLE
 
 
-def rows(arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str]) -> list[Row]:
+def rows(
+    arrays: PyTree, shardings: PyTree, reasons: Mapping[str, str], frozen: Collection[str] = ()
+) -> list[Row]:
     """Return a `Row` for each array, with repeated layers folded: `layers/{12 alike}/q`."""
     placed = tree.named_leaves(shardings)
     folded: dict[tuple[Any, ...], list[tuple[str, Row]]] = {}
     for name, x in tree.named_leaves(arrays).items():
-        row = _row(name, x, placed[name], reasons.get(name, ""))
+        row = replace(_row(name, x, placed[name], reasons.get(name, "")), is_frozen=name in frozen)
         pattern = re.sub(r"(?<=/)\d+(?=/)|^\d+(?=/)", "#", name, count=1)
-        folded.setdefault((pattern, row.shape, row.dtype, row.spec, row.reason), []).append((name, row))
+        alike = (pattern, row.shape, row.dtype, row.spec, row.reason, row.is_frozen)
+        folded.setdefault(alike, []).append((name, row))
     return [_fold(pattern[0], [row for _, row in group]) for pattern, group in folded.items()]
 
 
@@ -58,6 +63,7 @@ def explain(
     shardings: PyTree,
     reasons: Mapping[str, str] = MappingProxyType({}),
     *,
+    frozen: Collection[str] = (),
     width: int | None = None,
 ) -> str:
     """Return the table of placements as text, with totals and a warning for each large unsplit array.
@@ -66,6 +72,7 @@ def explain(
       arrays: Arrays, or `ShapeDtypeStruct`s.
       shardings: A tree of `NamedSharding`s with the same structure.
       reasons: The reason of an array's placement, by its name.
+      frozen: The names of arrays that are not trained, which are marked.
       width: Most characters of a line; long cells are shortened in the middle.
 
     Example:
@@ -76,12 +83,16 @@ def explain(
       w      1024 × 256  float32  fsdp     262,144     128 KiB
       total                                262,144     128 KiB
     """
-    found = rows(arrays, shardings, reasons)
+    found = rows(arrays, shardings, reasons, frozen)
     total = Row(
         "total", (), "", "", sum(row.num_params for row in found), sum(row.device_bytes for row in found)
     )
-    header = ("name", "shape", "dtype", "spec", "parameters", "per device", "why")
-    cells = [header[: None if reasons else -1], *(_cells(row, reasons) for row in (*found, total))]
+    header = ["name", "shape", "dtype", "spec", "parameters", "per device"]
+    marks = [["trained"], *(["frozen" if row.is_frozen else "yes"] for row in found), [""]]
+    why = [["why"], *([row.reason] for row in found), [""]]
+    more = [column for column, is_shown in ((marks, frozen), (why, reasons)) if is_shown]
+    lines = zip([header, *map(_cells, (*found, total))], *more, strict=True)
+    cells = [[cell for part in line for cell in part] for line in lines]
     warnings = (f"  {line}" for line in left_whole(arrays, shardings, reasons))
     return "\n".join([*aligned(cells, right=(4, 5), width=width), *warnings])
 
@@ -149,27 +160,23 @@ def _fold(pattern: str, alike: list[Row]) -> Row:
     first = alike[0]
     if len(alike) == 1:
         return first
-    return Row(
-        pattern.replace("#", f"{{{len(alike)} alike}}", 1),
-        first.shape,
-        first.dtype,
-        first.spec,
-        sum(row.num_params for row in alike),
-        sum(row.device_bytes for row in alike),
-        first.reason,
+    return replace(
+        first,
+        name=pattern.replace("#", f"{{{len(alike)} alike}}", 1),
+        num_params=sum(row.num_params for row in alike),
+        device_bytes=sum(row.device_bytes for row in alike),
     )
 
 
-def _cells(row: Row, reasons: Mapping[str, str]) -> tuple[str, ...]:
-    cells = (
+def _cells(row: Row) -> list[str]:
+    return [
         printable(row.name, keep=""),
         "" if row.name == "total" else _shape(row),
         row.dtype,
         row.spec,
         f"{row.num_params:,}",
         human_bytes(row.device_bytes),
-    )
-    return (*cells, row.reason) if reasons else cells
+    ]
 
 
 def _shape(row: Row) -> str:

@@ -5,7 +5,7 @@ state that enters a step as one and leaves as the other would compile twice.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,12 +208,14 @@ class Layout:
         """Return `arrays` as `ShapeDtypeStruct`s with shardings: a target to compile for or restore into."""
         return place(arrays, self.shardings(arrays))
 
-    def explain(self, arrays: PyTree, *, width: int | None = None) -> str:
+    def explain(self, arrays: PyTree, *, frozen: Collection[str] = (), width: int | None = None) -> str:
         """Return a table of the placement of each array: shape, dtype, spec, bytes per device and reason.
 
-        Its lines have at most `width` characters, if the table can be made so narrow.
+        Its lines have at most `width` characters, if the table can be made so narrow. Arrays whose names are
+        in `frozen` are marked.
         """
-        return explain(arrays, self._shardings(arrays), self._reasons(arrays), width=width)
+        shardings, reasons = self._shardings(arrays), self._reasons(arrays)
+        return explain(arrays, shardings, reasons, frozen=frozen, width=width)
 
     def left_whole(self, arrays: PyTree) -> list[str]:
         """Return a line for each large array that every device holds whole, if the mesh could split any."""

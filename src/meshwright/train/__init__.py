@@ -29,7 +29,15 @@ from meshwright.train._state import (
 )
 from meshwright.train._statistics import describe_state, num_params, state_sizes
 from meshwright.train._step import Step, StepFunction, make_step
-from meshwright.train._trainable import Chosen, Trainable, Tx, UpdateRule, offload_opt_state, update_rules
+from meshwright.train._trainable import (
+    Chosen,
+    Trainable,
+    Tx,
+    UpdateRule,
+    frozen_names,
+    offload_opt_state,
+    update_rules,
+)
 from meshwright.train._watchdog import PHASES, RunningWatchdog, Timeouts, timeouts, unwatched, watchdog
 
 __all__ = [
@@ -75,6 +83,7 @@ __all__ = [
     "eval_params",
     "fill_state",
     "fit",
+    "frozen_names",
     "halt_on_divergence",
     "has_multi_steps",
     "inferred_rules",

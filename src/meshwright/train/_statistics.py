@@ -1,5 +1,6 @@
 """The size of a state, as numbers and as a table for the start of a run."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -30,18 +31,19 @@ def state_sizes(state: TrainState) -> dict[str, int]:
     }
 
 
-def describe_state(state: TrainState) -> str:
+def describe_state(state: TrainState, frozen: Collection[str] = ()) -> str:
     """Return the table of the parameters and of the model's state, then the size of each part.
 
     Args:
       state: arrays, or structs with shardings: `abstract_state` allocates nothing.
+      frozen: The names of arrays that are not trained, `params/encoder/w`, which are marked.
     """
     model = {name: part for name, part in _parts(state).items() if name != "opt_state"}
     sizes = [
         f"{name}: {human_bytes(tree.nbytes(part))}, {human_bytes(_device_bytes(part))} per device"
         for name, part in _parts(state).items()
     ]
-    table = explain(model, jax.tree.map(lambda x: x.sharding, model))
+    table = explain(model, jax.tree.map(lambda x: x.sharding, model), frozen=frozen)
     return "\n".join([table, f"num_params: {num_params(state.params):,}", *sizes])
 
 

@@ -144,6 +144,16 @@ def as_trainable(optimizer: Tx) -> Trainable:
     return optimizer if isinstance(optimizer, Trainable) else Trainable(_everything, optimizer)
 
 
+def frozen_names(optimizer: Tx, params: PyTree) -> list[str]:
+    """Return the names of the parameters that are not trained, such as `params/encoder/w`.
+
+    Args:
+      optimizer: The optimizer.
+      params: The parameters, or their structs.
+    """
+    return tree.leaf_names({"params": as_trainable(optimizer).split(params)[1]})
+
+
 def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
     """Return the tables of patterns of an optimizer with the names of what each is for, for `patterns.judge`.
 

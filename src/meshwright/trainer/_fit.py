@@ -22,7 +22,7 @@ from meshwright.engine import (
 from meshwright.engine import run as run_parts
 from meshwright.evaluation import Scores
 from meshwright.input import facts_of, is_indexed
-from meshwright.train import TrainState, check_dtypes, wider_than
+from meshwright.train import TrainState, check_dtypes, frozen_names, wider_than
 from meshwright.trainer._arguments import Call
 from meshwright.trainer._calls import CallData, Finished, Position, digest_of
 from meshwright.trainer._epochs import Epochs
@@ -167,6 +167,7 @@ def _training_of(
         evaluations=_evaluations(call, calls),
         facts=partial(_facts, calls, call.evaluated.examples),
         remarks=[f"compute_dtype: {wider}"] if wider else [],
+        frozen=frozen_names(recipe.tx, recipe.target.params),
         reached=reached,
         is_continued=_is_continued(progress, calls),
     )

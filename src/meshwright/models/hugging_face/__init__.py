@@ -167,8 +167,8 @@ def export_model(
       params: All parameters of the model, and nothing else: a tree, `state.params`, whose arrays this process
         holds whole; or those of a checkpoint, `subtree(open_source(run), "params")`.
       directory: The local directory to write to; it is created if needed.
-      described: The directory of the model that this one began from. Its `config.json` is copied unchanged, and
-        so are the files of its tokenizer and its `generation_config.json`, except links. Or the path of a
+      described: The directory of the model that this one began from. Its `config.json` is copied unchanged,
+        and so are the files of its tokenizer and its `generation_config.json`, except links. Or the path of a
         `config.json`, which is copied alone.
       dtype: The dtype to cast floating-point arrays to.
 
