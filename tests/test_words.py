@@ -19,9 +19,6 @@ NAMED = re.compile(r"(?<![\w./])mw((?:\.[A-Za-z_]\w*)+)(?!\.py)")
 ROW = re.compile(r"^\| `(?P<word>[^`]+)` \| .+ \| (?P<others>.+) \|$", re.MULTILINE)
 ROOMS = sorted(path.stem for path in Path(mw.__file__).parent.glob("[a-z]*") if path.suffix in ("", ".py"))
 
-OTHERWISE_MEANT = {"nn.cross_entropy(weights)"}
-"""The weights of labels, as in `Mean.of`, and no parameters."""
-
 
 def table():
     """Return the word to use by each word that it stands for."""
@@ -77,7 +74,7 @@ def check(names):
     found = {
         where: f"{name}, of which the word is {instead[name]}"
         for where, name in names.items()
-        if name in instead and where not in OTHERWISE_MEANT
+        if name in instead
     }
     assert not found
 

@@ -133,7 +133,9 @@ def loss(
     tokens_BT, is_token_BT = batch["tokens"], batch.get("is_token")
     x_BTD = features(cfg, params, tokens_BT[:, :-1], remat=remat)
     counts = None if is_token_BT is None else is_token_BT[:, 1:]
-    return nn.cross_entropy(x_BTD, params["embedding"].T, tokens_BT[:, 1:], label_weights=counts, gather=gather)
+    return nn.cross_entropy(
+        x_BTD, params["embedding"].T, tokens_BT[:, 1:], label_weights=counts, gather=gather
+    )
 
 
 def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = "everything") -> jax.Array:
