@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import optax
@@ -52,8 +53,13 @@ def experiment(
     mesh: str = "fsdp=-1",
     compute_dtype: str | None = "bfloat16",
     layer_remat: str = "nothing",
+    gather: Literal["once", "per chunk"] = "once",
 ) -> mw.Experiment:
-    """Return the experiment. `size` is a name of `decoder.config`; `layer_remat` says what a layer keeps."""
+    """Return the experiment.
+
+    `size` is a name of `decoder.config`; `layer_remat` says what a layer keeps, and `gather` how often the
+    loss gathers the head.
+    """
     cfg = decoder.config(SHORT.get(size, size))
     rows = Windows(np.fromfile(file, np.uint8), length) if file else RandomTokens(cfg.vocabulary, length)
     rate = optax.warmup_cosine_decay_schedule(0, learning_rate, steps // 10, steps, learning_rate / 10)
@@ -62,7 +68,7 @@ def experiment(
         mesh=mesh,
         rules=decoder.RULES,
         model=functools.partial(decoder.init, cfg),
-        loss=lambda params, batch, key: decoder.loss(cfg, params, batch, remat=layer_remat),
+        loss=lambda params, batch, key: decoder.loss(cfg, params, batch, remat=layer_remat, gather=gather),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.1)),
         input=mw.Input(rows, batch_size=batch_size, item="tokens", items_per_example=length),
         max_steps=steps,

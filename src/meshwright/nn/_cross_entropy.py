@@ -61,9 +61,8 @@ def cross_entropy(
     try:
         weights = jnp.broadcast_to(weights, labels.shape)
     except ValueError:
-        raise UsageError(
-            f"label_weights {weights.shape} do not broadcast to labels {labels.shape}."
-        ) from None
+        message = f"label_weights {weights.shape} do not broadcast to labels {labels.shape}."
+        raise UsageError(message) from None
     rows = (hidden.shape[0], -1)
     total = total_of(
         static, hidden.reshape(*rows, hidden.shape[-1]), head, labels.reshape(rows), weights.reshape(rows)
