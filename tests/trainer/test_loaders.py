@@ -82,7 +82,7 @@ def test_a_loader_that_is_given_as_examples_is_refused_with_what_to_write():
 
 
 def test_a_generator_of_batches_is_told_of_batched():
-    with pytest.raises(ExamplesError, match=r"smaller. If .* gives batches, say so: mw.Batched"):
+    with pytest.raises(ExamplesError, match=r"batches already, wrap them: mw.Batched"):
         fit(trainer(), lambda: iter([batch(0, 16), batch(16, 32)]))
 
 
