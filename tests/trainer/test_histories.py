@@ -23,7 +23,7 @@ def calls_of(made, calls, **options):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("case", range(cases(few=4, many=100)))
+@pytest.mark.parametrize("case", range(cases(few=2, many=100)))
 def test_however_often_it_is_hit_the_same_calls_come_to_the_same_bits(tmp_path, case):
     random = rng(f"histories {case}")
     calls = history(random)
@@ -40,7 +40,7 @@ def test_however_often_it_is_hit_the_same_calls_come_to_the_same_bits(tmp_path, 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("case", range(cases(few=2, many=30)))
+@pytest.mark.parametrize("case", range(cases(few=1, many=30)))
 def test_in_one_process_a_call_that_was_hit_is_made_again(tmp_path, case):
     random = rng(f"again {case}")
     calls = history(random)
