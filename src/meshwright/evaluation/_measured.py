@@ -110,7 +110,7 @@ class Measured:
 def _weighted_means(values: Mapping[str, jax.Array | Mean], weights: jax.Array) -> dict[str, Mean]:
     if not isinstance(values, Mapping):
         raise UsageError(
-            "an evaluation must return a dictionary of values by name, {'loss': values}; this one returned "
+            "an evaluation returns values by name, {'loss': values}; this returned "
             f"{'an array' if isinstance(values, jax.Array) else f'a {type(values).__name__}'}."
         )
     return {name: _mean(name, x, weights) for name, x in values.items()}
