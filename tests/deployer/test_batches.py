@@ -44,7 +44,7 @@ def test_the_axes_that_split_a_batch_count_and_no_others(make_deployer, mesh, wh
 @pytest.mark.parametrize("whole", [24, 0, -32])
 def test_a_batch_that_is_no_whole_number_of_micro_batches_is_refused_in_numbers(make_deployer, whole):
     deployer = make_deployer(num_model_shards=2)
-    with pytest.raises(LayoutError, match=rf"a batch of {whole} .* micro-batches of 16, which are 4 × 4"):
+    with pytest.raises(LayoutError, match=rf"batch_size={whole} must be .* of 16: .* 4 × 4 examples"):
         deployer.get_accumulate_grad_batches(batch_size=whole, per_device_batch_size=4)
     with pytest.raises(UsageError, match="per_device_batch_size=0"):
         deployer.get_local_global_micro_batch_size(0)

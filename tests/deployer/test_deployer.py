@@ -42,7 +42,7 @@ def test_the_mesh_is_of_model_shards_or_a_text(make_deployer, settings, mesh):
         (
             {"num_model_shards": 2, "mesh": "fsdp=8"},
             UsageError,
-            "num_model_shards=2 or mesh='fsdp=8', not both",
+            "num_model_shards=2 and mesh='fsdp=8' are both given",
         ),
         ({"num_processes": 2}, UsageError, "not coordinator .* and process_id"),
         ({"host0_address": "10.0.0.1"}, UsageError, "coordinator .10.0.0.1:11111.*, but not"),

@@ -106,7 +106,7 @@ def test_a_metric_called_step_gives_way_to_the_step_and_one_that_is_no_number_is
     deployer.log_metrics({"loss": 0.5, "step": jnp.int32(2)}, step=3)
     assert mw.metrics.read_jsonl(tmp_path / "metrics.jsonl")[0]["step"] == 3
     for value in (np.ones(2), None):
-        with pytest.raises(UsageError, match="the metric 'loss' is no number"):
+        with pytest.raises(UsageError, match="the metric 'loss' must be a number"):
             deployer.log_metrics({"loss": value}, step=4)
 
 

@@ -76,7 +76,7 @@ def test_a_schedule_depends_on_nothing_that_was_asked_before(make_deployer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_size": 7}, "3 epochs of 7 examples have no step: a batch takes 8"),
+        ({"train_size": 7}, "3 epochs of 7 examples have no step: a batch needs 8"),
         ({"warmup_steps": 30}, "30 steps of warm-up leave none to decay in"),
         ({"warmup_steps": 31, "schedule_type": "cosine"}, "31 steps of warm-up do not fit"),
         ({"warmup_ratio": 1.0}, "leave none to decay in"),

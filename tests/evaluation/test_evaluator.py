@@ -95,7 +95,7 @@ def test_a_state_of_the_user_needs_parameters_only():
 
 
 def test_a_measure_that_has_averaged_already_is_refused():
-    with pytest.raises(UsageError, match=r"x has shape \(\), the batch 8 examples"):
+    with pytest.raises(UsageError, match=r"x has shape \(\), but the batch has 8 examples"):
         scores(lambda params, batch: {"x": batch["x"].mean()})
 
 

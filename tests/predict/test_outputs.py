@@ -65,5 +65,5 @@ def test_what_json_cannot_hold_is_refused(tmp_path, output):
 def test_what_was_lost_with_the_machine_is_not_taken_for_ours(tmp_path):
     Outputs(tmp_path / "preds.jsonl", ABOUT).begin(1)
     (tmp_path / "preds.jsonl.about").write_text("")
-    with pytest.raises(UsageError, match=r"preds.jsonl.part is there already, with other predictions"):
+    with pytest.raises(UsageError, match=r"preds.jsonl.part already holds other predictions"):
         Outputs(tmp_path / "preds.jsonl", ABOUT).begin(1)

@@ -186,7 +186,7 @@ def test_an_output_that_returns_nothing_is_told_so():
 @pytest.mark.parametrize(
     ("predict", "problem"),
     [
-        (lambda batch: batch.sum(), r"what is returned has shape \(\)"),
+        (lambda batch: batch.sum(), r"the returned array has shape \(\)"),
         (lambda batch: {"a": batch, "b": batch[:2]}, r"b has shape \(2,\)"),
         (lambda batch: {"n": 1.0, "t": batch[None]}, r"n has shape \(\), t has shape \(1, 8\)"),
         (lambda batch: {}, "it has no arrays"),

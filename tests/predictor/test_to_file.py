@@ -92,11 +92,11 @@ def test_a_call_that_ended_computes_nothing_when_it_is_made_again(tmp_path, unin
 
 
 OTHERS = {
-    "parameters was [0-9a-f]{8}, is [0-9a-f]{8}": lambda path: predictor().predict(
+    "parameters was [0-9a-f]{8}, is now [0-9a-f]{8}": lambda path: predictor().predict(
         range(9), 4, {"w": 2.0}, to=path
     ),
-    "seed was 0, is 1": lambda path: predictor(seed=1).predict(range(9), 4, params(), to=path),
-    "examples was 9, is 10": lambda path: predictor().predict(range(10), 4, params(), to=path),
+    "seed was 0, is now 1": lambda path: predictor(seed=1).predict(range(9), 4, params(), to=path),
+    "examples was 9, is now 10": lambda path: predictor().predict(range(10), 4, params(), to=path),
 }
 
 
@@ -106,7 +106,7 @@ def test_a_file_of_something_else_is_refused_and_left_alone(one, tmp_path, chang
     path, found = tmp_path / "preds.jsonl", tmp_path / f"preds.jsonl{suffix}"
     one.predict(range(9), 4, params(), to=path)
     content = path.rename(found).read_bytes()
-    with pytest.raises(UsageError, match=rf"preds.jsonl{suffix} is there already, .*: {change}"):
+    with pytest.raises(UsageError, match=rf"preds.jsonl{suffix} already holds other predictions: {change}"):
         OTHERS[change](path)
     assert found.read_bytes() == content
 

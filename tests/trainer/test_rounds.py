@@ -178,7 +178,7 @@ def test_a_carry_may_grow(tmp_path):
 
 @pytest.mark.parametrize("wrong", [0, "3", 2.5])
 def test_what_is_no_number_of_rounds_is_refused(wrong):
-    with pytest.raises(UsageError, match="give a whole number of at least 1"):
+    with pytest.raises(UsageError, match="must be a whole number of at least 1"):
         deployer().rounds(wrong)
 
 
@@ -195,7 +195,7 @@ def test_other_trainers_than_before_are_refused(tmp_path):
 def test_two_trainers_without_names_are_refused(tmp_path):
     shared = deployer(tmp_path)
     both = [trainer(given=shared), trainer(given=shared)]
-    with pytest.raises(UsageError, match="give each its own"):
+    with pytest.raises(UsageError, match="have the same name, 'trainer'"):
         list(shared.rounds(1))
     assert len(both) == 2
 

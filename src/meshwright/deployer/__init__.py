@@ -1,4 +1,9 @@
-"""The small services of a run, under the names by which RedCoast's users know them."""
+"""`Deployer`: the services of a run, under the names that users of RedCoast know.
+
+Each service is a file: `_batches`, `_placement`, `_checkpoints`, `_log`, `_rounds`, `_workdir`. The class in
+`_deployer` forwards its methods to them. May import every room below `engine` and `engine` itself; knows no
+trainer. Add a method to the service that it belongs to, and a line to the class.
+"""
 
 from meshwright.deployer._batches import LrSchedule
 from meshwright.deployer._deployer import Deployer

@@ -1,4 +1,4 @@
-"""Batches of examples on the deployer's mesh: how large, in how many parts, and with which learning rates."""
+"""Batches on the deployer's mesh: their sizes, their micro-batches, and learning rates for them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from meshwright.tree import PyTree
 
 @dataclass(frozen=True)
 class LrSchedule:
-    """A learning rate as a function of the optimizer's step, which knows what it takes for a step."""
+    """A learning rate as a function of the optimizer's step. It knows how many micro-batches make a step."""
 
     rate: optax.Schedule
     microbatches: int
@@ -35,15 +35,19 @@ class LrSchedule:
 
 @dataclass(frozen=True)
 class Batching:
-    """The part of the mesh that splits batches, and what is told of them."""
+    """The batches of a deployer, for its mesh and its log."""
 
     layout: Layout
+    """The mesh, which splits the batches."""
     log: Log
+    """The log that gets messages about them."""
 
     def get_local_global_micro_batch_size(self, per_device_batch_size: int) -> tuple[int, int]:
-        """Return how many examples of a micro-batch this process reads, and how many there are in it.
+        """Return the numbers of examples in a micro-batch: those that this process reads, and all.
 
-        "Per device" means for each part into which the mesh's batch axes, data and fsdp, split a batch.
+        Args:
+          per_device_batch_size: The number of examples for each part into which the batch axes of the mesh,
+            data and fsdp, split a batch.
 
         Raises:
           UsageError: `per_device_batch_size` is less than 1.
@@ -55,19 +59,23 @@ class Batching:
         return per_device_batch_size * local, per_device_batch_size * self.layout.batch_ways
 
     def get_accumulate_grad_batches(self, batch_size: int, per_device_batch_size: int) -> int:
-        """Return in how many micro-batches a batch of `batch_size` is computed.
+        """Return the number of micro-batches in a batch.
 
-        Give it to `get_lr_schedule_fn`, too, which else takes each micro-batch for a step.
+        Give this number to `get_lr_schedule_fn`, too. Otherwise it counts each micro-batch as a step.
+
+        Args:
+          batch_size: The number of examples in a batch, over all processes.
+          per_device_batch_size: The number of examples in a micro-batch, for each part of the mesh.
 
         Raises:
-          LayoutError: It is no whole number.
+          LayoutError: The batch is not a whole number of micro-batches.
         """
         _, micro = self.get_local_global_micro_batch_size(per_device_batch_size)
         mesh, ways = self.layout.mesh, self.layout.batch_ways
         if batch_size < 1 or batch_size % micro:
             raise LayoutError(
-                f"a batch of {batch_size} is no whole number of micro-batches of {micro}, which are "
-                f"{per_device_batch_size} × {ways} on mesh {dict(mesh.shape)}.\n"
+                f"batch_size={batch_size} must be a positive multiple of {micro}: a micro-batch has "
+                f"{per_device_batch_size} × {ways} examples on mesh {dict(mesh.shape)}.\n"
                 f"  Make it a multiple of {micro}, or change per_device_batch_size."
             )
         return batch_size // micro
@@ -83,25 +91,30 @@ class Batching:
         is_train: bool = False,
         microbatches: int | None = None,
     ) -> Bar[PyTree]:
-        """Return an iterator over one pass, as global batches on the mesh; what fills no batch is left out.
+        """Return an iterator over global batches on the mesh, for one pass. An incomplete batch is left out.
 
         Args:
-          examples: A list, or whatever else `mw.batches` takes. Each process reads its share of each batch.
-          collate: Makes a dictionary of arrays of a list of examples, `collate(examples=...)`.
-          shuffle_key: The order is drawn from it, if `shuffle`.
-          desc: The progress bar says it, with the size of the batches.
-          microbatches: The progress bar says it, too.
+          examples: A list, or anything else that `mw.batches` takes. Each process reads its share of each
+            batch.
+          per_device_batch_size: The number of examples in a batch, for each part of the mesh.
+          collate: A function that makes a dictionary of arrays from a list of examples. It is called as
+            `collate(examples=...)`.
+          shuffle: True to shuffle the examples.
+          shuffle_key: The key from which the order is drawn. Only `shuffle=True` needs it.
+          desc: The text of the progress bar, which also shows the size of the batches.
+          is_train: True to call the size a micro-batch's on the progress bar.
+          microbatches: The number of micro-batches in a step, which the progress bar shows.
 
         Raises:
-          UsageError: It is to be shuffled without a `shuffle_key`.
-          ExamplesError: There are no examples, or, when they are read, they make no batch.
+          UsageError: `shuffle` is True and there is no `shuffle_key`.
+          ExamplesError: There are no examples; or, when they are read, they cannot be made into batches.
         """
         _, size = self.get_local_global_micro_batch_size(per_device_batch_size)
         sharding, seed = self.layout.batch_sharding, _seed(shuffle_key) if shuffle else None
         data = batches(examples, size, sharding, collate=_by_keyword(collate), seed=seed, epochs=1)
         number = len(as_source(examples)) if is_indexed(examples) else None
-        said = {"number of examples": str(number), "size of a batch": str(size)}
-        process.compare("the examples", lambda: said)
+        facts = {"number of examples": str(number), "size of a batch": str(size)}
+        process.compare("the examples", lambda: facts)
         total = None if number is None else number // size
         if total == 0:
             self.log.log_info(f"{desc}: {number} examples do not fill one batch of {size}")
@@ -124,15 +137,24 @@ class Batching:
     ) -> LrSchedule:
         """Return the learning rate as a function of the *optimizer* step. See `mw.train.schedule`.
 
-        The number of steps is that of `epochs` over `train_size` examples, an incomplete batch at the end
-        of each left out.
+        The number of steps is that of `epochs` over `train_size` examples, without the incomplete batch at
+        the end of each epoch.
 
         Args:
-          microbatches: So many micro-batches make one step, whether a Trainer accumulates them or
-            `optax.MultiSteps` does.
+          train_size: The number of examples in an epoch.
+          per_device_batch_size: The number of examples in a micro-batch, for each part of the mesh.
+          epochs: The number of epochs.
+          learning_rate: The learning rate after the warm-up.
+          schedule_type: The shape of the schedule, a `kind` of `mw.train.schedule`.
+          warmup_ratio: The share of the steps that warm up.
+          warmup_steps: The number of steps that warm up, instead of `warmup_ratio`.
+          init_learning_rate: The learning rate at the start of the warm-up.
+          end_learning_rate: The learning rate after the last step.
+          microbatches: The number of micro-batches in one step, whether a Trainer or `optax.MultiSteps`
+            accumulates them.
 
         Raises:
-          UsageError: There are no steps to decay in, or another impossible combination.
+          UsageError: There is no step, or the arguments contradict each other.
         """
         _, micro = self.get_local_global_micro_batch_size(per_device_batch_size)
         steps = _num_steps(train_size, micro, microbatches, epochs)
@@ -153,40 +175,42 @@ class Batching:
 
 
 def parts_read_by(process: int, holders: np.ndarray) -> int:
-    """Return how many parts of each batch a process reads: those that any of its devices holds.
+    """Return how many parts of each batch a process reads: the parts that its devices hold.
 
-    Where a part is on devices of several processes, each of them reads it.
+    If a part is on devices of several processes, each of these processes reads it.
 
     Args:
-      holders: int[parts, devices of a part], the processes that the devices belong to.
+      process: The index of the process.
+      holders: int[parts, devices of a part], the index of the process that each device belongs to.
     """
     return int((holders == process).any(axis=1).sum())
 
 
 def _holders(sharding: NamedSharding, num_parts: int) -> np.ndarray:
-    """Return the processes that hold each part of a batch: int[parts, devices of a part]."""
+    """Return the indices of the processes that hold each part of a batch: int[parts, devices of a part]."""
     held: list[list[int]] = [[] for _ in range(num_parts)]
     for device, (rows,) in sharding.devices_indices_map((num_parts,)).items():
         held[rows.indices(num_parts)[0]].append(device.process_index)
     return np.array(held)
 
 
-def _num_steps(train_size: int, micro: int, accumulated: int, epochs: int) -> int:
-    """Return how many updates `epochs` make of batches of `accumulated` micro-batches."""
-    if accumulated < 1:
-        raise UsageError(f"microbatches={accumulated}: it must be at least 1.")
-    size = micro * accumulated
+def _num_steps(train_size: int, micro: int, microbatches: int, epochs: int) -> int:
+    """Return the number of updates in `epochs`, of batches of `microbatches` times `micro` examples."""
+    if microbatches < 1:
+        raise UsageError(f"microbatches={microbatches}: it must be at least 1.")
+    size = micro * microbatches
     steps = epochs * (train_size // size)
     if steps < 1:
         raise UsageError(
-            f"{epochs} epochs of {train_size} examples have no step: a batch takes {size}, "
-            f"in {accumulated} micro-batches of {micro}."
+            f"{epochs} epochs of {train_size} examples have no step: a batch needs {size} examples, "
+            f"{microbatches} micro-batches of {micro}.\n"
+            "  Give more examples or epochs, or a smaller batch."
         )
     return steps
 
 
 def _placed(data: Batches, sharding: NamedSharding) -> Iterator[PyTree]:
-    """Yield the batches as arrays on the mesh, so that a step of anyone's is computed where they lie."""
+    """Yield the batches as arrays on the mesh, so that a user's own step function computes on the mesh."""
     with contextlib.closing(data):
         for batch in data:
             yield jax.device_put(batch, sharding)
@@ -196,7 +220,7 @@ def _seed(shuffle_key: jax.Array | None) -> int:
     if shuffle_key is None:
         raise UsageError("shuffle=True needs a shuffle_key, such as deployer.gen_rng().")
     words = np.asarray(jax.random.key_data(shuffle_key)).tolist()
-    return int(np.random.SeedSequence(words).generate_state(1)[0])  # drawn on the host: nothing to compile
+    return int(np.random.SeedSequence(words).generate_state(1)[0])  # on the host: compiles nothing
 
 
 def _by_keyword(collate: Callable[..., PyTree]) -> Collate:
@@ -205,9 +229,9 @@ def _by_keyword(collate: Callable[..., PyTree]) -> Collate:
     return lambda examples: collate(examples=examples)
 
 
-def _sizes(size: int, is_train: bool, accumulated: int | None) -> str:
+def _sizes(size: int, is_train: bool, microbatches: int | None) -> str:
     if not is_train:
         return f"batch_size = {size}"
     return f"global_micro_batch_size = {size}" + (
-        f", microbatches = {accumulated}" if accumulated is not None else ""
+        f", microbatches = {microbatches}" if microbatches is not None else ""
     )

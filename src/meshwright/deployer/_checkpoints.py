@@ -1,4 +1,4 @@
-"""A deployer's checkpoints by name. `_named.py` says where they lie, `_contents.py` what is in them."""
+"""A deployer's checkpoints by name. `_named.py` finds their paths, `_contents.py` reads and writes them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from meshwright import process
 from meshwright.arrays import Source
 from meshwright.deployer._contents import info_of, part_of, parts_of, read, save
-from meshwright.deployer._named import Names, told
+from meshwright.deployer._named import Names, loaded_message
 from meshwright.deployer._placement import Placement
 from meshwright.deployer._randomness import Randomness
 from meshwright.formats import open_source
@@ -24,7 +24,7 @@ from meshwright.tree import PyTree
 
 @dataclass(frozen=True)
 class NamedCheckpoints:
-    """Checkpoints by name, loaded onto a mesh, and the randomness that they keep."""
+    """Checkpoints by name: saved with the stream of keys, and loaded onto a mesh."""
 
     names: Names
     placement: Placement
@@ -39,25 +39,26 @@ class NamedCheckpoints:
         float_dtype: DTypeLike | None = None,
         **kwargs: Any,
     ) -> None:
-        """Save to `ckpt_dir`, whole or not at all. Collective; when it returns, every process can load it.
+        """Save a checkpoint to `ckpt_dir`, completely or not at all. Collective.
 
-        What was saved there before stays until the new is complete. What is in `workdir/ckpts` is remembered
-        as the last that was saved.
+        When it returns, every process can load the checkpoint. An older checkpoint in `ckpt_dir` is deleted
+        once the new one is complete. `load_last_ckpt` finds the one that was saved last in `workdir/ckpts`.
 
         Args:
-          ckpt_dir: A name, for a directory in `workdir/ckpts`; or a path, which has a slash in it: "./here".
-          opt_state: None saves none, and leaves none from before.
-          float_dtype: Floating arrays are cast to it in the file. `load_ckpt` casts them back.
-          kwargs: Numbers and texts to keep with it, such as `step` and `epoch_idx`.
+          ckpt_dir: A name, for a directory in `workdir/ckpts`; or a path, which contains a slash: "./here".
+          params: The parameters, as arrays of JAX, NumPy or PyTorch.
+          opt_state: The optimizer's state. None saves none.
+          float_dtype: The dtype of floating arrays in the file. `load_ckpt` casts them back.
+          kwargs: Numbers and strings to save with it, such as `step` and `epoch_idx`.
 
         Raises:
-          UsageError: A name needs a workdir that all processes share; or something is not of a kind to be
-            saved.
-          MeshwrightError: On every process, if one of them could not write.
+          UsageError: `ckpt_dir` is a name and there is no workdir that all processes share; or a value is of
+            a kind that cannot be saved.
+          MeshwrightError: A process could not write. It is raised on every process.
         """
         path = self.names.path(ckpt_dir)
-        saved = {"params": as_arrays(params)} | ({} if opt_state is None else {"opt_state": opt_state})
-        save(path, saved, {"rng": jax.random.key_data(self.randomness.key), **kwargs}, float_dtype)
+        parts = {"params": as_arrays(params)} | ({} if opt_state is None else {"opt_state": opt_state})
+        save(path, parts, {"rng": jax.random.key_data(self.randomness.key), **kwargs}, float_dtype)
         process.on_lead(lambda: self.names.remember(path))
         self.tell(f"saved {path}")
 
@@ -65,7 +66,7 @@ class NamedCheckpoints:
         """Return the saved parameters' shapes and dtypes, as nested dictionaries of `ShapeDtypeStruct`s.
 
         Raises:
-          CheckpointError: There is no whole checkpoint.
+          CheckpointError: There is no complete checkpoint.
         """
         return part_of(open_source(self.names.existing(ckpt_dir)), "params")
 
@@ -79,24 +80,26 @@ class NamedCheckpoints:
         load_opt_state: bool = True,
         update_key: bool = False,
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        """Return `{"params": ..., "opt_state": ...}`, on the mesh, and what was kept with them. Collective.
+        """Return `{"params": ..., "opt_state": ...}`, on the mesh, and the values saved with it. Collective.
 
-        What was not saved or not asked for is None; the optimizer's state needs the `optimizer`. Parameters
-        come as nested dictionaries. Of what `Trainer.fit` saved there is a "model_state", too, if it has one.
+        A part is None if it was not saved or not requested. Parameters are nested dictionaries. A checkpoint
+        of `Trainer.fit` may also have a "model_state".
 
         Args:
-          ckpt_dir: The name or path that `save_ckpt` was given, or a directory with checkpoints of
+          ckpt_dir: The name or path that was given to `save_ckpt`, or a directory with checkpoints of
             `Trainer.fit`.
-          rules: They say how to split them; None finds rules, as `get_sharding_rules` does.
-          float_dtype: The dtype of floating arrays; None means those that they had before `save_ckpt` cast
-            them.
-          update_key: Go on with the randomness as it was when this was saved.
+          rules: The sharding rules for the arrays. None finds rules, as `get_sharding_rules` does.
+          optimizer: The optimizer. Without it the optimizer's state is not loaded.
+          float_dtype: The dtype of floating arrays. None means the dtypes before `save_ckpt` cast them.
+          load_params: False leaves the parameters out.
+          load_opt_state: False leaves the optimizer's state out.
+          update_key: True restores the deployer's stream of keys as it was when this was saved.
 
         Raises:
-          CheckpointError: There is no whole checkpoint, or it does not fit the optimizer.
-          DamagedError: Its bytes are not those written.
+          CheckpointError: There is no complete checkpoint, or it does not fit the optimizer.
+          DamagedError: The bytes in the files are not those that were written.
         """
-        # Process 0 looks for the newest: on a network disk others may not see for seconds that it is there.
+        # Process 0 looks for the newest: on a network disk other processes may see it seconds later.
         step_dir = process.on_lead(lambda: str(open_source(self.names.existing(ckpt_dir)).path))
         source = process.on_all(lambda: open_source(step_dir))
         tx = optimizer if load_opt_state else None
@@ -107,7 +110,7 @@ class NamedCheckpoints:
         if update_key and "rng" in info:
             impl = jax.random.key_impl(self.randomness.key)
             self.randomness.key = jax.random.wrap_key_data(info["rng"], impl=impl)
-        self.tell(told(step_dir, info))
+        self.tell(loaded_message(step_dir, info))
         return {"params": None, "opt_state": None} | loaded, info
 
     def load_last_ckpt(
@@ -119,9 +122,10 @@ class NamedCheckpoints:
         load_opt_state: bool = True,
         update_key: bool = True,
     ) -> tuple[dict[str, PyTree] | None, dict[str, Any] | None]:
-        """Return what was saved last in this workdir, as `load_ckpt` does; (None, None) if nothing was.
+        """Load the last checkpoint in this workdir, as `load_ckpt` does; (None, None) if there is none.
 
-        That is what `save_ckpt` saved under a name; where it never did, the newest that `Trainer.fit` saved.
+        That is the one that `save_ckpt` saved last under a name; if there is none, the newest of
+        `Trainer.fit`. The arguments are those of `load_ckpt`.
         """
         path = process.on_lead(self.names.last_saved)
         if path is None:
@@ -137,7 +141,7 @@ def _target(
     optimizer: optax.GradientTransformation | None,
     float_dtype: DTypeLike | None,
 ) -> dict[str, PyTree]:
-    """Return the parts of a checkpoint as structs with shardings: what is to be read, and whereto."""
+    """Return the parts of a checkpoint to read, as structs with the shardings to place them with."""
     params, saved = part_of(source, "params", float_dtype), parts_of(source)
     rules = placement.get_sharding_rules(params) if rules is None else rules
     specs = placement.get_params_spec(params, rules)

@@ -1,4 +1,4 @@
-"""The contents of the deployer's checkpoints: parts, each a tree of arrays, and `info`, JSON values."""
+"""The contents of the deployer's checkpoints: parts, which are trees of arrays, and JSON values, `info`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from meshwright.tree import PyTree
 def save(
     path: str | Path, parts: Mapping[str, PyTree], info: Mapping[str, Any], float_dtype: DTypeLike | None
 ) -> None:
-    """Save parts and `info` to `path`, and return when all processes can load them. Collective."""
+    """Save the parts and `info` to `path`. When it returns, all processes can load them. Collective."""
     floats = _floats(tree.named_leaves(tree.abstract(dict(parts))))
     dtypes = {name: x.dtype.name for name, x in floats.items()} if float_dtype is not None else {}
     casts = [(".*", _floating(float_dtype))] if dtypes else []
@@ -39,16 +39,18 @@ def part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyT
     """Return a part as nested dictionaries of `ShapeDtypeStruct`s.
 
     Args:
-      float_dtype: of floating arrays; None means those that they had before the file's were cast.
+      source: The checkpoint.
+      part: The name of the part.
+      float_dtype: The dtype of floating arrays. None means the dtypes before they were cast for the file.
 
     Raises:
-      CheckpointError: there is no such part.
+      CheckpointError: The checkpoint has no such part.
     """
     arrays = {name: x for name, x in source.arrays().items() if name.partition("/")[0] == part}
     if not arrays:
-        raise CheckpointError(f"{source} has no {part}; it has {', '.join(sorted(parts_of(source)))}.")
-    before = (source.extra or {}).get("dtypes", {})
-    dtypes = before if float_dtype is None else dict.fromkeys(_floats(arrays), _floating(float_dtype))
+        raise CheckpointError(f"{source} has no {part!r}; it has {', '.join(sorted(parts_of(source)))}.")
+    original = (source.extra or {}).get("dtypes", {})
+    dtypes = original if float_dtype is None else dict.fromkeys(_floats(arrays), _floating(float_dtype))
     structs = {
         name.removeprefix(part).removeprefix("/"): jax.ShapeDtypeStruct(
             x.shape, jax.dtypes.canonicalize_dtype(dtypes.get(name, x.dtype))
@@ -59,20 +61,20 @@ def part_of(source: Any, part: str, float_dtype: DTypeLike | None = None) -> PyT
 
 
 def read(source: Any, target: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Return `target` read from a checkpoint, with numbers of one kind in the dtypes of `target`.
+    """Return `target`, read from a checkpoint. Floating arrays are cast to the dtypes of `target`.
 
     Raises:
-      CheckpointError: they do not fit otherwise.
+      CheckpointError: The arrays do not fit `target`.
     """
     arrays = dict(source.arrays())
     for name, wanted in tree.named_leaves(target).items():
-        if name in arrays and _is_kin(arrays[name].dtype, wanted.dtype):
+        if name in arrays and _is_castable(arrays[name].dtype, wanted.dtype):
             arrays[name] = arrays[name].astype(wanted.dtype)
     return restore(as_source(arrays, str(source)), target, ignore=".*")
 
 
 def info_of(source: Any) -> dict[str, Any]:
-    """Return what was kept with the parts; of what `Trainer.fit` saved, the step and the scores."""
+    """Return the values saved with the parts; for a checkpoint of `Trainer.fit`, its step and scores."""
     extra = source.extra
     info = dict(extra["info"]) if "info" in extra else {"step": source.step, **extra.get("scores", {})}
     return info | ({"rng": jnp.asarray(info["rng"], jnp.uint32)} if "rng" in info else {})
@@ -82,8 +84,8 @@ def _floats(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
-def _is_kin(saved: Any, wanted: Any) -> bool:
-    """Return whether they differ and are both floating, or JAX makes the one of the other: int32 of int64."""
+def _is_castable(saved: Any, wanted: Any) -> bool:
+    """Return whether the dtypes differ and both are floating, or JAX narrows one to the other, as int64."""
     if jnp.issubdtype(saved, jnp.floating):
         return saved != wanted and jnp.issubdtype(wanted, jnp.floating)
     return saved != wanted and jax.dtypes.canonicalize_dtype(saved) == wanted
@@ -95,5 +97,5 @@ def _floating(float_dtype: DTypeLike | None) -> np.dtype:
     except TypeError:
         dtype = None
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        raise UsageError(f"float_dtype={float_dtype!r} is no floating dtype; one is jnp.bfloat16.")
+        raise UsageError(f"float_dtype={float_dtype!r} is no floating dtype. Give one such as jnp.bfloat16.")
     return dtype

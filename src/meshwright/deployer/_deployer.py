@@ -1,4 +1,4 @@
-"""`Deployer`: what a run needs around its model, put together from parts that do not know it."""
+"""`Deployer`: the services of a run in one object. Each service is a part that does not know it."""
 
 import weakref
 from collections import deque
@@ -19,7 +19,7 @@ from meshwright.deployer._named import Names
 from meshwright.deployer._placement import Placement
 from meshwright.deployer._randomness import Randomness
 from meshwright.deployer._rounds import Loops
-from meshwright.deployer._workdir import Workdir, apart, local_workdir, open_workdir
+from meshwright.deployer._workdir import Workdir, local_workdir, not_shared_message, open_workdir
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Tracker, wandb
 from meshwright.sharding import make_mesh
@@ -35,24 +35,28 @@ _SMALL_NBYTES = 1024
 class Deployer:
     """The services of a run: devices, mesh, randomness, batches, schedules, logs and checkpoints.
 
-    Construct it first, on every process: it joins them. Names, arguments and their meaning are those of
-    RedCoast's Deployer; `docs/coming-from-redco.md` says for each what is better.
+    Make it first, on every process: it connects the processes. The methods have the names and meaning of
+    RedCoast's Deployer; `docs/coming-from-redco.md` compares them one by one.
 
     Args:
-      seed: All randomness is drawn from it.
-      num_model_shards: Each copy of the model is split over so many devices: the mesh `data=-1,tensor=N`.
-      verbose: Show messages and progress on the screen of process 0.
-      workdir: Logs, metrics, outputs and checkpoints go there, a directory of this machine. For checkpoints
-        all processes must see the same; that they do not is told here, and an error where one is saved or
-        looked for.
-      num_processes, host0_address, host0_port, process_id: They describe a run over processes. What is
-        not given is read from the environment: SLURM, MPI, Kubernetes, TPU pods and others are recognised.
-      num_local_devices: Use only the first so many devices of this process.
-      run_tensorboard: Write metrics as TensorBoard events into `workdir`.
-      wandb_init_kwargs: Start a W&B run with these and send metrics to it.
-      mesh: The mesh as a text, "fsdp=4,tensor=2", instead of `num_model_shards`.
-      trackers: Other writers of metrics, functions `(step, values)`, or of nothing that open one; called on
-        process 0. One that fails is told of and put aside.
+      seed: The seed of all random numbers.
+      num_model_shards: The number of devices over which each copy of the model is split. N means the mesh
+        `data=-1,tensor=N`.
+      verbose: True shows messages and progress on the screen of process 0.
+      workdir: A local directory for logs, metrics, outputs and checkpoints. For checkpoints all processes
+        must see the same directory. If they do not, the log says so here, and saving or loading a checkpoint
+        raises an error.
+      num_processes: The number of processes. If it is not given, it is read from the environment: SLURM,
+        MPI, Kubernetes, TPU pods and others are recognised.
+      host0_address: The address of process 0, else read from the environment.
+      host0_port: The port of process 0, 11111 by default.
+      process_id: The index of this process, else read from the environment.
+      num_local_devices: The number of this process's devices to use, from the first. By default all.
+      run_tensorboard: True writes metrics as TensorBoard events into `workdir`.
+      wandb_init_kwargs: The arguments of `wandb.init`. If they are given, metrics go to a W&B run.
+      mesh: The mesh as a string, "fsdp=4,tensor=2", instead of `num_model_shards`.
+      trackers: More writers of metrics: functions `(step, values)`, or functions without arguments that open
+        one. They are called on process 0. If one fails, the log says so and it is not called again.
 
     Raises:
       UsageError: The settings contradict each other, the workdir is an address, or processes are missing.
@@ -86,12 +90,12 @@ class Deployer:
         _start(num_processes, host0_address, host0_port, process_id, num_local_devices)
         _compare({"seed": seed, "mesh": mesh_text, "workdir": directory is not None})
         self.mesh: Mesh = make_mesh(mesh_text)
-        """The mesh of devices; of one device, too."""
+        """The mesh of devices. A single device also has one."""
         self.workdir: Path | None = directory
         """The directory of the run."""
         self.seed, self.num_trainers = seed, 0
         self.trained_in: dict[Path, weakref.ref[Any]] = {}
-        """By run directory what trains there, as long as it lives."""
+        """The trainer in each run directory, for as long as the trainer exists."""
         self.verbose = verbose and process.is_lead()
         self._in_flight: deque[list[jax.Array]] = deque()
         self._randomness, self._directory = Randomness(self.seed), open_workdir(directory)
@@ -105,8 +109,8 @@ class Deployer:
             Names(self._directory), self._placement, self._randomness, self._log.log_info
         )
         self.loops = Loops(self._directory, self._randomness, self.log_info)
-        """Rounds of training, and the trainers that take part in them."""
-        _introduce(self.mesh, self._directory, self.log_info)
+        """The loops over rounds of training, and the trainers that take part in them."""
+        _log_devices(self.mesh, self._directory, self.log_info)
 
     layout = Forwarded("_placement", Placement.layout)
     get_sharding_rules = Forwarded("_placement", Placement.get_sharding_rules)
@@ -143,27 +147,31 @@ class Deployer:
         self.close()
 
     def close(self) -> None:
-        """Close the files and trackers. It happens by itself when the program ends."""
+        """Close the files and trackers. This also happens when the program ends."""
         self._log.close()
 
     @property
     def key(self) -> jax.Array:
-        """The key that `gen_rng` draws from; saved with checkpoints."""
+        """The key from which `gen_rng` draws. Checkpoints save it."""
         return self._randomness.key
 
     def track(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write metrics to the trackers; on processes other than 0, do nothing."""
+        """Write metrics to the trackers. On processes other than 0 it does nothing."""
         self._log.track(step, values)
 
     def run_model_step(self, step_fn: Callable[..., T], input_args: Sequence[Any]) -> T:
-        """Return `step_fn(*input_args)`, called where bare PartitionSpecs mean this mesh.
+        """Return `step_fn(*input_args)`, called inside this mesh so that bare PartitionSpecs refer to it.
 
-        It returns before the step is computed, but a host that waits for nothing cannot run ahead of its
-        devices by more than a few steps.
+        It returns before the step is computed. It waits for older steps, so the host runs at most a few steps
+        ahead of the devices.
+
+        Args:
+          step_fn: The function to call.
+          input_args: Its arguments.
         """
         with jax.set_mesh(self.mesh):
             outputs = step_fn(*input_args)
-        # What is small holds no memory while it waits here. What was donated since is waited for by others.
+        # Only small arrays are kept, which cost no memory. A later step waits for an array that was donated.
         arrays = (x for x in jax.tree.leaves(outputs) if isinstance(x, jax.Array))
         self._in_flight.append([x for x in arrays if x.nbytes <= _SMALL_NBYTES])
         if len(self._in_flight) > RUN_AHEAD:
@@ -171,9 +179,9 @@ class Deployer:
         return outputs
 
     def tell_idle(self, error: LayoutError) -> None:
-        """Raise the error about a mesh axis that only repeats a model's work; of several models, tell it.
+        """Raise the error about a mesh axis that only repeats a model's work; with several models, log it.
 
-        Of those another may use the axis.
+        Another of the models may use the axis.
         """
         if self.num_trainers == 1:
             raise error
@@ -182,7 +190,9 @@ class Deployer:
 
 def _mesh_text(num_model_shards: int, mesh: str | None) -> str:
     if mesh is not None and num_model_shards != 1:
-        raise UsageError(f"give num_model_shards={num_model_shards} or mesh={mesh!r}, not both.")
+        raise UsageError(
+            f"num_model_shards={num_model_shards} and mesh={mesh!r} are both given. Give one of them."
+        )
     return mesh or ("data=-1" if num_model_shards == 1 else f"data=-1,tensor={num_model_shards}")
 
 
@@ -195,7 +205,8 @@ def _start(
 ) -> None:
     if host0_port is not None and host0_address is None:
         raise UsageError(
-            f"host0_port={host0_port} needs a host0_address. Give both, or neither to find them."
+            f"host0_port={host0_port} needs a host0_address, which is not given.\n"
+            "  Give both; or neither, to read them from the environment."
         )
     process.start(
         coordinator=f"{host0_address}:{host0_port or 11111}" if host0_address else None,
@@ -206,15 +217,15 @@ def _start(
 
 
 def _compare(settings: Mapping[str, Any]) -> None:
-    """Compare the settings, and the devices, with those of the other processes. Collective."""
-    said = {name: str(value) for name, value in settings.items()}
-    process.compare("the settings of the deployer", lambda: said)
+    """Check that all processes have the same settings and devices. Collective."""
+    texts = {name: str(value) for name, value in settings.items()}
+    process.compare("the settings of the deployer", lambda: texts)
     process.compare_devices()
 
 
-def _introduce(mesh: Mesh, directory: Workdir, tell: Callable[[str], None]) -> None:
-    """Tell of the devices, and of what will not work."""
+def _log_devices(mesh: Mesh, directory: Workdir, tell: Callable[[str], None]) -> None:
+    """Log the devices and the mesh, and a warning if the processes do not share the workdir."""
     local, whole = jax.local_device_count(), jax.device_count()
     tell(f"{local} of {whole} devices are local; mesh {dict(mesh.shape)}")
     if directory.path is not None and not directory.is_shared:
-        tell(apart(directory.path))
+        tell(not_shared_message(directory.path))

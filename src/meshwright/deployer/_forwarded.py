@@ -1,4 +1,4 @@
-"""Methods of an object that are those of one of its parts."""
+"""Methods that an object forwards to one of its parts."""
 
 from collections.abc import Callable
 from types import MethodType
@@ -9,7 +9,10 @@ P = ParamSpec("P")
 
 
 class Forwarded(Generic[P, T]):
-    """Stands in a class for `method` of the attribute `part`, with its arguments, types and docstring."""
+    """A method of a class that calls `method` of the attribute `part`.
+
+    It keeps that method's arguments, types and docstring.
+    """
 
     def __init__(self, part: str, method: Callable[Concatenate[Any, P], T]):
         self._part, self._method = part, method

@@ -1,4 +1,4 @@
-"""A run's messages, on the screen of one process and in a file of each; its metrics and its outputs."""
+"""A run's messages, metrics and outputs. Process 0 shows messages; each process writes a log file."""
 
 import contextlib
 import json
@@ -32,12 +32,13 @@ _NUM_SHOWN = 10
 
 
 class Log:
-    """The places that a run tells of itself in. It closes them when it is closed, or nobody has it any more.
+    """The log files, metrics and trackers of a run. They close with it, or when it is garbage collected.
 
     Args:
-      workdir: where log.txt, metrics.jsonl and outputs go.
-      events: where TensorBoard's files go.
-      on_screen: whether messages and progress are shown.
+      workdir: The directory of log.txt, metrics.jsonl and outputs. None writes none of them.
+      events: The directory of TensorBoard's files. None writes none.
+      trackers: Other writers of metrics.
+      on_screen: True shows messages and progress on the screen.
 
     Raises:
       UsageError: A tracker's package is not installed.
@@ -53,47 +54,47 @@ class Log:
         self.write, self.track, self._board = process.on_all(
             lambda: _writers(opened, workdir, events, trackers, logger.warning)
         )
-        """`write` sends metrics to all places and `track` to trackers, both from process 0 alone."""
+        """`write` sends metrics to all writers, `track` to the trackers only. Both act on process 0."""
 
     def progress(self, items: Iterable[T], total: int | None, desc: str) -> Bar[T]:
-        """Return an iterator over `items` that shows on the screen how many were taken."""
+        """Return an iterator over `items` that shows a progress bar."""
         return Bar(items, total, desc, shown=self._on_screen)
 
     def log_info(self, info: object, title: str | None = None, step: int | None = None) -> None:
-        """Tell `info`, framed if it has a title: on the screen of process 0 and in each process's log."""
+        """Write a message on the screen of process 0 and into each process's log. A title frames it."""
         self._logger.info(framed(info, title, step))
         if title is not None and self._board is not None:
             self._board(step or 0, {title: markdown(str(info))})
 
     def log_detail(self, text: str) -> None:
-        """Write a text of several lines into each process's log, and not on the screen."""
+        """Write a text of several lines into each process's log only, not on the screen."""
         self._logger.debug("\n%s", text)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write metrics to `workdir/metrics.jsonl` and all trackers, from process 0; see `mw.metrics.Values`.
 
-        One called `step` is left out: all places have the step already.
+        A metric called `step` is left out, because every writer has the step.
 
         Raises:
-          UsageError: One is nothing that a report may hold.
+          UsageError: A value is not of a kind that a report can hold.
         """
         if process.is_lead():
             self.write(int(step), reported({name: x for name, x in metrics.items() if name != "step"}))
 
     def save_outputs(self, outputs: Any, desc: str, step: int) -> None:
-        """Write `outputs` to `workdir/outputs_{desc}.json`, numbers as numbers; from process 0."""
+        """Write `outputs` to `workdir/outputs_{desc}.json`, from process 0. Arrays become lists."""
         if not process.is_lead() or self._workdir is None:
             return
         outputs, path = plain(outputs), self._workdir / f"outputs_{desc}.json"
         path.write_text(_as_json(outputs) + "\n")
         self.log_info(f"outputs ({desc}) are in {path}")
         if self._board is not None:
-            some = outputs[:_NUM_SHOWN] if isinstance(outputs, list) else outputs
-            self._board(int(step), {"Output Samples": markdown(_as_json(some))})
+            samples = outputs[:_NUM_SHOWN] if isinstance(outputs, list) else outputs
+            self._board(int(step), {"Output Samples": markdown(_as_json(samples))})
 
 
 def framed(info: object, title: str | None, step: int | None) -> str:
-    """Return `info` with a title above it, between lines as wide as its longest."""
+    """Return `info` under a title, between rules as wide as its longest line."""
     if title is None:
         return str(info)
     heading = f"### {title}" + (f" (step {step})" if step is not None else "")
@@ -103,12 +104,12 @@ def framed(info: object, title: str | None, step: int | None) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return `text` as TensorBoard, which takes it for Markdown, keeps it in lines."""
+    """Return `text` so that TensorBoard, which shows Markdown, keeps its line breaks."""
     return text.replace("\n", "\n\n")
 
 
 class _Screen(logging.Handler):
-    """Writes to stderr as it is at the moment: that of a live panel writes above it."""
+    """Writes to the current `sys.stderr`. A live panel replaces it by one that prints above the panel."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""
@@ -116,13 +117,13 @@ class _Screen(logging.Handler):
 
 
 def _logger(opened: contextlib.ExitStack, workdir: Path | None, *, on_screen: bool) -> logging.Logger:
-    """Return a logger of its own, which no other has handlers of and which hands nothing on.
+    """Return a private logger, whose messages do not go to other loggers.
 
-    It writes to stderr, if `on_screen`, and to `workdir/log.txt`, or for process 1 `log-1.txt`, which
-    `opened` closes. Details are for the file alone.
+    It writes to stderr if `on_screen`, and to `workdir/log.txt`; on process 1 this is `log-1.txt`. `opened`
+    closes the file. Messages of level DEBUG go to the file only.
     """
     index = jax.process_index()
-    made = logging.Logger(f"meshwright.deployer.{index}", logging.DEBUG)
+    logger = logging.Logger(f"meshwright.deployer.{index}", logging.DEBUG)
     handlers: list[logging.Handler] = [_Screen(logging.INFO)] if on_screen else []
     if workdir is not None:
         file = logging.FileHandler(workdir / (f"log-{index}.txt" if index else "log.txt"), delay=True)
@@ -130,8 +131,8 @@ def _logger(opened: contextlib.ExitStack, workdir: Path | None, *, on_screen: bo
         handlers.append(file)
     for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT, FORMAT))
-        made.addHandler(handler)
-    return made
+        logger.addHandler(handler)
+    return logger
 
 
 def _writers(
@@ -141,20 +142,25 @@ def _writers(
     trackers: Sequence[Tracker],
     tell: Callable[[str], None],
 ) -> tuple[Writer, Writer, TensorBoard | None]:
-    """Return a writer to all places for metrics; that to trackers; and that to TensorBoard.
+    """Return a writer to all of them, a writer to the trackers only, and the writer to TensorBoard.
 
-    `tell` is told of a tracker that fails, and is put aside.
+    Args:
+      opened: Closes the writers.
+      workdir: The directory of metrics.jsonl, or None.
+      events: The directory of TensorBoard's files, or None.
+      trackers: Other writers.
+      tell: A function that gets a message when a tracker fails, which is then not called again.
     """
     if not process.is_lead():
         return tee(), tee(), None
-    found: list[Writer] = []
+    writers: list[Writer] = []
     if workdir is not None:
-        found.append(jsonl(workdir / "metrics.jsonl"))
+        writers.append(jsonl(workdir / "metrics.jsonl"))
     board = None if events is None else opened.enter_context(tensorboard(events))
     if board is not None:
-        found.append(board)
+        writers.append(board)
     tracked = open_trackers(opened, *trackers, tell=tell)
-    return tee(*found, tracked), tracked, board
+    return tee(*writers, tracked), tracked, board
 
 
 def _as_json(value: Any) -> str:

@@ -1,10 +1,10 @@
-"""The paths of a deployer's checkpoints, and the name of the one saved last.
+"""The paths of a deployer's checkpoints, and the name of the last one.
 
-    ckpts/best/step_00000000/…     the newest saved under this name; the one before goes when it is there
+    ckpts/best/step_00000000/…     the newest checkpoint called "best"; it replaces the one before
     ckpts/last_ckpt.txt            the name that was saved last
-    checkpoints/step_00000800/…    what `Trainer.fit` saves
+    checkpoints/step_00000800/…    a checkpoint of `Trainer.fit`
 
-The number in `ckpts/best/step_…` counts the saves under a name; the run's own step is among its `info`.
+The number in `ckpts/best/step_…` counts the saves under a name. The step of the run is in its `info`.
 """
 
 import os
@@ -28,49 +28,52 @@ class Names:
     workdir: Workdir
 
     def path(self, ckpt_dir: str | Path) -> str | Path:
-        """Return what a name or a path, or the address of an object store, stands for.
+        """Return the path, or the address, of a checkpoint that is given by name, path or address.
 
         Raises:
-          UsageError: It is a name that no folder can have, or the processes do not share the workdir.
+          UsageError: The name cannot be that of a folder, or the processes do not share the workdir.
         """
-        given = os.fspath(ckpt_dir)
-        if is_address(given):
-            return given
-        what, directory = f"the checkpoint {given!r}", self.workdir.path
-        if "/" not in given and directory is not None:
-            if not is_file_name(given):
-                raise UsageError(f"{what} is to be a folder in {directory / _NAMED}, so give it a name.")
-            return self.workdir.shared_for(what) / _NAMED / given
-        at = local_path(given).absolute()
-        if directory in at.parents:
+        name = os.fspath(ckpt_dir)
+        if is_address(name):
+            return name
+        what, directory = f"the checkpoint {name!r}", self.workdir.path
+        if "/" not in name and directory is not None:
+            if not is_file_name(name):
+                raise UsageError(
+                    f"{what} cannot be a folder in {directory / _NAMED}.\n  Give a name such as 'best', or "
+                    "a path with a slash in it."
+                )
+            return self.workdir.shared_for(what) / _NAMED / name
+        path = local_path(name).absolute()
+        if directory in path.parents:
             self.workdir.shared_for(what)
-        return at
+        return path
 
     def existing(self, ckpt_dir: str | Path) -> str | Path:
-        """Return the same of what is to be read: it may look like a name and lie where the program runs.
+        """Return the same for a checkpoint to read. A name may also be a path in the current directory.
 
         Raises:
-          CheckpointError: It looks like a name, and nothing has it.
+          CheckpointError: It is a name, and there is no checkpoint of that name.
         """
-        found = self.path(ckpt_dir)
-        if not isinstance(found, Path) or found.exists():
-            return found
+        path = self.path(ckpt_dir)
+        if not isinstance(path, Path) or path.exists():
+            return path
         if Path(ckpt_dir).exists():
             return Path(ckpt_dir)
-        if self.workdir.path is not None and found.parent == self.workdir.path / _NAMED:
-            raise _no_such(found, self.workdir.path)
-        return found
+        if self.workdir.path is not None and path.parent == self.workdir.path / _NAMED:
+            raise _unknown_name(path, self.workdir.path)
+        return path
 
     def remember(self, saved: str | Path) -> None:
-        """Write down that `saved`, if it is in `workdir/ckpts`, was saved last. For one process to call."""
+        """Record `saved` as the last checkpoint if it is in `workdir/ckpts`. For one process to call."""
         directory = self.workdir.path
         if isinstance(saved, Path) and directory is not None and saved.parent == directory / _NAMED:
-            written = saved.parent / f"{_LAST}.writing"
-            written.write_text(saved.name)
-            written.replace(saved.parent / _LAST)
+            temporary = saved.parent / f"{_LAST}.writing"
+            temporary.write_text(saved.name)
+            temporary.replace(saved.parent / _LAST)
 
     def last_saved(self) -> str | None:
-        """Return the path of what was saved last under a name, or by `Trainer.fit`; None if nothing was.
+        """Return the path of the last checkpoint under a name, else of `Trainer.fit`'s; None if none exists.
 
         Raises:
           UsageError: The processes do not share the workdir.
@@ -84,23 +87,23 @@ class Names:
         return str(trained) if Checkpoints(trained).latest() is not None else None
 
 
-def _no_such(path: Path, workdir: Path) -> CheckpointError:
-    """Return the error for a name that nothing has, which says what there is instead."""
+def _unknown_name(path: Path, workdir: Path) -> CheckpointError:
+    """Return the error for a name without a checkpoint. It lists the checkpoints that exist."""
     names = sorted(each.name for each in path.parent.glob("*/"))
-    trained, said = workdir / _TRAINED, f"there is no checkpoint {path.name!r} in {path.parent}"
-    said += f", which has {listed(names)}." if names else ", and none with another name."
+    trained, message = workdir / _TRAINED, f"there is no checkpoint {path.name!r} in {path.parent}"
+    message += f", which has {listed(names)}." if names else ", and none with another name."
     if trained.exists():
         is_redcos = path.name.startswith(("min_", "max_"))
         mode, _, score = path.name.partition("_") if is_redcos else ("min", "", "loss")
         best = f"mw.checkpoint.open_best({str(trained)!r}, {'eval/' + score!r}, {mode!r})"
-        said += (
-            f"\n  Of what Trainer.fit saved, load_ckpt({str(trained)!r}) loads the newest, and "
+        message += (
+            f"\n  Of the checkpoints of Trainer.fit, load_ckpt({str(trained)!r}) loads the newest, and "
             f"load_ckpt({best}.path) the best."
         )
-    return CheckpointError(said)
+    return CheckpointError(message)
 
 
-def told(step_dir: str, info: Mapping[str, Any]) -> str:
-    """Return what the log says of a checkpoint that was loaded."""
-    kept = ", ".join(f"{name} {value}" for name, value in info.items() if name != "rng")
-    return f"loaded {step_dir}" + (f": {kept}" if kept else "")
+def loaded_message(step_dir: str, info: Mapping[str, Any]) -> str:
+    """Return the log message for a checkpoint that was loaded."""
+    values = ", ".join(f"{name} {value}" for name, value in info.items() if name != "rng")
+    return f"loaded {step_dir}" + (f": {values}" if values else "")

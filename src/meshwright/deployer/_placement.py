@@ -1,4 +1,4 @@
-"""The placement of arrays on the deployer's mesh: rules, specs, and arrays placed as they say."""
+"""The placement of arrays on the deployer's mesh: rules, PartitionSpecs, and sharded copies."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from meshwright.tree import PyTree
 
 
 class Split(NamedTuple):
-    """A rule for one array, which can be printed and taken apart."""
+    """A sharding rule for one array. It can be printed and unpacked as (name, spec)."""
 
     name: str
     spec: P
@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """The pattern of the one name, so that a rule for what is not there is told of."""
+        """The pattern that matches the name. With it a rule that matches no array is reported."""
         return f"^{re.escape(self.name)}"
 
     def __str__(self) -> str:
@@ -49,36 +49,39 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """A mesh, and what is told of the arrays that are placed on it."""
+    """Places arrays on a mesh, and logs what it places."""
 
     mesh: Mesh
     tell: Callable[[str], None]
 
     def layout(self, *rules: Rule) -> Layout:
-        """Return the mesh with rules for what is placed on it; see `Layout`."""
+        """Return the mesh with sharding rules; see `Layout`."""
         return Layout(self.mesh, rules)
 
     def get_sharding_rules(self, params_shape_or_params: PyTree) -> list[Split] | None:
-        """Return a rule for each parameter that is better split over the mesh, or None if there is none.
+        """Return a rule for each parameter that should be split over the mesh, or None if there is none.
 
-        They are found from names and shapes, and can be printed, changed and left out. `get_params_spec` and
-        `load_ckpt` take them, and `Trainer` as its `rules`, which finds good ones without them, too.
-        """
-        params = as_arrays(params_shape_or_params)
-        placed = self.layout(auto(params), fsdp()).shardings({"params": params})
-        placed = tree.named_leaves(placed)
-        return [Split(name, sharding.spec) for name, sharding in placed.items() if any(sharding.spec)] or None
-
-    def get_params_spec(self, params_shape_or_params: PyTree, rules: Rules) -> PyTree:
-        """Return a tree of PartitionSpecs.
+        The rules follow from the names and shapes, and you may print, change or remove them. Give them to
+        `get_params_spec`, `load_ckpt` or `Trainer(rules=...)`. Without rules, `Trainer` finds its own.
 
         Args:
-          rules: A list of rules, or None to leave all whole. For parameters that are a
-            dictionary of several models', it may be a dictionary of these.
+          params_shape_or_params: The parameters, as arrays or structs.
+        """
+        params = as_arrays(params_shape_or_params)
+        shardings = tree.named_leaves(self.layout(auto(params), fsdp()).shardings({"params": params}))
+        return [Split(name, s.spec) for name, s in shardings.items() if any(s.spec)] or None
+
+    def get_params_spec(self, params_shape_or_params: PyTree, rules: Rules) -> PyTree:
+        """Return the parameters' PartitionSpecs, as a tree.
+
+        Args:
+          params_shape_or_params: The parameters, as arrays or structs.
+          rules: A list of sharding rules, or None to split nothing. If the parameters are a dictionary with
+            several models, the rules may be a dictionary with the same keys.
 
         Raises:
-          UsageError: There is something else among the rules.
-          LayoutError: Listing all arrays that the mesh does not divide.
+          UsageError: A rule is not a sharding rule.
+          LayoutError: The mesh does not divide some arrays. The message lists all of them.
         """
         params = as_arrays(params_shape_or_params)
         layout = self.layout(*as_rules(rules, params))
@@ -87,18 +90,25 @@ class Placement:
     def get_opt_state_spec(
         self, params_shape_or_params: PyTree, params_spec: PyTree, optimizer: optax.GradientTransformation
     ) -> PyTree:
-        """Return a tree of PartitionSpecs of the optimizer's state, beside those of the parameters."""
+        """Return the PartitionSpecs of the optimizer's state, as a tree. They follow those of the parameters.
+
+        Args:
+          params_shape_or_params: The parameters, as arrays or structs.
+          params_spec: The parameters' PartitionSpecs.
+          optimizer: The optimizer.
+        """
         params = as_arrays(params_shape_or_params)
         opt_state = jax.eval_shape(partial(init_optimizer, optimizer), params)
         judge(dict.fromkeys(tables_in(opt_state), tree.leaf_names({"params": params})))
         return _specs(beside_params(opt_state, params, self.shardings(params_spec)))
 
     def shard_params(self, params: PyTree, params_spec: PyTree, desc: str = "params") -> PyTree:
-        """Return copies of `params` on the mesh, split as `params_spec` says; the originals stay. Collective.
+        """Return copies of `params` on the mesh, sharded by `params_spec`. Collective.
 
         Args:
-          params: Arrays of JAX, NumPy or PyTorch, parameters or other ones.
-          desc: The log calls them so.
+          params: Arrays of JAX, NumPy or PyTorch. They need not be parameters, and they are not changed.
+          params_spec: A tree of PartitionSpecs.
+          desc: The name of the arrays in the log.
         """
         params = as_arrays(params, desc)
         num_bytes = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(params))
@@ -106,7 +116,7 @@ class Placement:
         return copy_to(params, self.shardings(params_spec))
 
     def shardings(self, specs: PyTree) -> PyTree:
-        """Return a tree of specs as shardings on the mesh."""
+        """Return a tree of shardings on the mesh, given a tree of specs."""
         return jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda x: isinstance(x, P)
         )

@@ -1,4 +1,4 @@
-"""The stream of keys that a run draws from."""
+"""The stream of PRNG keys of a run."""
 
 import jax
 
@@ -6,7 +6,7 @@ from meshwright.train import key_of
 
 
 class Randomness:
-    """A stream of PRNG keys, the same on all processes. Checkpoints keep its `key` and set it again."""
+    """A stream of PRNG keys, the same on all processes. Checkpoints save and restore its `key`."""
 
     def __init__(self, seed: int):
         self.key = key_of(seed)

@@ -1,8 +1,8 @@
 """Rounds of training on data that depend on the state, as in reinforcement learning and self-training.
 
-A finished call of `fit` cannot just return in a process that begins anew: the data of the next one are made
-by the newest state. So a round is what is finished or not. Its end commits all trainers, the stream of keys
-and the carry (a replay buffer, an environment, random state) at once; a round that was cut off is made again.
+After a restart, a finished call of `fit` cannot simply be skipped, because its state made the data of the
+next call. So progress is counted in rounds. The end of a round saves all trainers, the stream of keys and the
+carry (a replay buffer, an environment, random state) together. An interrupted round is repeated.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ FOLDER = "rounds"
 
 
 class Member(Protocol):
-    """A trainer, as rounds know it."""
+    """The parts of a trainer that rounds use."""
 
     @property
     def name(self) -> str:
@@ -38,16 +38,16 @@ class Member(Protocol):
 
     @property
     def state(self) -> PyTree:
-        """Return its state of training."""
+        """Return its training state."""
         ...
 
     @property
     def step(self) -> int:
-        """Return how many updates it has made."""
+        """Return the number of updates that it has made."""
         ...
 
     def begin_from(self, read: Callable[[PyTree], PyTree], step: int) -> None:
-        """Go on from a state of `step` updates: `read` returns it, given one like it as structs."""
+        """Resume from a saved state of `step` updates. `read` returns it, given the structs of the state."""
         ...
 
 
@@ -56,9 +56,9 @@ class Round:
     """A round of the loop over rounds."""
 
     number: int
-    """From 1, over all loops of the program."""
+    """The number of the round, from 1, over all loops of the program."""
     carry: PyTree
-    """JSON values: what the round before left. Set it to what this one leaves."""
+    """The carry of the round before. Set it to the carry for the next round."""
 
 
 class Loops:
@@ -69,40 +69,45 @@ class Loops:
         self._trainers: list[ref[Member]] = []
         self._newest: Callable[[], Generator[Round, None, None] | None] = lambda: None
         self.num_finished = 0
-        """Rounds that are finished or were skipped, of all loops of this program."""
+        """The number of finished or skipped rounds, over all loops of this program."""
         self.is_in_round = False
-        """True while a round goes on."""
+        """True inside a round."""
         self.was_cut_off = False
-        """True if the newest loop was left in the middle of a round, for example by an error."""
-        self._held: dict[str, KeptOpen] = {}
+        """True if the newest loop ended in the middle of a round, for example by an error."""
+        self._open_runs: dict[str, KeptOpen] = {}
 
     def join(self, trainer: Member) -> None:
-        """Have a trainer take part, as long as it lives."""
+        """Add a trainer to the rounds, for as long as it exists."""
         self._trainers.append(ref(trainer))
 
     def rounds(self, num_rounds: int, carry: PyTree = None) -> "Rounds":
-        """Return rounds to iterate over, for training on data that are made by the state. Collective.
+        """Return rounds to iterate over, for training on data that the state makes. Collective.
 
             for each in deployer.rounds(100, carry=buffer):
                 each.carry = sample(actor.params, each.carry)
                 actor.fit(each.carry, batch_size=64, epochs=1)
 
-        With a workdir each round's end commits all trainers of the deployer, its stream of keys and the carry
-        at once; a program that begins anew skips the rounds that are finished, and comes to the same bits.
-        `fit` saves nothing by itself meanwhile. In one program a second loop makes more rounds.
+        With a workdir, the end of each round saves all trainers of the deployer, its stream of keys and the
+        carry together. After a restart the finished rounds are skipped, and the results have the same bits.
+        Inside a round `fit` saves no checkpoints itself. A second loop in the same program makes more rounds.
 
         Args:
-          num_rounds: how many this loop makes.
-          carry: a pytree of arrays and numbers, given to the first round; without a workdir, anything.
+          num_rounds: The number of rounds of this loop.
+          carry: The carry of the first round: a pytree of arrays and numbers. Without a workdir it may be
+            any value.
+
+        Raises:
+          UsageError: `num_rounds` is not a whole number of at least 1.
         """
         if not isinstance(num_rounds, int) or num_rounds < 1:
-            raise UsageError(f"rounds({num_rounds!r}): give a whole number of at least 1.")
+            raise UsageError(f"rounds({num_rounds!r}): num_rounds must be a whole number of at least 1.")
         return Rounds(self, num_rounds, carry)
 
     def open(self, rounds: Generator[Round, None, None]) -> Generator[Round, None, None]:
-        """Return a loop's rounds, having closed those of the loop before, which an error may have left open.
+        """Return a loop's rounds, after closing those of the loop before, which an error may have left open.
 
-        They are held by their loop alone: what holds an error holds them, and their directory, too.
+        Only a weak reference is kept here. An error's traceback may keep the rounds, and with them their
+        directory, open.
         """
         if (before := self._newest()) is not None:
             before.close()
@@ -110,60 +115,62 @@ class Loops:
         return rounds
 
     def held(self, place: str | None) -> KeptOpen | None:
-        """Return what keeps a run directory open until the loop ends; None without one, or outside of it."""
-        return None if place is None or not self.is_in_round else self._held.setdefault(place, KeptOpen())
+        """Return the object that keeps a run directory open until the loop ends; None outside of a round."""
+        if place is None or not self.is_in_round:
+            return None
+        return self._open_runs.setdefault(place, KeptOpen())
 
     def refresh(self) -> None:
-        """Draw the pages of the run directories anew, if that was not done lately."""
-        for held in self._held.values():
-            held.refresh()
+        """Write the report pages of the run directories again, if they are not recent."""
+        for run in self._open_runs.values():
+            run.refresh()
 
     def close_runs(self) -> None:
-        """Close the run directories that are held."""
+        """Close the run directories that are open."""
         with contextlib.ExitStack() as closing:
-            while self._held:
-                closing.callback(self._held.popitem()[1].close)
+            while self._open_runs:
+                closing.callback(self._open_runs.popitem()[1].close)
 
     def directory(self) -> Path | None:
-        """Return where rounds are saved; None without a workdir.
+        """Return the directory in which rounds are saved; None without a workdir.
 
         Raises:
-          UsageError: the workdir is not one for all processes.
+          UsageError: The processes do not share the workdir.
         """
         return None if self._workdir.path is None else self._workdir.shared_for("rounds") / FOLDER
 
     def members(self) -> Mapping[str, Member]:
-        """Return the trainers that live, by name.
+        """Return the trainers that still exist, by name.
 
         Raises:
-          UsageError: two have one name.
+          UsageError: Two trainers have the same name.
         """
-        found: dict[str, Member] = {}
-        for known in self._trainers:
-            if (member := known()) is None:
+        members: dict[str, Member] = {}
+        for reference in self._trainers:
+            if (member := reference()) is None:
                 continue
-            if member.name in found:
+            if member.name in members:
                 raise UsageError(
-                    "two trainers of this deployer have no name, or the same one: give each its own, "
-                    "Trainer(..., name='actor')."
+                    f"two trainers of this deployer have the same name, {member.name!r}.\n"
+                    "  Give each trainer a name of its own: Trainer(..., name='actor')."
                 )
-            found[member.name] = member
-        return found
+            members[member.name] = member
+        return members
 
 
 class Rounds:
-    """An iterable of rounds, those of them that are not finished. `carry` is what the last one left."""
+    """An iterable over the rounds that are not finished. `carry` is the carry after the last one."""
 
     def __init__(self, loops: Loops, num_rounds: int, carry: PyTree):
         self.carry = carry
         self._loops, self._num_rounds = loops, num_rounds
 
     def __iter__(self) -> Iterator[Round]:
-        """Yield each round, and commit what it leaves when the next is asked for.
+        """Yield each round, and save its results before the next one.
 
         Raises:
-          UsageError: two trainers have one name, or the carry holds what cannot be saved.
-          CheckpointError: the rounds were saved with another carry, or without one of the trainers.
+          UsageError: Two trainers have the same name, or the carry holds a value that cannot be saved.
+          CheckpointError: The rounds were saved with another carry or with other trainers.
         """
         return self._loops.open(self._rounds())
 
@@ -181,7 +188,7 @@ class Rounds:
             checkpoints = opened.enter_context(Checkpoints(directory, keep=1))
             done = process.on_lead(checkpoints.latest)
             if done is not None and (first == 1 or loops.was_cut_off):
-                self._go_on_from(checkpoints, done)
+                self._resume(checkpoints, done)
             if done is not None and done >= first:
                 loops.tell(f"↻ rounds up to {done} are finished")
                 loops.num_finished = min(done, last)
@@ -204,31 +211,31 @@ class Rounds:
         members = self._loops.members()
         states = {name: member.state for name, member in members.items()}
         steps = {name: member.step for name, member in members.items()}
-        whole = {"carry": self.carry, "key": self._loops.randomness.key, "trainers": states}
-        checkpoints.save(number, whole, {"steps": steps})
+        saved = {"carry": self.carry, "key": self._loops.randomness.key, "trainers": states}
+        checkpoints.save(number, saved, {"steps": steps})
         checkpoints.wait()
         self._loops.refresh()
 
-    def _go_on_from(self, checkpoints: Checkpoints, number: int) -> None:
+    def _resume(self, checkpoints: Checkpoints, number: int) -> None:
         source, loops = checkpoints.source(number), self._loops
         steps, members = source.extra.get("steps", {}), loops.members()
         if steps.keys() != members.keys():
             raise CheckpointError(
-                f"{source} has the trainers {sorted(steps)}, and this program {sorted(members)}.\n"
-                "  Make the same ones, by the same names, or give another workdir."
+                f"{source} has the trainers {sorted(steps)}, and this program has {sorted(members)}.\n"
+                "  Make the same trainers, with the same names, or give another workdir."
             )
         saved = source.arrays()
         carry = tree.map_named(lambda name, x: _like_saved(x, saved.get(f"carry/{name}")), self.carry)
         target = {"carry": carry, "key": loops.randomness.key}
-        found = restore(source, target, ignore="^trainers/.*" if steps else None)
-        self.carry, loops.randomness.key = found["carry"], found["key"]
+        restored = restore(source, target, ignore="^trainers/.*" if steps else None)
+        self.carry, loops.randomness.key = restored["carry"], restored["key"]
         for name, member in members.items():
             of_member = subtree(source, f"trainers/{name}")
             member.begin_from(lambda target, of_member=of_member: restore(of_member, target), steps[name])
 
 
-def _like_saved(given: Any, saved: LazyArray | None) -> Any:
-    """Return what an array of the carry is restored as: it may have grown, as a replay buffer does."""
-    if saved is None or not isinstance(given, np.ndarray):
-        return given
-    return jax.ShapeDtypeStruct(saved.shape, given.dtype)
+def _like_saved(initial: Any, saved: LazyArray | None) -> Any:
+    """Return the target for an array of the carry. Its shape may have changed, as a replay buffer's does."""
+    if saved is None or not isinstance(initial, np.ndarray):
+        return initial
+    return jax.ShapeDtypeStruct(saved.shape, initial.dtype)

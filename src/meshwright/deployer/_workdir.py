@@ -1,4 +1,4 @@
-"""The directory of a run, and whether all processes see the same."""
+"""The directory of a run, which all processes may share."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +8,7 @@ from meshwright import process
 from meshwright.errors import UsageError
 from meshwright.storage import local_path
 
-_INSTEAD = "Give a workdir of this machine; `save_ckpt` takes addresses."
+_INSTEAD = "Give a local directory as workdir; `save_ckpt` takes addresses."
 
 
 @dataclass(frozen=True)
@@ -16,45 +16,52 @@ class Workdir:
     """The directory of a run, or none."""
 
     path: Path | None
+    """The directory; None if the run has none."""
     is_shared: bool
-    """Do all processes see the same directory?"""
+    """True if all processes see the same directory."""
 
     def needed_for(self, what: str) -> Path:
-        """Return the directory, which `what` needs.
+        """Return the directory.
+
+        Args:
+          what: The thing that needs the directory, for the error.
 
         Raises:
-          UsageError: There is none.
+          UsageError: There is no directory.
         """
         if self.path is None:
             raise UsageError(f"{what} needs a directory to write to: Deployer(workdir=...).")
         return self.path
 
     def shared_for(self, what: str) -> Path:
-        """Return the directory, which `what` needs on all processes.
+        """Return the directory that all processes share.
+
+        Args:
+          what: The thing that needs the directory, for the error.
 
         Raises:
-          UsageError: There is none, or each process has its own.
+          UsageError: There is no directory, or the processes do not share it.
         """
         path = self.needed_for(what)
         if not self.is_shared:
-            raise UsageError(f"{what} needs one directory for all processes.\n  {apart(path)}")
+            raise UsageError(f"{what} needs one directory for all processes.\n  {not_shared_message(path)}")
         return path
 
 
-def local_workdir(given: str | Path | None) -> Path | None:
-    """Return the directory that a user named, absolute.
+def local_workdir(workdir: str | Path | None) -> Path | None:
+    """Return the user's `workdir` as an absolute path.
 
     Raises:
       UsageError: It is an address in an object store.
     """
-    return None if given is None else local_path(given, _INSTEAD).absolute()
+    return None if workdir is None else local_path(workdir, _INSTEAD).absolute()
 
 
 def open_workdir(path: Path | None) -> Workdir:
-    """Make the directory on every process, and find out whether all see the same. Collective.
+    """Make the directory on every process, and check whether they share it. Collective.
 
     Raises:
-      UsageError: On every process, if one cannot make it.
+      UsageError: A process cannot make it. It is raised on every process.
     """
     if path is None:
         return Workdir(None, is_shared=True)
@@ -62,11 +69,11 @@ def open_workdir(path: Path | None) -> Workdir:
     return Workdir(path, process.is_shared(path))
 
 
-def apart(path: Path) -> str:
-    """Return what people are told where each process has a directory of its own."""
+def not_shared_message(path: Path) -> str:
+    """Return the message for a workdir that the processes do not share."""
     return (
-        f"{path} is not the same directory on all processes: it seems to be on disks of their own. Logs "
-        "and metrics can be there, but no checkpoint. Give a workdir on a disk that all of them mount."
+        f"{path} is not the same directory on all processes: each seems to have it on a disk of its own. "
+        "Logs and metrics can go there, but no checkpoints. Give a workdir on a disk that all of them mount."
     )
 
 
@@ -76,5 +83,5 @@ def _make(path: Path) -> None:
     except OSError as error:
         raise UsageError(
             f"the workdir {path} cannot be made: {error.strerror} ({error.filename}).\n"
-            "  Give another, or mend its permissions or the disk's space."
+            "  Give another directory, or check the permissions and the free space of the disk."
         ) from None

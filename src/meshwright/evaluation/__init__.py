@@ -1,4 +1,10 @@
-"""Scores of a state over examples: averages, metrics of all predictions, and what is kept of each example."""
+"""Scores of a state over examples: averages, metrics of all predictions, and outputs of each example.
+
+`Measured` averages values of each example and `LossOver` the loss, `Metric` calls a function of all
+predictions, `OutputFiles` writes outputs; `Scoring` puts them together for one evaluation. May import
+`predict`, `train`, `input`, `sharding` and rooms below; knows neither `Experiment` nor `Trainer`. Add another
+kind of score in a file of its own, and its place in `Scoring`.
+"""
 
 from meshwright.evaluation._evaluator import Evaluator
 from meshwright.evaluation._files import OutputFiles

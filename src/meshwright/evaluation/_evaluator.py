@@ -1,4 +1,4 @@
-"""`Evaluator`: the `evaluate` of a loop of one's own."""
+"""`Evaluator`: evaluation for users who call `mw.fit` themselves."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -15,20 +15,22 @@ from meshwright.when import Due, Tick, When
 
 
 class Evaluator:
-    """The loop's `evaluate`: when due, the mean of each of `measure`'s values over all of `data`.
+    """The `evaluate` argument of `mw.fit`: averages the values of `measure` over all examples, when due.
 
     Args:
-      measure: `(params, batch) -> {name: values}`, with a value for each example. Of a model with a state
-        `(params, batch, model_state) -> {name: values}`.
-      data: called for each evaluation; yields batches of one shape and the weights of their examples.
-      when: due at these steps, and after the last update.
-      compute_dtype: floating parameters that are wider are cast to it, and nothing else, as in `make_step`.
-      params: which parameters to measure, of the state that the loop gives; without it their averages, if
-        the optimizer keeps any (`keep_ema`).
+      measure: A function `(params, batch) -> {name: values}` with a value for each example. For a model with
+        a state it is `(params, batch, model_state) -> {name: values}`.
+      data: A function that is called for each evaluation. It returns batches of one shape, each with the
+        weights of its examples.
+      layout: The mesh, which splits the batches.
+      when: The steps at which to evaluate. There is one more evaluation after the last update.
+      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
+      params: A function that returns the parameters to evaluate, given the state. By default these are the
+        averaged parameters if the optimizer keeps them (`keep_ema`), else the state's own.
 
     Raises:
-      UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
-        has no value for each example.
+      UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` does not return a value
+        for each example.
     """
 
     def __init__(
@@ -44,10 +46,10 @@ class Evaluator:
         self._measured = Measured(measure, layout, compute_dtype=compute_dtype, params=params)
         self._data, self._due = data, Due(when)
         self.seconds = 0.0
-        """Seconds that all evaluations took, not counting the training steps that they waited for."""
+        """The seconds that all evaluations took, without the training steps that they waited for."""
 
     def __call__(self, tick: Tick, state: Any) -> Scores | None:
-        """Return the scores if they are due, else None."""
+        """Return the scores if an evaluation is due at this tick, else None."""
         if not self._due(tick):
             return None
         jax.block_until_ready(state)
@@ -57,9 +59,9 @@ class Evaluator:
         return scores
 
     def check(self, state: Any, batch: PyTree) -> tuple[str, ...]:
-        """Return the names of the scores, having tried `measure` on structs of the state and of one batch.
+        """Trace `measure` with structs of the state and of a batch, and return the names of the scores.
 
         Raises:
-          UsageError: it returns something that has no value for each example.
+          UsageError: `measure` does not return a value for each example.
         """
         return self._measured.check(state, batch)

@@ -1,7 +1,7 @@
-"""Files of a model's outputs for each example of an evaluation, as lines of JSON.
+"""Files of a model's outputs, one line of JSON for each example of an evaluation.
 
-outputs/test/step_00000100.jsonl         all, in the examples' order; it appears when the last is there
-outputs/test/step_00000100.jsonl.part    those so far
+outputs/test/step_00000100.jsonl         all outputs, in order; it gets this name when the last is written
+outputs/test/step_00000100.jsonl.part    the outputs so far
 """
 
 import json
@@ -24,52 +24,58 @@ from meshwright.tree import PyTree
 
 
 class OutputFiles:
-    """A file for each step at which an evaluation is made; process 0 writes it. Collective."""
+    """Writes the outputs of an evaluation to a file for each step; process 0 writes it. Collective.
+
+    Args:
+      rows: Computes the outputs.
+      examples: The examples to compute them for.
+    """
 
     def __init__(self, rows: RowsOver, examples: Any):
         self._rows, self._examples = rows, examples
 
     def __call__(self, directory: Path, step: int, state: Any, look: Look = nothing) -> None:
-        """Compute the outputs of all examples and write them, in place of what an earlier attempt wrote."""
-        found = self._rows(state, self._examples, look)
+        """Compute the outputs of all examples and write them. A file of an earlier attempt is replaced."""
+        batches = self._rows(state, self._examples, look)
         if process.is_lead():
-            lines = (line for _, outputs in found for line in _lines(outputs))
+            lines = (line for _, outputs in batches for line in _lines(outputs))
             _write(directory / f"{step_name(step)}.jsonl", lines)
         else:
-            deque(found, maxlen=0)  # this process's share of the work
+            deque(batches, maxlen=0)  # computes this process's share
 
     def check(self, state: Any, batch: PyTree) -> None:
-        """Try the function on structs, without compiling.
+        """Trace the function with structs, without compiling it.
 
         Raises:
-          UsageError: it does not return arrays by name, with a number for each example.
+          UsageError: The function does not return a dictionary of arrays of real numbers, with a row for
+            each example.
         """
         outputs = self._rows.check(state, batch)
         if not isinstance(outputs, Mapping):
             raise UsageError(f"it must return {{name: array}}; it returns a {type(outputs).__name__}.")
         for name, x in tree.named_leaves(outputs).items():
             if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
-                raise UsageError(f"{name} is {x.dtype}, which JSON cannot hold: return real numbers.")
+                raise UsageError(f"{name} has dtype {x.dtype}, which JSON cannot hold. Return real numbers.")
 
 
 def _lines(outputs: PyTree) -> Iterator[str]:
-    """Yield an object for each row of all arrays."""
-    columns = {name: _plain(np.asarray(x)) for name, x in tree.named_leaves(outputs).items()}
+    """Yield a line with a JSON object for each row of the arrays."""
+    columns = {name: _as_json(np.asarray(x)) for name, x in tree.named_leaves(outputs).items()}
     for row in zip(*columns.values(), strict=True):
         yield json.dumps(dict(zip(columns, row, strict=True)), allow_nan=False) + "\n"
 
 
-def _plain(x: np.ndarray) -> list[Any]:
-    """Return nested lists of what strict JSON can hold: "nan", "inf" and "-inf" for what it cannot."""
+def _as_json(x: np.ndarray) -> list[Any]:
+    """Return nested lists for strict JSON, which has no NaN or infinity: they become "nan", "inf", "-inf"."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x.tolist()
-    x = x.astype(np.float64)  # bfloat16 is no number to Python
+    x = x.astype(np.float64)  # Python has no bfloat16
     finite = np.isfinite(x)
     return x.tolist() if finite.all() else np.where(finite, x.astype(object), x.astype(str)).tolist()
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
-    """Write a file that has its name only when all is in it."""
+    """Write a file that gets its name when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""An evaluation looks before each batch whether to leave off, so that a run that is to stop saves in time."""
+"""A hook before each batch of an evaluation, so that a stopping run can interrupt it and save."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -6,16 +6,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class LeftOff(Exception):  # noqa: N818 - it is not an error: the evaluation is made when the run goes on
-    """An evaluation was left off in the middle, so that the state can be saved in time."""
+class LeftOff(Exception):  # noqa: N818 - no error: the evaluation is repeated when the run resumes
+    """An evaluation was interrupted, so that the state can be saved in time."""
 
 
 Look = Callable[[], None]
-"""Is called before each batch of an evaluation, at the same one on all processes, and may raise `LeftOff`."""
+"""A function that is called before each batch of an evaluation and may raise `LeftOff`.
+
+All processes call it before the same batch.
+"""
 
 
 def looking(batches: Iterable[T], look: Look) -> Iterator[T]:
-    """Yield what `batches` has, having called `look` before each."""
+    """Yield each of `batches`, after a call of `look`."""
     for batch in batches:
         look()
         yield batch

@@ -1,4 +1,4 @@
-"""The loss over all evaluation examples, each counted once, whatever is left for the last batch."""
+"""The loss over all evaluation examples. Each example counts once, also in an incomplete last batch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,19 +15,21 @@ from meshwright.sharding import Layout, adding_right
 from meshwright.train import ComputeDtype, TrainState, eval_params, key_of, narrowing
 from meshwright.tree import PyTree
 
-_EVALUATION = 2**32 - 1  # no step of training has this number
+_EVALUATION = 2**32 - 1  # no training step has this number, so no key is drawn twice
 
 
 class LossOver:
-    """The mean of a loss and those of its metrics over batches, as `numbered_batches` yields them.
+    """The means of a loss and of its metrics over batches, as `numbered_batches` yields them. Collective.
 
-    Of the averages of the parameters, if the optimizer keeps any. A scalar weighs as many examples as its
-    batch has; a `Mean` weighs what it says. Nothing is left out, and no filler counts. What the loss draws
-    depends on the seed, the size of the batches and the examples' numbers. It does not depend on the mesh.
+    It evaluates the averaged parameters if the optimizer keeps them. A scalar is weighted by the number of
+    examples in its batch, a `Mean` by its own count. Every example counts, and padding does not. The random
+    numbers of the loss depend on the seed, the batch size and the examples' indices, and not on the mesh.
 
     Args:
-      loss: a `Loss` or `StatefulLoss` in evaluation mode.
-      compute_dtype: as for `make_step`.
+      loss: A `Loss` or `StatefulLoss` in evaluation mode.
+      layout: The mesh, which splits the batches.
+      seed: The seed of the loss's keys.
+      compute_dtype: The dtype to compute in, as for `make_step`.
     """
 
     def __init__(
@@ -39,19 +41,19 @@ class LossOver:
     ):
         self._loss, self._layout = loss, layout
         self._seed, self._narrow = seed, narrowing(compute_dtype)
-        # Left open, each device would compute all of a batch that comes as NumPy arrays.
+        # Without a sharding here, each device would compute the whole of a batch of NumPy arrays.
         shardings = (None, layout.batch_sharding, None, None, None)
         means = adding_right(self._means, layout)
         of_rows = jax.jit(means, in_shardings=shardings, out_shardings=layout.replicated)
         self._of_rows = process.Compared("the program of the evaluation's loss", of_rows, layout.mesh)
         self._trace = of_rows.trace
-        self._draws: bool | None = None
+        self._uses_key: bool | None = None
 
     def __call__(self, state: TrainState, batches: Iterable[tuple[PyTree, range]]) -> Scores:
         """Return the scores over all batches.
 
         Raises:
-          ExamplesError: there are none.
+          ExamplesError: There are no examples.
         """
         scores = mean_over(self._of_rows, state, self._arguments(state, batches), self._layout.mesh)
         if not scores:
@@ -61,7 +63,7 @@ class LossOver:
     def _arguments(
         self, state: TrainState, batches: Iterable[tuple[PyTree, range]]
     ) -> Iterator[tuple[PyTree, np.ndarray | None, np.float32, np.uint32]]:
-        """Yield what is computed at a time: a whole batch, or a piece of the last."""
+        """Yield the arguments of each call: for a whole batch, or for a piece of the last one."""
         for batch, ids in batches:
             for rows, repeats in self._pieces(state, batch, len(ids)):
                 number = ids.start if rows is None else ids.start + int(rows[0])
@@ -73,17 +75,18 @@ class LossOver:
         size = _size(batch)
         if num_examples == size:
             return [(None, 1)]
-        # What is drawn depends on how many examples are computed at a time. How large a batch is does not
-        # depend on the mesh. How many ways it is split does, and makes smaller pieces.
+        # Random numbers depend on the number of rows that are computed together. The batch size does not
+        # depend on the mesh, so a random loss takes pieces of that size. `batch_ways` makes smaller pieces,
+        # which cost less, but it depends on the mesh.
         return pieces(num_examples, size if self._is_random(state, batch) else self._layout.batch_ways)
 
     def _is_random(self, state: TrainState, batch: PyTree) -> bool:
-        """Return whether the loss or a metric depends on the key, as its program says."""
-        if self._draws is None:
+        """Return whether the traced loss or a metric uses the key."""
+        if self._uses_key is None:
             program = program_of(self._trace(state, batch, None, np.float32(1), np.uint32(0)).jaxpr)
             number = program.inputs[-1]
-            self._draws = any(number in operation.inputs for operation in program.operations)
-        return self._draws
+            self._uses_key = any(number in operation.inputs for operation in program.operations)
+        return self._uses_key
 
     def _means(
         self,
@@ -96,7 +99,7 @@ class LossOver:
         if rows is not None:
             sharding = self._layout.batch_sharding
             batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x[rows], sharding), batch)
-        # A stream of its own: evaluation draws nothing from the one that training draws from.
+        # Evaluation has a stream of keys of its own, so it does not change what training draws.
         key = jax.random.fold_in(jax.random.fold_in(key_of(self._seed), _EVALUATION), number)
         params, has_state = self._narrow(eval_params(state)), state.model_state is not None
         returned = self._loss(params, batch, key, *([state.model_state] if has_state else []))
@@ -106,14 +109,15 @@ class LossOver:
 
 
 def pieces(num_examples: int, ways: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield pieces of a batch that divide by `ways` and hold each of its first rows equally often.
+    """Yield pieces of the first `num_examples` rows of a batch, so that `ways` divides each piece.
 
-    Of the few rows at the end that do not divide, so many are taken together as can be repeated to fill one
-    piece of `ways` rows. The mean over a piece is then that over its examples; and models may constrain how
-    it is split, which they could not if the batch was just cut.
+    The last rows may not be divisible by `ways`. Some of them are repeated, each equally often, to fill a
+    piece of `ways` rows. So the mean over a piece is the mean over its examples, and a model may constrain
+    the sharding of a piece. It could not do that if the batch was only cut.
 
     Yields:
-      int64[k], the rows of a piece, and how often each is in it. All pieces have all `num_examples` rows.
+      int64[k], the row indices of a piece, and the number of times that it repeats each row. Together the
+      pieces hold every row.
     """
     start = num_examples - num_examples % ways
     if start:
@@ -125,7 +129,7 @@ def pieces(num_examples: int, ways: int) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def _split(returned: Any, has_state: bool) -> tuple[Any, Mapping[str, Any]]:
-    """Return the loss and the metrics of what a loss returned."""
+    """Return the loss and the metrics from the value that a loss function returned."""
     if has_state:
         return returned[0], returned[1]
     return returned if isinstance(returned, tuple) else (returned, {})

@@ -1,4 +1,4 @@
-"""Means over batches: computed one after the other, divided once."""
+"""Means over batches: totals and counts are summed over all batches and divided once."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,14 +16,17 @@ Scores = dict[str, float]
 def mean_over(
     compute: Callable[..., Mapping[str, Mean]], state: Any, batches: Iterable[tuple[Any, ...]], mesh: Mesh
 ) -> Scores:
-    """Return the means over all batches; nothing if there are none.
+    """Return the means over all batches; an empty dictionary if there are none.
 
     Args:
-      compute: A compiled function of the state and of all that one of `batches` holds.
+      compute: A compiled function that returns the means of one batch, `compute(state, *batch)`.
+      state: The state to evaluate.
+      batches: The arguments of `compute` for each batch, after the state.
+      mesh: The mesh to compute on.
     """
-    found, wait = [], at_most_ahead(RUN_AHEAD)
+    means, wait = [], at_most_ahead(RUN_AHEAD)
     with jax.set_mesh(mesh):  # so that models may constrain by bare PartitionSpecs
         for arguments in batches:
-            found.append(compute(state, *arguments))
-            wait(found[-1])
-    return merge(jax.device_get(found))
+            means.append(compute(state, *arguments))
+            wait(means[-1])
+    return merge(jax.device_get(means))

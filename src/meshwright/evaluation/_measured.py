@@ -1,4 +1,4 @@
-"""Scores of each example, averaged: every example counts once, none is left out, none counts twice."""
+"""Averages of values of each example. Every example counts exactly once."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -19,15 +19,17 @@ from meshwright.tree import PyTree
 T = TypeVar("T")
 
 Measure = Callable[[PyTree, PyTree], Mapping[str, jax.Array | Mean]]
-"""`(params, batch) -> {name: values}` with a value, or an array of them, for each example: [batch, ...].
-Where examples weigh differently, as padded texts do by their tokens, a `Mean` of sums and weights, both
-[batch]."""
+"""`(params, batch) -> {name: values}` with a value, or an array of values, for each example: [batch, ...].
+
+Where examples have different weights, as texts of different lengths do, the value is a `Mean` of sums and
+weights, both [batch].
+"""
 
 StatefulMeasure = Callable[[PyTree, PyTree, PyTree], Mapping[str, jax.Array | Mean]]
-"""`(params, batch, model_state) -> {name: values}`, of a model that has a state, which it does not change."""
+"""`(params, batch, model_state) -> {name: values}`, for a model with a state, which it does not change."""
 
 WeightedBatch = tuple[PyTree, Any]
-"""A batch and float32[batch]: 1 for an example that counts, 0 for one that only fills the batch."""
+"""A batch and float32[batch]: 1 for a real example, 0 for padding."""
 
 
 def evaluating(
@@ -36,9 +38,12 @@ def evaluating(
     compute_dtype: ComputeDtype = None,
     params: Callable[[Any], PyTree] = eval_params,
 ) -> Callable[[Any, PyTree], T]:
-    """Return `function(params, batch)`, or `(params, batch, model_state)`, as one of a state and a batch.
+    """Return a function of a state and a batch, given one of the parameters and a batch.
 
-    Args: as of `Evaluator`.
+    Args:
+      function: A function `(params, batch)`; for a model with a state, `(params, batch, model_state)`.
+      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
+      params: A function that returns the parameters to evaluate, given the state.
 
     Raises:
       UsageError: `compute_dtype` is not a floating dtype.
@@ -46,7 +51,7 @@ def evaluating(
     narrow = narrowing(compute_dtype)
 
     def evaluated(state: Any, batch: PyTree) -> T:
-        model_state = getattr(state, "model_state", None)  # which users' own states need not have
+        model_state = getattr(state, "model_state", None)  # a user's own state need not have one
         return function(narrow(params(state)), batch, *(() if model_state is None else (model_state,)))
 
     return evaluated
@@ -55,11 +60,11 @@ def evaluating(
 class Measured:
     """The mean of each of `measure`'s values: `(state, weighted batches) -> scores`. Collective.
 
-    Args: as of `Evaluator`.
+    The arguments are those of `Evaluator`.
 
     Raises:
-      UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` returns something that
-        has no value for each example.
+      UsageError: `compute_dtype` is not a floating dtype; or, when called, `measure` does not return a value
+        for each example.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class Measured:
         self._measure = evaluating(measure, compute_dtype=compute_dtype, params=params)
         self._mesh, split = layout.mesh, layout.batch_sharding
         score = jax.jit(
-            adding_right(self._weighed, layout),
+            adding_right(self._weighted_means, layout),
             in_shardings=(None, split, split),
             out_shardings=layout.replicated,
         )
@@ -84,24 +89,25 @@ class Measured:
         return mean_over(self._score, state, batches, self._mesh)
 
     def check(self, state: Any, batch: PyTree) -> tuple[str, ...]:
-        """Return the names of the scores, having tried `measure` on structs of the state and of one batch.
+        """Trace `measure` with structs of the state and of a batch, and return the names of the scores.
 
         Raises:
-          UsageError: it returns something that has no value for each example.
+          UsageError: `measure` does not return a value for each example, or the processes have different
+            programs.
         """
         weights = jax.ShapeDtypeStruct(jax.tree.leaves(batch)[0].shape[:1], jnp.float32)
         with jax.set_mesh(self._mesh):
-            # So that the evaluation need not trace it again.
+            # The evaluation reuses this trace.
             with collector_paused():
                 names = tuple(self._score.eval_shape(state, batch, weights))
             self._score.compare(state, batch, weights)
             return names
 
-    def _weighed(self, state: Any, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
-        return _weighed(self._measure(state, batch), weights)
+    def _weighted_means(self, state: Any, batch: PyTree, weights: jax.Array) -> dict[str, Mean]:
+        return _weighted_means(self._measure(state, batch), weights)
 
 
-def _weighed(values: Mapping[str, jax.Array | Mean], weights: jax.Array) -> dict[str, Mean]:
+def _weighted_means(values: Mapping[str, jax.Array | Mean], weights: jax.Array) -> dict[str, Mean]:
     if not isinstance(values, Mapping):
         raise UsageError(
             "an evaluation returns values by name, {'loss': values}; this returned "
@@ -111,19 +117,21 @@ def _weighed(values: Mapping[str, jax.Array | Mean], weights: jax.Array) -> dict
 
 
 def _mean(name: str, x: jax.Array | Mean, weights: jax.Array) -> Mean:
-    """Return the mean of one value over the examples that count."""
+    """Return the weighted mean of a value over the examples."""
     if isinstance(x, Mean):
-        total, count = (_each(f"{name}.{part}", getattr(x, part), weights) for part in ("total", "count"))
+        total, count = (
+            _mean_of_array(f"{name}.{part}", getattr(x, part), weights) for part in ("total", "count")
+        )
         return Mean(total.total, count.total)
-    return _each(name, x, weights)
+    return _mean_of_array(name, x, weights)
 
 
-def _each(name: str, x: jax.Array, weights: jax.Array) -> Mean:
+def _mean_of_array(name: str, x: jax.Array, weights: jax.Array) -> Mean:
     if np.shape(x)[:1] != weights.shape:
         raise UsageError(
-            f"an evaluation needs a value for each example: {name} has shape {np.shape(x)}, the batch "
-            f"{weights.shape[0]} examples.\n  Return the values before averaging, [batch, ...]; "
-            "which of them count is decided here. Values that weigh differently: "
+            f"an evaluation needs a value for each example: {name} has shape {np.shape(x)}, but the batch "
+            f"has {weights.shape[0]} examples.\n  Return the values before averaging, [batch, ...]: "
+            "Meshwright averages them without the padding. For values with different weights return "
             "mw.Mean(sums, weights), both [batch]."
         )
     return Mean.of(x, jnp.expand_dims(weights, range(1, np.ndim(x))))

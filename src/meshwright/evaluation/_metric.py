@@ -1,9 +1,9 @@
-"""Scores that are no averages: a user's function of all examples, all predictions and the averages at once.
+"""Scores that are not averages over examples: a user's function computes them from everything at once.
 
-def metric_fn(examples, preds):                  F1, AUC, BLEU: whatever needs all predictions together
+def metric_fn(examples, preds):                  F1, AUC, BLEU: scores that need all predictions
     return {"f1": f1_score(examples["label"], preds)}
 
-def metric_fn(scores):                           what follows from averages and is none itself
+def metric_fn(scores):                           scores that follow from averages
     return {"perplexity": math.exp(scores["loss"])}
 """
 
@@ -22,51 +22,55 @@ from meshwright.input import each_example, is_indexed
 from meshwright.train import nothing
 
 Predict = Callable[[Any, Any, Look], Sequence[Any]]
-"""`(state, examples, look) -> predictions`, one for each example in order; it looks before each batch.
-Collective."""
+"""`(state, examples, look) -> predictions`, one for each example, in order. Collective.
+
+It calls `look` before each batch.
+"""
 
 
 def check_metric(
     function: Callable[..., Any] | None, predict: Any, *, has_scores: bool, names: tuple[str, str]
 ) -> None:
-    """Check that a metric function and what makes predictions go together.
+    """Check that a metric function and a predict function fit together.
 
     Args:
-      function: The metric function, if there is one.
-      predict: What makes predictions, if anything does.
-      has_scores: Whether something is averaged over the examples.
-      names: What errors call the two.
+      function: The metric function, or None.
+      predict: The function or predictor that makes the predictions, or None.
+      has_scores: True if there are averages over the examples.
+      names: The names of the two for error messages.
 
     Raises:
-      UsageError: One is there without the other, or the function asks for what there is not.
+      UsageError: One needs the other, which is missing; or the metric function has a parameter of an unknown
+        name.
     """
     if function is None and predict is not None:
         raise UsageError(f"{names[1]} makes predictions for {names[0]}: give both.")
     if function is not None:
         if predict is None and declares(function, "preds"):
             raise UsageError(f"{names[0]} names `preds`: give {names[1]}, too, which makes them.")
-        _called(function, predict is not None, has_scores)
+        _by_name(function, predict is not None, has_scores)
 
 
-def _called(function: Callable[..., Any], has_preds: bool, has_scores: bool) -> Callable[..., Any]:
+def _by_name(function: Callable[..., Any], has_preds: bool, has_scores: bool) -> Callable[..., Any]:
     """Return a function of `examples`, `preds` and `scores` that passes on those that `function` names."""
-    beside = {"preds": has_preds, "scores": has_scores}
-    available = ("examples", *(name for name, is_there in beside.items() if is_there))
+    optional = {"preds": has_preds, "scores": has_scores}
+    available = ("examples", *(name for name, is_available in optional.items() if is_available))
     return by_name(function, available, "metric function", ("preds" if has_preds else "scores",))
 
 
 class Metric:
-    """The scores of a metric function, computed by process 0 for all: `(state, scores) -> scores`.
+    """The scores of a metric function: `(state, scores) -> scores`. Collective.
 
-    Collective.
+    Process 0 calls the function, and all processes get its scores.
 
     Args:
-      function: Names any of `examples`, `preds` and `scores`, and returns numbers by name.
-      examples: As `numbered_batches` takes them.
-      batch_size: So many examples are tried at first.
-      predict: What makes the predictions, if there are any.
-      has_scores: Whether there are averages over the examples.
-      name: What errors call the function.
+      function: A function with any of the parameters `examples`, `preds` and `scores`. It returns numbers by
+        name.
+      examples: The examples, in a form that `numbered_batches` takes.
+      batch_size: The number of examples for the trial at the start of a run.
+      predict: The function that makes the predictions, or None.
+      has_scores: True if there are averages over the examples.
+      name: The name of the function for error messages.
     """
 
     def __init__(
@@ -79,29 +83,29 @@ class Metric:
         has_scores: bool,
         name: str,
     ):
-        self._function = _called(function, predict is not None, has_scores)
+        self._function = _by_name(function, predict is not None, has_scores)
         self._predict, self._batch_size, self._name = predict, batch_size, name
-        # It is to compare predictions with the examples, not with a function that makes them.
-        self._examples = _listed(examples) if declares(function, "examples") else examples
+        # Examples may come as a function that yields them. The metric needs the examples themselves.
+        self._examples = _as_indexed(examples) if declares(function, "examples") else examples
 
     def __call__(self, state: Any, scores: Scores, look: Look = nothing, *, is_trial: bool = False) -> Scores:
-        """Return what the function returns; on trial, for the first batch alone.
+        """Return the function's scores; on trial, those of the first `batch_size` examples.
 
         Raises:
-          UsageError: It returns no numbers by name, or one by a name that an average has.
+          UsageError: The function does not return numbers by name, or returns a name that an average has.
         """
         examples = _head(self._examples, self._batch_size) if is_trial else self._examples
         preds = None if self._predict is None else self._predict(state, examples, look)
-        return process.on_lead(lambda: self._found(examples, preds, scores))
+        return process.on_lead(lambda: self._call(examples, preds, scores))
 
-    def _found(self, examples: Any, preds: Any, scores: Scores) -> Scores:
+    def _call(self, examples: Any, preds: Any, scores: Scores) -> Scores:
         try:
-            found = self._function(examples=examples, preds=preds, scores=dict(scores))
+            returned = self._function(examples=examples, preds=preds, scores=dict(scores))
         except Exception as error:
-            known = f", given scores called {', '.join(scores)}" if scores else ""
-            error.add_note(f"in {self._name}{known}")
+            available = f", which was given the scores {', '.join(scores)}" if scores else ""
+            error.add_note(f"in {self._name}{available}")
             raise
-        more = _numbers(found, self._name)
+        more = _as_scores(returned, self._name)
         if taken := more.keys() & scores.keys():
             raise UsageError(
                 f"{self._name} returned {min(taken)!r}, which is the name of an average over the examples.\n"
@@ -110,8 +114,8 @@ class Metric:
         return more
 
 
-def _listed(examples: Any) -> Any:
-    """Return `examples` that can be indexed as they are, and all others as a list."""
+def _as_indexed(examples: Any) -> Any:
+    """Return `examples` unchanged if they can be indexed, else as a list."""
     return examples if is_indexed(examples) else list(each_example(examples))
 
 
@@ -119,18 +123,18 @@ def _head(examples: Any, num_examples: int) -> Any:
     """Return the first examples, in the form that all are in."""
     if isinstance(examples, Mapping):
         return jax.tree.map(lambda x: x[:num_examples], dict(examples))
-    if hasattr(examples, "select"):  # a data set of Hugging Face, of which metrics may want columns
+    if hasattr(examples, "select"):  # a Hugging Face dataset: metrics may need its columns
         return examples.select(range(min(num_examples, len(examples))))
     if is_indexed(examples):
         return [examples[i] for i in range(min(num_examples, len(examples)))]
     return list(itertools.islice(each_example(examples), num_examples))
 
 
-def _numbers(found: Any, name: str) -> Scores:
-    remedy = "it must return numbers by name, {'accuracy': 0.9}"
-    if not isinstance(found, Mapping):
-        raise UsageError(f"{name} returned a {type(found).__name__}; {remedy}.")
+def _as_scores(returned: Any, name: str) -> Scores:
+    expected = "it must return numbers by name, {'accuracy': 0.9}"
+    if not isinstance(returned, Mapping):
+        raise UsageError(f"{name} returned a {type(returned).__name__}; {expected}.")
     try:
-        return {str(key): float(value) for key, value in found.items()}
+        return {str(key): float(value) for key, value in returned.items()}
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{name} returned {found}; {remedy}: {error}.") from None
+        raise UsageError(f"{name} returned {returned}; {expected}: {error}.") from None

@@ -1,4 +1,4 @@
-"""The outputs of a model's function for all examples, in order."""
+"""A function's outputs for all examples, in order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +20,13 @@ class RowsOver:
     Collective.
 
     Args:
-      function: `(params, batch)`, or `(params, batch, model_state)`, to arrays with a row for each example.
-      batch_size: Examples at a time, over all devices.
-      compute_dtype, params: As of `Evaluator`.
+      function: A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays with a
+        row for each example.
+      batch_size: The number of examples computed at a time, over the whole mesh.
+      layout: The mesh, which splits the batches.
+      seed: The seed of `OverBatches`, which the function does not use.
+      compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
+      params: A function that returns the parameters to evaluate, given the state.
     """
 
     def __init__(
@@ -35,28 +39,28 @@ class RowsOver:
         compute_dtype: ComputeDtype,
         params: Callable[[Any], PyTree],
     ):
-        self._of = evaluating(function, compute_dtype=compute_dtype, params=params)
+        self._evaluate = evaluating(function, compute_dtype=compute_dtype, params=params)
         self._batch_size, self._layout = batch_size, layout
-        # The whole state goes where parameters would: `_of` picks what it evaluates.
-        self._over = OverBatches(lambda state, _, batch, key: self._of(state, batch), layout, seed)
+        # `OverBatches` gets the whole state in place of parameters; `_evaluate` selects the parameters.
+        self._over = OverBatches(lambda state, _, batch, key: self._evaluate(state, batch), layout, seed)
 
     def __call__(self, state: Any, examples: Any, look: Look = nothing) -> Predictions:
-        """Yield the numbers of the examples of each batch, and what is computed of them."""
+        """Yield the indices of each batch's examples, and their outputs."""
         batches = numbered_batches(examples, self._batch_size, self._layout.batch_sharding)
         return self._over(state, None, looking(batches, look))
 
     def of_each(self, state: Any, examples: Any, look: Look = nothing) -> list[PyTree]:
-        """Return what is computed of each example."""
-        return [row for _, found in self(state, examples, look) for row in rows_of(found)]
+        """Return a list of the outputs of each example."""
+        return [row for _, outputs in self(state, examples, look) for row in rows_of(outputs)]
 
     def check(self, state: Any, batch: PyTree) -> PyTree:
-        """Return structs of what the function returns for structs of a state and a batch, without compiling.
+        """Return structs of the outputs, given structs of a state and a batch. Compiles nothing.
 
         Raises:
-          UsageError: It does not return arrays with a row for each example.
+          UsageError: The function does not return arrays with a row for each example.
         """
         with jax.set_mesh(self._layout.mesh):
-            found = jax.eval_shape(self._of, state, batch)
-        check_rows(found, jax.tree.leaves(batch)[0].shape[0])
+            outputs = jax.eval_shape(self._evaluate, state, batch)
+        check_rows(outputs, jax.tree.leaves(batch)[0].shape[0])
         self._over.compare(state, None, batch)
-        return found
+        return outputs

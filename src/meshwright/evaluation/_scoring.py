@@ -1,4 +1,4 @@
-"""All that is found of a state over some examples, whatever described it."""
+"""One evaluation of a state: its averages, its metric function and its output files together."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,14 +16,15 @@ class Scoring:
     """The scores of a state over some examples, the same on all processes. Collective.
 
     Args:
-      mean: `(state, batches) -> scores` averages over the examples: a `Measured`, a `LossOver`; or None.
-      read: Returns the batches of all examples, as `mean` takes them.
-      metric: Makes scores of everything at once, if anything does.
-      outputs: Keeps what is made of each example, if anything does.
-      num_examples: How many there are, if that is known.
-      check: Tries on structs of the state what can be, and returns the names of the averages; None if they
-        are known only with a state.
-      accept: Is told the names of all scores, once they are known.
+      mean: A function `(state, batches) -> scores` that averages over the examples, such as a `Measured` or a
+        `LossOver`; None for no averages.
+      read: A function that returns the batches of all examples, in the form that `mean` takes.
+      metric: The metric function's scores, or None.
+      outputs: The files of outputs of each example, or None.
+      num_examples: The number of examples, or None if it is not known.
+      check: A function that traces with structs of the state and returns the names of the averages. It
+        returns None if the names are not known before there is a state.
+      accept: A function that is called with the names of all scores, once they are known. It may raise.
     """
 
     def __init__(
@@ -41,15 +42,21 @@ class Scoring:
         self._check, self._accept = check, accept
         self.num_examples = num_examples
         self.names: tuple[str, ...] | None = None
-        """The names of the scores, once they are known."""
+        """The names of the scores; None until they are known."""
 
     def __call__(
         self, state: Any, step: int = 0, directory: Path | None = None, look: Look = nothing
     ) -> Scores:
-        """Return the scores over all examples; files go to `directory`, if there is one.
+        """Return the scores over all examples, and write the output files.
+
+        Args:
+          state: The state to evaluate.
+          step: The step for the names of the output files.
+          directory: The directory of the output files; None writes none.
+          look: A function that is called before each batch.
 
         Raises:
-          LeftOff: `look`, which is called before each batch, raises it.
+          LeftOff: `look` interrupted the evaluation.
         """
         scores = self._scores(state, look, is_trial=False)
         if self._outputs is not None and directory is not None:
@@ -57,25 +64,25 @@ class Scoring:
         return scores
 
     def check(self, target: Any) -> bool:
-        """Try what can be tried on structs of the state, and return whether there was anything.
+        """Trace with structs of the state, and return whether anything could be traced.
 
         Raises:
-          UsageError: Something does not fit.
+          UsageError: A function does not fit the state or the examples.
         """
         names = self._check(target)
         if names is not None and self._metric is None:
-            self._know(names)
+            self._set_names(names)
         return names is not None
 
     def first(self, state: Any) -> Scores:
-        """Return the scores over the first examples, as many as are computed at a time.
+        """Return the scores over the first batch of examples, as a trial.
 
         Raises:
-          UsageError: Something does not fit.
+          UsageError: A function does not fit the state or the examples.
         """
-        found = self._scores(state, nothing, is_trial=True)
-        self._know(list(found))
-        return found
+        scores = self._scores(state, nothing, is_trial=True)
+        self._set_names(list(scores))
+        return scores
 
     def _scores(self, state: Any, look: Look, *, is_trial: bool) -> Scores:
         scores: Scores = {}
@@ -85,6 +92,6 @@ class Scoring:
             return scores
         return scores | self._metric(state, scores, look, is_trial=is_trial)
 
-    def _know(self, names: Sequence[str]) -> None:
+    def _set_names(self, names: Sequence[str]) -> None:
         self._accept(names)
         self.names = tuple(names)

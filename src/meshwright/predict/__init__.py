@@ -1,4 +1,9 @@
-"""Predictions: any number of examples, padded, sharded, computed, gathered, in order."""
+"""Predictions for any number of examples, in order, and the file that they can be written to.
+
+`_run` compiles a predict function and calls it batch by batch, `_outputs` writes predictions as JSON Lines,
+`_fingerprint` identifies the parameters that made them. May import `sharding`, `train`, `process` and ground
+rooms; knows neither a deployer nor a trainer. Add another file format for predictions beside `_outputs`.
+"""
 
 from meshwright.predict._fingerprint import fingerprint
 from meshwright.predict._outputs import Outputs

@@ -1,8 +1,8 @@
-"""Predictions on disk: a line of JSON for each example, in order, going on where a killed run stopped.
+"""Predictions in a file, one line of JSON for each example. A killed call is resumed where it stopped.
 
-preds.jsonl         all of them; it appears when the last is there
-preds.jsonl.part    those so far
-preds.jsonl.about   what they are of; it stays, so that the same call finds them made
+preds.jsonl         all predictions; the file gets this name when the last one is written
+preds.jsonl.part    the predictions so far
+preds.jsonl.about   the parameters, the seed and the number of examples; a later call compares them
 """
 
 import json
@@ -17,84 +17,85 @@ from meshwright.errors import UsageError
 
 
 class Outputs:
-    """The file that predictions go to. For one process to write.
+    """A file of predictions. Only one process may write it.
 
     Args:
-      path: the file to be. Its directory is made.
-      about: JSON-able: what the predictions are of, so that those of something else are not gone on with.
+      path: The file. Its directory is made if it does not exist.
+      about: The values that identify these predictions, such as a fingerprint of the parameters. JSON must be
+        able to hold them. Predictions that were made with other values are not continued.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]):
-        self._path, self._content = path, dict(about)
-        self._part, self._about = _beside(path, ".part"), _beside(path, ".about")
+        self._path, self._about = path, dict(about)
+        self._part_path, self._about_path = _with_suffix(path, ".part"), _with_suffix(path, ".about")
 
     def begin(self, batch_size: int) -> int | None:
-        """Return how many predictions are kept of an earlier call, whole batches of them; None if all.
+        """Return how many predictions of an earlier call are kept, in whole batches; None if all are there.
 
         Raises:
-          UsageError: what is there is of something else.
+          UsageError: The file exists and holds other predictions.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        present = [path for path in (self._path, self._part) if path.exists()]
-        if not present:
-            self._about.write_text(json.dumps(self._content))
-            self._part.touch()
+        existing = [path for path in (self._path, self._part_path) if path.exists()]
+        if not existing:
+            self._about_path.write_text(json.dumps(self._about))
+            self._part_path.touch()
             return 0
-        self._check(present[0])
-        return None if self._path in present else _cut(self._part, batch_size)
+        self._check_about(existing[0])
+        return None if self._path in existing else _truncate(self._part_path, batch_size)
 
     def append(self, outputs: Iterable[Any]) -> None:
-        """Write the next predictions. They outlive this process when this returns.
+        """Append the next predictions. When this returns, they survive the death of this process.
 
         Raises:
-          UsageError: JSON cannot hold one.
+          UsageError: A prediction holds a value that JSON cannot hold.
         """
         lines = "".join(json.dumps(output, default=_as_json) + "\n" for output in outputs)
-        with self._part.open("ab") as file:
+        with self._part_path.open("ab") as file:
             file.write(lines.encode())
 
     def finish(self) -> None:
-        """Give the file its name, when all is there."""
-        with self._part.open("rb") as file:
+        """Give the complete file its final name."""
+        with self._part_path.open("rb") as file:
             os.fsync(file.fileno())
-        self._part.replace(self._path)
+        self._part_path.replace(self._path)
 
-    def _check(self, found: Path) -> None:
-        said = _read(self._about)
-        changed = [
-            f"{name} was {said.get(name)}, is {now}"
-            for name, now in self._content.items()
-            if said.get(name) != now
+    def _check_about(self, existing: Path) -> None:
+        recorded = _read_about(self._about_path)
+        changes = [
+            f"{name} was {recorded.get(name)}, is now {value}"
+            for name, value in self._about.items()
+            if recorded.get(name) != value
         ]
-        if changed:
+        if changes:
             raise UsageError(
-                f"{found} is there already, with other predictions: {'; '.join(changed)}.\n"
-                "  Remove it to begin anew, or give another path."
+                f"{existing} already holds other predictions: {'; '.join(changes)}.\n"
+                "  Remove the file to start again, or give another path."
             )
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _read(about: Path) -> dict[str, Any]:
-    """Return what a call left here; nothing, where none did or the machine went down meanwhile."""
+def _read_about(about: Path) -> dict[str, Any]:
+    """Return the values that an earlier call wrote; empty if the file is missing or was left half written."""
     try:
         return json.loads(about.read_text())
     except (FileNotFoundError, ValueError):
         return {}
 
 
-def _cut(path: Path, batch_size: int) -> int:
-    """Cut off what lies behind the last whole batch, and return how many predictions stay.
+def _truncate(path: Path, batch_size: int) -> int:
+    """Truncate the file after its last whole batch, and return how many predictions are kept.
 
-    Batches then have the same examples as if nothing had happened, so that rounding and randomness do not
-    differ.
+    The batches then hold the same examples as in a call that was never killed, so rounding and randomness
+    are the same.
     """
     kept = size = end = 0
     with path.open("r+b") as file:
         for number, line in enumerate(file, start=1):
-            # A machine that goes down may leave zeros where bytes were not on disk yet.
+            # After a crash of the machine, bytes that were not on disk yet may be zeros.
             if not line.endswith(b"\n") or b"\0" in line:
                 break
             end += len(line)
@@ -109,5 +110,5 @@ def _as_json(value: Any) -> Any:
         return np.asarray(value).tolist()
     raise UsageError(
         f"JSON cannot hold an output that has a {type(value).__name__} in it: {value!r:.60}.\n"
-        "  Let `output` return numbers, text, arrays, lists and dictionaries of them, or leave out `to`."
+        "  Return numbers, strings, arrays, or lists and dictionaries of them; or leave out `to`."
     )

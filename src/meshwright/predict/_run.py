@@ -1,4 +1,4 @@
-"""From batches to one prediction for each example, in order, on every process."""
+"""Predictions for all examples, in order, on every process: a compiled function, called batch by batch."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,22 +18,26 @@ Predict = Callable[[PyTree, PyTree, PyTree, jax.Array], PyTree]
 """`(params, model_state, batch, key) -> predictions`: a tree of arrays with a row for each example."""
 
 Batches = Iterator[tuple[PyTree, range]]
-"""Global batches and the numbers of their examples, as `numbered_batches` yields them."""
+"""Global batches with the indices of their examples, as `numbered_batches` yields them."""
 
 Predictions = Iterator[tuple[range, PyTree]]
-"""The numbers of the examples of each batch, and their predictions as NumPy arrays."""
+"""The indices of the examples of each batch, and their predictions as NumPy arrays."""
 
-_PREDICTION = 2**32 - 2  # no step of training has this number
+_PREDICTION = 2**32 - 2  # no training step has this number, so no key is drawn twice
 
 
 class OverBatches:
     """`predict` as a function of all batches: `(params, model_state, batches) -> predictions`. Collective.
 
-    However often that is called, it compiles once for each shape of a batch. Each device computes its share
-    of a batch; all devices, and so all processes, get the whole. What was computed of fillers is cut away.
-    A batch's randomness depends on a seed, `seed` unless a call gives another, and the number of its first
-    example.
-    `idle` is given the error about a mesh axis that only repeats work, where there is one.
+    It compiles once for each shape of a batch, however often it is called. Each device computes its share of
+    a batch, and every process gets the whole prediction. Rows of padding are cut off.
+
+    Args:
+      predict: The function to compile. It must return a row for each example.
+      layout: The mesh, which splits the batches.
+      seed: The seed of the keys, unless a call gives another. The key of a batch depends on the seed and on
+        the index of the batch's first example.
+      idle: A function that gets the error about a mesh axis that only repeats work. It may raise it.
     """
 
     def __init__(
@@ -47,14 +51,14 @@ class OverBatches:
             params: PyTree, model_state: PyTree, batch: PyTree, number: Any, seed: Any
         ) -> PyTree:
             key = jax.random.fold_in(jax.random.fold_in(key_of(seed), _PREDICTION), number)
-            num_examples = jax.tree.leaves(batch)[0].shape[0]  # `predict` may take things out of the batch
+            num_examples = jax.tree.leaves(batch)[0].shape[0]  # counted first: `predict` may remove arrays
             prediction = predict(params, model_state, batch, key)
             check_rows(prediction, num_examples)
             return prediction
 
         compute = jax.jit(
             adding_right(prediction_of, layout),
-            # Left open, each device would compute all of a batch that comes as NumPy arrays.
+            # Without a sharding here, each device would compute the whole of a batch of NumPy arrays.
             in_shardings=(None, None, layout.batch_sharding, None, None),
             out_shardings=layout.replicated,
         )
@@ -67,7 +71,7 @@ class OverBatches:
         """Yield the predictions of each batch.
 
         Raises:
-          UsageError: when a batch is computed first, if the predictions have no row for each example.
+          UsageError: The predictions do not have a row for each example. The first batch shows it.
         """
         in_flight: deque[tuple[range, PyTree]] = deque()
         seed = self._seed if seed is None else seed
@@ -84,10 +88,10 @@ class OverBatches:
             yield _fetched(*in_flight.popleft())
 
     def compare(self, params: PyTree, model_state: PyTree, batch: PyTree) -> None:
-        """Compare the program for such arguments, arrays or structs, with the other processes'. Collective.
+        """Check that all processes have the same program for these arguments, arrays or structs. Collective.
 
         Raises:
-          UsageError: it is another on another process.
+          UsageError: The programs differ.
         """
         with jax.set_mesh(self._layout.mesh):
             self._compute.compare(params, model_state, batch, np.uint32(0), np.uint32(0))
@@ -98,14 +102,14 @@ def _fetched(ids: range, out: PyTree) -> tuple[range, PyTree]:
 
 
 def check_rows(prediction: PyTree, num_examples: int) -> None:
-    """Check that all of `prediction`, which may be structs, has `num_examples` rows.
+    """Check that every array of `prediction`, or every struct, has `num_examples` rows.
 
     Raises:
-      UsageError: it has not, or has no arrays.
+      UsageError: An array has another number of rows, or there are no arrays.
     """
     shapes = {name: np.shape(x) for name, x in tree.named_leaves(prediction).items()}
     problems = [
-        f"{name or 'what is returned'} has shape {shape}"
+        f"{name or 'the returned array'} has shape {shape}"
         for name, shape in shapes.items()
         if shape[:1] != (num_examples,)
     ]
@@ -118,6 +122,6 @@ def check_rows(prediction: PyTree, num_examples: int) -> None:
 
 
 def rows_of(prediction: PyTree) -> list[PyTree]:
-    """Return a list of the predictions for each example, of arrays with a row for each."""
+    """Return the predictions as a list with one tree for each example."""
     leaves, structure = jax.tree.flatten(prediction)
     return [structure.unflatten(row) for row in zip(*leaves, strict=True)]

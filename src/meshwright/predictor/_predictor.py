@@ -1,4 +1,4 @@
-"""`Predictor`: one function over any number of examples. Each method is a few lines over a room."""
+"""`Predictor`: a predict function, compiled once and called for any number of examples."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -31,19 +31,20 @@ class Predictor:
     """Computes a prediction for each example, over the whole mesh, in order.
 
     Args:
-      deployer: whose mesh, randomness and log to use.
-      predict: returns a tree of arrays with a row for each example. It is called with those of these
-        arguments that it names: `params`, `model` (if there is one; called as `model(inputs)`), `batch`,
-        `key`, `model_state`. It is compiled once for each shape of a batch.
-      collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
-      model: a Flax or Equinox model, or a pair `(init, apply)`; see `mw.functional`.
-      output: makes a list of outputs, one for each example, of predictions as NumPy arrays. It sees real
-        examples only. Without it the output is the example's row of each array.
-      rules: how parameters that are not on the mesh yet are split over it, before what is found by itself;
-        None for no such rules; or a dictionary of these by the keys of the parameters.
+      deployer: The deployer whose mesh, seed and log are used.
+      predict: A function that returns a tree of arrays with a row for each example. Its parameters may be
+        any of `params`, `model` (if one is given; call it as `model(inputs)`), `batch`, `key` and
+        `model_state`. It is compiled once for each shape of a batch.
+      collate: A function that makes a dictionary of arrays from a list of examples. Without it the examples
+        are stacked.
+      model: A Flax or Equinox model, or a pair `(init, apply)`; see `mw.functional`.
+      output: A function that makes a list of outputs, one for each example, from the predictions as NumPy
+        arrays. It never sees padding. Without it an output is the example's row of each array.
+      rules: Sharding rules for parameters that are not on the mesh yet. They come before the rules that are
+        found automatically. A dictionary gives rules for each key of the parameters.
 
     Raises:
-      UsageError: a function asks for what there is not.
+      UsageError: A function has a parameter of another name.
 
     Example:
       >>> deployer = mw.Deployer(seed=0, verbose=False)
@@ -68,11 +69,11 @@ class Predictor:
     ):
         self._deployer, self._collate, self._rules = deployer, collate, rules
         called = prediction_of(predict, None if model is None else functional(model))
-        tell = cache(deployer.log_info)  # once
-        idle = lambda error: tell(f"! predictions: {error}")  # noqa: E731
+        log_once = cache(deployer.log_info)
+        idle = lambda error: log_once(f"! predictions: {error}")  # noqa: E731
         self._predictions = OverBatches(called, deployer.layout(), deployer.seed, idle)
         self._output = output or rows_of
-        self._given = {"predict": predict, "collate": collate, "output": output, "rules": self._rules}
+        self._settings = {"predict": predict, "collate": collate, "output": output, "rules": self._rules}
 
     @process.shared_work()
     def predict(
@@ -86,35 +87,37 @@ class Predictor:
         to: str | Path | None = None,
         desc: str = "Predicting",
     ) -> Any:
-        """Return the list of outputs, the same on every process, or the file that holds them. Collective.
+        """Return the list of outputs, the same on every process, or the path of a file of them. Collective.
 
         Args:
-          examples: as `mw.batches` takes, or any iterable; none at all are fine. With several processes all
-            read the same.
-          per_device_batch_size: Examples at a time, for each part that the mesh splits a batch into.
-          params: Arrays of JAX, NumPy or PyTorch; those that are on the mesh are used as they are.
+          examples: Anything that `mw.batches` takes, or any iterable. It may be empty. All processes must
+            give the same examples.
+          per_device_batch_size: The number of examples computed at a time, for each part into which the mesh
+            splits a batch.
+          params: The parameters, as arrays of JAX, NumPy or PyTorch. Arrays that are on the mesh already are
+            not copied.
           model_state: The state of a model that has one: `trainer.model_state`.
-          seed: What `key` draws goes by it and by the number of the example. It is the deployer's if not
-            given, and each call draws the same; another seed draws anew, without compiling again.
-          to: write a line of JSON for each example to this file, on a disk, instead of holding all in memory.
-            A call that was killed goes on where it stopped when it is made again, and comes to the same
-            bytes; one that had ended computes nothing.
-          desc: what the progress bar says.
+          seed: The seed of `key`, the deployer's by default. Each call with the same seed draws the same
+            numbers for the same examples. Another seed does not compile the function again.
+          to: A local file to write instead of returning a list: one line of JSON for each example. If the
+            call was killed, make it again: it resumes where it stopped, and the file has the same bytes. If
+            the file is complete, nothing is computed.
+          desc: The text of the progress bar.
 
         Raises:
-          UsageError: not all processes are given the same examples and settings, told before anything is
-            computed; predictions have no row for each example, or `output` another number of outputs; `to`
-            is an address, or is there already, of other parameters, another seed or number of examples; JSON
-            cannot hold an output.
-          ExamplesError: the examples do not make batches.
-          LayoutError: the parameters do not fit the mesh.
+          UsageError: The processes give different examples or settings, which is found before anything is
+            computed; the predictions do not have a row for each example, or `output` returns another number
+            of outputs; `to` is an address, or holds predictions of other parameters, of another seed or of
+            another number of examples; or JSON cannot hold an output.
+          ExamplesError: The examples cannot be made into batches.
+          LayoutError: The parameters do not fit the mesh.
         """
         _check_size(per_device_batch_size)
         seed = self._deployer.seed if seed is None else as_seed(seed)
         file = None if to is None else local_path(to)
         size = self._deployer.get_local_global_micro_batch_size(per_device_batch_size)[1]
-        examples = _read_once(examples)
-        process.compare("what is predicted", lambda: self._said(examples, per_device_batch_size, to, seed))
+        examples = _iterable_as_function(examples)
+        process.compare("what is predicted", lambda: self._facts(examples, per_device_batch_size, to, seed))
         variables = self._on_mesh(params, model_state)
         if file is not None:
             return self._to_file(examples, variables, size, seed, file, desc)
@@ -122,40 +125,45 @@ class Predictor:
         return [output for outputs in each for output in outputs]
 
     def of_state(self, state: TrainState, examples: Any, batch_size: int, look: Look = nothing) -> list[Any]:
-        """Return the outputs for the parameters that are evaluated of a state of training (`eval_params`).
+        """Return the outputs for a training state's evaluated parameters (see `eval_params`).
 
-        `batch_size` examples are computed at a time, and `look` is called before each time. Nothing is shown:
-        training has a screen of its own.
+        It shows no progress bar, because training shows its own.
+
+        Args:
+          state: The training state.
+          examples: The examples, as for `predict`.
+          batch_size: The number of examples computed at a time, over the whole mesh.
+          look: A function that is called before each batch.
         """
         variables = Variables(eval_params(state), state.model_state)
         each = self._each(examples, variables, batch_size, self._deployer.seed, None)
         return [output for outputs in looking(each, look) for output in outputs]
 
-    def _said(
+    def _facts(
         self, examples: Any, per_device_batch_size: int, to: str | Path | None, seed: int
     ) -> dict[str, str]:
-        """Return what must be the same on all processes. Of an iterable `numbered_batches` sees to it."""
-        settings = {"per_device_batch_size": per_device_batch_size, "to a file": to is not None, "seed": seed}
-        given = {**settings, **self._given}
+        """Return facts that all processes must share. `numbered_batches` compares those of an iterable."""
+        call = {"per_device_batch_size": per_device_batch_size, "to a file": to is not None, "seed": seed}
         facts = facts_of(examples) if is_indexed(examples) else {}
-        return {**facts, **comparable_settings(given)}
+        return {**facts, **comparable_settings({**call, **self._settings})}
 
     def _each(
         self, examples: Any, variables: Variables, size: int, seed: int, desc: str | None, start: int = 0
     ) -> Iterator[list[Any]]:
-        """Yield the outputs of each batch, from the example of number `start` on."""
+        """Yield the outputs of each batch, from the example of index `start` on."""
         sharding, number = self._deployer.layout().batch_sharding, num_examples(examples)
         data = numbered_batches(examples, size, sharding, collate=self._collate, start=start)
-        found = self._predictions(variables.params, variables.model_state, data, seed)
+        predictions = self._predictions(variables.params, variables.model_state, data, seed)
         num_batches = None if number is None else -(-(number - start) // size)
-        shown = found if desc is None else self._deployer.progress(found, num_batches, desc)
-        for ids, prediction in shown:
-            yield _one_each(self._output(prediction), len(ids))
+        if desc is not None:
+            predictions = self._deployer.progress(predictions, num_batches, desc)
+        for ids, prediction in predictions:
+            yield _checked_outputs(self._output(prediction), len(ids))
 
     def _to_file(
         self, examples: Any, variables: Variables, size: int, seed: int, path: Path, desc: str
     ) -> Path:
-        """Write the outputs to `path`, those that are not there yet."""
+        """Write to `path` the outputs that are not there yet."""
         about = {
             "parameters": fingerprint((variables.params, variables.model_state), self._deployer.layout()),
             "seed": seed,
@@ -167,7 +175,7 @@ class Predictor:
             self._deployer.log_info(f"{path}: all predictions are there")
             return path
         if start:
-            self._deployer.log_info(f"{path}: {start} predictions are there, going on after them")
+            self._deployer.log_info(f"{path}: {start} predictions are there; the rest follow")
         for outputs in self._each(examples, variables, size, seed, desc, start):
             if process.is_lead():
                 file.append(outputs)
@@ -175,7 +183,7 @@ class Predictor:
         return path
 
     def _on_mesh(self, params: PyTree, model_state: PyTree) -> Variables:
-        """Return the arrays that are on the mesh as they are, and copies there of the others."""
+        """Return the arrays on the mesh; those that are there already are not copied."""
         arrays = {"params": as_arrays(params), "model_state": as_arrays(model_state, "model_state")}
         mesh = self._deployer.mesh
         if all(_is_on(mesh, x) for x in jax.tree.leaves(arrays)):
@@ -183,8 +191,8 @@ class Predictor:
         structs = tree.abstract(arrays)
         rules = *as_rules(self._rules, params), auto(structs["params"]), fsdp()
         shardings = self._deployer.layout(*rules).shardings(structs)
-        there = jax.tree.map(lambda x, s: x if _is_on(mesh, x) else copy_to(x, s), arrays, shardings)
-        return Variables(**there)
+        placed = jax.tree.map(lambda x, s: x if _is_on(mesh, x) else copy_to(x, s), arrays, shardings)
+        return Variables(**placed)
 
 
 def _is_on(mesh: Mesh, x: Any) -> bool:
@@ -194,8 +202,8 @@ def _is_on(mesh: Mesh, x: Any) -> bool:
     return on_mesh or x.sharding.is_equivalent_to(NamedSharding(mesh, P()), x.ndim)
 
 
-def _read_once(examples: Any) -> Any:
-    """Return `examples` as `numbered_batches` takes them: an iterable as the function that returns it."""
+def _iterable_as_function(examples: Any) -> Any:
+    """Return an iterable as a function that returns it, as `numbered_batches` takes it; others unchanged."""
     if isinstance(examples, Iterable) and not (callable(examples) or is_indexed(examples)):
         return lambda: examples
     return examples
@@ -211,8 +219,8 @@ def _check_size(per_device_batch_size: Any) -> None:
         raise UsageError(f"per_device_batch_size={per_device_batch_size}: it must be at least 1.")
 
 
-def _one_each(outputs: Any, num_examples: int) -> list[Any]:
-    """Return what `output` returned, if it is one for each example."""
+def _checked_outputs(outputs: Any, num_examples: int) -> list[Any]:
+    """Return the outputs as a list, having checked that there is one for each example."""
     if not isinstance(outputs, Iterable):
         raise UsageError(
             f"`output` returned {outputs!r} for {num_examples} examples.\n"
@@ -222,6 +230,6 @@ def _one_each(outputs: Any, num_examples: int) -> list[Any]:
     if len(outputs) != num_examples:
         raise UsageError(
             f"`output` returned {len(outputs)} outputs for {num_examples} examples.\n"
-            "  It must return one for each."
+            "  It must return a list with one output for each."
         )
     return outputs

@@ -1,4 +1,9 @@
-"""Training: the state, one step, the loop, and learning rates."""
+"""Training: the state, one step, the loop, and what an optimizer may be wrapped in.
+
+`_state` makes the state, `_step` compiles an update, `_loss` computes gradients, `_loop` runs the steps,
+`_watchdog` and `_divergence` guard a run. May import `sharding`, `metrics`, `process` and ground rooms; knows
+no files and no examples. Add a wrapper of optimizers or losses in a file of its own, as `_ema` and `_noise`.
+"""
 
 from meshwright.train._by_path import ByPath, by_path, decay_by_path, scale_by_path, tables_in
 from meshwright.train._compile_cache import compile_cache, user_compile_cache

@@ -15,39 +15,41 @@ from meshwright.errors import UsageError
 from meshwright.storage import local_path
 
 _MAX_BYTES = 10 << 30
-"""Size of the user's folder beyond which the entries that were not read for longest are deleted."""
+"""The largest size of the user's folder. Beyond it the least recently read entries are deleted."""
 _BEING_WRITTEN_SECONDS = 60
 """Age below which an entry may still be being written."""
 _CHECKED = ".checked"
-"""A file whose time says until when entries were checked."""
+"""A file whose modification time is the time up to which entries were checked."""
 _ZLIB, _BLOCK_BYTES = b"\x78", 1 << 20
 
 
 def compile_cache(directory: str | Path | None) -> None:
-    """Keep every program that this process compiles in `directory`, and take what is there from there.
+    """Store compiled programs in `directory`, and load them from there instead of compiling again.
 
-    None keeps none from now on.
+    It holds for the whole process from now on, so call it before anything compiles. With several processes
+    process 0 writes, and the others gain if they share the directory. An entry is used again for the same
+    program, options, version of JAX and kind of device.
 
-    For the whole process, from now on; best before anything compiles. On several processes process 0
-    writes, so the others gain by it where they share the directory. An entry is found again for the same
-    program, options, versions of JAX and kind of devices.
+    Known risks (jax 0.10 and 0.12):
 
-    What is known to be unsafe about it (jax 0.10 and 0.12):
+    - Entries are code. Anyone who can write to the directory can run code as you. A directory that is made
+      here is open to its owner only.
+    - A program for a CPU uses the features of the CPU that compiled it. On another CPU, JAX warns in its log
+      and may die of SIGILL (jax#38445). Use one directory for each kind of machine, as `user_compile_cache`
+      does.
+    - JAX does not write files atomically and never writes a file again. A file that a killed process left
+      half written costs a warning and a compilation at every start. This function deletes such files.
+    - The directory grows without bound. `jax_compilation_cache_max_size` sets a bound, but takes a lock for
+      every access.
 
-    - Entries are code. Whoever may write to the directory can run anything as you; one that is made here is
-      open to its owner alone.
-    - Programs for CPUs are for the very features of the CPU that compiled them. JAX warns in its log when
-      they meet another, and may end in SIGILL (jax#38445): use a directory for each kind of machine, as
-      `user_compile_cache` does.
-    - Files are not written atomically nor ever written again. JAX compiles again, with a warning at every
-      start, what a killed process left half written. Here it is deleted when the directory is next opened.
-    - It grows without bound; `jax_compilation_cache_max_size` sets one, with a lock for every access.
+    Args:
+      directory: A local directory. None stops storing programs.
 
     Raises:
-      UsageError: the directory cannot be made, or is an address.
+      UsageError: The directory cannot be made, or is an address.
     """
     jax.config.update("jax_compilation_cache_dir", None if directory is None else _opened(directory))
-    # Else only what takes a second to compile is kept.
+    # By default JAX stores only programs that take a second to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     compilation_cache.reset_cache()  # or the directory that was used first would stay
@@ -76,7 +78,7 @@ def _cpu_digest() -> str:
 
 
 def _opened(directory: str | Path) -> str:
-    place = local_path(directory, "Give a directory of this machine.")
+    place = local_path(directory, "Give a local directory.")
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _delete_unfinished(place)
@@ -86,9 +88,9 @@ def _opened(directory: str | Path) -> str:
 
 
 def _delete_unfinished(directory: Path) -> None:
-    """Delete entries that a killed process left half written; entries are looked at once.
+    """Delete entries that a killed process left half written. Each entry is checked only once.
 
-    Entries that JAX compressed by another method than zlib are left.
+    Entries that are not compressed by zlib are left alone.
     """
     marker, until = directory / _CHECKED, time.time() - _BEING_WRITTEN_SECONDS
     since = marker.stat().st_mtime if marker.exists() else 0.0

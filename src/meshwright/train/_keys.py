@@ -1,4 +1,4 @@
-"""A run's randomness: keys from its seed, of one kind whatever JAX's default is when it is continued."""
+"""The PRNG keys of a run. Their kind is fixed, so that JAX's default cannot change it at a restart."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,23 +14,27 @@ _IMPL = "threefry2x32"
 """Its numbers are the same on all platforms, as the documentation of `jax.random` says."""
 
 
-def as_seed(given: Any, name: str = "seed") -> int:
-    """Return a seed, a whole number from 0 to 2**32 - 1.
+def as_seed(seed: Any, name: str = "seed") -> int:
+    """Return a seed as an int, having checked that it is from 0 to 2**32 - 1.
+
+    Args:
+      seed: The user's seed.
+      name: The name of the seed for the error.
 
     Raises:
-      UsageError: It is none.
+      UsageError: `seed` is not a whole number in this range.
     """
-    if not isinstance(given, int | np.integer) or not 0 <= given < 2**32:
-        raise UsageError(f"{name}={given!r}: it must be a whole number from 0 to 2**32 - 1.")
-    return int(given)
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise UsageError(f"{name}={seed!r}: it must be a whole number from 0 to 2**32 - 1.")
+    return int(seed)
 
 
 def key_of(seed: ArrayLike) -> jax.Array:
     """Return the PRNG key of a seed, 0 to 2**32 - 1.
 
-    `jax_default_prng_impl` has no say: what a run draws, and the types of keys in its state, would change
-    with it between a run and its continuation. Where `rbg` is wanted, which is faster on TPUs, make such a
-    key of the one that is given: `jax.random.wrap_key_data(jax.random.bits(key, (4,)), impl="rbg")`.
+    `jax_default_prng_impl` is ignored, because a change of it between a run and its restart would change the
+    random numbers and the types of keys in the state. For `rbg`, which is faster on TPUs, derive a key from
+    this one: `jax.random.wrap_key_data(jax.random.bits(key, (4,)), impl="rbg")`.
     """
     return jax.random.key(seed, impl=_IMPL)
 
@@ -41,10 +45,10 @@ def step_key(state: Any) -> jax.Array:
 
 
 def with_key(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """Return an update as `(state, batch)`. If it takes a third argument, that is the key of the step.
+    """Return the update as a function `(state, batch)`. A third parameter gets the key of the step.
 
     Raises (when called):
-      UsageError: it takes a key, and its state has nothing to draw it from.
+      UsageError: The update takes a key, and its state has no `seed` or no `step`.
     """
     if num_positional(step, "step function") < 3:
         return step

@@ -1,4 +1,4 @@
-"""The loop. All that a run does, in the order in which it happens."""
+"""The training loop: everything that a run does, in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from meshwright.unknown_arguments import explained
 from meshwright.when import Scores, Tick
 
 RUN_AHEAD = 4
-"""Steps in flight. Enough to hide Python; unbounded, virtual CPU devices deadlock in collectives."""
+"""The number of steps in flight. It hides Python's time; without a bound, virtual CPU devices deadlock."""
 
 
 class State(Protocol):
-    """The value that a loop trains: a `TrainState`, or any pytree of arrays that counts its updates."""
+    """The state that a loop trains: a `TrainState`, or any pytree of arrays with a `step`."""
 
     @property
     def step(self) -> Any: ...
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=State)
 
 
 def nothing(*_: Any) -> None:
-    """A room left empty."""
+    """Do nothing: the default of a function that the caller may give."""
 
 
 @explained
@@ -46,21 +46,23 @@ def fit(
 ) -> S:
     """Train until `max_steps` updates have been made, the data ends, or `stop` says so.
 
-    Each argument after `max_steps` is a room, called every turn, that decides for itself
-    whether it is due. Rooms never see each other and never change the state. After the
-    last update `evaluate`, `log` and `save` are called once more, with `tick.last`.
+    The functions after `max_steps` are called at every step, and each decides itself whether it is due. They
+    do not change the state. After the last update `evaluate`, `log` and `save` are called once more, with
+    `tick.last`.
 
     Args:
-      step: one update, `(state, batch) -> (state, metrics)`, which may donate the state; see `make_step`.
-      state: donated; use the returned one.
-      data: an iterator of batches, of which one is taken for each step and none too many.
-      max_steps: the updates of the whole run, those made before a restart included.
-      evaluate: returns scores, or None when not due.
-      log: is given every step's metrics (still on the device) and the scores.
-      save: is given the data iterator too, so that a restart continues mid-epoch.
-      trace: wraps the step; see `profile.tracer`.
-      on_step: is told of each turn: progress, and hang detection (`watchdog`).
-      stop: True ends the run early, after a last save. Must agree on all processes.
+      step: A function that makes one update, `(state, batch) -> (state, metrics)`. It may donate the state;
+        see `make_step`.
+      state: The state to start from. It is donated, so use the returned one.
+      data: An iterator over batches. One batch is taken for each step, and no more.
+      max_steps: The number of updates of the whole run, including those before a restart.
+      evaluate: A function that returns scores, or None when no evaluation is due.
+      log: A function that gets the metrics of each step, which are still on the devices, and the scores.
+      save: A function that saves checkpoints. It also gets `data`, so that a restart continues mid-epoch.
+      trace: A function that returns a context manager for the step; see `profile.tracer`.
+      on_step: A function that is called after each step, such as a progress bar or a `watchdog`.
+      stop: A function that returns True to end the run early, after a last save. All processes must return
+        the same.
 
     Returns:
       The state after the last update.
@@ -97,23 +99,24 @@ def fit(
 
 
 def begin_alike(state: Any, data: Any, steps: int) -> None:
-    """Compare with the other processes from where to where they train, if the state is on devices of all.
+    """Check that all processes start and end at the same steps, with the same data. Collective.
 
-    What `data` says of itself, if it has `facts()`, is compared, too. Collective.
+    Nothing is compared unless the state is on devices of all processes. The facts of `data` are compared if
+    it has a method `facts`.
 
     Raises:
-      UsageError: they differ: one of them would wait for the others for ever, or train on other examples.
+      UsageError: The processes differ. One would wait for the others for ever, or train on other examples.
     """
     if _is_of_all(state):
         facts = getattr(data, "facts", dict)
-        steps_said = {"steps": str(steps), "steps made before": str(int(state.step))}
-        process.compare("the run", lambda: {**steps_said, **facts()})
+        bounds = {"steps": str(steps), "steps made before": str(int(state.step))}
+        process.compare("the run", lambda: {**bounds, **facts()})
 
 
 def _ending_together(state: Any, data: Iterator[PyTree]) -> Iterator[PyTree]:
-    """Return the batches of `data`; where they end, they must end on all processes that train together.
+    """Return the batches of `data`, having checked that they end at the same step on all processes.
 
-    Batches of ours, which have `facts()`, see to it themselves.
+    Meshwright's own batches, which have a method `facts`, check this themselves.
     """
     if hasattr(data, "facts") or not _is_of_all(state):
         return data
@@ -125,7 +128,7 @@ def _is_of_all(state: Any) -> bool:
 
 
 def at_most_ahead(num_steps: int) -> Callable[[PyTree], None]:
-    """Return a function that, given each step's outputs, waits for the step `num_steps` before."""
+    """Return a function that takes each step's outputs and waits for the step `num_steps` before it."""
     in_flight: deque[PyTree] = deque()
 
     def wait(outputs: PyTree) -> None:

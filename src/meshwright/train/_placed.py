@@ -1,4 +1,4 @@
-"""Shardings of a step's arguments: the state stays where it is, batches are split as the layout says."""
+"""Shardings of a step's arguments: the state keeps its own, batches get those of the layout."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def shardings_of(state: PyTree, layout: Layout) -> PyTree:
     """Return the shardings of a state's leaves.
 
     Raises:
-      LayoutError: one is not on the mesh of `layout`.
+      LayoutError: A leaf is not on the mesh of `layout`.
     """
 
     def one(name: str, x: Any) -> NamedSharding:
@@ -32,10 +32,10 @@ def shardings_of(state: PyTree, layout: Layout) -> PyTree:
 
 
 def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
-    """Return a global batch, of arrays or structs, as structs that are split as `layout` says.
+    """Return a global batch, of arrays or structs, as structs with the batch sharding of `layout`.
 
     Raises:
-      LayoutError: it does not divide over the devices and microbatches.
+      LayoutError: The batch size is not a multiple of the ways of the mesh times the microbatches.
     """
     ways, sharding = layout.batch_ways * microbatches, layout.batch_sharding
 
@@ -54,13 +54,13 @@ def placed(batch: PyTree, layout: Layout, microbatches: int) -> PyTree:
 
 
 def refuse_donated(state: Any) -> None:
-    """Check that no step has taken the state, by its `step`, if it has one: all of its arrays go together.
+    """Check that the state was not donated to an earlier step. Only the array `step` is checked, if any.
 
-    With several devices XLA's CPU client ends the process by a segmentation fault where it is given arrays
-    that are gone (jaxlib 0.10.2), in the middle of a launch. To look at all arrays would cost each step.
+    With several devices, XLA's CPU client dies of a segmentation fault if it gets donated arrays
+    (jaxlib 0.10.2). A step donates all arrays of a state together, and to check all would cost time.
 
     Raises:
-      UsageError: its arrays are gone.
+      UsageError: The state was donated.
     """
     count = getattr(state, "step", None)
     if isinstance(count, jax.Array) and count.is_deleted():

@@ -19,28 +19,30 @@ _POLICIES: dict[str, RematPolicy] = {
 
 
 def remat(function: Callable[..., Any], policy: str) -> Callable[..., Any]:
-    """Return `function`, a loss or a part of a model, that keeps what `policy` says for its gradient.
+    """Return `function` with rematerialization: values that `policy` does not keep are computed twice.
 
-    The rest is computed twice.
+    Args:
+      function: A loss or a part of a model.
+      policy: The name of a policy; see `remat_policy`.
 
     Raises:
-      UsageError: there is no such policy.
+      UsageError: There is no such policy.
     """
     return jax.checkpoint(function, policy=remat_policy(policy))
 
 
 def remat_policy(policy: str) -> RematPolicy:
-    """Return the policy of `jax.checkpoint` that has one of these names.
+    """Return a policy of `jax.checkpoint` by its name.
 
-      everything     keep all: nothing is computed twice
+      everything     keep all values: nothing is computed twice
       nothing        keep the arguments only
       dots           keep the results of matrix products
-      dots_no_batch  keep those without batch dimensions: products with weights, not attention's
-      save:a,b       keep what `jax.ad_checkpoint.checkpoint_name` calls a or b
-      offload:a,b    keep them in the host's memory
+      dots_no_batch  keep the products without batch dimensions: those with weights, not attention's
+      save:a,b       keep the values that `jax.ad_checkpoint.checkpoint_name` calls a or b
+      offload:a,b    keep these values in the host's memory
 
     Raises:
-      UsageError: there is no such policy.
+      UsageError: There is no such policy.
     """
     kind, _, listed = policy.partition(":")
     names = [name.strip() for name in listed.split(",") if name.strip()]

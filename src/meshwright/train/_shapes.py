@@ -1,4 +1,4 @@
-"""The shapes of batches: which are the same, in what two differ, and what to say of that."""
+"""The shapes of batches, and the errors for a batch of another shape than a step was compiled for."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ def differ_in_shape_only(one: PyTree, other: PyTree) -> bool:
 
 
 def changed(expected: PyTree, batch: PyTree) -> UsageError | None:
-    """Return an error that names what of a batch is not as the step was compiled for, if anything."""
+    """Return the error for a batch that differs from the one compiled for; None if they do not differ."""
     changes = tree.differences(expected, batch)
     if not changes:
         return None
@@ -32,7 +32,7 @@ def changed(expected: PyTree, batch: PyTree) -> UsageError | None:
 
 
 def undeclared(expected: PyTree, batch: PyTree) -> UsageError:
-    """Return the error for a shape that comes when several processes train already."""
+    """Return the error for a batch of a new shape in the middle of a run on several processes."""
     return UsageError(
         "a batch came of a shape that the step is not compiled for: "
         f"{tree.differences(expected, batch)}.\n  With several processes all shapes must be known before the "

@@ -1,4 +1,4 @@
-"""The state of training between two steps. With the data's position it is all that a restart needs."""
+"""The training state between two steps. A restart needs only this and the position in the data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -25,7 +25,7 @@ from meshwright.train._trainable import Tx, as_trainable, tables_of
 from meshwright.tree import PyTree
 
 Params = TypeVar("Params", default=Any)
-"""The type of the parameters, a pytree of arrays: of what `init` returns."""
+"""The type of the parameters, a pytree of arrays."""
 
 
 @documented
@@ -44,7 +44,7 @@ class Variables(Generic[Params]):
 
 
 Init = Callable[[jax.Array], Params | Variables[Params]]
-"""Makes the parameters from a PRNG key, or `Variables` where the model has a state."""
+"""A function that makes the parameters from a PRNG key, or `Variables` for a model with a state."""
 
 
 @documented
@@ -64,7 +64,7 @@ class TrainState(Generic[Params]):
     params: Params
     """All parameters, trained and frozen."""
     opt_state: optax.OptState
-    """The optimizer's memory."""
+    """The optimizer's state."""
     seed: jax.Array
     """uint32[]: step i draws from `fold_in(key_of(seed), i)`. A plain number outlives key formats."""
     model_state: PyTree = None
@@ -74,7 +74,7 @@ class TrainState(Generic[Params]):
         """Return the state with some fields changed: `state.replace(params=averaged)`.
 
         Raises:
-          UsageError: there is no such field.
+          UsageError: There is no such field.
         """
         names = [field.name for field in fields(self)]
         for name in changes.keys() - set(names):
@@ -90,20 +90,20 @@ class TrainState(Generic[Params]):
 
 
 def init_state(init: Init[Params], optimizer: Tx, seed: int, layout: Layout) -> TrainState[Params]:
-    """Return a fresh state, each array born on the devices where `layout` puts it.
+    """Return a new state. Each array is made on the devices where `layout` places it.
 
-    The values depend on `seed` alone; another mesh may round the last bit of some differently.
+    The values depend only on `seed`, but another mesh may round the last bit of some differently.
 
     Args:
-      init: makes the parameters, a pytree of arrays, from a PRNG key; see `Init`.
-      optimizer: an optax transformation, for all parameters, or an `Trainable`, for some.
-      seed: a number from 0 to 2**32 - 1, from which parameters and the randomness of steps are drawn.
-      layout: the mesh, and the rules by which arrays are split over it.
+      init: A function that makes the parameters, a pytree of arrays, from a PRNG key; see `Init`.
+      optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
+      seed: The seed of the parameters and of the steps' random numbers, from 0 to 2**32 - 1.
+      layout: The mesh, and the rules that split arrays over it.
 
     Raises:
-      LayoutError: listing all arrays that do not fit the mesh.
-      UsageError: a parameter that is trained is not of a floating or complex type, or none is trained; or
-        listing all rules, of the layout or the optimizer, that decide nothing.
+      LayoutError: Some arrays do not fit the mesh. The message lists all of them.
+      UsageError: No parameter is trained, or a trained one is not floating or complex; or some rules of the
+        layout or the optimizer match nothing. The message lists all of them.
 
     Example:
       >>> layout = mw.Layout(mw.make_mesh("data=-1"))
@@ -118,16 +118,16 @@ def init_state(init: Init[Params], optimizer: Tx, seed: int, layout: Layout) -> 
 def state_from(
     made: Params | Variables[Params], optimizer: Tx, seed: int, layout: Layout
 ) -> TrainState[Params]:
-    """Return a fresh state around parameters that are there already: restored, pretrained, made by hand.
+    """Return a new state with existing parameters: restored, pretrained or made by hand. Collective.
 
-    They are copied to where `layout` puts them, so that training leaves the caller's arrays alone.
-    Collective; see `copy_to` for what the arrays may be.
+    The parameters are copied to where `layout` places them, so training does not change the caller's arrays.
+    The errors are those of `init_state`.
 
     Args:
-      made: the parameters, or the `Variables` of a model that has a state.
-      optimizer, seed, layout: as of `init_state`.
-
-    Raises: as `init_state`.
+      made: The parameters, or the `Variables` of a model with a state. `copy_to` says which arrays it takes.
+      optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
+      seed: The seed of the steps' random numbers, from 0 to 2**32 - 1.
+      layout: The mesh, and the rules that split arrays over it.
     """
     with collector_paused():
         state = jax.eval_shape(lambda made: _fresh(made, optimizer, jnp.uint32(seed)), made)
@@ -148,7 +148,7 @@ def state_from(
 def abstract_state(init: Init[Params], optimizer: Tx, layout: Layout) -> TrainState[Params]:
     """Return the state as `ShapeDtypeStruct`s with shardings. Allocates and compiles nothing.
 
-    Arguments and errors: as those of `init_state`.
+    The arguments and errors are those of `init_state`.
     """
     with in_mesh(layout.mesh), collector_paused():
         state = jax.eval_shape(_make(init, optimizer), jax.ShapeDtypeStruct((), jnp.uint32))
@@ -156,7 +156,7 @@ def abstract_state(init: Init[Params], optimizer: Tx, layout: Layout) -> TrainSt
 
 
 def computed(make: Callable[..., Any], shardings: PyTree, mesh: Mesh, *arguments: PyTree) -> Any:
-    """Return what `make` makes of the arguments, each array born where `shardings` put it."""
+    """Return `make(*arguments)`, computed on the mesh with each array made where `shardings` place it."""
     with jax.set_mesh(mesh):
         with collector_paused():
             lowered = jax.jit(make, out_shardings=shardings).trace(*arguments).lower()
@@ -175,7 +175,7 @@ def _shown(of: TrainState | Variables, *parts: str) -> str:
 
 
 def fresh_variables(init: Init, seed: jax.Array) -> Variables:
-    """Return what `init` makes for a seed."""
+    """Return the variables that `init` makes from a seed."""
     return _variables(init(key_of(seed)))
 
 
@@ -189,7 +189,7 @@ def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
     """Return `optimizer.init(params)`.
 
     Raises:
-      UsageError: `optimizer` has labels or masks in another dictionary.
+      UsageError: The optimizer's labels or masks are in a dictionary of another type than the parameters.
     """
     try:
         return optimizer.init(params)
@@ -197,9 +197,9 @@ def init_optimizer(optimizer: Any, params: PyTree) -> optax.OptState:
         if "FrozenDict" not in str(error):
             raise
         raise UsageError(
-            "the labels or masks of the optimizer are a FrozenDict where the parameters are a dict, or the "
-            "other way about.\n  Give plain ones: flax.core.unfreeze(labels), unfreeze(params). "
-            "To train some parameters, Trainer(trainable='lora/.*') needs neither."
+            "the optimizer's labels or masks and the parameters must be of one type; "
+            "one is a FrozenDict, the other a dict.\n  Give plain dicts: flax.core.unfreeze(labels), "
+            "unfreeze(params). To train only some parameters, Trainer(trainable='lora/.*') needs no labels."
         ) from error
 
 
@@ -215,7 +215,7 @@ def _variables(made: PyTree | Variables) -> Variables:
 
 def _placed(state: TrainState, optimizer: Tx, layout: Layout) -> TrainState:
     variables = {"params": state.params, "model_state": state.model_state}
-    # All at once: who gives parameters other names has several tables to mend.
+    # All tables at once: a user who renames parameters may have to change several.
     judge({**layout.tables(tree.leaf_names(variables)), **tables_of(optimizer, variables, state.opt_state)})
     model = layout.shardings(variables)
     opt_state = beside_params(state.opt_state, state.params, model["params"])

@@ -20,8 +20,8 @@ def num_params(params: PyTree) -> int:
 def state_sizes(state: TrainState) -> dict[str, int]:
     """Return the sizes of a state, of arrays or of structs with shardings, as numbers to report.
 
-    `num_params`; the bytes of `params`, `opt_state` and `model_state`, each array once however it is split or
-    copied; and `device_bytes`, what one device holds of all of it.
+    The numbers are `num_params`; the bytes of `params`, `opt_state` and `model_state`, each array counted
+    once however it is sharded; and `device_bytes`, the bytes on one device.
     """
     parts = {name: tree.nbytes(part) for name, part in _parts(state).items()}
     return {
@@ -35,8 +35,8 @@ def describe_state(state: TrainState, frozen: Collection[str] = ()) -> str:
     """Return the table of the parameters and of the model's state, then the size of each part.
 
     Args:
-      state: arrays, or structs with shardings: `abstract_state` allocates nothing.
-      frozen: The names of arrays that are not trained, `params/encoder/w`, which are marked.
+      state: The state, as arrays or as the structs with shardings that `abstract_state` returns.
+      frozen: The names of arrays that are not trained, `params/encoder/w`. The table marks them.
     """
     model = {name: part for name, part in _parts(state).items() if name != "opt_state"}
     sizes = [
