@@ -1,7 +1,8 @@
 # Each target sets up what it needs and is instant when nothing changed.
 #   make demo    train a real model on a mesh, kill it, and watch it continue
 #   make test    lint, types and the suite, on as many processes as there are cores
-#   make test-newest   the suite on the newest Python found, where that is another
+#   make test-newest   the suite and the pages on the newest Python found, where that is another
+#   make test-pages   run the code of the site's pages
 #   make test-others   tests that read checkpoints of other systems, which are not in the repository (OTHERS=FOLDER)
 #   make lint    ruff and the type checker
 #   make soak    kill saving runs thousands of times (KILLS=5000), and try random faults by the thousand (SEED=1)
@@ -18,7 +19,7 @@ KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-newest test-others lint types soak docs dist test-dist bench lock clean
+.PHONY: setup demo test test-here test-pages test-newest test-others lint types soak docs dist test-dist bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -37,17 +38,21 @@ test: lint
 
 # Each process has a share of the files, and takes over from another when it is done with them.
 test-here: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(MARKS)
+
+test-pages: setup
+	$(BIN)/python -m pytest -m pages
 
 # Python 3.11 ends at jax 0.10; most users have a newer Python, and with it a newer jax.
 test-newest:
 	@python=$$(sh scripts/find_python newest); \
 	if [ -n "$$python" ] && [ "$$($$python -V)" != "$$($(BIN)/python -V)" ]; then \
-	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" test-here; fi
+	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" \
+	    MARKS='-m "not others and not long and not types"' test-here; fi
 
 types: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/types.txt
-	$(BIN)/python -m pytest tests/test_types.py
+	$(BIN)/python -m pytest -m types
 
 test-others: setup
 	OTHERS="$(OTHERS)" $(BIN)/python -m pytest -m others

@@ -201,19 +201,17 @@ def test_no_function_s_body_is_longer_than_forty_lines(path):
     assert not [name for name, lines in bodies(path) if lines > 40]
 
 
-LONG_CLASSES = {"Trainer"}
-"""To be shortened; no other may become so long."""
-
-
 def lines_of_code(kind):
-    """Return the lines of a class without its docstring: an example in that must not cost it its code."""
-    return kind.end_lineno - kind.lineno - len((ast.get_docstring(kind) or "").splitlines())
+    """Return the lines of a class without docstrings: an example in these must not cost it its code."""
+    documented = [node for node in ast.walk(kind) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    texts = (ast.get_docstring(node) or "" for node in documented)
+    return kind.end_lineno - kind.lineno - sum(len(text.splitlines()) for text in texts)
 
 
 def test_no_class_is_longer_than_a_hundred_and_fifty_lines():
     nodes = (node for path in FILES for node in ast.walk(ast.parse(path.read_text())))
     classes = (node for node in nodes if isinstance(node, ast.ClassDef))
-    assert {node.name for node in classes if lines_of_code(node) >= 150} == LONG_CLASSES
+    assert {node.name for node in classes if lines_of_code(node) >= 150} == set()
 
 
 def test_the_way_of_data_is_that_of_the_imports():

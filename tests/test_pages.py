@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).parent.parent
 FROM = ("flax", "hugging-face", "keras", "levanter", "lightning", "maxtext")
 PAGES = [ROOT / "docs/index.md", ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]

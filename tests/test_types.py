@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.types
+
 PROGRAM = (Path(__file__).parent / "typed/program.py").read_text()
 MISTAKES = {
     "name": ("mw.Experiment(", "mw.Experimnt("),
