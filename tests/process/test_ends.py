@@ -1,6 +1,7 @@
 """Examples that only end when they are read: they must end after as many batches on all processes."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -56,9 +57,9 @@ for kind in asked.split(","):
 REACHED = [("experiment", 13), ("trainer", 13), ("loop", 10)]
 
 
-def launched(python, tmp_path, *arguments):
+def launched(python, tmp_path, *arguments, program=PROGRAM):
     """Run the program on two processes; return the exit code and what they printed."""
-    command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", *python, "-c", PROGRAM]
+    command = [sys.executable, "-m", "meshwright", "launch", "local", "-n", "2", "--", *python, "-c", program]
     environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environ["WORKDIR"] = str(tmp_path / "run")
     done = subprocess.run([*command, *arguments], env=environ, capture_output=True, text=True, timeout=120)
@@ -87,6 +88,37 @@ def test_examples_that_end_early_on_one_process_end_all_with_the_cause(
     assert f"the examples end after batch {last} on process {ended}, and later on process {other}" in out
 
 
+CAUGHT = """
+def broken():
+    for i in range(4):
+        yield {"x": np.full(8, i, np.float32)}
+    if me == 0:
+        raise OSError("the disk is gone")
+
+def take_all():
+    sharding = mw.Layout(mw.make_mesh("data=-1")).batch_sharding
+    with mw.batches(lambda epoch: broken(), 2, sharding, epochs=1) as data:
+        return len(list(data))
+
+mw.process.start()
+try:
+    take_all()
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+mw.process.compare("what comes next", lambda: "the same")
+print("went on")
+"""
+
+
+def test_an_error_where_the_examples_end_elsewhere_reaches_all(python, tmp_path):
+    program = PROGRAM.partition("mw.process.start()")[0] + CAUGHT
+    exit_code, out = launched(python, tmp_path, "", "4", "4", program=program)
+    assert exit_code == 0, out
+    assert "[0] OSError: the disk is gone" in out
+    assert re.search(r"\[1\] \w+: process 0: OSError: the disk is gone", out)
+    assert out.count("went on") == 2
+
+
 @pytest.fixture
 def streams():
     """The streams of process 0, of which one is open."""
@@ -112,14 +144,6 @@ def test_an_epoch_that_has_not_ended_here_is_waited_for(streams):
 def test_an_epoch_that_goes_on_here_differs(streams):
     streams.take(1, 1, (5, 1, 0))
     assert streams.read(1, 5, None).endswith("on process 1, and later")
-
-
-def test_examples_have_ended_when_they_have_on_all_other_processes(streams):
-    streams.read(1, 7, (7,))
-    streams.take(1, 1, (7,))
-    assert not streams.has_ended_everywhere(1, 2)
-    streams.take(1, 2, (7,))
-    assert streams.has_ended_everywhere(1, 2)
 
 
 def test_an_end_may_be_told_before_the_stream_is_open_here(streams):

@@ -26,6 +26,7 @@ from meshwright.process._compare import (
 )
 from meshwright.process._detect import detect
 from meshwright.process._disk import is_shared
+from meshwright.process._ends import ending_together
 from meshwright.process._leave import exit_now, shared_work
 from meshwright.process._lock import DirectoryLock, is_locked, lock_directory, lock_run_directory
 from meshwright.process._peers import announce_exit, delaying_exit, receiving, send_to_all
@@ -35,7 +36,6 @@ from meshwright.process._run_on import on_all, on_lead
 from meshwright.process._signals import Signals, signals
 from meshwright.process._slurm import expand_nodes, job_end
 from meshwright.process._start import start
-from meshwright.process._streams import ending_together
 
 __all__ = [
     "Cluster",

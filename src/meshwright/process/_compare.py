@@ -33,6 +33,12 @@ _MOST_GROUPS = 8
 def use_exchange(exchange: Exchange) -> None:
     """Compare by these connections from now on."""
     member.exchange = exchange
+    exchange.while_waiting = _check_for_difference
+
+
+def _check_for_difference() -> None:
+    if member.watch:
+        member.watch.check_for_difference()
 
 
 def is_connected() -> bool:

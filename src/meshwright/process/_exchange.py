@@ -41,6 +41,8 @@ class Exchange(Protocol):
     """The number of this process."""
     remote_error: Exception | None
     """The last error that came from another process."""
+    while_waiting: Callable[[], None]
+    """Called now and then while `all_reduce` waits; an error that it raises ends the wait."""
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         """Return the result of combining the values of all processes, the same on all. Collective.
@@ -71,6 +73,7 @@ class LeadExchange:
     def __init__(self, connections: Connections):
         self.process_id, self.connections, self._rounds = 0, connections, _Rounds(connections)
         self.remote_error: Exception | None = None
+        self.while_waiting: Callable[[], None] = _do_nothing
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         self._rounds.begin()
@@ -97,7 +100,11 @@ class LeadExchange:
         notice = _Notice(_LEAD_NOTICE_AFTER_SECONDS)
         while missing := self.connections.others - values.keys():
             number, message = self._rounds.next(
-                missing, lambda: notice(f"process 0 waits for process {ranges(missing)}, to compare {about}")
+                missing,
+                lambda: (
+                    self.while_waiting(),
+                    notice(f"process 0 waits for process {ranges(missing)}, to compare {about}"),
+                ),
             )
             if message is None:
                 self.remote_error = PeersError(
@@ -117,13 +124,18 @@ class PeerExchange:
     def __init__(self, process_id: int, connections: Connections):
         self.process_id, self.connections, self._rounds = process_id, connections, _Rounds(connections)
         self.remote_error: Exception | None = None
+        self.while_waiting: Callable[[], None] = _do_nothing
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         self._rounds.begin()
         self._rounds.send({"value": value})
         notice = _Notice(_OTHERS_NOTICE_AFTER_SECONDS)
         _, message = self._rounds.next(
-            {0}, lambda: notice(f"process {self.process_id} waits for process 0, to compare {about}")
+            {0},
+            lambda: (
+                self.while_waiting(),
+                notice(f"process {self.process_id} waits for process 0, to compare {about}"),
+            ),
         )
         if message is None:
             self.remote_error = PeersError(
@@ -160,7 +172,7 @@ class _Rounds:
             with contextlib.suppress(OSError):  # the process has ended, and may have sent the reason
                 self._connections.send(number, {"round": self._round, **message})
 
-    def next(self, missing: Set[int], notify: Callable[[], None]) -> tuple[int, Any]:
+    def next(self, missing: Set[int], notify: Callable[[], object]) -> tuple[int, Any]:
         """Return a process and its message in this round, or None as its message if it has ended.
 
         Args:
@@ -194,6 +206,7 @@ class DeviceExchange:
     def __init__(self) -> None:
         self.process_id = jax.process_index()
         self.remote_error: Exception | None = None
+        self.while_waiting: Callable[[], None] = _do_nothing
 
     def all_reduce(self, about: str, value: Any, combine: Combine) -> Any:
         return combine(gather(value))
@@ -203,6 +216,10 @@ class DeviceExchange:
 
     def close(self) -> None:
         pass
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class _Notice:

@@ -207,11 +207,6 @@ class Watch:
         self._lose_ended()
         self.check()
 
-    @property
-    def num_others(self) -> int:
-        """The number of other processes."""
-        return jax.process_count() - 1
-
     def read(self, stream: int, count: int, end: End | None) -> None:
         """Note how many batches of a stream this process has read, and tell the others if an epoch has ended.
 
@@ -238,6 +233,11 @@ class Watch:
         """
         if self.lost:
             raise self.error()
+
+    def check_for_difference(self) -> None:
+        """Raise a `UsageError` if this process cannot go on because the processes differ."""
+        if self._exit_code == EXIT_USAGE:
+            self.check()
 
     def error(self) -> MeshwrightError:
         """Return an error with the reason why this process cannot go on."""

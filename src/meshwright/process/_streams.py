@@ -6,67 +6,13 @@ examples. At other steps nothing is sent: a process compares the ends of the oth
 that it has read.
 """
 
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from meshwright.process._member import member
-
-T = TypeVar("T")
 End = Sequence[int]
 """The end of an epoch: the number of the batch with its last example, the next epoch, and the number of
 examples of the next epoch in the batch. The end of a stream is the number of batches alone."""
-
-_POLL_SECONDS = 0.005
-_NOTICE_AFTER_SECONDS = 10
-
-
-def ending_together(results: Iterator[T], position: Callable[[T], tuple[int, int]]) -> Iterator[T]:
-    """Yield results, and check that they, and each epoch of them, end in the same batch on all processes.
-
-    Collective: all processes must read the same streams in the same order, on the main thread. At the end of
-    the results, this waits for the other processes.
-
-    Args:
-      results: One result for each batch that is read.
-      position: Returns the epoch after a result, and the number of its examples that have been used.
-
-    Raises:
-      UsageError: An epoch, or the examples, end in another batch on another process.
-      PeersError: Another process has ended.
-    """
-    watch = member.watch
-    if watch is None:  # this process is not connected to others
-        yield from results
-        return
-    stream, count, epoch = watch.streams.open(), 0, None
-    try:
-        for count, result in enumerate(results, 1):
-            after = position(result)
-            watch.read(stream, count, [count, *after] if epoch not in (None, after[0]) else None)
-            epoch = after[0]
-            yield result
-        watch.read(stream, count, [count])
-        _wait_for_others(stream)
-    finally:
-        watch.streams.close(stream)
-
-
-def _wait_for_others(stream: int) -> None:
-    watch, notice_at = member.watch, time.monotonic() + _NOTICE_AFTER_SECONDS
-    while not watch.streams.has_ended_everywhere(stream, watch.num_others):
-        watch.check()
-        time.sleep(_POLL_SECONDS)
-        if time.monotonic() > notice_at:
-            notice_at = float("inf")
-            print(
-                "meshwright: the examples of this process have ended; it waits for the ends of the others",
-                file=sys.stderr,
-                flush=True,
-            )
 
 
 @dataclass
@@ -132,12 +78,6 @@ class Streams:
                 return None  # it is closed here
             self._streams[number].ends_of_others.setdefault(process_id, []).append(end)
             return _difference(self._streams[number])
-
-    def has_ended_everywhere(self, number: int, num_others: int) -> bool:
-        """Return whether a stream has ended on all `num_others` other processes."""
-        with self._lock:
-            others = self._streams[number].ends_of_others.values()
-            return sum(len(ends[-1]) == 1 for ends in others) == num_others
 
 
 def _difference(stream: _Stream) -> str | None:
