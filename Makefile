@@ -3,6 +3,8 @@
 #   make test    lint, types and the suite, on as many processes as there are cores
 #   make test-newest   the suite and the pages on the newest Python found, where that is another
 #   make test-pages   run the code of the site's pages
+#   make test-notebooks   the notebooks of the docs, in a real kernel
+#   make notebooks   run them and keep their outputs
 #   make test-others   tests that read checkpoints of other systems, which are not in the repository (OTHERS=FOLDER)
 #   make lint    ruff and the type checker
 #   make soak    kill saving runs thousands of times (KILLS=5000), and try random faults by the thousand (SEED=1)
@@ -19,7 +21,7 @@ KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-pages test-newest test-others lint types soak docs dist test-dist bench lock clean
+.PHONY: setup demo test test-here test-pages test-notebooks notebooks test-newest test-others lint types soak docs dist test-dist bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -48,7 +50,7 @@ test-newest:
 	@python=$$(sh scripts/find_python newest); \
 	if [ -n "$$python" ] && [ "$$($$python -V)" != "$$($(BIN)/python -V)" ]; then \
 	  $(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" \
-	    MARKS='-m "not others and not long and not types"' test-here; fi
+	    MARKS='-m "not others and not long and not types and not notebooks"' test-here; fi
 
 types: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/types.txt
@@ -74,6 +76,16 @@ dist: setup
 
 test-dist: setup
 	@sh scripts/test_dist $(BIN)/python
+
+# A kernel and what it needs stay out of the environment that tests run in.
+test-notebooks:
+	@$(MAKE) --no-print-directory VENV=.venv-notebooks LOCKS="$(LOCKS) requirements/notebooks.txt" setup
+	.venv-notebooks/bin/python -m pytest -m notebooks tests/notebooks
+
+# Run the notebooks of the docs anew and keep their outputs.
+notebooks:
+	@$(MAKE) --no-print-directory VENV=.venv-notebooks LOCKS="$(LOCKS) requirements/notebooks.txt" setup
+	.venv-notebooks/bin/python scripts/run_notebooks docs/notebooks/*.ipynb
 
 # The library that we are measured against stays out of the environment that tests run in.
 bench:

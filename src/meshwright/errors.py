@@ -116,6 +116,10 @@ class Interrupted(MeshwrightError):  # noqa: N818 - it is not an error: the stat
         super().__init__(message)
         self.exit_code = exit_code
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback: nothing is wrong."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def printable(text: str, keep: str = "\n\t") -> str:
     r"""Return a text with control characters escaped, such as the one that begins escape sequences: `\x1b`.

@@ -1,11 +1,12 @@
 """The outcome of a run, as a value."""
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from meshwright.docstrings import documented
-from meshwright.metrics import json_number
+from meshwright.metrics import json_number, number
 from meshwright.train import TrainState
 
 
@@ -27,3 +28,10 @@ class Outcome:
         """Return everything except the state, as values that strict JSON can hold."""
         scores = {name: json_number(score) for name, score in self.scores.items()}
         return {"step": self.step, "scores": scores, "seconds": self.seconds}
+
+    def _repr_html_(self) -> str:
+        """Return a table of the step, the scores and the seconds, which a notebook shows."""
+        rows = {"step": str(self.step), **{name: number(score) for name, score in self.scores.items()}}
+        rows["seconds"] = number(self.seconds)
+        cells = (f"<tr><th>{html.escape(name)}</th><td>{text}</td></tr>" for name, text in rows.items())
+        return f"<table>{''.join(cells)}</table>"

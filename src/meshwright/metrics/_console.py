@@ -1,6 +1,7 @@
 """Progress of a run on the screen.
 
-On a terminal it is a panel (`_panel.py`), redrawn in place. In a pipe, a file or a CI log, where nothing can
+On a terminal it is a panel (`_panel.py`), redrawn in place. In a notebook it is one line, replaced in place
+(`_notebook.py`). In a pipe, a file or a CI log, where nothing can
 be redrawn, each report is one line that makes sense alone. The first step has a line, too, as soon as its
 metrics are known:
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from meshwright.errors import printable
 from meshwright.metrics._kinds import Values, numbers
+from meshwright.metrics._notebook import NotebookLine, in_notebook
 from meshwright.metrics._numbers import duration, number
 from meshwright.metrics._progress import Progress, loss_first
 from meshwright.times import local_time
@@ -36,12 +38,12 @@ class Console:
             fit(..., log=logger(console), on_step=console.on_step)
 
     Inside `with`, on a UTF-8 terminal, it shows a live panel, redrawn at most ten times a second from the
-    caller's thread. On leaving, also by an exception, the last panel stays on the terminal. In all other
-    cases each report is a line.
+    caller's thread. On leaving, also by an exception, the last panel stays on the terminal. In a notebook it
+    shows the newest report in one line. In all other cases each report is a line.
 
     Args:
       max_steps: number of steps in all; None if it depends on the data.
-      file: file to write to; None for stderr.
+      file: file to write to; None for stderr, or stdout in a notebook, which shows stderr as an error.
       clock: returns the time in seconds since 1970.
 
     Example:
@@ -58,7 +60,10 @@ class Console:
         file: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        self._file = sys.stderr if file is None else file
+        is_cell = file is None and in_notebook()
+        self._file = file or (sys.stdout if is_cell else sys.stderr)
+        self._cell = NotebookLine() if is_cell else None
+        self._newest = ""
         self._clock = clock
         self._progress = Progress(max_steps)
         self._live: Live | None = None
@@ -71,7 +76,12 @@ class Console:
         self._progress.reach(step, now)
         self._progress.report(step, shown)
         if self._live is None:
-            self.say(self._line(step, shown, self._progress.seconds_left(now)))
+            self._newest = self._line(step, shown, self._progress.seconds_left(now))
+            if self._cell is None:
+                self.say(self._newest)
+            elif _is_time(self._report_drawn_at, now):
+                self._report_drawn_at = now
+                self._cell(self._newest)
         elif _is_time(self._report_drawn_at, now):
             self._report_drawn_at = now
             self._redraw(now)
@@ -109,13 +119,15 @@ class Console:
     def __enter__(self) -> Self:
         from meshwright.metrics import _panel  # loads rich only if it is needed
 
-        self._live = _panel.open_live(self, self._file)
+        self._live = None if self._cell else _panel.open_live(self, self._file)
         return self
 
     def __exit__(self, *_: object) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
+        if self._cell is not None and self._newest:
+            self._cell(self._newest)
 
     def __rich__(self) -> "RenderableType":
         """The panel, for rich."""

@@ -13,7 +13,7 @@ from meshwright.report._history import Best, Series
 from meshwright.report._run import Run, is_run, read_run
 from meshwright.report._sorting import sort_runs
 from meshwright.report._summary import document, list_runs, runs_table, summary
-from meshwright.report._write import PAGE, write_comparison, write_page
+from meshwright.report._write import PAGE, InlinePage, inline_page, write_comparison, write_page
 
 __all__ = [
     "PAGE",
@@ -21,12 +21,14 @@ __all__ = [
     "Back",
     "Best",
     "Comparison",
+    "InlinePage",
     "Run",
     "Series",
     "compare",
     "comparison_document",
     "comparison_text",
     "document",
+    "inline_page",
     "is_run",
     "list_runs",
     "read_run",

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from meshwright.errors import UsageError
@@ -31,6 +33,38 @@ def write_page(run: Run, to: str | Path | None = None) -> str:
       'page.html'
     """
     return _write(page(run), to or run.directory / PAGE)
+
+
+@dataclass(frozen=True)
+class InlinePage:
+    """A run's page, which a notebook shows in a cell."""
+
+    html: str
+    """The page."""
+    height: int
+    """Height of the frame in pixels."""
+
+    def __repr__(self) -> str:
+        return f"InlinePage({len(self.html)} characters, height={self.height})"
+
+    def _repr_html_(self) -> str:
+        text = escape(self.html)
+        return f'<iframe srcdoc="{text}" width="100%" height="{self.height}" style="border: 0"></iframe>'
+
+
+def inline_page(run: Run, height: int = 600) -> InlinePage:
+    """Return the HTML page of a run as a value that a notebook shows, if it is the last of a cell.
+
+    Args:
+      run: The run, as `read_run` returns it.
+      height: The height of the frame in pixels.
+
+    Example:
+      >>> mw.metrics.jsonl("metrics.jsonl")(10, {"loss": 0.5})
+      >>> mw.report.inline_page(mw.report.read_run("."))
+      InlinePage(... characters, height=600)
+    """
+    return InlinePage(page(run), height)
 
 
 def write_comparison(runs: Sequence[Run], to: str | Path) -> str:
