@@ -10,7 +10,7 @@ from crash.faults import before_each_file_operation
 from crash.nursery import Child
 from crash.scenarios import check, offered, state
 from meshwright.checkpoint import Checkpoints
-from meshwright.engine import _back
+from meshwright.engine import _go_back
 from meshwright.formats import verify
 from meshwright.metrics import jsonl, read_jsonl
 
@@ -23,7 +23,7 @@ def killed_while_going_back(directory):
     def go(run, number, tell):
         operations = itertools.count()
         before_each_file_operation(run, lambda _: _kill_me() if next(operations) == number else None)
-        _back._go_back(2, run, run / "checkpoints")
+        _go_back._go_back(2, run, run / "checkpoints")
         tell(True)
 
     Child(lambda tell: _save(directory / "saved")).wait()

@@ -190,7 +190,7 @@ def test_outputs_are_strict_json_of_any_real_dtype(tmp_path):
             r"evaluations\.few\.outputs: .*16 examples.*mean has shape \(\)",
         ),
         (lambda p, b: b["x"], r"evaluations\.few\.outputs: it must return \{name: array\}"),
-        (lambda p, b: {"z": b["x"] * 1j}, r"evaluations\.few\.outputs: z is complex64"),
+        (lambda p, b: {"z": b["x"] * 1j}, r"evaluations\.few\.outputs: z has dtype complex64"),
     ],
 )
 def test_outputs_that_cannot_be_are_refused_before_the_first_step(tmp_path, monkeypatch, returned, says):

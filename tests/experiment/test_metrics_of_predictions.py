@@ -107,4 +107,4 @@ def test_predictions_without_a_row_for_each_example_are_refused_before_the_first
 def test_an_error_of_the_metric_function_s_keeps_its_type_and_says_where_it_was(tmp_path):
     with pytest.raises(KeyError) as raised:
         run(tmp_path, evaluation(measure=measure, metric_fn=lambda preds, scores: {"f1": scores["loss"]}))
-    assert raised.value.__notes__ == ["in evaluations.held_out.metric_fn, given scores called error"]
+    assert raised.value.__notes__ == ["in evaluations.held_out.metric_fn, which was given the scores error"]

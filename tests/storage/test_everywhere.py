@@ -69,6 +69,8 @@ TAKE = {  # what takes addresses, as tests elsewhere show
     "profile.tracer",
     "report.write_comparison",
     "report.write_page",
+    "experiment.evaluate",
+    "experiment.evaluate_checkpoint",
 }
 
 
