@@ -61,7 +61,7 @@ class Console:
         clock: Callable[[], float] = time.time,
     ):
         is_cell = file is None and in_notebook()
-        self._file = file or (sys.stdout if is_cell else sys.stderr)
+        self._file = (sys.stdout if is_cell else sys.stderr) if file is None else file
         self._cell = NotebookLine() if is_cell else None
         self._newest = ""
         self._clock = clock
