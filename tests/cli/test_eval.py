@@ -222,3 +222,8 @@ def test_two_processes_score_together_and_one_of_them_prints(here, python, capsy
     assert not [line for line in lines if line.startswith("[1]") and "test/loss" in line]
     found = json.loads("\n".join(line.removeprefix("[0] ") for line in lines if line.startswith("[0] ")))
     assert (found["step"], found["scores"]["test/loss"]) == (6, pytest.approx(reported(6), rel=1e-6))
+
+
+def test_a_run_in_the_place_of_the_score_is_told_where_to_stand(tmp_path, capsys):
+    assert main(["eval", "--best", str(tmp_path)]) == 2
+    assert f"Write the directory first: `meshwright eval {tmp_path} --best`." in capsys.readouterr().err

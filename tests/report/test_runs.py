@@ -59,7 +59,7 @@ def names(runs):
 def test_runs_are_sorted_by_a_score_the_best_first_and_those_without_it_last(three):
     assert names(sort_runs(three, "test/wrong")) == ["b", "a", "c"]
     assert names(sort_runs(three, "test/wrong:max")) == ["a", "b", "c"]
-    with pytest.raises(UsageError, match=r"a lower or a higher steps_per_second is better.\n.*:min or"):
+    with pytest.raises(UsageError, match=r"higher values of .steps_per_second. are better.\n.*:min or"):
         sort_runs(three, "steps_per_second")
 
 

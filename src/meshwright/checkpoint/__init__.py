@@ -42,7 +42,7 @@ from meshwright.checkpoint._retention import (
     multiples,
     spaced,
 )
-from meshwright.checkpoint._scores import Mode, kept_by, mode_of
+from meshwright.checkpoint._scores import Mode, kept_by, mode_of, score_and_mode
 from meshwright.checkpoint._staging import UNFINISHED, staged
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "open_best",
     "read_manifest",
     "rewritten",
+    "score_and_mode",
     "set_aside_after",
     "settings_at",
     "spaced",

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import NativeSource
 from meshwright.checkpoint._of_run import checkpoints_of, settings_at
-from meshwright.checkpoint._scores import Mode, kept_by, mode_of, saved_scores
+from meshwright.checkpoint._scores import Mode, kept_by, mode_of, saved_scores, score_and_mode
 from meshwright.errors import CheckpointError, UsageError, listed, nearest
 from meshwright.process import on_lead
 from meshwright.storage import Directory, location
@@ -69,7 +69,8 @@ def chosen_step(path: str, checkpoint: int | str) -> int:
       100
     """
     if isinstance(checkpoint, str) and checkpoint.partition(":")[0] == "best":
-        return _best(path, *_score_and_mode(checkpoint.removeprefix("best").removeprefix(":")))[1]
+        score, mode = score_and_mode(checkpoint.removeprefix("best").removeprefix(":"))
+        return _best(path, score or None, mode)[1]
     if checkpoint != "newest" and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int)):
         raise UsageError(
             f"checkpoint={checkpoint!r}: expected a step, 'newest', 'best', or 'best:SCORE', such as "
@@ -85,14 +86,6 @@ def chosen_step(path: str, checkpoint: int | str) -> int:
         f"there is no checkpoint of step {checkpoint} in {directory}. The nearest is of step {close}.\n"
         f"  There are: {listed(map(str, steps), _MOST)}."
     )
-
-
-def _score_and_mode(text: str) -> tuple[str | None, Mode | None]:
-    """Return the score and the mode in `test/distance:min`, either of which may be left out."""
-    score, _, end = text.rpartition(":")
-    if end == "min" or end == "max":
-        return score or None, end
-    return text or None, None
 
 
 def _steps(path: str) -> tuple[Directory, list[int]]:

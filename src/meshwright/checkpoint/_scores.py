@@ -35,6 +35,17 @@ def saved_scores(directory: Directory, known: Mapping[int, Scores] | None = None
     return found
 
 
+def score_and_mode(text: str) -> tuple[str, Mode | None]:
+    """Return the name and the mode in `test/distance:min`; the mode is None where the text has none.
+
+    Example:
+      >>> mw.checkpoint.score_and_mode("test/distance:min")
+      ('test/distance', 'min')
+    """
+    score, _, end = text.rpartition(":")
+    return (score, end) if end == "min" or end == "max" else (text, None)
+
+
 def numbers(scores: Scores) -> Scores:
     """Return the scores that are numbers; an evaluation may also return texts and images for reports."""
     return {name: float(x) for name, x in scores.items() if isinstance(x, Real) or hasattr(x, "dtype")}

@@ -1,9 +1,11 @@
 """The commands on checkpoints and their options, with the texts that `--help` shows."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from meshwright.cli._parser import Commands
+from meshwright.errors import UsageError
 
 
 def add_checkpoints(commands: Commands) -> None:
@@ -47,12 +49,26 @@ def add_which(command: argparse.ArgumentParser, verb: str) -> None:
     which.add_argument("--step", **_step(verb))
     which.add_argument(
         "--best",
+        action=_Best,
         nargs="?",
         const="",
         metavar="SCORE",
         help=f"{verb} the best checkpoint, by SCORE (test/loss) or, if none is given, by the score that "
         "the run keeps its best by; SCORE:min or SCORE:max says which values are best, if nothing else does",
     )
+
+
+class _Best(argparse.Action):
+    """Stores the score after `--best`. If the user wrote the run there, the error says so."""
+
+    def __call__(self, parser: Any, options: Any, value: Any, option: str | None = None) -> None:
+        has_run = any(getattr(options, name, None) for name in ("path", "source"))
+        if not has_run and value and ("://" in value or Path(value).is_dir()):
+            raise UsageError(
+                f"{parser.prog} --best takes the name of a score, and {value} is a directory.\n"
+                f"  Write the directory first: `{parser.prog} {value} --best`."
+            )
+        setattr(options, self.dest, value)
 
 
 def _add_convert(commands: Commands) -> None:

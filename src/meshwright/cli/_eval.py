@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from meshwright.checkpoint import checkpoints_of, step_name
-from meshwright.cli._again import again
 from meshwright.cli._asked import checkpoint_asked
+from meshwright.cli._reopened import reopened
 from meshwright.cli._train import Result, made
 from meshwright.cli._vouched import Purpose
 from meshwright.errors import EXIT_DONE, UsageError, printable
@@ -35,7 +35,7 @@ def eval(options: argparse.Namespace) -> Result:  # noqa: A001 - the command's n
             "meshwright eval takes the run as RUN, and writes nothing, so there is no workdir to set: leave "
             f"out workdir={options.settings['workdir']}."
         )
-    opened = again(options, PURPOSE)
+    opened = reopened(options, PURPOSE)
     _, experiment = made(opened.target, opened.settings, opened.fake_devices, opened.check)
     from meshwright import process
     from meshwright.experiment import evaluate_checkpoint

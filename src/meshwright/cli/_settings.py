@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from meshwright.errors import OverrideError
-from meshwright.storage import read_text
 
 
 class FromFile(str):
@@ -44,6 +43,8 @@ def read_settings(path: str | Path) -> dict[str, str]:
         message gives the line.
     """
     import yaml
+
+    from meshwright.storage import read_text  # loads NumPy, which `--help` does not wait for
 
     text = ""
     try:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli._again import again
 from meshwright.cli._overrides import build, defaults_of, with_secrets
+from meshwright.cli._reopened import reopened
 from meshwright.cli._target import as_module, load
 from meshwright.cli._vouched import Purpose
 from meshwright.errors import EXIT_DONE, UsageError
@@ -43,7 +43,7 @@ def resume(options: argparse.Namespace) -> Result:
       InputError: there is no such run.
       UsageError: somebody other than the user may have chosen the function, or a secret is missing.
     """
-    opened = again(options, RESUME)
+    opened = reopened(options, RESUME)
     how = {"strict": options.strict, "verbose": options.verbose, "started": options.started}
     given = {"check": opened.check, "from_step": options.from_step}
     return start(opened.target, opened.settings, opened.fake_devices, **given, **how)

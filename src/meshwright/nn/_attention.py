@@ -1,4 +1,4 @@
-"""Attention: arguments are checked, and the form is chosen that computes it."""
+"""The public `attention`: it checks the arguments and chooses the form that computes them."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ from meshwright.nn._dense import dense, plain
 from meshwright.nn._given import Bias, Given
 
 _LARGEST_DENSE = 512 * 512
-"""Queries × keys up to which all scores of a head are held at once: one block of the other form."""
+"""The largest number of queries × keys for which all scores of a head are held at once: one block of the
+blockwise form."""
 _FORMS = ("dense", "blockwise", "cudnn")
 
 
@@ -29,36 +30,36 @@ def attention(
     with_lse: bool = False,
     form: Literal["dense", "blockwise", "cudnn"] | None = None,
 ) -> Any:
-    """Return the attention of queries to keys: for each query, the mean of the values by its scores.
+    """Return, for each query, the mean of the values, weighted by the softmax of the query's scores.
 
-    Long rows are computed block by block (Rabe and Staats, arXiv:2112.05682; Dao, arXiv:2205.14135): memory
-    grows with their length, not with its square, in the gradient too. Blocks that no query sees are left out.
-    A query that sees no key gives 0.
+    Long rows are computed block by block (Rabe and Staats, arXiv:2112.05682; Dao, arXiv:2205.14135). So
+    memory grows with the length and not with its square, in the gradient too. Blocks that the mask hides
+    from all queries are not computed. A query that sees no key gives 0.
 
     Args:
       q: [B, T, N, H], the queries of N heads.
-      k: [B, S, K, H], the keys. K divides N: with fewer heads than queries have, N / K heads share one.
+      k: [B, S, K, H], the keys. K must divide N. N / K heads of queries share one head of keys and values.
       v: [B, S, K, H], the values.
-      causal: A query sees the keys up to its own position.
-      segments: int[B, T]: a query sees the keys of its own segment. A pair of int[B, T] and int[B, S] where
-        keys have other segments than queries.
-      window: A query sees keys less than so many positions before and after its own. A number, or a scalar
-        array, which leaves no blocks out.
-      softcap: Scores are bent into ± this by tanh, before `bias`.
-      scale: Scores are multiplied by this; H ** -0.5 if not given.
-      bias: What is added to the scores: an array [B or 1, N or 1, T, S], which is as large as all scores of
-        its heads; or a `Bias`, which computes it for each block.
-      with_lse: Return also float32[B, N, T], the logarithm of the sum of the exponentials of each query's
-        scores, -inf of one that sees no key: parts over several sets of keys are joined by it.
-      form: How it is computed. "dense" holds all scores, "blockwise" those of a block, "cudnn" is
-        NVIDIA's kernel, which has no second derivative. Without it short rows are dense; others take the
-        kernel where it computes all that is asked for, and are blockwise otherwise.
+      causal: If true, a query sees only the keys up to its own position.
+      segments: The segment of each position, int[B, T]; a query sees only the keys of its own segment. If
+        keys have other segments than queries, a pair of int[B, T] and int[B, S].
+      window: A query sees only the keys that are less than this number of positions away. A scalar array
+        works too, but then no blocks are skipped.
+      softcap: If given, each score x becomes softcap × tanh(x / softcap), before `bias` is added.
+      scale: The factor that multiplies the scores; None for H ** -0.5.
+      bias: An array [B or 1, N or 1, T, S] that is added to the scores; it needs as much memory as they do.
+        Or a `Bias`, which computes the numbers to add for one block at a time.
+      with_lse: If true, return also float32[B, N, T], the log-sum-exp of each query's scores. It is -inf for
+        a query that sees no key. With it, one can join the results over several sets of keys.
+      form: The algorithm. "dense" holds all scores at once, "blockwise" those of one block, and "cudnn" is
+        NVIDIA's kernel, which has no second derivative. None chooses: "dense" for short rows, "cudnn" where
+        the hardware has it and it supports these arguments, and "blockwise" otherwise.
 
     Returns:
-      [B, T, N, H] of the dtype of `v`; with `with_lse` a pair of that and the logarithms.
+      An array [B, T, N, H] of the dtype of `v`; with `with_lse`, a pair of it and the log-sum-exp.
 
     Raises:
-      UsageError: Shapes or types do not go together, there is no such form, or it does not compute this.
+      UsageError: Shapes or dtypes do not fit together, or `form` is unknown or does not support them.
 
     Example:
       >>> x = jnp.ones((2, 1024, 4, 16))
@@ -88,5 +89,5 @@ def _checked(form: str, given: Given, with_lse: bool) -> str:
         raise UsageError(f"form={form!r} is not known.{hint}\n  There are {', '.join(_FORMS)}.")
     reason = why_not_cudnn(given, with_lse, Hardware.here()) if form == "cudnn" else None
     if reason is not None:
-        raise UsageError(f"form='cudnn' does not compute this: {reason}.\n  Try form='blockwise'.")
+        raise UsageError(f"form='cudnn' does not support these arguments: {reason}.\n  Try form='blockwise'.")
     return form

@@ -1,8 +1,9 @@
 """Cross entropy chunk by chunk, with its own gradient.
 
-Under `fsdp` the head is gathered before the loop. Each group of devices that has rows of its own adds up the
-gradient of the head from these, and groups are added once, after the loop: XLA knows no array of which each
-device has a summand, so that the groups are a dimension of the sum, split over them.
+Under `fsdp` the head is gathered before the loop over chunks. Devices that hold the same rows are a group.
+Each group sums the head's gradient over its own rows. The sums of the groups are added once, after the loop.
+XLA has no array type whose value is the sum over devices, so the gradient in the loop has one more dimension,
+the group, which is split over the mesh.
 
 Shapes: B rows, T positions, D features, V vocabulary; n chunks; g groups of devices, each of which has r
 labels of a chunk.
@@ -23,13 +24,13 @@ from meshwright.sharding import axes_splitting
 
 @dataclass(frozen=True)
 class Static:
-    """Everything that the program depends on, besides shapes and dtypes."""
+    """The settings of the loss that are fixed when it is compiled."""
 
     softcap: float | None
     z_loss: float
     smoothing: float
     chunk: int
-    """Most positions of a chunk."""
+    """The largest number of positions in a chunk."""
     gathers_once: bool
     dtype: Any
     """The dtype of logits and sums."""
@@ -39,14 +40,22 @@ class Static:
 def total_of(
     static: Static, hidden: jax.Array, head: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """Return the sum of the losses by weight, given [B, T, D], [D, V] and two of [B, T]."""
-    return _weighed(losses_of(static, hidden, head, labels), weights)
+    """Return the weighted sum of the losses.
+
+    Args:
+      static: The settings.
+      hidden: The features, [B, T, D].
+      head: The head, [D, V].
+      labels: The labels, int[B, T].
+      weights: The weights of the labels, [B, T].
+    """
+    return _weighted_sum(losses_of(static, hidden, head, labels), weights)
 
 
 def _total_forward(static: Static, hidden: Any, head: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
     losses, d_hidden, d_head = _gradients(static, _products, hidden, head, labels, weights)
-    counted = jnp.where(weights == 0, 0, losses)  # the derivative by the weights, as that of `Mean.of`
-    return _weighed(losses, weights), (counted, d_hidden, d_head, jnp.zeros((0,), head.dtype))
+    counted = jnp.where(weights == 0, 0, losses)  # the derivative by the weights, as in `Mean.of`
+    return _weighted_sum(losses, weights), (counted, d_hidden, d_head, jnp.zeros((0,), head.dtype))
 
 
 def _total_backward(static: Static, kept: Any, change: jax.Array) -> tuple[Any, ...]:
@@ -58,7 +67,7 @@ def _total_backward(static: Static, kept: Any, change: jax.Array) -> tuple[Any, 
 total_of.defvjp(_total_forward, _total_backward)
 
 
-def _weighed(losses: jax.Array, weights: jax.Array) -> jax.Array:
+def _weighted_sum(losses: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(weights == 0, 0, losses * weights))
 
 
@@ -90,14 +99,14 @@ losses_of.defvjp(_losses_forward, _losses_backward)
 
 @dataclass(frozen=True)
 class _Split:
-    """The chunks of a batch, and its groups on the mesh around."""
+    """The chunks of a batch, and the groups of devices of the current mesh."""
 
     num_rows: int
     length: int
     size: int
-    """Positions of a chunk."""
+    """The number of positions in each chunk."""
     axes: tuple[str, ...]
-    """Axes of the mesh that split rows."""
+    """The axes of the mesh that split rows."""
     groups: int
     gathers_once: bool
 
@@ -111,7 +120,7 @@ class _Split:
         return cls(B, T, size, axes, groups, static.gathers_once)
 
     def chunks(self, x: jax.Array) -> jax.Array:
-        """Return [n, g, r, ...] of [B, T, ...], with zeros after the last."""
+        """Return [B, T, ...] as [n, g, r, ...], padded with zeros at the end."""
         x = jnp.pad(x, [(0, 0), (0, -self.length % self.size), *[(0, 0)] * (x.ndim - 2)])
         x = jnp.moveaxis(x.reshape(self.groups, -1, x.shape[1] // self.size, self.size, *x.shape[2:]), 2, 0)
         x = x.reshape(*x.shape[:2], -1, *x.shape[4:])
@@ -119,7 +128,7 @@ class _Split:
         return self.placed(x, *leading, self.axes) if self.axes else x
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """Return [B, T, ...] of [n, g, r, ...]."""
+        """Return [n, g, r, ...] as [B, T, ...]."""
         x = jnp.moveaxis(x.reshape(*x.shape[:2], -1, self.size, *x.shape[3:]), 0, 2)
         return x.reshape(self.num_rows, -1, *x.shape[4:])[:, : self.length]
 
@@ -128,7 +137,7 @@ class _Split:
         return self.placed(head, None, _vocabulary_axis(head.shape[1])) if self.gathers_once else head
 
     def here(self, x: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return features and head in a loop, out of which XLA would otherwise move what gathers the head."""
+        """Return features and head; keep XLA from gathering the head before the loop."""
         return (x, head) if self.gathers_once else jax.lax.optimization_barrier((x, head))
 
     def placed(self, x: jax.Array, *spec: Any) -> jax.Array:
@@ -148,7 +157,7 @@ def _gradients(
     labels: jax.Array,
     weights: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the losses, and the gradients of their sum by weight; that of the head is wide."""
+    """Return the losses, and the gradients of their weighted sum; the head's has the dtype of sums."""
     split = _Split.of(static, hidden)
     whole = split.gathered(head)
     vocabulary = _vocabulary_axis(head.shape[1])
@@ -173,8 +182,8 @@ def _gradients(
 def _closed(body: Callable[..., Any], whole: jax.Array) -> Callable[..., Any]:
     """Return the body of a loop as one operation.
 
-    Then no policy of a `jax.checkpoint` around, "dots" say, finds the products in it, which are the logits,
-    to keep them for all chunks.
+    A policy of a surrounding `jax.checkpoint`, such as "dots", then does not see the matrix products in the
+    body. It would keep the results, which are the logits, of all chunks.
     """
     closed = jax.custom_jvp(body)
     closed.defjvp(lambda primals, tangents: jax.jvp(body, primals, tangents))
@@ -185,19 +194,19 @@ def _products(static: Static, x: jax.Array, head: jax.Array) -> jax.Array:
     return jnp.matmul(x, head, preferred_element_type=static.dtype)
 
 
-# The name that `jax.checkpoint` gives: FLOPs count it apart.
+# `jax.checkpoint` gives recomputed operations this name, and the count of FLOPs looks for it.
 _products_again = jax.named_scope("rematted_computation")(_products)
 
 
 def _losses(static: Static, products: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
-    """Return the losses [g, r] of a chunk, and a function from their weights to the products' gradient."""
+    """Return the losses [g, r] of a chunk, and a function from weights to the gradient of the products."""
     cap, smoothing, V = static.softcap, static.smoothing, products.shape[-1]
     logits = products if cap is None else cap * jnp.tanh(products / cap)
     largest = logits.max(-1, keepdims=True)
     shifted = logits - largest
     exponentials = jnp.exp(shifted)
     total = exponentials.sum(-1, keepdims=True)
-    # A sum over the vocabulary, as to take one would gather logits of which each device has a part.
+    # Indexing would gather the logits, which are split over the devices by vocabulary. A masked sum does not.
     is_label = labels[..., None] == jnp.arange(V, dtype=labels.dtype)
     at_label = jnp.where(is_label, shifted, 0).sum(-1, keepdims=True)
     log_total = jnp.log(total)

@@ -1,4 +1,4 @@
-"""The cross entropy of labels, given the features before a head: arguments are checked, and sums returned."""
+"""The public functions for the cross entropy of a head's logits. They check the arguments."""
 
 from typing import Any, Literal
 
@@ -24,31 +24,32 @@ def cross_entropy(
     chunk: int = 256,
     gather: Literal["once", "per chunk"] = "once",
 ) -> Mean:
-    """Return the mean cross entropy of labels, of which the logits are `hidden @ head`.
+    """Return the mean cross entropy of labels under the logits `hidden @ head`.
 
-    The logits of a chunk of positions are there at a time, in float32, and never those of all. The gradient
-    is computed with the loss, chunk by chunk, so that no logits are computed twice. Over a mesh with `tensor`
-    each device has its part of the vocabulary; maxima and sums are exchanged instead of logits.
+    It holds the logits of one chunk of positions at a time, in float32, and never all of them. It computes
+    the gradient together with the loss, chunk by chunk, so no logits are computed twice. On a mesh with the
+    axis `tensor` each device holds its part of the vocabulary, and the devices exchange maxima and sums
+    instead of logits.
 
     Args:
-      hidden: [B, ..., D], the features before the head. Split by example over the mesh.
-      head: [D, V]. A tied one is `embedding.T`.
-      labels: int[B, ...], each less than V. What stands at weight 0 does not matter.
-      label_weights: The weight of each label, [B, ...] or what broadcasts to it; None for 1.
-      softcap: Logits are bent into ± this by tanh.
-      z_loss: This times the square of the logarithm of the sum of the exponentials is added (Chowdhery et
-        al., arXiv:2204.02311), which keeps logits small.
-      label_smoothing: This part of each label is spread evenly over the vocabulary.
-      chunk: The most positions of each row whose logits are held at once.
-      gather: Under `fsdp`, "once" gathers the head once, holds it and its float32 gradient, and adds up the
-        gradient of the devices once. "per chunk" does so for each chunk and holds parts: it needs less
-        memory, and exchanges as many times more as there are chunks.
+      hidden: [B, ..., D], the features before the head, split by example over the mesh.
+      head: [D, V], the weights of the head. For tied embeddings it is `embedding.T`.
+      labels: int[B, ...], each less than V. A label whose weight is 0 may be any number.
+      label_weights: The weights of the labels, which broadcast to [B, ...]. None weights all labels 1.
+      softcap: If given, each logit x becomes softcap × tanh(x / softcap).
+      z_loss: The factor of the z-loss, the square of the logits' log-sum-exp, which is added to the loss and
+        keeps logits small (Chowdhery et al., arXiv:2204.02311).
+      label_smoothing: The part of each label's probability that is spread evenly over the vocabulary.
+      chunk: The largest number of positions of each row whose logits are held at once.
+      gather: Under `fsdp`, "once" gathers the head once, holds it with its float32 gradient, and sums the
+        gradient over the devices once. "per chunk" does both for each chunk and holds only parts. It needs
+        less memory, and exchanges that many times more bytes as there are chunks.
 
     Returns:
-      The mean over all labels by weight, a `Mean`, as a loss returns it.
+      The weighted mean over all labels, as a `Mean`, which a loss may return.
 
     Raises:
-      UsageError: Shapes, types or numbers do not go together.
+      UsageError: Shapes, dtypes or numbers do not fit together.
 
     Example:
       >>> hidden, head = jnp.ones((2, 8, 4)), jnp.zeros((4, 10))
@@ -83,7 +84,7 @@ def token_losses(
 ) -> jax.Array:
     """Return the cross entropy of each label, float32[B, ...], of which `cross_entropy` is the mean.
 
-    Its gradient computes the logits again, as it does not know beforehand what each loss weighs.
+    Its gradient computes the logits a second time, because the weights of the losses are not known before.
 
     The arguments and errors are those of `cross_entropy`.
 
@@ -113,11 +114,11 @@ def _checked(
     if labels.shape != hidden.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise UsageError(f"labels are int[B, ...], one for each position: found {shapes}, {labels.dtype}.")
     if softcap is not None and not softcap > 0:
-        raise UsageError(f"softcap={softcap}: logits are bent into ± a number above 0.")
+        raise UsageError(f"softcap={softcap}: expected a number above 0.")
     if not 0 <= label_smoothing < 1:
-        raise UsageError(f"label_smoothing={label_smoothing}: a part of each label, from 0 to below 1.")
+        raise UsageError(f"label_smoothing={label_smoothing}: expected at least 0 and less than 1.")
     if not (isinstance(chunk, int) and chunk > 0):
-        raise UsageError(f"chunk={chunk!r}: a number of positions of at least 1.")
+        raise UsageError(f"chunk={chunk!r}: expected a number of positions, at least 1.")
     if gather not in _GATHERS:
         close = nearest(str(gather), _GATHERS)
         hint = f" Did you mean {close!r}?" if close else ""

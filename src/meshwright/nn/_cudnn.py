@@ -1,4 +1,4 @@
-"""cuDNN's kernel of attention, through `jax.nn`, and the table of what it computes."""
+"""The attention kernel of cuDNN, called through `jax.nn`, and the table of what it supports."""
 
 from dataclasses import dataclass
 
@@ -23,16 +23,18 @@ class Hardware:
     def here(cls) -> "Hardware":
         """Return the default devices of this process."""
         platform = jax.default_backend()
-        told = str(getattr(jax.local_devices()[0], "compute_capability", "")) if platform == "gpu" else ""
-        major, _, minor = told.partition(".")  # AMD's are called gfx90a
-        is_told = major.isdigit() and minor.isdigit()
-        return cls(platform, (int(major), int(minor)) if is_told else (0, 0))
+        device = jax.local_devices()[0]
+        capability = str(getattr(device, "compute_capability", "")) if platform == "gpu" else ""
+        major, _, minor = capability.partition(".")  # of AMD's devices it is a name, such as gfx90a
+        is_known = major.isdigit() and minor.isdigit()
+        return cls(platform, (int(major), int(minor)) if is_known else (0, 0))
 
 
 def why_not_cudnn(given: Given, with_lse: bool, hardware: Hardware) -> str | None:
-    """Return why cuDNN's kernel does not compute this on the hardware; None where it does.
+    """Return the reason why the kernel cannot compute this on the hardware; None if it can.
 
-    Masks and biases that it would take only as an array of all scores are left to blocks.
+    The kernel would take segments and biases only as arrays of the size of all scores. The blockwise form
+    computes these.
     """
     size = given.q.shape[-1]
     largest = 256 if hardware.capability >= (9, 0) else 128
@@ -45,18 +47,19 @@ def why_not_cudnn(given: Given, with_lse: bool, hardware: Hardware) -> str | Non
         f"heads have {size} features: it takes multiples of 8 up to {largest}": size % 8 != 0
         or size > largest,
         "it has no soft cap": given.softcap is not None,
-        "it takes segments only as an array of queries × keys": given.segments is not None,
-        "it takes a bias only as an array of queries × keys": given.bias is not None,
-        "its window is a number, and causal": has_window
+        "it takes segments only as a mask of the size queries × keys": given.segments is not None,
+        "it takes a bias only as an array of the size queries × keys": given.bias is not None,
+        "its window must be a number, with causal=True": has_window
         and not (given.causal and isinstance(given.window, int)),
-        "a causal mask is of as many queries as keys": given.causal and given.q.shape[1] != given.k.shape[1],
-        "it does not return the logarithms of the sums": with_lse,
+        "with causal=True it needs as many queries as keys": given.causal
+        and given.q.shape[1] != given.k.shape[1],
+        "it does not return the log-sum-exp": with_lse,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def cudnn(given: Given) -> jax.Array:
-    """Return what is attended to, [B, T, N, H]."""
+    """Return the attention, [B, T, N, H], computed by the kernel."""
     return jax.nn.dot_product_attention(
         given.q,
         given.k,

@@ -1,4 +1,4 @@
-"""The arguments of attention, checked."""
+"""The arguments of attention, and the checks of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Segments: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 class Bias(NamedTuple):
-    """A bias of the scores that is computed for each block of queries and keys, so that it is never whole.
+    """A bias of the scores, computed for one block of queries and keys at a time, and never held as a whole.
 
     Example:
       >>> slopes = jnp.array([0.5, 0.25])  # ALiBi's, of two heads
@@ -25,9 +25,9 @@ class Bias(NamedTuple):
     """
 
     function: Callable[[Any, jax.Array, jax.Array], jax.Array]
-    """`(operand, t, s) -> [N, len(t), len(s)]`: of int32 positions of queries and keys, for all N heads."""
+    """`(operand, t, s) -> [N, len(t), len(s)]`: the bias of all N heads, given int32 positions."""
     operand: Any
-    """A pytree of arrays that the function reads, a table of distances say. It has a gradient."""
+    """A pytree of arrays that the function reads, such as a table of distances. It has a gradient."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Given:
     scale: float
     bias: jax.Array | Bias | None
     leaves_rows_empty: bool
-    """True where there may be queries that see no key."""
+    """True if some queries may see no key."""
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Given:
         """Check the arguments of `attention`.
 
         Raises:
-          UsageError: they do not go together.
+          UsageError: They do not fit together.
         """
         q, k, v = (jnp.asarray(x) for x in (q, k, v))
         _check_arrays(q, k, v)
@@ -75,7 +75,7 @@ class Given:
             window = int(window) if isinstance(window, np.integer) else window
             _check_window(window)
         if softcap is not None and not softcap > 0:
-            raise UsageError(f"softcap={softcap}: scores are bent into ± a number above 0.")
+            raise UsageError(f"softcap={softcap}: expected a number above 0.")
         _check_bias(q, k, bias)
         is_empty = is_pair or (window is not None and q.shape[1] > k.shape[1])
         scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -90,12 +90,14 @@ class Given:
 def visible(
     causal: bool, window: Any, segments: Segments | None, t: jax.Array, s: jax.Array
 ) -> jax.Array | None:
-    """Return which keys each query sees, bool[B or 1, t, s]; None where it sees all.
+    """Return the mask of keys that each query sees, bool[B or 1, t, s]; None if each sees all.
 
     Args:
-      segments: int[B, t] of the queries and int[B, s] of the keys.
-      t: int[t], the positions of the queries.
-      s: int[s], the positions of the keys.
+      causal: If true, a query sees no later keys.
+      window: The distance from which on a query sees no keys; None for no limit.
+      segments: The segments of the queries, int[B, t], and of the keys, int[B, s].
+      t: The positions of the queries, int[t].
+      s: The positions of the keys, int[s].
     """
     distance = t[:, None] - s
     seen = []
@@ -120,19 +122,19 @@ def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
     if not q.ndim == k.ndim == v.ndim == 4:
         raise UsageError(f"attention takes q [B, T, N, H] and k, v [B, S, K, H]: found {shapes}.")
     if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-        raise UsageError(f"k and v have one shape, and B and H of q are theirs: found {shapes}.")
+        raise UsageError(f"k and v must have the same shape, and q the same B and H: found {shapes}.")
     if q.shape[2] % k.shape[2]:
-        raise UsageError(f"the heads of keys divide those of queries: found {shapes}.")
+        raise UsageError(f"the number of heads of k must divide that of q: found {shapes}.")
     if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (q, k, v)):
-        raise UsageError(f"q, k and v are floating: found {q.dtype}, {k.dtype} and {v.dtype}.")
+        raise UsageError(f"q, k and v must have floating dtypes: found {q.dtype}, {k.dtype} and {v.dtype}.")
 
 
 def _check_window(window: Any) -> None:
     has_dtype = hasattr(window, "dtype") and not window.ndim
     if not (isinstance(window, int) or (has_dtype and jnp.issubdtype(window.dtype, jnp.integer))):
-        raise UsageError(f"window is a whole number of positions, or a scalar array: found {window!r}.")
+        raise UsageError(f"window must be a whole number of positions or a scalar array: found {window!r}.")
     if isinstance(window, int) and window < 1:
-        raise UsageError(f"window={window}: it is at least 1, with which a query sees its own position.")
+        raise UsageError(f"window={window}: expected at least 1, which is the query's own position.")
 
 
 def _check_segments(q: jax.Array, k: jax.Array, segments: Segments | None) -> None:
@@ -141,8 +143,8 @@ def _check_segments(q: jax.Array, k: jax.Array, segments: Segments | None) -> No
     found = tuple(x.shape for x in segments)
     if found != (q.shape[:2], k.shape[:2]):
         raise UsageError(
-            f"segments are {found[0]} of queries and {found[1]} of keys: expected {q.shape[:2]} and "
-            f"{k.shape[:2]}, B and the positions."
+            f"segments have shapes {found[0]} for queries and {found[1]} for keys: expected {q.shape[:2]} "
+            f"and {k.shape[:2]}, batch and positions."
         )
 
 
@@ -155,7 +157,7 @@ def _check_bias(q: jax.Array, k: jax.Array, bias: Any) -> None:
         found = jax.eval_shape(bias.function, bias.operand, *places).shape
         if found != (N, T, S):
             raise UsageError(
-                f"the function of a Bias returns [N, t, s]: expected {(N, T, S)}, found {found}."
+                f"the function of a Bias must return [N, t, s]: expected {(N, T, S)}, found {found}."
             )
     elif (
         bias.ndim != 4
@@ -163,4 +165,4 @@ def _check_bias(q: jax.Array, k: jax.Array, bias: Any) -> None:
         or bias.shape[1] not in (1, N)
         or bias.shape[2:] != (T, S)
     ):
-        raise UsageError(f"bias is [B or 1, N or 1, T, S]: expected {(B, N, T, S)}, found {bias.shape}.")
+        raise UsageError(f"bias must be [B or 1, N or 1, T, S]: expected {(B, N, T, S)}, found {bias.shape}.")

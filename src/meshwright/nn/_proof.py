@@ -1,4 +1,4 @@
-"""Attention as it is computed here, held to its definition in random cases."""
+"""Random cases of attention, computed on the devices at hand and compared with the definition."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from meshwright.nn._dense import plain
 from meshwright.nn._given import Given
 
 _LIMITS = {"float32": 2e-5, "bfloat16": 2e-2}
-"""The largest difference, as a part of the largest number."""
+"""The largest accepted difference from the definition, divided by the largest value."""
 
 
 @dataclass(frozen=True)
 class Proved:
-    """A random case of attention, and by how much it missed its definition."""
+    """A random case of attention, and its difference from the definition."""
 
     shape: str
     dtype: str
     mask: str
     values: float
-    """The largest difference from the definition in float32, as a part of the largest number."""
+    """The largest difference from the definition in float32, divided by the largest value."""
     gradients: float
-    """That of the gradients of q, k and v."""
+    """The same for the gradients of q, k and v."""
     limit: float
 
     @property
     def holds(self) -> bool:
-        """True if both are within the limit; not if they are NaN."""
+        """True if both are within the limit. NaN is not."""
         return self.values <= self.limit and self.gradients <= self.limit
 
 
@@ -40,13 +40,13 @@ def proofs(
 ) -> Iterator[Proved]:
     """Yield random cases of shape, mask, window and dtype, computed on the default device and compared.
 
-    Half of the cases ask for what kernels of attention compute; the others for segments, soft caps and
-    windows without a causal mask.
+    Kernels such as cuDNN's support half of the cases. The others have segments, soft caps, or windows
+    without a causal mask.
 
     Args:
-      attend: The function to prove, called as `mw.attention`.
+      attend: The function to test. It takes the arguments of `mw.attention`.
       num_cases: The number of cases.
-      seed: What the cases are drawn from.
+      seed: The seed of the random cases.
 
     Example:
       >>> next(mw.nn.proofs(num_cases=1)).holds
@@ -61,10 +61,10 @@ def _proved(attend: Callable[..., jax.Array], random: np.random.Generator, is_pl
     B, T, K, G, H = (int(random.choice(of)) for of in ((1, 2), (96, 520, 700), (1, 2), (1, 2), (16, 32, 64)))
     q = jnp.asarray(random.normal(size=(B, T, K * G, H)), dtype)
     k, v = (jnp.asarray(random.normal(size=(B, T, K, H)), dtype) for _ in "kv")
-    asked = _asked(random, is_plain, B, T)
+    options = _random_options(random, is_plain, B, T)
 
     def definition(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return plain(Given.of(q, k, v, scale=None, bias=None, **asked))[0]
+        return plain(Given.of(q, k, v, scale=None, bias=None, **options))[0]
 
     def results(function: Callable[..., jax.Array], *arrays: jax.Array) -> Any:
         def total(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,16 +73,16 @@ def _proved(attend: Callable[..., jax.Array], random: np.random.Generator, is_pl
 
         return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*arrays)
 
-    # Where the hardware multiplies float32 in fewer bits, the definition and what is proved would both err.
+    # Some hardware multiplies float32 in fewer bits; then the definition itself would be inexact.
     with jax.default_matmul_precision("highest"):
-        gradients, out = results(lambda *arrays: attend(*arrays, **asked), q, k, v)
+        gradients, out = results(lambda *arrays: attend(*arrays, **options), q, k, v)
         expected, exact = results(definition, *(x.astype(jnp.float32) for x in (q, k, v)))
     missed = max(_difference(*pair) for pair in zip(gradients, expected, strict=True))
     shape = f"{B}x{T}x{K * G}x{H}, {K} of keys"
-    return Proved(shape, dtype, _mask(asked), _difference(out, exact), missed, _LIMITS[dtype])
+    return Proved(shape, dtype, _mask(options), _difference(out, exact), missed, _LIMITS[dtype])
 
 
-def _asked(random: np.random.Generator, is_plain: bool, B: int, T: int) -> dict[str, Any]:
+def _random_options(random: np.random.Generator, is_plain: bool, B: int, T: int) -> dict[str, Any]:
     causal = bool(random.integers(2))
     window = int(random.choice([7, 130])) if random.integers(2) and (causal or not is_plain) else None
     segments = None if is_plain else jnp.asarray(np.sort(random.integers(1, 4, (B, T))))
@@ -90,11 +90,12 @@ def _asked(random: np.random.Generator, is_plain: bool, B: int, T: int) -> dict[
     return {"causal": causal, "window": window, "segments": segments, "softcap": softcap}
 
 
-def _mask(asked: dict[str, Any]) -> str:
-    """Return what is asked for, in words."""
-    arrays = [name for name in ("causal", "segments") if asked[name] is not None and asked[name] is not False]
-    numbers = [f"{name} {asked[name]}" for name in ("window", "softcap") if asked[name] is not None]
-    return ", ".join(arrays + numbers) or "none"
+def _mask(options: dict[str, Any]) -> str:
+    """Return the options of a case as text."""
+    causal = ["causal"] if options["causal"] else []
+    segments = ["segments"] if options["segments"] is not None else []
+    numbers = [f"{name} {options[name]}" for name in ("window", "softcap") if options[name] is not None]
+    return ", ".join(causal + segments + numbers) or "none"
 
 
 def _difference(found: jax.Array, expected: jax.Array) -> float:

@@ -1,6 +1,6 @@
 """Runs sorted by a score, and values of settings and scores for the columns of a table.
 
-Works on the documents that `list_runs` returns, so it needs no files.
+These functions read the documents that `list_runs` returns. They open no files.
 """
 
 import ast
@@ -8,14 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshwright.checkpoint import Mode, mode_of
+from meshwright.checkpoint import mode_of, score_and_mode
 from meshwright.errors import UsageError, nearest
 from meshwright.metrics import number
 from meshwright.report._varied import plain
 
 Document = dict[str, Any]
 
-_MODES: tuple[Mode, ...] = ("min", "max")
 _MOST_NAMED = 12
 
 
@@ -28,23 +27,23 @@ def sort_runs(runs: Sequence[Document], by: str) -> list[Document]:
         better; otherwise the runs' settings or the name itself must tell.
 
     Raises:
-      UsageError: no run has such a number, or it is not known which values are better.
+      UsageError: No run has such a number, or nothing tells which values are better.
 
     Example:
       >>> runs = [{"run": name, "newest": {"loss": loss}} for name, loss in (("a", 0.5), ("b", 0.25))]
       >>> [run["run"] for run in mw.report.sort_runs(runs, "loss")]
       ['b', 'a']
     """
-    name, mode = _split(by)
+    name, mode = score_and_mode(by)
     known = _numbers(runs)
     if name not in known:
         raise _unknown("score", name, known, [])
-    told = (run["best"][name]["mode"] for run in runs if name in run.get("best", {}))
-    mode = mode or next(told, None) or mode_of(name, {})
+    modes_of_runs = (run["best"][name]["mode"] for run in runs if name in run.get("best", {}))
+    mode = mode or next(modes_of_runs, None) or mode_of(name, {})
     if mode is None:
         raise UsageError(
-            f"it is not known whether a lower or a higher {name} is better.\n"
-            f"  Give --sort {name}:min or --sort {name}:max."
+            f"nothing tells whether lower or higher values of {name!r} are better.\n"
+            f"  Write --sort {name}:min or --sort {name}:max."
         )
     sign = -1 if mode == "max" else 1
     values = {id(run): score(run, name) for run in runs}
@@ -53,7 +52,7 @@ def sort_runs(runs: Sequence[Document], by: str) -> list[Document]:
 
 def score(run: Document, name: str) -> float | None:
     """Return the best value of a score, or the newest of any other number; None if there is no finite one."""
-    name = _split(name)[0]
+    name = score_and_mode(name)[0]
     found = run.get("best", {}).get(name, {}).get("value", run.get("newest", {}).get(name))
     return None if found is None or not math.isfinite(float(found)) else float(found)
 
@@ -61,11 +60,11 @@ def score(run: Document, name: str) -> float | None:
 def cells_of(runs: Sequence[Document], name: str) -> list[str]:
     """Return the values of a setting or a score as text, one for each run, "" where there is none.
 
-    A name is looked up among the settings that were typed for commands, in all settings, by their path or
-    the end of it, and among the scores.
+    The name is first looked up among the settings that users typed, then among all settings, by their whole
+    path or by its end, and last among the scores.
 
     Raises:
-      UsageError: no run has it, or several settings have a path that ends so.
+      UsageError: No run has such a setting or score, or the paths of several settings end in this name.
     """
     setting = _setting(runs, name)
     if setting is not None and (name not in _numbers(runs) or _is_plain(runs, setting)):
@@ -74,11 +73,6 @@ def cells_of(runs: Sequence[Document], name: str) -> list[str]:
         raise _unknown("setting or score", name, _numbers(runs), runs)
     values = [score(run, name) for run in runs]
     return ["" if value is None else number(value) for value in values]
-
-
-def _split(by: str) -> tuple[str, Mode | None]:
-    name, _, told = by.rpartition(":")
-    return next(((name, mode) for mode in _MODES if told == mode), (by, None))
 
 
 def _rank(value: float | None, sign: int) -> tuple[bool, float]:

@@ -20,7 +20,7 @@ SECRET = "**********"
 
 
 @dataclass(frozen=True)
-class Again:
+class Reopened:
     """The function and the settings of a run."""
 
     target: str
@@ -33,22 +33,23 @@ class Again:
     """Raises if the function must not be called."""
 
 
-def again(options: argparse.Namespace, purpose: Purpose) -> Again:
-    """Return what a run's `experiment.json` names, with more settings added. None of its code is loaded.
+def reopened(options: argparse.Namespace, purpose: Purpose) -> Reopened:
+    """Return the function and the settings in a run's `experiment.json`. This loads none of the run's code.
 
     Args:
-      options: the words of the command: the run's `path`, the `target` if the user names it, `settings`.
-      purpose: the command.
+      options: The options of the command: the run's `path`, the `target` if the user names it, and
+        `settings`, which are added to those of the run.
+      purpose: The command.
 
     Raises:
-      InputError: there is no such run.
-      UsageError: somebody other than the user may have chosen the function, or a secret is missing.
+      InputError: There is no such run.
+      UsageError: Somebody other than the user may have chosen the function, or a secret is missing.
     """
     origin = _origin(options.path, purpose)
     named = options.target and as_module(options.target)
     check_vouched(options.path, origin, named, purpose)
-    given = {old_names.setting(name): value for name, value in origin["settings"].items()}
-    settings = {**given, "workdir": str(options.path), **options.settings}
+    saved = {old_names.setting(name): value for name, value in origin["settings"].items()}
+    settings = {**saved, "workdir": str(options.path), **options.settings}
     if missing := [name for name, text in settings.items() if text == SECRET]:
         raise OverrideError(
             f"{missing[0]} is a secret, and runs do not store secrets. Give it again: {missing[0]}=VALUE."
@@ -56,14 +57,14 @@ def again(options: argparse.Namespace, purpose: Purpose) -> Again:
     fake_devices = origin["fake_devices"] if options.fake_devices is None else options.fake_devices
     print(f"  {purpose.doing} {printable(origin['target'], keep='')}", file=sys.stderr)
     check = None if named else functools.partial(check_is_experiment, options.path, origin, purpose)
-    return Again(origin["target"], settings, fake_devices, check)
+    return Reopened(origin["target"], settings, fake_devices, check)
 
 
 def _origin(place: str, purpose: Purpose) -> dict[str, Any]:
     """Return the contents of `experiment.json`: the function, settings and devices that began the run.
 
     Raises:
-      InputError: the file does not exist, or is damaged.
+      InputError: The file does not exist, or is damaged.
     """
     file = join(place, "experiment.json")
     try:
