@@ -16,6 +16,11 @@ import sys
 from meshwright.cli import main
 sys.exit(main(["launch", "local", "-n", "2", "--grace", sys.argv[1], "--", *sys.argv[2:]]))
 """
+ANOTHER_THREAD_RECEIVES = """
+import signal, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in the main thread, and all that it starts
+"""
 FAIL_OR_WAIT = """
 import os, sys, time
 alive = open(sys.argv[1], "w")
@@ -43,8 +48,8 @@ def launcher():
     """Start the launcher in a process of its own, to send it signals."""
     started = []
 
-    def start(program, *arguments, grace_seconds=12):
-        command = python(LAUNCHER, grace_seconds, *python(program, *arguments))
+    def start(program, *arguments, grace_seconds=12, before=""):
+        command = python(before + LAUNCHER, grace_seconds, *python(program, *arguments))
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, **pipes))
         return started[-1]
@@ -190,6 +195,14 @@ def test_sigterm_ends_what_waits_for_ever_after_a_time_of_grace(launcher):
 
 def test_unless_it_is_said_that_time_is_less_than_15_seconds():
     assert launch_local.__kwdefaults__["grace_seconds"] + 2 < 15
+
+
+def test_a_signal_is_passed_on_also_if_it_does_not_wake_the_launcher(launcher):
+    hears = "import signal; signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])" + DEAF
+    process = launcher(hears, grace_seconds=0, before=ANOTHER_THREAD_RECEIVES)
+    lines(process, 2)
+    process.send_signal(signal.SIGINT)
+    assert lines(process, 2) == ["[0] heard\n", "[1] heard\n"]
 
 
 def test_who_is_patient_after_ctrl_c_may_be(launcher):

@@ -6,6 +6,7 @@ JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
 import argparse
 import contextlib
+import math
 import os
 import queue
 import shutil
@@ -27,6 +28,9 @@ _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
 """Exit codes after which the other processes end by themselves, and may still be saving."""
 _GRACE_SECONDS = 12
 """Default time from SIGTERM to SIGKILL. With the killing it is below 15 s; most platforms allow 30 s."""
+_LONGEST_WAIT_SECONDS = 0.2
+"""Longest wait of the main thread. Python does not wake it for a signal that arrives just before the wait, or
+that another thread receives; it handles such a signal after the wait."""
 _DRAIN_SECONDS = 2
 """Time to wait for the last output of killed processes."""
 
@@ -161,10 +165,13 @@ def _wait(news: News, num_processes: int, grace_seconds: float) -> list[Child]:
     ended: list[Child] = []
     give_up = None
     while len(ended) < num_processes:
+        left = math.inf if give_up is None else max(0, give_up - time.monotonic())
         try:
-            one = news.get(timeout=None if give_up is None else max(0, give_up - time.monotonic()))
+            one = news.get(timeout=min(left, _LONGEST_WAIT_SECONDS))
         except queue.Empty:
-            break
+            if left == 0:
+                break
+            continue
         if isinstance(one, Child):
             ended.append(one)
         if give_up is None and (one == signal.SIGTERM if isinstance(one, int) else _has_failed(one)):
