@@ -1,8 +1,9 @@
 # Each target sets up what it needs and is instant when nothing changed.
 #   make demo    train a real model on a mesh, kill it, and watch it continue
 #   make test    lint, types and the suite, on as many processes as there are cores
-#   make test-newest   the suite and the pages on the newest Python found, where that is another
+#   make test-newest   the suite, the pages and the slow tests on the newest Python found, where that is another
 #   make test-pages   run the code of the site's pages
+#   make test-slow   whole programs that take many seconds; `make test` tries their parts
 #   make test-notebooks   the notebooks of the docs, in a real kernel
 #   make notebooks   run them and keep their outputs
 #   make test-others   tests that read checkpoints of other systems, which are not in the repository (OTHERS=FOLDER)
@@ -21,7 +22,7 @@ KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-pages test-notebooks notebooks test-newest test-others lint types soak docs dist test-dist bench lock clean
+.PHONY: setup demo test test-here test-pages test-slow test-notebooks notebooks test-newest test-others lint types soak docs dist test-dist bench lock clean
 
 setup: $(VENV)/.ready
 
@@ -44,6 +45,9 @@ test-here: setup
 
 test-pages: setup
 	$(BIN)/python -m pytest -m pages
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
 
 # Python 3.11 ends at jax 0.10; most users have a newer Python, and with it a newer jax.
 test-newest:

@@ -34,7 +34,12 @@ def printed(python, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", OF_DIGITS)
+def in_every_test(name):
+    """Return a case of `make test` if the example shows a library; others are slow tests."""
+    return pytest.param(name, marks=() if name.startswith("digits") else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", map(in_every_test, OF_DIGITS))
 def test_an_example_learns_the_digits(name, printed):
     accuracies = re.findall(r"accuracy ([\d.]+)", printed(name))
     assert min(map(float, accuracies)) >= 0.85
@@ -90,7 +95,9 @@ def killed(python, name, workdir, rounds):
         program.communicate()
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("policy_gradient.py", 9), ("federated.py", 2)])
+@pytest.mark.parametrize(
+    ("name", "rounds"), [pytest.param("policy_gradient.py", 9, marks=pytest.mark.slow), ("federated.py", 2)]
+)
 def test_rounds_that_were_killed_end_as_if_they_had_not_been(name, rounds, tmp_path, python, printed):
     killed(python, name, tmp_path, rounds)
     assert printed(name, str(tmp_path)) == printed(name)

@@ -168,6 +168,7 @@ class Decoder(linen.Module):
         return self.head(jnp.einsum("bk,bkd->bd", jax.nn.softmax(scores), values))
 
 
+@pytest.mark.slow
 def test_text_is_generated_with_a_cache_of_linen_in_a_predictor():
     def generate(model, batch):
         token, length = batch["start"], 6

@@ -32,13 +32,13 @@ def test_the_first_program_is_short_and_learns_what_it_makes_up(here, capsys, ki
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])
-def test_it_runs_on_a_file_of_one_s_own(here, ending):
+def test_it_runs_on_a_file_of_one_s_own(here, ending, python):
     x = np.random.default_rng(0).normal(size=(320, 3))
     y = x @ [1, 2, 3]
     np.savez("mine.npz", x=x, y=y)
     np.savetxt("mine.csv", np.column_stack([x, y]), delimiter=",", header="a,b,c,y", comments="")
     assert main(["init", "plain", "train.py"]) == 0
-    subprocess.run([sys.executable, "train.py", f"mine.{ending}", "runs/mine"], check=True)
+    subprocess.run([*python, "train.py", f"mine.{ending}", "runs/mine"], check=True)
     last = json.loads((here / "runs/mine/metrics.jsonl").read_text().splitlines()[-1])
     assert last["test/loss"] < 0.1
 

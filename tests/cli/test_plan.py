@@ -33,12 +33,14 @@ def on_four(shell):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_for_devices_that_only_the_plan_has(on_four):
     assert on_four["compiled"]
     assert (on_four["num_devices"], on_four["mesh"]) == (4, {"data": 2, "fsdp": 2})
     assert {each["kind"] for each in on_four["exchanges"]} >= {"all-reduce"}
 
 
+@pytest.mark.slow
 def test_the_document_holds_what_the_text_tells(on_four):
     assert on_four["memory"]["fits"]
     assert on_four["memory"]["peak"] >= on_four["memory"]["params"] > 0
@@ -62,6 +64,7 @@ def test_a_step_that_does_not_fit_ends_with_1_and_the_cheapest_changes(shell):
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_a_search_ranks_meshes_that_divide(shell):
     done = shell(DIGITS, "--on", "h100:1x4", "--search", "--json")
     assert done.returncode == 0, done.stderr

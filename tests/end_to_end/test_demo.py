@@ -67,6 +67,7 @@ def prose(shell, *settings):
     return reports
 
 
+@pytest.mark.slow
 def test_the_text_demo_learns_which_letters_there_are(shell):
     assert prose(shell, "steps=40", "layers=1", "length=64")[-1]["held_out/loss"] <= 3.2
 

@@ -14,6 +14,8 @@ from end_to_end.running import Shell, final_arrays, kill, losses, reached, wait_
 from meshwright import tree
 from meshwright.metrics import read_jsonl
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 40
 SMALL = (

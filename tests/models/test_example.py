@@ -38,6 +38,7 @@ def test_any_size_is_described_and_traced_without_an_array(size, num_params, exp
     assert len(jax.live_arrays()) == len(before)
 
 
+@pytest.mark.slow
 def test_it_learns_the_bytes_of_a_file(experiment, tmp_path):
     described = experiment(
         workdir=str(tmp_path / "run"),

@@ -36,6 +36,7 @@ def found():
     return plan.search(site("h100:1x2"))
 
 
+@pytest.mark.slow
 def test_a_search_finds_nothing_worse_than_what_a_hand_would_choose(found):
     by_hand = [site("h100:1x2", mesh=mesh).plan() for mesh in ("data=2", "fsdp=2", "tensor=2")]
     assert found[0].plan.time.seconds <= min(plan.time.seconds for plan in by_hand)
@@ -46,6 +47,7 @@ def test_a_search_in_which_no_mesh_can_be_says_why():
         plan.search(site("h100:9x1"))
 
 
+@pytest.mark.slow
 def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
     rules = (mw.match("embedding", None, "sequence"),)
     found = plan.search(site("h100:16x1", mesh="data=8,sequence=2", rules=rules))
@@ -53,6 +55,7 @@ def test_a_search_in_which_only_the_own_mesh_can_be_is_of_that():
     assert "as it is" in plan.described_search(found)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_comes_last_the_smallest_first(found):
     sizes = sorted(change.plan.memory.peak for change in found)
     found = plan.ranked([of_memory(change, sizes[len(sizes) // 2]) for change in found])

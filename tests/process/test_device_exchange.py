@@ -9,6 +9,8 @@ import pytest
 
 from flags import QUICK
 
+pytestmark = pytest.mark.slow
+
 NUM_PROCESSES = 4
 OTHER = 2
 """The process that differs from the rest."""

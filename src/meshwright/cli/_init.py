@@ -42,7 +42,7 @@ def read(file):
 
 _TAIL = """
 
-def experiment(file="", workdir="runs/first", learning_rate: float = 3e-3, width: int = 64):
+def experiment(file="", workdir="runs/{name}", learning_rate: float = 3e-3, width: int = 64):
     train, test = read(file)
     model, predict = make(train["x"].shape[1], width)
 
@@ -136,7 +136,8 @@ def init(options: argparse.Namespace) -> Result:
         raise UsageError(
             f"{path} would be imported in place of the package of that name: give another, such as train.py."
         )
-    text = _HEAD.format(imports=_IMPORTS[kind]) + _MODELS[kind] + _TAIL
+    tail = _TAIL.replace("{name}", path.stem)
+    text = _HEAD.format(imports=_IMPORTS[kind]) + _MODELS[kind] + tail
     try:
         with path.open("x") as file:
             file.write(text)

@@ -7,22 +7,25 @@ from meshwright.errors import CheckpointError
 from meshwright.formats import open_source
 
 
-def open_averages(path: str) -> Source:
-    """Open a checkpoint, as `open_source` does, with the averages of `mw.train.keep_ema` as parameters.
+def open_averages(path: str | Source) -> Source:
+    """Open a checkpoint with the averages of `mw.train.keep_ema` in the place of the parameters.
 
-    They are found wherever they are in the optimizer's state, and have the dtypes of the parameters. All else
-    is as it was saved.
+    The averages may be anywhere in the optimizer's state. They have the dtypes of the parameters. All other
+    arrays are those of the checkpoint.
+
+    Args:
+      path: A path, as `open_source` takes; or an open checkpoint, such as `mw.checkpoint.open_best` returns.
 
     Raises:
-      CheckpointError: its run kept no averages; or as `open_source`.
+      CheckpointError: The run kept no averages; or as `open_source`.
     """
-    source = open_source(path)
+    source = open_source(path) if isinstance(path, str) else path
     arrays = source.arrays()
     averages = _averages(arrays)
     if not averages:
         raise CheckpointError(
             f"{source} has no averages of its parameters.\n  A run keeps them with `keep_ema(0.999)` "
-            "last in its optimizer. To take the parameters themselves, open it with `open_source`."
+            "last in its optimizer. Open the parameters themselves with `open_source`."
         )
     return as_source({**arrays, **averages}, f"the averages of {source}")
 

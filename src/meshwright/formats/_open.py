@@ -9,6 +9,7 @@ from meshwright.checkpoint import (
     UNFINISHED,
     NativeSource,
     aside,
+    checkpoints_of,
     complete_steps,
     incomplete,
     step_path,
@@ -29,9 +30,9 @@ def open_source(path: str | Directory, *, step: int | None = None, verify: bool 
     an error that names the newest intact one, and does not open that instead, as `Checkpoints.resume` would.
 
     Args:
-      path: A file, a step directory, or a directory of checkpoints, of which the newest is opened; local or
-        in a store.
-      step: The step to open in a directory of checkpoints, instead of the newest.
+      path: A file, a step directory, a directory of checkpoints or the directory of a run; local or in a
+        store. Of several checkpoints the newest is opened.
+      step: The step to open, instead of the newest.
       verify: Compare all data that is read with its checksums, if the format has them. Without it, damage to
         the data goes unnoticed.
 
@@ -51,6 +52,8 @@ def open_source(path: str | Directory, *, step: int | None = None, verify: bool 
     """
     place = location(path) if step is None else find_step(path, step)
     ours = _native_at(place)
+    if not ours and (run := _of_run(place)):
+        return open_source(run, verify=verify)
     if not ours:
         return _foreign(place)
     *older, newest = ours
@@ -65,7 +68,7 @@ def find_step(path: str | Directory, step: int) -> Directory:
     """Return the path of a step's checkpoint in a directory of checkpoints of any format.
 
     Args:
-      path: The directory of checkpoints, local or in a store.
+      path: The directory of checkpoints or of a run, local or in a store.
       step: The step.
 
     Raises:
@@ -78,6 +81,8 @@ def find_step(path: str | Directory, step: int) -> Directory:
         return steps[step]
     if not steps and ((place / MANIFEST).is_file() or reader_of(place)):
         raise UsageError(f"{place} is a single checkpoint: leave out step={step}.")
+    if not steps and (run := _of_run(place)):
+        return find_step(run, step)
     if not steps:
         raise CheckpointError(f"{place} {_what_instead(place)}")
     what = step_path(place, step) if _native_at(place) else f"step {step} of {place}"
@@ -110,6 +115,12 @@ def checkpoints_at(path: str | Directory) -> list[Directory]:
     if (place / MANIFEST).is_file() or reader_of(place):
         return [place]
     raise CheckpointError(f"{place} {_what_instead(place)}")
+
+
+def _of_run(place: Directory) -> Directory | None:
+    """Return where the checkpoints of a run are; None if `place` is no run."""
+    found = checkpoints_of(str(place))
+    return None if reader_of(place) or found == str(place) else location(found)
 
 
 def _native_at(directory: Directory) -> list[Directory]:
