@@ -39,9 +39,10 @@ test: lint
 	@sh scripts/programs
 	@$(MAKE) --no-print-directory test-here
 
-# Each process has a share of the files, and takes over from another when it is done with them.
+# Each process has a share of the files, and takes over from another when it is done with them. There is one more
+# than cores, since many tests wait for programs that they start.
 test-here: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(MARKS)
+	$(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 8 --dist worksteal $(MARKS)
 
 test-pages: setup
 	$(BIN)/python -m pytest -m pages

@@ -130,6 +130,28 @@ GUESSES = {
         lambda: mw.run(experiment(loss=lambda params, batch: (batch["x"] @ params["w"]).mean(-1))),
         "Return losses.mean()",
     ),
+    "one score to keep the best by": (
+        lambda: fit(eval_examples=EXAMPLES, best="loss"),
+        "best={'loss': 'min'",
+    ),
+    "an average before the optimizer": (
+        lambda: mw.run(experiment(optimizer=optax.chain(mw.train.keep_ema(0.9), optax.sgd(0.1)))),
+        "Write optax.chain(optax.adam(1e-3), mw.train.keep_ema(0.999))",
+    ),
+    "averages of a checkpoint": (
+        lambda: mw.train.ema_params({"params/w": np.ones(2)}),
+        "mw.experiment.open_averages(mw.checkpoint.open_best",
+    ),
+    "a measure without the model's state": (
+        lambda: mw.run(
+            experiment(
+                model=lambda key: mw.train.Variables(init(key), {"mean": jnp.zeros(2)}),
+                loss=lambda params, batch, key, model_state: (loss(params, batch), {}, model_state),
+                evaluations={"test": mw.Evaluation(scores, EXAMPLES, when=1, batch_size=8)},
+            )
+        ),
+        "called with (params, batch, model_state)",
+    ),
     "a measure without a name": (
         lambda: mw.run(evaluated(lambda params, batch: (batch["x"] @ params["w"]).mean(-1))),
         "{'loss': values}; this returned an array",
@@ -175,3 +197,10 @@ def test_a_wrong_guess_is_answered_by_what_to_write_instead(guess, tmp_path, mon
     write, words = GUESSES[guess]
     with pytest.raises(MeshwrightError, match=re.escape(words)):
         write()
+
+
+def test_a_loss_that_calls_the_parameters_is_told_how_to_call_the_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError) as raised:
+        mw.run(experiment(loss=lambda model, batch: model(batch["x"]).mean()))
+    assert "net.apply(params, batch['x'], key=key, train=True)" in "".join(raised.value.__notes__)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright import process
+from meshwright.arguments import num_positional
 from meshwright.collector import collector_paused
 from meshwright.errors import UsageError
 from meshwright.evaluation._means import Scores, mean_over
@@ -52,7 +53,15 @@ def evaluating(
 
     def evaluated(state: Any, batch: PyTree) -> T:
         model_state = getattr(state, "model_state", None)  # a user's own state need not have one
-        return function(narrow(params(state)), batch, *(() if model_state is None else (model_state,)))
+        if model_state is None:
+            return function(narrow(params(state)), batch)
+        if num_positional(function) < 3:
+            raise UsageError(
+                "the model has a state, so this function is called with (params, batch, model_state), but it "
+                "takes fewer arguments.\n  Write the third one, and: output, _ = model.apply(params, ..., "
+                "model_state=model_state)."
+            )
+        return function(narrow(params(state)), batch, model_state)
 
     return evaluated
 

@@ -1,5 +1,6 @@
 """The parts that a description makes on the devices at hand: mesh, examples, rules, state and step."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +121,7 @@ def init_of(experiment: Experiment) -> Init:
 
 def loss_of(experiment: Experiment) -> Loss:
     """Return the loss as the step minimises it."""
-    loss: Callable[..., Any] = experiment.loss
+    loss: Callable[..., Any] = _of_parameters(experiment.loss)
     if experiment.remat is not None:
         with errors_naming("remat"):
             loss = remat(loss, experiment.remat)
@@ -128,6 +129,25 @@ def loss_of(experiment: Experiment) -> Loss:
         with errors_naming("parameter_noise"):
             loss = with_parameter_noise(loss, experiment.parameter_noise)
     return loss
+
+
+def _of_parameters(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss whose error says what it is called with, if it calls the parameters as a model."""
+
+    @functools.wraps(loss)
+    def called(*arguments: Any) -> Any:
+        try:
+            return loss(*arguments)
+        except TypeError as error:
+            if f"'{type(arguments[0]).__name__}' object is not callable" in str(error):
+                error.add_note(
+                    "The loss of an Experiment is called with the parameters: loss(params, batch, key). It "
+                    "calls the model itself: net.apply(params, batch['x'], key=key, train=True), where net = "
+                    "mw.functional(...). The loss of a Trainer is given the model."
+                )
+            raise
+
+    return called
 
 
 def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tuple[Any, ...]:

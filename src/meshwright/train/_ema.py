@@ -71,14 +71,43 @@ def keep_ema(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def ema_params(state: Any) -> PyTree:
-    """Return the parameters of `state` (a `TrainState`, say) with those that `keep_ema` averages as averages.
-
-    In the parameters' dtypes.
+def check_averages_are_last(opt_state: optax.OptState) -> None:
+    """Check that nothing in an `optax.chain` changes the updates after `keep_ema` has read them.
 
     Raises:
-      UsageError: the optimizer keeps no average.
+      UsageError: Something comes after it.
     """
+    nodes: list[Any] = [opt_state]
+    while nodes:
+        node = nodes.pop()
+        if type(node) is tuple:  # the state of a chain
+            has_average = [_contains_average(each) for each in node]
+            if has_average != sorted(has_average):
+                raise UsageError(
+                    "keep_ema must come last in the optimizer: what comes after it changes the updates, and "
+                    "the average would not be of the parameters.\n"
+                    "  Write optax.chain(optax.adam(1e-3), mw.train.keep_ema(0.999))."
+                )
+        if isinstance(node, tuple | list) and not _is_average(node):
+            nodes += node
+        elif isinstance(node, dict):
+            nodes += node.values()
+
+
+def ema_params(state: Any) -> PyTree:
+    """Return the parameters of a state, in their dtypes, with the averages of `keep_ema` where there are any.
+
+    Args:
+      state: A `TrainState`, or an object with `params` and `opt_state`.
+
+    Raises:
+      UsageError: The optimizer keeps no average, or `state` is no state of training.
+    """
+    if not hasattr(state, "opt_state"):
+        raise UsageError(
+            f"ema_params takes a state of training, and {type(state).__name__} is none.\n"
+            "  Of a checkpoint: mw.experiment.open_averages(mw.checkpoint.open_best('runs/x'))."
+        )
     averages = _averages(state)
     if not averages:
         raise UsageError(
@@ -106,6 +135,10 @@ def _averages(state: Any) -> list[dict[str, jax.Array]]:
     """Return the averages in a state of training, by the names of their parameters."""
     nodes = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_average)
     return [tree.named_leaves(node.ema) for node in nodes if _is_average(node)]
+
+
+def _contains_average(tree: Any) -> bool:
+    return any(map(_is_average, jax.tree.leaves(tree, is_leaf=_is_average)))
 
 
 def _is_average(x: Any) -> TypeGuard[EmaState]:

@@ -19,6 +19,7 @@ from meshwright.errors import UsageError, nearest
 from meshwright.patterns import judge
 from meshwright.sharding import Layout, beside_params, copy_to, in_mesh, place
 from meshwright.shown import mesh_of, size_text, values_of
+from meshwright.train._ema import check_averages_are_last
 from meshwright.train._keys import key_of
 from meshwright.train._offload import in_memory
 from meshwright.train._trainable import Tx, as_trainable, tables_of
@@ -215,6 +216,7 @@ def _variables(made: PyTree | Variables) -> Variables:
 
 def _placed(state: TrainState, optimizer: Tx, layout: Layout) -> TrainState:
     variables = {"params": state.params, "model_state": state.model_state}
+    check_averages_are_last(state.opt_state)
     # All tables at once: a user who renames parameters may have to change several.
     judge({**layout.tables(tree.leaf_names(variables)), **tables_of(optimizer, variables, state.opt_state)})
     model = layout.shardings(variables)

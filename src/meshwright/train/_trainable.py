@@ -138,7 +138,7 @@ def as_trainable(optimizer: Tx) -> Trainable:
     inner = optimizer.optimizer if isinstance(optimizer, Trainable) else optimizer
     if not hasattr(inner, "init"):
         raise UsageError(
-            f"the optimizer is a {type(inner).__name__}, and must be an optax transformation: "
+            f"the optimizer must be an optax transformation, but it is of type {type(inner).__name__}. Give "
             "optax.adamw(1e-3) itself, not nnx.Optimizer(model, …) around it, nor a function that makes it."
         )
     return optimizer if isinstance(optimizer, Trainable) else Trainable(_everything, optimizer)

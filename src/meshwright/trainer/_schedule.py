@@ -38,6 +38,11 @@ class Schedule:
         for name, value in vars(self).items():
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1.")
+        if not isinstance(self.best, Mapping):
+            raise UsageError(
+                f"best={self.best!r}: expected scores and their modes, such as "
+                "best={'loss': 'min', 'accuracy': 'max'}."
+            )
         for name, mode in self.best.items():
             if mode not in ("min", "max"):
                 raise UsageError(f"best={{{name!r}: {mode!r}}}: the mode must be 'min' or 'max'.")
