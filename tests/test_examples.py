@@ -39,7 +39,7 @@ def in_every_test(name):
     return pytest.param(name, marks=() if name.startswith("digits") else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", map(in_every_test, OF_DIGITS))
+@pytest.mark.parametrize("name", [*map(in_every_test, OF_DIGITS)])
 def test_an_example_learns_the_digits(name, printed):
     accuracies = re.findall(r"accuracy ([\d.]+)", printed(name))
     assert min(map(float, accuracies)) >= 0.85

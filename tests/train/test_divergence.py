@@ -49,7 +49,7 @@ def test_complex_and_narrow_parameters_must_be_finite_too():
 
 def test_what_is_frozen_or_of_the_model_or_a_number_of_the_optimizer_may_be_infinite():
     mask = np.full((4, 4), -np.inf, np.float32)
-    tx = mw.Trainable("w|b", optax.chain(ADAM, optax.contrib.reduce_on_plateau()))
+    tx = mw.Trainable("w|b", optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()))
     state = state_of(tx, {"low": jnp.full(4, jnp.inf)}, mask=mask)
     assert not all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.opt_state))
     check(tx, state)
