@@ -86,7 +86,7 @@ def fit_loop(program: Program, nowhere: TextIO) -> Run:
             trainer.fit(
                 program.examples,
                 batch_size=setting.batch_size,
-                max_steps=trainer.step + (1 + num_epochs) * STEPS_PER_EPOCH,
+                max_steps=(1 + num_epochs) * STEPS_PER_EPOCH,
                 logging=mw.Logging(every=STEPS_PER_EPOCH),
             )
         return Span(num_epochs * STEPS_PER_EPOCH, reported[0], reported[num_epochs])

@@ -229,6 +229,15 @@ def test_the_loop_stays_short():
     assert body[-1].end_lineno - body[0].lineno + 1 <= 21
 
 
+def test_the_package_holds_code_and_the_few_files_that_it_reads():
+    others = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
+    }
+    assert others == {"demo/digits.npz", "py.typed", "report/page.css", "report/sort.js"}
+
+
 @pytest.mark.parametrize(
     "room", sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.name != "demo")
 )

@@ -9,7 +9,7 @@ from meshwright.program._dimensions import Dims, Rule
 from meshwright.program._flops import Flops, Product, count_flops, flops
 from meshwright.program._peaks import peak_flops
 from meshwright.program._primitives import TABLE, Memory, Primitive, known_of, product_flops, rule_of
-from meshwright.program._program import Operation, Program, Tie, Value, equations, program_of, walk
+from meshwright.program._program import Operation, Program, Tie, Value, equations, jaxprs_in, program_of, walk
 from meshwright.program._utilisation import (
     utilisation,
     utilisation_on,
@@ -32,6 +32,7 @@ __all__ = [
     "count_flops",
     "equations",
     "flops",
+    "jaxprs_in",
     "known_of",
     "peak_flops",
     "product_flops",

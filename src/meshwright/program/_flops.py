@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import jaxprs_in_params
 
 from meshwright.program._primitives import UNKNOWN, known_of, rule_of
 from meshwright.program._products import Work, dtype_of
-from meshwright.program._program import Operation, Program, program_of
+from meshwright.program._program import Operation, Program, jaxprs_in, program_of
 
 
 class Product(NamedTuple):
@@ -118,7 +117,7 @@ def _of_operation(operation: Operation) -> Flops:
     known = known_of(operation)
     if known.work is not None:
         return _of_product(operation, known.product, known.work(operation.eqn, rule_of(operation)))
-    if known.uncounted or (known is UNKNOWN and any(jaxprs_in_params(operation.eqn.params))):
+    if known.uncounted or (known is UNKNOWN and any(jaxprs_in(operation.eqn.params))):
         return Flops(not_counted=Counter({operation.kind: 1}))
     if not operation.bodies:
         return _NONE

@@ -7,11 +7,9 @@ Values inside a body differ from those outside; ties connect two values that are
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from jax.extend.core import Var, jaxprs_in_params
 
 Jaxpr = Any
 Equation = Any
@@ -116,6 +114,13 @@ def program_of(jaxpr: Jaxpr, names: Sequence[str] = ()) -> Program:
     return _needed(program)
 
 
+def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+    """Yield the jaxprs among the parameters of an equation, such as the body of a loop."""
+    from jax.extend.core import jaxprs_in_params  # here, as it loads Pallas, which takes some 40 ms
+
+    yield from jaxprs_in_params(dict(params))
+
+
 def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
     """Yield all equations of a jaxpr; those inside another follow it.
 
@@ -129,7 +134,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[Equation]:
     """
     for eqn in _open(jaxpr).eqns:
         yield eqn
-        for inner in jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in(eqn.params):
             yield from equations(inner)
 
 
@@ -160,10 +165,11 @@ def _inlined(
 ) -> list[Value]:
     """Append the operations of `jaxpr` on `inputs`, and return its results."""
     jaxpr = _open(jaxpr)
-    known: dict[Var, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+    known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def value(atom: Any) -> Value:
-        return known[atom] if isinstance(atom, Var) and atom in known else _value(atom)
+        is_literal = hasattr(atom, "val")
+        return _value(atom) if is_literal or atom not in known else known[atom]
 
     known |= {var: _value(var) for var in getattr(jaxpr, "constvars", ())}
     for eqn in jaxpr.eqns:
@@ -184,7 +190,7 @@ def _call(eqn: Equation, arguments: list[Value]) -> tuple[Jaxpr, list[Value]] | 
         return None
     if eqn.primitive.name == "custom_linear_solve":
         return _solve(eqn, arguments)
-    for jaxpr in map(_open, jaxprs_in_params(eqn.params)):
+    for jaxpr in map(_open, jaxprs_in(eqn.params)):
         if _shapes(jaxpr.invars) == _shapes(eqn.invars) and _shapes(jaxpr.outvars) == _shapes(eqn.outvars):
             return jaxpr, arguments
     return None

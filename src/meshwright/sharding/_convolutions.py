@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-from jax.extend import core
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import LayoutError
-from meshwright.program import equations
+from meshwright.program import equations, jaxprs_in
 from meshwright.sharding._layout import Layout, axes_of
 
 T = TypeVar("T")
@@ -82,9 +81,10 @@ def as_function(jaxpr: Any, out: Any) -> Callable[..., Any]:
       jaxpr: A closed jaxpr.
       out: A pytree with the structure of the result.
     """
+    from jax.extend.core import jaxpr_as_fun  # here, as it loads Pallas, which takes some 40 ms
 
     def called(*arguments: Any) -> Any:
-        leaves = core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
+        leaves = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
     return called
@@ -111,9 +111,9 @@ def _mended_equation(eqn: Any, axes: Axes) -> Any:
 
 def _mended_within(value: Any, axes: Axes) -> Any:
     """Return a parameter of an equation with all jaxprs in it mended."""
-    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+    if hasattr(value, "eqns"):
         return _mended(value, axes)
-    if not isinstance(value, tuple) or not any(core.jaxprs_in_params({"": value})):
+    if not isinstance(value, tuple) or not any(jaxprs_in({"": value})):
         return value
     parts = [_mended_within(each, axes) for each in value]
     return value._make(parts) if hasattr(value, "_make") else tuple(parts)
@@ -185,7 +185,7 @@ def _check_manual(eqn: Any, axes: Axes) -> None:
 
 def _has(eqn: Any, what: Callable[[Any], bool]) -> bool:
     """Return whether `what` holds for an equation or for any equation inside it."""
-    within = (each for jaxpr in core.jaxprs_in_params(eqn.params) for each in equations(jaxpr))
+    within = (each for jaxpr in jaxprs_in(eqn.params) for each in equations(jaxpr))
     return what(eqn) or any(map(what, within))
 
 
