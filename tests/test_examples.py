@@ -35,8 +35,8 @@ def printed(python, tmp_path_factory):
 
 
 def in_every_test(name):
-    """Return a case of `make test` if the example shows a library; others are slow tests."""
-    return pytest.param(name, marks=() if name.startswith("digits") else pytest.mark.slow)
+    """Return a case of `make test` if it is the shortest example; others are slow tests."""
+    return pytest.param(name, marks=() if name == "digits.py" else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [*map(in_every_test, OF_DIGITS)])
@@ -95,9 +95,8 @@ def killed(python, name, workdir, rounds):
         program.communicate()
 
 
-@pytest.mark.parametrize(
-    ("name", "rounds"), [pytest.param("policy_gradient.py", 9, marks=pytest.mark.slow), ("federated.py", 2)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rounds"), [("policy_gradient.py", 9), ("federated.py", 2)])
 def test_rounds_that_were_killed_end_as_if_they_had_not_been(name, rounds, tmp_path, python, printed):
     killed(python, name, tmp_path, rounds)
     assert printed(name, str(tmp_path)) == printed(name)

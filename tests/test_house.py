@@ -101,21 +101,29 @@ def imports(path):
     return tuple(names_imported(path))
 
 
+def those_that(offends, files=FILES):
+    """Return the files to which a function has an objection, each with it."""
+    found = {str(path.relative_to(PACKAGE)): offends(path) for path in files}
+    return {name: objection for name, objection in found.items() if objection}
+
+
 def ours(path):
     return [name.split(".")[1:] for name in imports(path) if name.startswith("meshwright.")]
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if p.parent != PACKAGE], ids=lambda p: str(p.relative_to(PACKAGE))
-)
-def test_a_room_imports_only_the_floors_below(path):
+def rooms_above(path):
+    """Return the rooms that a file imports and that are not below its own."""
     room = room_of(path)
     floor = next(i for i, rooms in enumerate(FLOORS) if room in rooms)
     below = set().union(*FLOORS[:floor])
     allowed = (MAY_IMPORT[room] | GROUND if room in MAY_IMPORT else below) | {room}
     if room in GROUND:
         allowed |= GROUND
-    assert {parts[0] for parts in ours(path)} <= allowed
+    return {parts[0] for parts in ours(path)} - allowed
+
+
+def test_a_room_imports_only_the_floors_below():
+    assert those_that(rooms_above, [path for path in FILES if path.parent != PACKAGE]) == {}
 
 
 def module_of(path):
@@ -149,10 +157,13 @@ def test_no_modules_import_each_other_in_a_circle():
     assert circles() == set()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_rooms_are_entered_by_the_door(path):
+def private_modules_of_other_rooms(path):
     elsewhere = [parts for parts in ours(path) if parts[0] not in {room_of(path)} | VERSION]
-    assert not [parts for parts in elsewhere if any(part.startswith("_") for part in parts)]
+    return [parts for parts in elsewhere if any(part.startswith("_") for part in parts)]
+
+
+def test_rooms_are_entered_by_the_door():
+    assert those_that(private_modules_of_other_rooms) == {}
 
 
 SETS_FOR_THE_PROCESS = re.compile(
@@ -178,14 +189,15 @@ def test_keys_are_made_in_one_place_so_that_they_are_of_one_kind():
     assert makers == [PACKAGE / "train/_keys.py"]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_file_is_longer_than_four_hundred_lines(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_no_file_is_longer_than_four_hundred_lines():
+    assert those_that(lambda path: len(path.read_text().splitlines()) > 400) == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_nothing_private_of_jax_is_imported(path):
-    assert not [name for name in imports(path) if name.startswith(("jax._", "jaxlib"))]
+def test_nothing_private_of_jax_is_imported():
+    assert (
+        those_that(lambda path: [name for name in imports(path) if name.startswith(("jax._", "jaxlib"))])
+        == {}
+    )
 
 
 def bodies(path):
@@ -196,9 +208,8 @@ def bodies(path):
             yield node.name, body[-1].end_lineno - body[0].lineno + 1 if body else 0
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_function_s_body_is_longer_than_forty_lines(path):
-    assert not [name for name, lines in bodies(path) if lines > 40]
+def test_no_function_s_body_is_longer_than_forty_lines():
+    assert those_that(lambda path: [name for name, lines in bodies(path) if lines > 40]) == {}
 
 
 def lines_of_code(kind):

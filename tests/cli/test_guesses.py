@@ -147,6 +147,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow
 def test_what_all_commands_print_fits_eighty_columns(here, capsys, monkeypatch):
     for name in ("gpt", "other-run-with-a-long-name"):
         assert main(["train", "gpt_here:experiment", f"workdir=runs/{name}", "logging.every=1"]) == 0

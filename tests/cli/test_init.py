@@ -22,7 +22,9 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "plain")]
+)
 def test_the_first_program_is_short_and_learns_what_it_makes_up(here, capsys, kind):
     assert main(["init", kind, f"first_{kind}.py"]) == 0
     assert f"train first_{kind}.py:experiment" in capsys.readouterr().out

@@ -146,8 +146,8 @@ def test_the_log_has_the_details_all_the_same(trained, here):
             meshwright("train", "gpt.py:experiment", "workdir=runs/file", "--fake-devices=4"),
             "runs/file/metrics.jsonl",
         ),
-        ([sys.executable, "trainer.py"], "runs/a/metrics.jsonl"),
-        ([sys.executable, "loop.py"], "metrics.jsonl"),
+        pytest.param([sys.executable, "trainer.py"], "runs/a/metrics.jsonl", marks=pytest.mark.slow),
+        pytest.param([sys.executable, "loop.py"], "metrics.jsonl", marks=pytest.mark.slow),
     ],
     ids=["experiment", "trainer", "fit"],
 )

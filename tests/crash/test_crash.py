@@ -24,7 +24,7 @@ def test_a_run_may_be_killed_at_any_moment(play, directory):
     assert answer["steps"] > KILLS / 5
 
 
-@pytest.mark.parametrize("fault", ["kill", "fail"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("fail", marks=pytest.mark.slow)])
 def test_a_save_may_end_before_each_of_its_file_operations(play, directory, fault):
     assert play("at_each_file_operation", directory, fault=fault)["operations"] > 10
 

@@ -56,6 +56,7 @@ def test_in_an_evaluation_it_saves_within_seconds(evaluation_cut_off):
     assert [path.name for path in (run / "checkpoints").glob("step_*")] == ["step_00000002"]
 
 
+@pytest.mark.slow
 def test_the_evaluation_is_made_when_the_run_goes_on(shell, evaluation_cut_off):
     run, _ = evaluation_cut_off
     assert not evaluated(run)

@@ -125,6 +125,7 @@ def test_time_counts_from_when_the_run_was_asked_for(tmp_path):
         mw.run(described(tmp_path, stop=mw.Stop(max_seconds=100.0)), started=time.monotonic() - 100)
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_time_cuts_off_is_made_when_the_run_goes_on(tmp_path):
     until = time.monotonic() + 6
 

@@ -42,7 +42,7 @@ CANNOT_BE = {
     ("sys.exit", "step"),
     ("sys.exit", "save"),  # on other threads it is an error like any other
 }
-WHATS = ("9", "exception", "exit 0", "sleep", "11", "exception", "sys.exit", "9", "exit 0", "6")
+WHATS = ("9", "exception", "exit 0", "sleep", "sys.exit", "11", "exception", "9", "exit 0", "6")
 
 
 def drawn():
@@ -50,7 +50,7 @@ def drawn():
     random = rng("faults of one of four processes")
     places = itertools.chain.from_iterable(random.sample([*PHASES], len(PHASES)) for _ in itertools.count())
     found = []
-    for what in itertools.islice(itertools.cycle(WHATS), cases(few=10, many=100)):
+    for what in itertools.islice(itertools.cycle(WHATS), cases(few=5, many=100)):
         where = next(place for place in places if (what, place) not in CANNOT_BE)
         found.append((what, where, random.randrange(NUM_PROCESSES)))
     return found

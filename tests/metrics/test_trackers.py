@@ -69,6 +69,7 @@ def found(tmp_path_factory):
     return json.loads(done.stdout.split("FOUND ")[1].splitlines()[0])
 
 
+@pytest.mark.slow
 def test_clearml_has_numbers_histograms_and_images_and_tells_the_rest(found):
     events, log = found["clearml"]
     assert events == [

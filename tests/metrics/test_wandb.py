@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys, numpy as np, wandb
 import meshwright as mw
@@ -18,6 +20,7 @@ print(summary["seen"]["_type"], summary["seen"]["values"], summary["picture"]["w
 """  # and ends without closing anything
 
 
+@pytest.mark.slow
 def test_reports_go_to_a_run_of_wandb_which_ends_well_with_the_program(tmp_path):
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True)
     told = ["digits 5 0.75", "histogram [3] 6 so far"]

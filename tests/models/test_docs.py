@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import pytest
 
 import meshwright as mw
 from meshwright.formats import open_source
@@ -18,6 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 GOLDEN = Path(__file__).parent / "golden"
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(GOLDEN / "llama", "Llama-3.2-1B")

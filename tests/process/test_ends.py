@@ -75,9 +75,9 @@ def test_examples_that_end_together_end_the_run(python, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "lengths", "last", "ended", "other"),
     [
-        ("experiment", ("32", "80"), 12, 0, 1),
+        pytest.param("experiment", ("32", "80"), 12, 0, 1, marks=pytest.mark.slow),
         ("trainer", ("80", "32"), 4, 1, 0),
-        ("loop", ("32", "80"), 8, 0, 1),
+        pytest.param("loop", ("32", "80"), 8, 0, 1, marks=pytest.mark.slow),
     ],
 )
 def test_examples_that_end_early_on_one_process_end_all_with_the_cause(

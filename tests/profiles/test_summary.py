@@ -159,6 +159,7 @@ def test_a_damaged_profile_is_told(tmp_path, capsys, content):
     assert "host.xplane.pb" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_profile_that_was_cut_short_is_told(traced, tmp_path):
     whole = profile.find_profiles(traced)[0].read_bytes()
     (tmp_path / "cut.xplane.pb").write_bytes(whole[: len(whole) // 2])

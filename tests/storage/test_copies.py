@@ -97,6 +97,7 @@ def test_nothing_is_written_outside_by_the_keys_of_a_store(s3_client, s3_run, tm
     assert KEYS.get(key, "") in caplog.text
 
 
+@pytest.mark.slow
 def test_among_more_keys_than_a_store_lists_at_once_all_but_the_wrong_one_are_found(
     s3_client, s3_run, caplog
 ):

@@ -38,6 +38,7 @@ def train(directory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing_anew(tmp_path):
     directory = tmp_path / "compiled"
     first, second = train(directory), train(directory)

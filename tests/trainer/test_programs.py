@@ -14,6 +14,8 @@ import meshwright as mw
 from meshwright.models import gpt2
 from trainer.runs import deployer, reports
 
+pytestmark = pytest.mark.slow  # whole programs, of parts that other tests try
+
 RNG = np.random.default_rng(0)
 
 

@@ -320,6 +320,7 @@ def test_dtypes_that_differ_between_tree_and_array_are_damage(dtype, version, wr
         mw.open_source(directory)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_what_is_said_beside_an_array_gives_other_values(written):
     file = written() / "target.decoder.wi.kernel/.zarray"
     whole = file.read_bytes()
