@@ -22,7 +22,7 @@ KILLS ?= 5000
 LOCKS := requirements/dev.txt
 unexport PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-.PHONY: setup demo test test-here test-pages test-slow test-notebooks notebooks test-newest test-others lint types soak docs dist test-dist bench lock clean
+.PHONY: setup demo test test-here test-pages test-slow test-notebooks notebooks test-newest test-others lint types soak docs dist test-dist bench bench-accelerator lock clean
 
 setup: $(VENV)/.ready
 
@@ -96,6 +96,10 @@ notebooks:
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench LOCKS="$(LOCKS) requirements/bench.txt" setup
 	@for script in benchmarks/*.py; do echo "== $$script"; .venv-bench/bin/python $$script || exit 1; done
+
+# On the machine with the GPU or TPU, in an environment whose JAX finds it: PYTHON=python make bench-accelerator
+bench-accelerator:
+	@$(if $(PYTHON),$(PYTHON),python) benchmarks/accelerator --out $(or $(OUT),runs/accelerator)
 
 lock: setup
 	@$(BIN)/python -m pip install --quiet uv

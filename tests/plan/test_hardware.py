@@ -1,9 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
-from meshwright.plan import hardware_named
+from meshwright.plan import hardware_here, hardware_named
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,23 @@ def test_hardware_that_cannot_be_is_refused_with_what_could(text, problem):
 def test_gpus_of_all_hosts_are_counted(hosts, each):
     found = hardware_named(f"h200:{hosts}x{each}")
     assert found.num_devices == hosts * each == found.num_groups * found.per_host
+
+
+def device(kind, platform="gpu", host=0, coords=None, slice_index=0):
+    return SimpleNamespace(
+        device_kind=kind, platform=platform, process_index=host, coords=coords, slice_index=slice_index
+    )
+
+
+def test_devices_at_hand_are_the_hardware_of_their_name():
+    gpus = [device("NVIDIA H200", host=host) for host in (0, 0, 1, 1)]
+    assert hardware_here(gpus) == hardware_named("h200:2x2")
+    corners = [(x, y, 0) for x in range(2) for y in range(4)]
+    tpus = [device("TPU v5 lite", "tpu", coords=corner, slice_index=s) for s in (0, 1) for corner in corners]
+    assert hardware_here(tpus) == hardware_named("2*v5e:2x4")
+    assert hardware_here() == hardware_named("cpu:8")
+
+
+def test_a_device_without_figures_is_refused_with_those_that_have_some():
+    with pytest.raises(UsageError, match=r"no figures for devices of the kind 'Wonder 9'(.|\n)*NVIDIA H100"):
+        hardware_here([device("Wonder 9")])

@@ -8,7 +8,7 @@ dimensions of its operands and results in the room `program`.
 
 from meshwright.plan._changes import Change, cheapest_changes, ranked, search, tried
 from meshwright.plan._estimate import TracedCosts, TracedMemory, Work, traced_costs
-from meshwright.plan._hardware import Hardware, hardware_named
+from meshwright.plan._hardware import Hardware, hardware_here, hardware_named
 from meshwright.plan._plan import plan, planned, site_of
 from meshwright.plan._roofline import Rates, StepTime
 from meshwright.plan._site import Compiled, NotCompiledError, Site, compiled_from
@@ -35,6 +35,7 @@ __all__ = [
     "described",
     "described_changes",
     "described_search",
+    "hardware_here",
     "hardware_named",
     "plan",
     "planned",

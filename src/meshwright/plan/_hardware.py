@@ -3,7 +3,10 @@
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import jax
 
 from meshwright.errors import UsageError, nearest
 from meshwright.plan._chips import CHIPS, Chip, Gpu, Tpu
@@ -91,6 +94,35 @@ def hardware_named(text: str) -> Hardware:
     if name == CPU:
         return _cpus(_cpu_shape(text, slices, shape))
     return _checked(text, Hardware(_chip(name), shape, slices))
+
+
+def hardware_here(devices: Sequence[jax.Device] | None = None) -> Hardware:
+    """Return the hardware that some devices are, to hold a plan against what they measure.
+
+    Args:
+      devices: The devices; by default all devices of the run.
+
+    Raises:
+      UsageError: There are no figures for devices of this kind.
+
+    Example:
+      >>> mw.plan.hardware_here().num_devices
+      8
+    """
+    devices = jax.devices() if devices is None else devices
+    kind, num_hosts = devices[0].device_kind, len({device.process_index for device in devices})
+    if devices[0].platform == CPU:
+        return _cpus((len(devices),))
+    chip = next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
+    if chip is None:
+        known = ", ".join(chip.device_kind for chip in CHIPS.values())
+        raise UsageError(f"there are no figures for devices of the kind {kind!r}.\n  Known are {known}.")
+    if isinstance(chip.target, Gpu):
+        return Hardware(chip, (num_hosts, len(devices) // num_hosts))
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    corners = [device.coords[: chip.target.sides] for device in devices]  # type: ignore[union-attr]
+    lengths = (max(axis) - min(axis) + 1 for axis in zip(*corners, strict=True))
+    return Hardware(chip, tuple(lengths), slices)
 
 
 def _cpus(shape: tuple[int, ...]) -> Hardware:
