@@ -1,4 +1,4 @@
-"""A state of which some arrays are there already, by name, and the rest is initialised."""
+"""Make a training state from arrays given by name, and initialise the rest."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -20,35 +20,53 @@ from meshwright.train._state import (
 from meshwright.train._trainable import Tx
 
 Given = Mapping[str, Any]
-"""Arrays of any sort by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`.
+"""Arrays by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`.
 
-Instead of an array there may be a function, in JAX, that makes it of the one that is initialised there.
+A value may be an array of any library. It may also be a JAX function that takes the initialised array and
+returns the array to use instead.
 """
 
 Builder = Callable[[TrainState], Given]
-"""Returns what to start from, given the state as structs with shardings. Called on all processes."""
+"""A function that takes the state as structs with shardings and returns the arrays to start from.
+
+All processes call it.
+"""
 
 
 def state_around(given: Given, init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
-    """Return a state that has the arrays `given`, and in all else is as `init_state` makes it.
+    """Return a state with the arrays in `given`. The rest has the values that `init_state` computes.
 
-    What is not given has the very values that it has when nothing is: `init` is traced whole, and what
-    nobody needs of it is never computed. The optimizer's state is made for all parameters together.
-    The arrays given are moved, not copied, where that will do: they are the state's from then on. One that
-    is given under several names is copied for all but one of them, as each is donated. Collective.
+    The given arrays do not change the values of the rest: `init` is traced completely, but only the missing
+    arrays are computed. The optimizer's state is made for all parameters together. Collective.
+
+    Given arrays are moved to the devices without a copy if possible, so do not use them afterwards. If one
+    array has several names, all but one of them get a copy, because a step donates each array.
+
+    Args:
+      given: The arrays to start from, by name.
+      init: The function that initialises the model, as for `init_state`.
+      optimizer: The optimizer.
+      seed: The seed of the initialisation and of the training.
+      layout: The mesh and the sharding rules.
 
     Raises:
-      UsageError: listing all names that the state does not have, and arrays of other shapes or dtypes.
-      LayoutError: as `init_state`.
+      UsageError: A name is not in the state, or an array has the wrong shape or dtype. The message lists all
+        of them.
+      LayoutError: A sharding does not fit an array or the mesh, as for `init_state`.
     """
     return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
 
 
 def fill_state(target: TrainState, given: Given, init: Init, optimizer: Tx, seed: int) -> TrainState:
-    """Return what `state_around` does, for a state that is outlined already.
+    """Return the same state as `state_around`, for an abstract state that exists already.
 
     Args:
-      target: what `abstract_state` returns. A large model takes long to trace, so it is not traced again.
+      target: The abstract state, which `abstract_state` returns. The model is not traced for it again,
+        because tracing a large model takes long.
+      given: The arrays to start from, by name.
+      init: The function that initialises the model.
+      optimizer: The optimizer.
+      seed: The seed of the initialisation and of the training.
     """
     check_given(given, target)
     wanted = tree.named_leaves(target)
@@ -56,12 +74,12 @@ def fill_state(target: TrainState, given: Given, init: Init, optimizer: Tx, seed
     here, mesh = _moved(arrays, wanted), cast(Any, target.step.sharding).mesh
 
     def put(fresh: Mapping[str, Any]) -> None:
-        """Take what is initialised, or what a function that is given makes of it."""
+        """Store initialised arrays. If a function is given for a name, store its result instead."""
         made = {name: given[name](x) if name in given else x for name, x in fresh.items()}
         here.update({name: move_to(x, wanted[name].sharding) for name, x in made.items()})
 
     def fill(parts: tuple[str, ...], make: Callable[[Any], dict[str, Any]], argument: Any) -> None:
-        """Make what is missing of these parts of the state, and nothing else."""
+        """Compute the missing arrays of these parts of the state, and no others."""
         whole = tree.named_leaves({part: getattr(target, part) for part in parts})
         missing = [name for name in whole if name not in here]
         if not missing:
@@ -83,25 +101,27 @@ def fill_state(target: TrainState, given: Given, init: Init, optimizer: Tx, seed
 
 
 def check_given(given: Given, target: TrainState) -> None:
-    """Check that all of `given` is something of the state `target`, of which only shapes and dtypes count.
+    """Check that the arrays in `given` match the names, shapes and dtypes of the state `target`.
 
     Raises:
-      UsageError: listing all names that the state does not have, and arrays of other shapes or dtypes.
+      UsageError: A name is not in the state, or an array has the wrong shape or dtype. The message lists all
+        of them.
     """
     wanted = tree.named_leaves(target)
     problems = [_unknown(name, wanted) for name in given if name not in wanted]
     outcomes = {name: _outcome(x, wanted[name]) for name, x in given.items() if name in wanted}
     problems += [
-        f"{name}: {np.shape(x)} {_dtype(x)} is given, {wanted[name].shape} {wanted[name].dtype} needed"
+        f"{name}: expected shape {wanted[name].shape}, {wanted[name].dtype}; "
+        f"found shape {np.shape(x)}, {_dtype(x)}"
         for name, x in outcomes.items()
         if (np.shape(x), _dtype(x)) != (wanted[name].shape, wanted[name].dtype)
     ]
     if problems:
-        raise UsageError("what is given does not fit the state of training:\n  " + "\n  ".join(problems))
+        raise UsageError("these arrays do not match the training state:\n  " + "\n  ".join(problems))
 
 
 def _moved(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `arrays` where they are wanted, no two of them in the same memory."""
+    """Return `arrays` with the wanted shardings. No two of the results share memory."""
     movable = {id(x): name for name, x in arrays.items()}
     return {
         name: (move_to if movable[id(x)] == name else copy_to)(x, wanted[name].sharding)
@@ -110,13 +130,13 @@ def _moved(arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, An
 
 
 def _outcome(given: Any, wanted: jax.ShapeDtypeStruct) -> Any:
-    """Return the array given, or the shape and dtype of what a function returns."""
+    """Return a given array, or the shape and dtype that a given function returns."""
     return jax.eval_shape(given, wanted) if callable(given) else given
 
 
 def _unknown(name: str, wanted: Mapping[str, Any]) -> str:
     close = nearest(name, wanted)
-    return f"{name}: there is no such array" + (f"; did you mean {close}?" if close else "")
+    return f"{name}: the state has no such array" + (f"; did you mean {close}?" if close else "")
 
 
 def _dtype(x: Any) -> np.dtype:

@@ -1,18 +1,18 @@
-"""The learning rates of an optimizer, as far as its parts show them.
+"""Find the learning rates of an optimizer from its parts and their state.
 
-An optax optimizer has no learning rate that could be asked for: `optax.adam(1e-3)` is a chain of functions,
-and the last one multiplies by -1e-3. So the rate is found from those parts and their state:
+An optax optimizer has no attribute for its learning rate: `optax.adam(1e-3)` is a chain of functions, and the
+last one multiplies the updates by -1e-3. This module therefore reads the parts of the optimizer:
 
-    optax.scale, optax.scale_by_schedule   the factor that they multiplied the newest update by
+    optax.scale, optax.scale_by_schedule   the factor by which they multiplied the newest update
     optax.inject_hyperparams               the "learning_rate" in its state
-    optax.chain                            the product of its parts' factors
-    mw.train.by_path, optax.partition            a rate for each of their optimizers
-    mw.train.scale_by_path                       a rate for each of its patterns
-    what holds one other optimizer         the rate of that one: masks, guards, optax.MultiSteps
+    optax.chain                            the product of the factors of its parts
+    mw.train.by_path, optax.partition      one rate for each of their optimizers
+    mw.train.scale_by_path                 one rate for each of its patterns
+    a wrapper of one optimizer             the rate of that optimizer; masks, guards and optax.MultiSteps
 
-A schedule is asked for the update that was made last, by the count in its own state: updates that were
-skipped, and micro-steps of `optax.MultiSteps`, do not count. Nothing is told of other transformations, nor
-where a chain may mean two things.
+A schedule is evaluated at the last update, which is known from the count in the schedule's own state. Skipped
+updates and the micro-steps of `optax.MultiSteps` do not count. No rate is reported for other transformations,
+or for a chain whose learning rate is ambiguous.
 """
 
 import contextlib
@@ -32,24 +32,24 @@ from meshwright.train._trainable import Tx, as_trainable
 
 Rates = dict[str, float]
 Factors = dict[str, float]
-"""By what updates are multiplied, by path or label; "" stands for all others."""
+"""The factors that multiply the updates, by path or label. The key "" stands for all other parameters."""
 Update = Callable[..., Any]
-"""The `update` of an optax transformation."""
-Within = Callable[[Update, Any], Factors]
-"""Returns the factors of a transformation inside another, given its state."""
+"""The `update` function of an optax transformation."""
+FindFactors = Callable[[Update, Any], Factors]
+"""A function that returns the factors of an inner transformation, given its `update` and its state."""
 
 
 def learning_rates(optimizer: Tx) -> Callable[[optax.OptState], Rates]:
-    """Return a function from the optimizer's state to the learning rates of the update made last.
+    """Return a function that takes the optimizer's state and returns the learning rates of the last update.
 
-    That is `{"learning_rate": 0.001}`; of an optimizer by path `learning_rate/` and the pattern, for each;
-    and nothing where no rate is to be found.
+    The function returns, for example, `{"learning_rate": 0.001}`. For `by_path` it returns one entry
+    `learning_rate/PATTERN` for each pattern. It returns an empty dictionary if it finds no rate.
     """
     scheduled = functools.cache(_scheduled)
 
     def rates(opt_state: optax.OptState) -> Rates:
         factors = _factors(as_trainable(optimizer).optimizer.update, opt_state, scheduled, ())
-        found = {name: -factor for name, factor in factors.items() if _is_downhill(factor)}
+        found = {name: -factor for name, factor in factors.items() if _is_negative(factor)}
         if len(found) == 1:
             return {"learning_rate": next(iter(found.values()))}
         return {f"learning_rate/{name}" if name else "learning_rate": rate for name, rate in found.items()}
@@ -58,16 +58,19 @@ def learning_rates(optimizer: Tx) -> Callable[[optax.OptState], Rates]:
 
 
 def _factors(update: Update, state: Any, scheduled: Callable[..., Any], outer: tuple[Update, ...]) -> Factors:
-    """Return by what a transformation multiplied the newest updates.
+    """Return the factors by which a transformation multiplied the newest updates.
 
     Args:
-      scheduled: makes of an `optax.scale_by_schedule` the function from a count to its factor.
-      outer: the transformations around this one.
+      update: The `update` function of the transformation.
+      state: The state of the transformation.
+      scheduled: A function that takes the `update` of an `optax.scale_by_schedule` and returns a function
+        from the count to the factor.
+      outer: The transformations that contain this one.
     """
     if update in outer:
         return {}
     shown = _variables(update)
-    within = functools.partial(_factors, scheduled=scheduled, outer=(*outer, update))
+    find = functools.partial(_factors, scheduled=scheduled, outer=(*outer, update))
     if _is_made_by(optax.scale, update):
         return {"": float(update(1.0, state)[0])}
     if _is_made_by(optax.scale_by_schedule, update) and isinstance(state, optax.ScaleByScheduleState):
@@ -77,44 +80,47 @@ def _factors(update: Update, state: Any, scheduled: Callable[..., Any], outer: t
     if "learning_rate" in getattr(state, "hyperparams", ()):
         return {"": -float(state.hyperparams["learning_rate"])}
     if parts := _chained(shown, state):
-        return _of_chain(parts, within)
+        return _chain_factors(parts, find)
     if branches := _branches(update, shown, state):
-        return _by_name({name: within(*branch) for name, branch in branches.items()})
-    return _of_held(shown, state, within)
+        return _by_name({name: find(*branch) for name, branch in branches.items()})
+    return _wrapped_factors(shown, state, find)
 
 
-def _of_chain(parts: Sequence[tuple[Update, Any]], within: Within) -> Factors:
-    """Return the product of the factors of a chain's parts; none where it could mean two things.
+def _chain_factors(parts: Sequence[tuple[Update, Any]], find: FindFactors) -> Factors:
+    """Return the product of the factors of a chain's parts, or no factors if the learning rate is ambiguous.
 
-    What stands before a whole optimizer scales gradients, of which Adam, say, takes no notice. Where a
-    factor and the one that turns updates downhill have a memory between them, it may do the same or not.
-    A lone -1 is a sign, and no rate.
+    A factor before a complete optimizer scales the gradients, and does not change the updates of Adam, for
+    example. If a part with a state stands between a factor and the part that makes the updates negative, the
+    factor may or may not change the updates. A single factor of -1 is only a sign, not a learning rate.
     """
     total: Factors = {}
-    num_found, is_mere, is_behind_memory = 0, False, False
+    num_found, is_plain, has_state_between = 0, False, False
     for update, state in parts:
-        found = within(update, state)
+        found = find(update, state)
         if not found:
-            is_behind_memory |= bool(total) and bool(jax.tree.leaves(state))
+            has_state_between |= bool(total) and bool(jax.tree.leaves(state))
             continue
-        num_found, is_mere = num_found + 1, isinstance(state, optax.EmptyState | optax.ScaleByScheduleState)
-        turns = all(map(_is_downhill, found.values())) and not any(map(_is_downhill, total.values()))
-        if turns and is_mere and is_behind_memory:
+        num_found, is_plain = num_found + 1, isinstance(state, optax.EmptyState | optax.ScaleByScheduleState)
+        negates = all(map(_is_negative, found.values())) and not any(map(_is_negative, total.values()))
+        if negates and is_plain and has_state_between:
             return {}
-        total = found if turns and not is_mere else _product(total, found)
-    return {} if (num_found, is_mere, total) == (1, True, {"": -1.0}) else total
+        total = found if negates and not is_plain else _product(total, found)
+    return {} if (num_found, is_plain, total) == (1, True, {"": -1.0}) else total
 
 
-def _of_held(shown: Mapping[str, Any], state: Any, within: Within) -> Factors:
-    """Return the factors of the one transformation that another holds, with its state in that one's."""
+def _wrapped_factors(shown: Mapping[str, Any], state: Any, find: FindFactors) -> Factors:
+    """Return the factors of the one transformation inside a wrapper, or no factors if there are several.
+
+    The state of the inner transformation is the state of the wrapper, or a field of it.
+    """
     held = [value for value in shown.values() if _is_transformation(value)]
     places = (state, *state) if hasattr(state, "_fields") else (state,)
-    found = (within(held[0].update, place) for place in places) if len(held) == 1 else ()
+    found = (find(held[0].update, place) for place in places) if len(held) == 1 else ()
     return next(filter(None, found), {})
 
 
 def _product(one: Factors, other: Factors) -> Factors:
-    """Return the products by name; none if each has names that the other lacks."""
+    """Return the products by name, or no factors if each side has names that the other side lacks."""
     if one.keys() <= {""}:
         return {name: one.get("", 1.0) * factor for name, factor in other.items()}
     if other.keys() == {""}:
@@ -123,7 +129,7 @@ def _product(one: Factors, other: Factors) -> Factors:
 
 
 def _chained(shown: Mapping[str, Any], state: Any) -> list[tuple[Update, Any]]:
-    """Return the parts of an `optax.chain`, each with its state; none of anything else."""
+    """Return the parts of an `optax.chain`, each with its state, or an empty list if it is not a chain."""
     for value in shown.values():
         if type(state) is tuple and isinstance(value, tuple) and len(value) == len(state):
             return list(zip(value, state, strict=True)) if all(map(callable, value)) else []
@@ -131,7 +137,7 @@ def _chained(shown: Mapping[str, Any], state: Any) -> list[tuple[Update, Any]]:
 
 
 def _branches(update: Update, shown: Mapping[str, Any], state: Any) -> dict[str, tuple[Update, Any]]:
-    """Return optimizers of different parameters by pattern or label, each with its state."""
+    """Return the optimizers of different parameters, by pattern or label, each with its state."""
     states = getattr(state, "inner_states", None)
     if isinstance(states, Mapping) and _is_made_by(by_path, update):
         rules = enumerate(shown["rules"])
@@ -154,7 +160,7 @@ def _by_name(found: Mapping[str, Factors]) -> Factors:
 
 
 def _scheduled(update: Update) -> Callable[[np.int32], jax.Array]:
-    """Return the function from the number of updates before to the factor of an `optax.scale_by_schedule`."""
+    """Return a function that takes the number of earlier updates and returns the factor of a schedule."""
     return jax.jit(lambda count: update(jnp.float32(1), optax.ScaleByScheduleState(count))[0])
 
 
@@ -168,7 +174,7 @@ def _is_transformation(value: Any) -> bool:
 
 
 def _variables(function: Update) -> Mapping[str, Any]:
-    """Return the variables that a function closes over, or the attributes of the object it belongs to."""
+    """Return the variables that a function closes over, or the attributes of the object of a method."""
     if (owner := getattr(function, "__self__", None)) is not None:
         return getattr(owner, "__dict__", {})
     if not isinstance(function, types.FunctionType):
@@ -180,6 +186,6 @@ def _variables(function: Update) -> Mapping[str, Any]:
     return found
 
 
-def _is_downhill(factor: float) -> bool:
-    """Return whether a factor turns updates downhill. At the start of a warm-up it is -0.0."""
+def _is_negative(factor: float) -> bool:
+    """Return whether a factor has a negative sign. At the start of a warm-up it is -0.0."""
     return math.copysign(1, factor) < 0

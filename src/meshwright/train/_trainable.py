@@ -15,7 +15,10 @@ from meshwright.train._by_path import ByPath, tables_in
 from meshwright.tree import PyTree
 
 Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
-"""A pattern, see `meshwright.patterns`, or `(name, array) -> bool`; names are `params/layers/0/q`."""
+"""A pattern (see `meshwright.patterns`) or a function `(name, array) -> bool`.
+
+Names have the form `params/layers/0/q`.
+"""
 
 
 @documented
@@ -23,13 +26,13 @@ Chosen = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 class Trainable:
     """An optimizer of some parameters: `Trainable("lora_[ab]", optax.adamw(1e-4))`. The others are frozen.
 
-    It goes wherever an optax transformation does: to `init_state`, `state_from`, `abstract_state` and
-    `make_step`, and is the outermost. Frozen parameters are of any dtype, are not differentiated, and stay
-    as they are to the bit. The optimizer knows nothing of them: what it is given, and its state, is the tree
-    of parameters with None in their places.
+    Use it instead of an optax transformation in `init_state`, `state_from`, `abstract_state` and `make_step`.
+    It must be the outermost optimizer: do not put it inside another one. Frozen parameters may have any
+    dtype, are not differentiated, and do not change in any bit. The inner optimizer does not see them: its
+    parameters, gradients and state have None in their places.
 
     Raises:
-      UsageError: the pattern is not a regular expression.
+      UsageError: The pattern is not a regular expression.
 
     Example:
       >>> optimizer = mw.Trainable("lora_[ab]", optax.sgd(0.1))
@@ -39,23 +42,26 @@ class Trainable:
     """
 
     trainable: Chosen
-    """A pattern of the names of the parameters to train, or a function of a name."""
+    """A pattern that matches the names of the parameters to train, or a function `(name, array) -> bool`."""
     optimizer: optax.GradientTransformation
-    """The optimizer of those that are trained."""
+    """The optimizer of the trained parameters."""
     updatable: Chosen = ".*"
-    """As `trainable`, for the leaves of the model state, `model_state/norm/mean`, that the loss updates."""
+    """A pattern or function for the arrays of the model state, `model_state/norm/mean`, that may change."""
     opt_state_memory: str | None = None
-    """The memory where the optimizer's state is kept between steps; None: the devices' own."""
+    """The memory that holds the optimizer's state between steps. None means the devices' default."""
 
     def __post_init__(self) -> None:
         for name, chosen in (("trainable", self.trainable), ("updatable", self.updatable)):
             Table(name, (chosen,) if isinstance(chosen, str) else ())
 
     def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
-        """Return `params` (arrays, structs or tracers) twice, with None where frozen, and where trained.
+        """Return two trees: the trained parameters and the frozen ones. Each has None in the other's places.
+
+        Args:
+          params: The parameters, as arrays, structs or tracers.
 
         Raises:
-          UsageError: nothing is left to train, or something to train is not of a floating or complex type.
+          UsageError: No parameter is trained, or a trained parameter has no floating or complex dtype.
         """
         chosen = _chosen(self.trainable, "params", params)
         _check_chosen(self.trainable, params, chosen)
@@ -64,18 +70,18 @@ class Trainable:
         return trained, frozen
 
     def updated(self, model_state: PyTree, new: PyTree) -> PyTree:
-        """Return `new`, of the leaves that are updated, and `model_state`, of the others."""
+        """Return a model state with the selected leaves of `new` and the other leaves of `model_state`."""
         chosen = _chosen(self.updatable, "model_state", model_state)
         return jax.tree.map(lambda update, old, x: x if update else old, chosen, model_state, new)
 
 
 UpdateRule = Literal["none", "optimizer", "state", "all"]
-"""Who may change an array: nobody, the optimizer, the loss's new model state, or both."""
+"""What may change an array: nothing, the optimizer, the model state that the loss returns, or both."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Tells for each array if the rules let the optimizer, or the new model state, change it."""
+    """A function that returns, for each array, whether the rules let `by` change it."""
 
     by: UpdateRule
     rules: ByPath[UpdateRule]
@@ -91,13 +97,18 @@ class Allowed:
 
 
 def update_rules(rules: ByPath[UpdateRule], optimizer: optax.GradientTransformation) -> Trainable:
-    """Return `optimizer` for what the first rule that matches lets it move: `[("encoder/.*", "none")]`.
+    """Return `optimizer` limited by rules that say what may change an array: `[("encoder/.*", "none")]`.
 
-    Names are those of parameters, `params/encoder/norm/scale`, and of the model state,
-    `model_state/encoder/norm/mean`: so "none" above holds batch statistics, too. Without a match, "all".
+    The first rule that matches a name decides. Rules match the names of parameters, such as
+    `params/encoder/norm/scale`, and of the model state, such as `model_state/encoder/norm/mean`. The rule
+    above therefore also freezes the batch statistics. An array that no rule matches has the rule "all".
+
+    Args:
+      rules: Pairs of a pattern and a rule: "none", "optimizer", "state" or "all".
+      optimizer: The optimizer of the parameters that it may change.
 
     Raises:
-      UsageError: a pattern is not a regular expression, or a rule is none of the four.
+      UsageError: A pattern is not a regular expression, or a rule is unknown.
 
     Example:
       >>> optimizer = mw.train.update_rules([("encoder/.*", "none")], optax.sgd(0.1))
@@ -107,7 +118,9 @@ def update_rules(rules: ByPath[UpdateRule], optimizer: optax.GradientTransformat
     """
     unknown = [rule for _, rule in rules if rule not in get_args(UpdateRule)]
     if unknown:
-        raise UsageError(f"update rule {unknown[0]!r} is none of {', '.join(get_args(UpdateRule))}.")
+        raise UsageError(
+            f"unknown update rule {unknown[0]!r}; expected one of {', '.join(get_args(UpdateRule))}."
+        )
     rules = tuple(rules)
     return Trainable(Allowed("optimizer", rules), optimizer, Allowed("state", rules))
 
@@ -115,12 +128,17 @@ def update_rules(rules: ByPath[UpdateRule], optimizer: optax.GradientTransformat
 def offload_opt_state(
     optimizer: optax.GradientTransformation | Trainable, memory: str = "pinned_host"
 ) -> Trainable:
-    """Return `optimizer` with its state kept in the host's memory between steps, split as on the devices.
+    """Return `optimizer` with its state kept in the host's memory between steps.
 
-    It is fetched for each update, so it pays where what it frees lets a larger batch or model in.
+    The state keeps its sharding. It is copied to the devices for each update, which takes time. Use this
+    function if the freed device memory makes a larger batch or model possible.
+
+    Args:
+      optimizer: The optimizer whose state is kept in another memory.
+      memory: The kind of memory, as JAX calls it.
 
     Raises (when a state is described or made):
-      UsageError: the devices have no such memory.
+      UsageError: The devices do not have this kind of memory.
     """
     return replace(as_trainable(optimizer), opt_state_memory=memory)
 
@@ -130,16 +148,16 @@ Tx = optax.GradientTransformation | Trainable
 
 
 def as_trainable(optimizer: Tx) -> Trainable:
-    """Return `optimizer` as a `Trainable`: an optax transformation trains everything.
+    """Return `optimizer` as a `Trainable`. An optax transformation trains all parameters.
 
     Raises:
-      UsageError: It is neither.
+      UsageError: The optimizer is neither a `Trainable` nor an optax transformation.
     """
     inner = optimizer.optimizer if isinstance(optimizer, Trainable) else optimizer
     if not hasattr(inner, "init"):
         raise UsageError(
             f"the optimizer must be an optax transformation, but it is of type {type(inner).__name__}. Give "
-            "optax.adamw(1e-3) itself, not nnx.Optimizer(model, …) around it, nor a function that makes it."
+            "optax.adamw(1e-3) itself, not nnx.Optimizer(model, …) and not a function that makes it."
         )
     return optimizer if isinstance(optimizer, Trainable) else Trainable(_everything, optimizer)
 
@@ -155,13 +173,15 @@ def frozen_names(optimizer: Tx, params: PyTree) -> list[str]:
 
 
 def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> dict[Table, list[str]]:
-    """Return the tables of patterns of an optimizer with the names of what each is for, for `patterns.judge`.
+    """Return the pattern tables of an optimizer, each with the names that it applies to.
 
-    Optimizers by path are for the parameters that are trained.
+    The result is the argument of `patterns.judge`. Tables such as that of `by_path` apply to the trained
+    parameters.
 
     Args:
-      variables: `{"params": …, "model_state": …}`.
-      opt_state: the optimizer's state for these.
+      optimizer: The optimizer.
+      variables: A dictionary `{"params": …, "model_state": …}`.
+      opt_state: The optimizer's state for these parameters.
     """
     only = as_trainable(optimizer)
     trained = tree.leaf_names({"params": only.split(variables["params"])[0]})
@@ -175,7 +195,7 @@ def tables_of(optimizer: Tx, variables: PyTree, opt_state: optax.OptState) -> di
 
 
 def joined(trained: PyTree, frozen: PyTree) -> PyTree:
-    """Return the parameters that were split into these."""
+    """Return the whole tree of parameters, from the two trees that `Trainable.split` returns."""
     return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
 
 
@@ -184,7 +204,7 @@ def _everything(name: str, x: jax.ShapeDtypeStruct) -> bool:
 
 
 def _chosen(chosen: Chosen, prefix: str, arrays: PyTree) -> PyTree:
-    """Return whether each of `arrays` is chosen, in a tree of their structure."""
+    """Return a tree of booleans with the structure of `arrays`: True where an array is chosen."""
 
     def one(name: str, x: Any) -> bool:
         if isinstance(chosen, str):
@@ -211,7 +231,7 @@ def _check_chosen(trainable: Chosen, params: PyTree, chosen: PyTree) -> None:
     ]
     if fixed:
         raise UsageError(
-            f"parameters that are trained must be floating, but {', '.join(fixed)}.\n"
-            "  Train the others only, with `Trainable(pattern, optimizer)`; or keep constants out of the "
-            "parameters: close the loss over them, or put them in the batch."
+            f"trained parameters must have a floating dtype, but {', '.join(fixed)}.\n"
+            "  Use `Trainable(pattern, optimizer)` to train only the others, or move constants out of the "
+            "parameters: put them in the batch, or in a closure of the loss."
         )
