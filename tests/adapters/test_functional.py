@@ -184,8 +184,11 @@ def test_a_pair_may_carry_state():
     [
         (3, "cannot tell what kind of model an object of type int is"),
         (models.LinenMlp, "cannot tell what kind of model LinenMlp"),
-        (models.init, r"a function with a parameter `key` must return .* it returned a dict"),
-        (lambda rngs: {}, r"a function with a parameter `rngs` must return .* it returned a dict"),
+        (models.init, r"a function with a parameter `key` must return .* it returned a value of type dict"),
+        (
+            lambda rngs: {},
+            r"a function with a parameter `rngs` must return .* it returned a value of type dict",
+        ),
         (lambda config: None, r"<lambda>\(config\)"),
         (models.LinenMlp(), "missing a required argument: 'x'"),
         ((lambda key: Variables(1.0, {}), models.apply), "has no parameter `model_state`"),

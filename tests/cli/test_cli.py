@@ -91,7 +91,7 @@ def train(tmp_path, monkeypatch):
         (["rule=tesnor"], 2, "error: rules: cannot split params/w: the mesh has no axis 'tesnor'"),
         (["mesh=data=-1,fsdp=-1"], 2, "error: mesh 'data=-1,fsdp=-1': every axis needs a size"),
         (["batch_axis_names=[dta]"], 2, "error: batch_axis_names: batch axes ['dta'] are not in the mesh"),
-        (["compute_dtype=bf"], 2, "error: compute_dtype: compute_dtype='bf' is no floating dtype"),
+        (["compute_dtype=bf"], 2, "error: compute_dtype: compute_dtype='bf' is not a floating dtype"),
         (
             ["evaluated=true", "evaluations.test.dtype=bf"],
             2,

@@ -145,10 +145,12 @@ def test_tensors_of_another_library_are_taken_for_arrays(make_deployer, tmp_path
 def test_what_is_no_array_or_cannot_be_read_is_named(deployer):
     unreadable = Tensor(np.ones(2), "float8")
     unreadable.detach = lambda: unreadable
-    with pytest.raises(UsageError, match=r"params/w is a Tensor of torch.float8, which .*\n.*\.numpy\(\)"):
+    with pytest.raises(
+        UsageError, match=r"params/w, of type Tensor and dtype torch.float8, cannot .*\n.*\.numpy\(\)"
+    ):
         deployer.shard_params({"w": unreadable}, {"w": P()})
     predictor = mw.Predictor(deployer, predict=lambda params, batch: batch["x"])
-    with pytest.raises(UsageError, match=r"params is not an array but a str.\n.*load_ckpt"):
+    with pytest.raises(UsageError, match=r"params is not an array; it is of type str.\n.*load_ckpt"):
         predictor.predict({"x": np.ones(8)}, 1, "ckpts/best")
 
 

@@ -51,7 +51,7 @@ def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
     [
         (
             {"metric_fn": lambda scores: 1.0},
-            r"^evaluations.texts.metric_fn returned a float; .*numbers by name",
+            r"^evaluations.texts.metric_fn returned a value of type float; .*numbers by name",
         ),
         ({"metric_fn": lambda scores: {"nll": 1.0}}, r"^evaluations.texts.metric_fn returned 'nll', which"),
         ({"metric_fn": lambda preds: {}}, r"^Evaluation.metric_fn names `preds`: give Evaluation.predict"),

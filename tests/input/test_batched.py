@@ -176,7 +176,7 @@ def test_with_a_state_nothing_is_read_again():
 
 def test_an_iterator_is_read_once_and_its_end_is_that_of_the_data():
     assert ids(mw.batches(Iterator(dataset(10)), 4, SHARDING)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(ExamplesError, match="read once only, but epochs=2"):
+    with pytest.raises(ExamplesError, match="read only once, but epochs=2"):
         mw.batches(Iterator(dataset(10)), 4, SHARDING, epochs=2)
 
 

@@ -17,7 +17,8 @@ def test_numbers_of_any_kind_are_floats_and_what_else_a_report_holds_is_left_out
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(np.ones(3), r"has the shape \(3,\)"), (None, "is a NoneType; expected a number")]
+    ("value", "said"),
+    [(np.ones(3), r"has the shape \(3,\)"), (None, "is of type NoneType; expected a number")],
 )
 def test_what_no_report_may_hold_is_named(value, said):
     with pytest.raises(UsageError, match=f"'odd' {said}"):

@@ -57,7 +57,7 @@ def test_what_json_cannot_hold_is_refused(tmp_path, output):
     file = Outputs(tmp_path / "preds.jsonl", ABOUT)
     file.begin(1)
     with pytest.raises(
-        UsageError, match=f"JSON cannot hold an output that has a {type(output).__name__} in it"
+        UsageError, match=f"JSON cannot hold an output that contains a value of type {type(output).__name__}"
     ):
         file.append([{"deep": [output]}])
 

@@ -270,7 +270,9 @@ def test_another_seed_draws_anew_and_compiles_nothing():
 def test_the_order_is_that_of_redco_and_another_is_refused():
     predictor = mw.Predictor(deployer(), predict=lambda params, batch: batch["x"] @ params["w"])
     np.testing.assert_allclose(predictor.predict({"x": ROWS}, 2, {"w": WEIGHTS}), ROWS @ WEIGHTS, rtol=1e-4)
-    with pytest.raises(UsageError, match=r"found a dict.\n  The order is predict\(examples, per_device"):
+    with pytest.raises(
+        UsageError, match=r"found a value of type dict.\n  The order is predict\(examples, per_device"
+    ):
         predictor.predict({"x": ROWS}, {"w": WEIGHTS}, 2)
 
 

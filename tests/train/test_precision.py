@@ -71,5 +71,5 @@ def test_a_table_gives_each_parameter_its_own_and_the_first_match_stands():
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16", jax.numpy.complex64, [("w", "int8")]])
 def test_a_dtype_that_is_not_floating_is_refused(dtype):
-    with pytest.raises(UsageError, match=r"compute_dtype=.* is no floating dtype"):
+    with pytest.raises(UsageError, match=r"compute_dtype=.* is not a floating dtype"):
         mw.make_step(lambda params, batch, key: 0.0, optax.sgd(1.0), LAYOUT, compute_dtype=dtype)

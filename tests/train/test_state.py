@@ -115,7 +115,7 @@ def test_a_model_state_may_hold_typed_keys_and_is_told_and_counted_with_them():
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        (lambda state: 1.0, "must return three values; it returned a float"),
+        (lambda state: 1.0, "must return three values; it returned a value of type float"),
         (lambda state: (1.0, state), r"three values; it returned \(float, dict\)"),
         (lambda state: (1.0, {}, {"mean": state["mean"]}), r"model_state/steps was int32\[\], is missing"),
         (

@@ -23,7 +23,7 @@ from trainer.runs import EXAMPLES, deployer, fit, init, loss, saved, trainer
             "microbatches=2",
         ),
         ({"microbatches": 0}, "microbatches=0"),
-        ({"compute_dtype": "int8"}, "compute_dtype='int8' is no floating dtype"),
+        ({"compute_dtype": "int8"}, "compute_dtype='int8' is not a floating dtype"),
         ({"trainable": "("}, "is not a regular expression"),
         ({"model": None, "loss": lambda params, batch: 0.0}, "no parameters to train"),
         ({"opt_state": ()}, "give params, too"),
@@ -86,7 +86,7 @@ def test_parts_that_do_not_fit_are_found_before_the_first_step(tmp_path, options
     [
         (lambda preds, labels: {}, "the metric function .* asks for 'labels'"),
         (lambda examples: {}, "does not take 'preds'"),
-        (lambda preds: 1.0, "the metric function returned a float"),
+        (lambda preds: 1.0, "the metric function returned a value of type float"),
         (lambda preds: {"all": preds}, "it must return numbers by name"),
         (lambda preds: {"loss": 1.0}, "returned 'loss', which is the name of an average"),
     ],

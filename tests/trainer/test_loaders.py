@@ -49,7 +49,7 @@ def test_a_stream_ends_the_run(in_order):
     made = trainer()
     fit(made, mw.Batched(stream()), epochs=None, max_steps=100)
     assert (made.step, arrays(made) == in_order) == (12, True)
-    with pytest.raises(ExamplesError, match="which can be read once only, but epochs=2"):
+    with pytest.raises(ExamplesError, match="can be read only once, but epochs=2"):
         fit(trainer(), mw.Batched(stream()), epochs=2)
 
 

@@ -142,6 +142,7 @@ def checked_module(model: Any, module: type, argument: str) -> Any:
         library = module.__module__.partition(".")[0]
         raise UsageError(
             f"a function with a parameter `{argument}` must return a module of {library}, but it returned a "
-            f"{type(model).__name__}.\n  If it returns parameters, give a pair of functions: (init, apply)."
+            f"value of type {type(model).__name__}.\n"
+            "  If it returns parameters, give a pair of functions: (init, apply)."
         )
     return model

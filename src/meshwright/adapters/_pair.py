@@ -57,7 +57,8 @@ class Pair:
             return returned, {}
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise UsageError(
-                f"apply must return (out, new_model_state); it returned a {type(returned).__name__}."
+                "apply must return (out, new_model_state); it returned a value of type "
+                f"{type(returned).__name__}."
             )
         return returned
 

@@ -101,5 +101,7 @@ def _named(target: str) -> Map:
         raise UsageError(f"--map {target} is a function that must take no arguments: {error}.") from None
     made = found()
     if not isinstance(made, Map):
-        raise UsageError(f"--map {target} must return an mw.models.Map; it returned a {type(made).__name__}.")
+        raise UsageError(
+            f"--map {target} must return an mw.models.Map; it returned a value of type {type(made).__name__}."
+        )
     return made

@@ -52,7 +52,9 @@ class OutputFiles:
         """
         outputs = self._rows.check(state, batch)
         if not isinstance(outputs, Mapping):
-            raise UsageError(f"it must return {{name: array}}; it returns a {type(outputs).__name__}.")
+            raise UsageError(
+                f"it must return {{name: array}}; it returns a value of type {type(outputs).__name__}."
+            )
         for name, x in tree.named_leaves(outputs).items():
             if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
                 raise UsageError(f"{name} has dtype {x.dtype}, which JSON cannot hold. Return real numbers.")

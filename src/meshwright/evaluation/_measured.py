@@ -120,7 +120,7 @@ def _weighted_means(values: Mapping[str, jax.Array | Mean], weights: jax.Array) 
     if not isinstance(values, Mapping):
         raise UsageError(
             "an evaluation returns values by name, {'loss': values}; this returned "
-            f"{'an array' if isinstance(values, jax.Array) else f'a {type(values).__name__}'}."
+            f"{'an array' if isinstance(values, jax.Array) else f'a value of type {type(values).__name__}'}."
         )
     return {name: _mean(name, x, weights) for name, x in values.items()}
 

@@ -133,7 +133,7 @@ def _head(examples: Any, num_examples: int) -> Any:
 def _as_scores(returned: Any, name: str) -> Scores:
     expected = "it must return numbers by name, {'accuracy': 0.9}"
     if not isinstance(returned, Mapping):
-        raise UsageError(f"{name} returned a {type(returned).__name__}; {expected}.")
+        raise UsageError(f"{name} returned a value of type {type(returned).__name__}; {expected}.")
     try:
         return {str(key): float(value) for key, value in returned.items()}
     except (TypeError, ValueError) as error:

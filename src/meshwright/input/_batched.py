@@ -195,7 +195,8 @@ def check_readable_again(items: Any) -> None:
     """Raise an `ExamplesError` for an iterator that can be read only once and has no state."""
     if isinstance(items, Iterator) and not is_stateful(items):
         raise ExamplesError(
-            f"a {type(items).__name__} can be read once only, so a run could not be continued.\n"
+            f"an iterator of type {type(items).__name__} can be read only once, so a run could not be "
+            "continued.\n"
             "  Give a function that makes it: `lambda: ...`, or `lambda epoch: ...`. (An iterator with "
             "get_state and set_state is accepted as it is.)"
         )

@@ -58,7 +58,7 @@ def iterated(examples: Any) -> Iterable[Any]:
     """
     if not isinstance(examples, Iterable):
         raise ExamplesError(
-            f"the function that returns examples returned a {type(examples).__name__}.\n"
+            f"the function that returns examples returned a value of type {type(examples).__name__}.\n"
             "  Return an iterable of examples, or an object with __len__ and __getitem__."
         )
     return examples

@@ -71,8 +71,8 @@ def first_epoch(examples: Any) -> Any:
         return iterated(by_epoch(items)(0))
     if isinstance(items, Iterator):
         raise ExamplesError(
-            f"a {type(items).__name__} can be read once only, but an evaluation reads all examples each "
-            "time.\n  Give a function that makes it: `lambda: ...`."
+            f"an iterator of type {type(items).__name__} can be read only once, but an evaluation reads all "
+            "examples each time.\n  Give a function that makes it: `lambda: ...`."
         )
     return items if isinstance(items, Iterable) else as_source(items)
 

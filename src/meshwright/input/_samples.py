@@ -78,7 +78,7 @@ def readable_again(examples: Any, epochs: int | None) -> Any:
     check_readable_again(examples)
     if (epochs or 1) > 1:
         raise ExamplesError(
-            f"a {type(examples).__name__} is an iterator, which can be read once only, but epochs={epochs}.\n"
+            f"an iterator of type {type(examples).__name__} can be read only once, but epochs={epochs}.\n"
             "  Give the data set itself, or a function of the epoch that returns an iterator."
         )
     return Once(examples)

@@ -114,5 +114,5 @@ def as_float(name: str, value: Any) -> float:
         return float(array)
     except (TypeError, ValueError):
         raise UsageError(
-            f"metric {name!r} is a {type(value).__name__}; expected a number, Histogram, text or Image."
+            f"metric {name!r} is of type {type(value).__name__}; expected a number, Histogram, text or Image."
         ) from None

@@ -109,6 +109,6 @@ def _as_json(value: Any) -> Any:
     if hasattr(value, "dtype"):
         return np.asarray(value).tolist()
     raise UsageError(
-        f"JSON cannot hold an output that has a {type(value).__name__} in it: {value!r:.60}.\n"
+        f"JSON cannot hold an output that contains a value of type {type(value).__name__}: {value!r:.60}.\n"
         "  Return numbers, strings, arrays, or lists and dictionaries of them; or leave out `to`."
     )

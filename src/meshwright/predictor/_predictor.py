@@ -212,7 +212,8 @@ def _iterable_as_function(examples: Any) -> Any:
 def _check_size(per_device_batch_size: Any) -> None:
     if not isinstance(per_device_batch_size, int | np.integer):
         raise UsageError(
-            f"per_device_batch_size must be a whole number; found a {type(per_device_batch_size).__name__}.\n"
+            "per_device_batch_size must be a whole number; found a value of type "
+            f"{type(per_device_batch_size).__name__}.\n"
             "  The order is predict(examples, per_device_batch_size, params)."
         )
     if per_device_batch_size < 1:

@@ -43,7 +43,7 @@ def _is_known(x: Any) -> bool:
 def _read(name: str, x: Any) -> Any:
     if not hasattr(x, "__array__") and not hasattr(x, "__dlpack__"):
         raise UsageError(
-            f"{name} is not an array but a {type(x).__name__}.\n"
+            f"{name} is not an array; it is of type {type(x).__name__}.\n"
             "  Give arrays: trainer.params, load_ckpt(…)[0]['params'], eqx.filter(module, eqx.is_array)."
         )
     if hasattr(x, "detach"):
@@ -53,6 +53,6 @@ def _read(name: str, x: Any) -> Any:
         return jax.dlpack.from_dlpack(x) if "bfloat16" in str(x.dtype) else np.asarray(x)
     except Exception as error:
         raise UsageError(
-            f"{name} is a {type(x).__name__} of {x.dtype}, which cannot be read: {error}.\n"
+            f"{name}, of type {type(x).__name__} and dtype {x.dtype}, cannot be read: {error}.\n"
             "  Give an array of NumPy or JAX. For a PyTorch tensor: x.detach().cpu().float().numpy()."
         ) from error

@@ -1,4 +1,4 @@
-"""The gradient of a loss over a batch, in one piece or in microbatches, weighed exactly."""
+"""Compute the gradient of a loss over a batch, in one piece or in microbatches with exact weights."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -15,18 +15,19 @@ from meshwright.metrics import Histogram, Mean, widened
 from meshwright.tree import PyTree
 
 Metrics = Mapping[str, Mean | Histogram]
-"""Metrics of one step by name, on the devices."""
+"""The metrics of one step by name, on the devices."""
 REPORTED = ("step", "time")
-"""Names that a report holds besides metrics."""
+"""The names in a report that are not metrics."""
 RESERVED = ("loss", "grad_norm", "skipped", *REPORTED)
-"""Names that a report holds besides the loss's own metrics."""
+"""The names in a report that the metrics of a loss must not use."""
 
 Loss = Callable[[PyTree, PyTree, jax.Array], Any] | Callable[[PyTree, PyTree], Any]
-"""`(params, batch, key) -> loss` or `(loss, metrics)`; or `(params, batch)`, of one that draws nothing.
+"""A function `(params, batch, key) -> loss` or `(params, batch, key) -> (loss, metrics)`.
 
-Leaves of the batch are [batch, ...]; with microbatches, of which each is given to the loss, fewer rows of it.
-The loss is a scalar, the mean over the batch, or a `Mean(total, count)`, whose parts are added over
-microbatches before they are divided, so that padding and masks weigh what they should. Metrics are
+A loss that uses no randomness may leave out the key: `(params, batch)`. The arrays of the batch have the
+shape [batch, ...]; with microbatches the loss is called with each microbatch, which has fewer rows. The loss
+is a scalar, the mean over the batch, or a `Mean(total, count)`. The totals and counts of microbatches are
+added before the division, so that padding and masks get exact weights. Metrics are a dictionary
 `{name: Mean, scalar or Histogram}`.
 """
 
@@ -34,24 +35,24 @@ StatefulLoss = (
     Callable[[PyTree, PyTree, jax.Array, PyTree], tuple[Any, Mapping[str, Any], PyTree]]
     | Callable[[PyTree, PyTree, PyTree], tuple[Any, Mapping[str, Any], PyTree]]
 )
-"""`(params, batch, key, model_state) -> (loss, metrics, new model_state)`, of a model that has a state; or
-`(params, batch, model_state)`, of one that draws nothing.
+"""A function `(params, batch, key, model_state) -> (loss, metrics, new model_state)` of a model with a state.
 
-The state is not differentiated. The new one is of the old one's structure, shapes and dtypes.
+A loss that uses no randomness may leave out the key: `(params, batch, model_state)`. The model state is not
+differentiated. The new state must have the structure, shapes and dtypes of the old one.
 """
 
 Objective = Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[jax.Array, tuple[Metrics, PyTree]]]
-"""`(params, model_state, batch, key) -> (total, (metrics, model_state))`: either kind of loss, as its total.
+"""A function `(params, model_state, batch, key) -> (total, (metrics, model_state))` of either kind of loss.
 
-The state of a model that has none is None, before and after.
+It returns the total of the loss, not the mean. The state of a model without a state is None.
 """
 
 
 def objective(loss: Loss | StatefulLoss) -> Objective:
-    """Return a function to differentiate. The metrics that it returns hold the loss, too.
+    """Return the function to differentiate. The metrics that it returns also contain the loss.
 
     Raises (when called):
-      UsageError: the loss returned something else than it should.
+      UsageError: The loss returned a value of the wrong type or shape.
     """
 
     def total(
@@ -73,14 +74,14 @@ def objective(loss: Loss | StatefulLoss) -> Objective:
 def of_loss(
     loss: Callable[..., Any], params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree
 ) -> Any:
-    """Return what a loss returns, which is given the key if it takes one argument more than without."""
+    """Call a loss, with the key if the loss takes one, and return its result."""
     without_key = (params, batch, *model_state)
     number = num_positional(loss, "loss")
     if number < len(without_key):
         arguments = "params, batch, key, model_state" if model_state else "params, batch, key"
         raise UsageError(
             f"the loss takes too few arguments: {number}. It is called as loss({arguments}), and "
-            "may leave out the key:\n  lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
+            "the key may be left out:\n  lambda params, batch: ((batch['x'] @ params['w']) ** 2).mean()."
         )
     if number == len(without_key):
         return loss(*without_key)
@@ -95,14 +96,14 @@ def mean_gradients(
     key: jax.Array,
     microbatches: int,
 ) -> tuple[PyTree, Metrics, PyTree]:
-    """Return the gradients over the whole batch, in the parameters' dtypes, the metrics and the model state.
+    """Return the gradients over the whole batch, the metrics and the new model state.
 
-    Those of complex parameters are conjugated: JAX's point to where the loss rises with the imaginary part
-    turned round, and an optimizer goes against what it is given.
+    The gradients have the dtypes of the parameters. Gradients of complex parameters are the conjugates of
+    those that `jax.grad` returns, so that an optimizer which subtracts them makes the loss smaller.
 
-    With several microbatches one after the other is computed, so that the memory of one is enough;
-    totals, counts and gradients are added in at least float32 and divided once, at the end. Each
-    microbatch is given the model state that the one before it returned.
+    Microbatches are computed one after the other, so only one of them needs memory at a time. Totals, counts
+    and gradients are added in at least float32 and are divided once, at the end. Each microbatch uses the
+    model state that the microbatch before it returned.
     """
     differentiate = jax.grad(objective, has_aux=True)
     if microbatches == 1:
@@ -143,7 +144,7 @@ def _accumulated(
 
 
 def _striped(x: jax.Array, n: int) -> jax.Array:
-    """[n * B, ...] -> [n, B, ...], striped, so that every piece stays split over all devices."""
+    """Reshape [n * B, ...] to [n, B, ...] in stripes, so that each piece stays split over all devices."""
     return x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
 
 
@@ -159,7 +160,7 @@ def _split(returned: Any) -> tuple[Any, Mapping[str, Any]]:
     value, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if not isinstance(metrics, Mapping):
         raise UsageError(
-            f"the loss returned (loss, {type(metrics).__name__}); the second part must be a dictionary of "
+            f"the loss returned (loss, {type(metrics).__name__}); the second value must be a dictionary of "
             "metrics.\n  Return the loss alone, or (loss, {'name': scalar or Mean})."
         )
     return value, metrics
@@ -170,26 +171,27 @@ def _split_three(returned: Any) -> tuple[Any, Mapping[str, Any], PyTree]:
         return returned
     raise UsageError(
         f"the loss of a model with a state must return three values; it returned {_outline(returned)}.\n"
-        "  Return (loss, {'name': scalar or Mean}, new model_state); {} for no metrics."
+        "  Return (loss, {'name': scalar or Mean}, new model_state). Use {} if there are no metrics."
     )
 
 
 def _outline(returned: Any) -> str:
     if not isinstance(returned, tuple):
-        return f"a {type(returned).__name__}"
+        return f"a value of type {type(returned).__name__}"
     return f"({', '.join(type(part).__name__ for part in returned)})"
 
 
 def _like(model_state: PyTree, new: PyTree) -> PyTree:
-    """Return the leaves of `new`, which must be as those of `model_state`, in its structure.
+    """Return the arrays of `new` in the structure of `model_state`, after checking that they match.
 
-    The next step is compiled for it, so what has no leaves, `{"a": {"b": {}}}`, is not taken over.
+    The next step is compiled for that structure. Empty containers of `new`, such as `{"a": {"b": {}}}`, are
+    therefore left out.
     """
     changes = tree.differences({"model_state": model_state}, {"model_state": new})
     if changes:
         raise UsageError(
-            f"the loss returned another model state than it was given: {changes}.\n"
-            "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
+            f"the model state that the loss returned differs from the one it received: {changes}.\n"
+            "  Return a state with the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
         )
     leaves = tree.named_leaves(new)
     return tree.map_named(lambda name, old: jnp.asarray(leaves[name], old.dtype), model_state)
@@ -199,36 +201,37 @@ def _check_metrics(metrics: Mapping[str, Any]) -> None:
     taken = [name for name in metrics if name in RESERVED]
     if taken:
         raise UsageError(
-            f"the loss returned a metric called {taken[0]!r}, which a report has already.\n"
-            f"  Give it another name than {', '.join(RESERVED)}."
+            f"the loss returned a metric called {taken[0]!r}, but this name is reserved.\n"
+            f"  Rename the metric. The reserved names are {', '.join(RESERVED)}."
         )
 
 
 def as_metric(name: str, value: Any) -> Mean | Histogram:
-    """Return a `Histogram` as it is, and anything else as `as_mean` does.
+    """Return a `Histogram` unchanged, or a `Mean` made from any other value by `as_mean`.
 
     Raises:
-      UsageError: it is neither a scalar, nor a `Mean` or `Histogram`.
+      UsageError: The value is not a scalar, a `Mean` or a `Histogram`.
     """
     if not isinstance(value, Histogram):
         return as_mean(name, value)
     if jnp.ndim(value.parts) != 1:
         raise UsageError(
-            f"{name} is {list(jnp.shape(value.parts)[:-1])} histograms, as `scan` and `vmap` make.\n"
-            "  Return `.summed()`, or each of them under a name of its own."
+            f"{name} must be one Histogram, but `scan` or `vmap` made it an array of the shape "
+            f"{list(jnp.shape(value.parts)[:-1])}.\n"
+            "  Return `.summed()`, or give each histogram its own name."
         )
     return value
 
 
 def as_mean(name: str, value: Any) -> Mean:
-    """Return a scalar of any dtype as a `Mean` that weighs 1, and a `Mean` as it is, in at least float32.
+    """Return a scalar as a `Mean` with the count 1, or a `Mean` unchanged, in at least float32.
 
     Raises:
-      UsageError: it is neither.
+      UsageError: The value is neither a scalar nor a `Mean` of scalars.
     """
     remedy = "Return losses.mean(), or mw.Mean.of(losses, weights) to weigh examples or tokens."
     if not isinstance(value, Mean | jax.Array | np.ndarray | np.generic | float | int):
-        found = "None: does it end without `return`?" if value is None else f"a {type(value).__name__}."
+        found = "None: does it end without `return`?" if value is None else f"of type {type(value).__name__}."
         raise UsageError(f"{name} must be a scalar or a Mean of scalars; it is {found}\n  {remedy}")
     mean = value if isinstance(value, Mean) else Mean(jnp.asarray(value), 1)
     if jnp.shape(mean.total) or jnp.shape(mean.count):

@@ -1,4 +1,4 @@
-"""Computing in a narrower dtype than the parameters are kept in."""
+"""Compute the loss in a narrower dtype than that of the stored parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,16 +14,19 @@ from meshwright.train._by_path import ByPath
 from meshwright.tree import PyTree
 
 ComputeDtype = DTypeLike | ByPath[DTypeLike | None] | None
-"""A dtype for all parameters, or a table: `[("norm/.*", None), (".*", "bfloat16")]`. None keeps their own."""
+"""A dtype for all parameters, or a table `[("norm/.*", None), (".*", "bfloat16")]`.
+
+Parameters with None keep their own dtype.
+"""
 
 
 def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
-    """Return the function that casts floating parameters that are wider than `compute_dtype` to it.
+    """Return a function that casts parameters to `compute_dtype`.
 
-    The rest it leaves as it is.
+    It casts only floating parameters that are wider than `compute_dtype`, and returns the others unchanged.
 
     Raises:
-      UsageError: something is no dtype, or none of floating numbers; a pattern is no regular expression.
+      UsageError: A dtype is unknown or not floating, or a pattern is not a regular expression.
     """
     rules = _rules(compute_dtype)
     Table.of("compute_dtype", rules)
@@ -38,26 +41,29 @@ def narrowing(compute_dtype: ComputeDtype) -> Callable[[PyTree], PyTree]:
 
 
 def narrowed(params: PyTree, compute_dtype: ComputeDtype) -> PyTree:
-    """Return `params` as a loss is given them; see `narrowing`."""
+    """Return `params` in the dtypes that the loss receives; see `narrowing`."""
     return narrowing(compute_dtype)(params)
 
 
 def check_dtypes(compute_dtype: ComputeDtype, params: PyTree, name: str = "compute_dtype") -> None:
-    """Check that each rule of a `ComputeDtype` decides something of `params`, which are all parameters.
+    """Check that each rule of a `ComputeDtype` has an effect on at least one parameter.
 
     Args:
-      name: what errors call it.
+      compute_dtype: The dtype or the table of rules.
+      params: All parameters of the model, or their structs.
+      name: The name of the setting in error messages.
 
     Raises:
-      UsageError: listing all rules that decide nothing; or as `narrowing`.
+      UsageError: Some rules have no effect; the message lists all of them. Or a dtype is unknown or not
+        floating, or a pattern is not a regular expression.
     """
     judge({Table.of(name, _rules(compute_dtype)): tree.leaf_names({"params": params})})
 
 
 def wider_than(compute_dtype: ComputeDtype, batch: PyTree) -> str | None:
-    """Return, for people, which arrays of a batch are wider than what is computed in; None if none are.
+    """Return a message about the arrays of a batch that are wider than `compute_dtype`, or None.
 
-    A product is computed in the wider of its dtypes.
+    The wider dtype matters because a product is computed in the wider dtype of its two factors.
     """
     dtypes = [dtype for _, dtype in _rules(compute_dtype) if dtype is not None]
     if not dtypes:
@@ -72,8 +78,8 @@ def wider_than(compute_dtype: ComputeDtype, batch: PyTree) -> str | None:
         return None
     verb = "is" if len(wider) == 1 else "are"
     return (
-        f"{', '.join(wider)} of the batch {verb} wider than {narrowest}: what is multiplied with parameters "
-        "as it comes is computed in the wider dtype; cast it in the loss"
+        f"{', '.join(wider)} of the batch {verb} wider than {narrowest}: products with the parameters are "
+        "computed in the wider dtype; cast the arrays in the loss"
     )
 
 
@@ -85,7 +91,7 @@ def _rules(compute_dtype: Any) -> list[tuple[str, jnp.dtype | None]]:
 
 
 def _floating(dtype: DTypeLike | None) -> jnp.dtype | None:
-    """Return `dtype`, which may be a text such as "bfloat16", as a dtype."""
+    """Return `dtype`, which may be a string such as "bfloat16", as a dtype."""
     if dtype is None:
         return None
     try:
@@ -94,7 +100,7 @@ def _floating(dtype: DTypeLike | None) -> jnp.dtype | None:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
         raise UsageError(
-            f"compute_dtype={dtype!r} is no floating dtype. Use 'bfloat16', 'float16', 'float32', or None to "
-            "compute in the parameters' own."
+            f"compute_dtype={dtype!r} is not a floating dtype. Use 'bfloat16', 'float16' or 'float32', or "
+            "None to compute in the dtypes of the parameters."
         )
     return found

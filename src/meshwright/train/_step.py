@@ -49,36 +49,38 @@ StepFunction = (
     Callable[[Any, PyTree], tuple[Any, Mapping[str, Any]]]
     | Callable[[Any, PyTree, jax.Array], tuple[Any, Mapping[str, Any]]]
 )
-"""A whole update: `(state, batch) -> (state, metrics)` or `(state, batch, key) -> (state, metrics)`.
+"""A function of one update: `(state, batch) -> (state, metrics)`.
 
-It is pure, and its metrics are `{name: scalar, Mean or Histogram}`.
+It may take a third argument, the key of the step: `(state, batch, key)`. It must be pure. Its
+metrics are a dictionary `{name: scalar, Mean or Histogram}`.
 """
 
 
 class Step:
-    """A compiled training step: `state, metrics = step(state, batch)`. The state given is donated.
+    """A compiled training step: `state, metrics = step(state, batch)`. It donates the state.
 
-    `make_step` makes the usual one. For an update that is not one loss under one optimizer (two networks
-    against each other, a loss over two batches, noised gradients) write the function yourself:
-    `Step(function, layout)`. Of complex parameters it must give an optimizer `jnp.conj` of what `jax.grad`
-    returns, as `make_step` does: without, imaginary parts move uphill.
+    `make_step` makes the usual step. If the update is more than one loss and one optimizer (two adversarial
+    networks, a loss over two batches, noise on the gradients), write the function yourself:
+    `Step(function, layout)`. For complex parameters the function must give the optimizer `jnp.conj` of the
+    gradients from `jax.grad`, as `make_step` does. Otherwise the imaginary parts move in the wrong direction.
 
-    It is compiled for the first arguments it meets, or by `compile`, once for each shape that batches have.
-    For a batch of another shape in the middle of a run it is compiled then, which is logged; with several
-    processes that is an error, since the others may not meet it. So is a batch of other arrays or dtypes.
+    The step is compiled for its first arguments, or by `compile`, once for each shape of a batch. If a batch
+    of a new shape comes in the middle of a run, the step is compiled again, and the log says so. With several
+    processes this is an error, because the others may not get such a batch. A batch of other arrays or dtypes
+    is always an error.
 
     Args:
-      function: the update. A third argument, if it takes one, is the key of the step, `step_key(state)`, of a
-        state that has `seed` and `step`. Its state is any pytree of arrays that are on the mesh of `layout`,
-        and comes back with the same structure, shapes and dtypes; `fit` needs it to have `.step`, an integer
-        that counts the updates. There is at least one metric: `fit` waits for them, so as not to run too far
-        ahead.
-      layout: the mesh, over which batches are split; the state stays where it is.
-      microbatches: a number that the batch size, per part of the mesh, must be a multiple of.
-      idle: a function that is given the error about a mesh axis that only repeats work, and may raise it.
-      optimizer: the optimizer of the update, for `learning_rates`; its state is `state.opt_state`.
-      compiler_options: XLA's options for this program, `{"xla_gpu_enable_triton_gemm": False}`. They have
-        precedence over those of `XLA_FLAGS`.
+      function: The function of one update. If it takes a third argument, this is the key of the step,
+        `step_key(state)`; the state must then have `seed` and `step`. The state is any pytree of arrays on
+        the mesh of `layout`. The function returns it with the same structure, shapes and dtypes. `fit` needs
+        a state with `.step`, an integer that counts the updates. The function returns at least one metric,
+        because `fit` waits for the metrics to limit the number of steps in flight.
+      layout: The mesh over which batches are split. The state keeps its shardings.
+      microbatches: The number of microbatches. The batch size per part of the mesh must be a multiple of it.
+      idle: A function that takes the error about a mesh axis that only repeats work, and may raise it.
+      optimizer: The optimizer of the update, which `learning_rates` needs. Its state is `state.opt_state`.
+      compiler_options: The XLA options of this program, such as `{"xla_gpu_enable_triton_gemm": False}`. They
+        override those in `XLA_FLAGS`.
 
     Example:
       >>> layout = mw.Layout(mw.make_mesh("data=-1"))
@@ -110,33 +112,34 @@ class Step:
         self._batch: PyTree = None
         self._state: PyTree = None
         self.compile_seconds = 0.0
-        """Seconds that tracing and compiling took."""
+        """The seconds that tracing and compiling took."""
         self.jaxpr: Any = None
-        """The program traced last, for example for `program.count_flops`; None before the first trace."""
+        """The last traced program, for example for `program.count_flops`. None before the first trace."""
 
     @property
     def num_shapes(self) -> int:
-        """For how many shapes of batches it is compiled."""
+        """The number of batch shapes for which the step is compiled."""
         return len(self._programs)
 
     def __call__(self, state: S, batch: PyTree) -> tuple[S, Mapping[str, Any]]:
-        """Return the new state and the metrics, by name. They stay on the devices until one is asked for.
+        """Return the new state and the metrics by name. The metrics stay on the devices until you read one.
 
         Raises:
-          UsageError: the batch has another structure or dtype than the first, or, with several processes, a
-            shape for which it was not compiled; or the state was given to a step before.
+          UsageError: The structure or dtypes of the batch differ from those of the first batch. Or a step has
+            already donated the state. Or, with several processes, the step was not compiled for the shape of
+            the batch.
         """
         refuse_donated(state)
         new, metrics = self._computed(state, batch)
         if self._rates is not None:
-            self._newest = ref(new)  # and no more than that: a state takes memory
+            self._newest = ref(new)  # a weak reference, because a state takes much memory
         return new, metrics
 
     def learning_rates(self) -> Rates:
         """Return the learning rates of the newest update, for `mw.metrics.logger(write, also=...)`.
 
-        They are those that the optimizer shows, see `train.learning_rates`, as long as the state that this
-        step returned last is there; else none.
+        They are found by `train.learning_rates`. The result is empty if the state that this step returned
+        last no longer exists.
         """
         state = self._newest()
         return {} if state is None or self._rates is None else self._rates(state.opt_state)
@@ -156,13 +159,13 @@ class Step:
     def compile(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
         """Compile for `state` (structs with shardings) and `batch` (arrays or structs of global shape).
 
-        Collective on a mesh of all processes.
+        Collective if the mesh spans all processes.
 
         Raises:
-          UsageError: the loss is not a scalar, or the function returns not what it should; or another program
-            comes out on another process: found before anything compiles. Or the compiler refuses an option.
-          LayoutError: the batch does not divide over the devices and microbatches, the state is not on the
-            mesh, or an axis of the mesh only repeats work.
+          UsageError: The loss is not a scalar. Or the function does not return a state and metrics of the
+            right kind. Or the processes have traced different programs. Or the compiler refuses an option.
+          LayoutError: The batch does not divide over the devices and microbatches. Or the state is not on the
+            mesh. Or an axis of the mesh only repeats work.
         """
         if (known := self._programs.get(shapes_of(batch))) is not None and self._is_for(state, batch):
             self._compiled = known
@@ -180,7 +183,7 @@ class Step:
         return self._compiled
 
     def _is_for(self, state: Any, batch: PyTree) -> bool:
-        """Return whether it is compiled for such a state, and for batches of the same arrays and dtypes."""
+        """Return whether the step is compiled for this state and for batches with these arrays and dtypes."""
         new, known = tree.abstract(state), self._state
         if jax.tree.structure(new) != jax.tree.structure(known) or jax.tree.leaves(new) != jax.tree.leaves(
             known
@@ -190,7 +193,7 @@ class Step:
         return not tree.differences(self._batch, batch) or differ_in_shape_only(self._batch, batch)
 
     def _compiled_late(self, state: Any, batch: PyTree) -> jax.stages.Compiled:
-        """Compile in the middle of a run, for a batch of a shape of which nobody said that it would come."""
+        """Compile in the middle of a run, for a batch of a shape that was not declared before the run."""
         if process.spans_all_processes(self._layout.mesh.devices.flat) and jax.process_count() > 1:
             raise undeclared(self._batch, batch)
         changes = tree.differences(self._batch, batch)
@@ -201,14 +204,14 @@ class Step:
         return compiled
 
     def trace(self, state: Any, batch: PyTree) -> jax.stages.Traced:
-        """Trace for `state` and `batch` as `compile` does, compiling nothing; the mesh may be abstract.
+        """Trace for `state` and `batch` without compiling. The mesh may be abstract.
 
-        Raises: as `compile`.
+        Raises the same errors as `compile`, except those of the compiler.
         """
         batch = placed(batch, self._layout, self._microbatches)
         shardings = shardings_of(state, self._layout)
         jit = partial(jax.jit, donate_argnums=0, out_shardings=(shardings, self._layout.replicated))
-        # In the mesh, so that models may constrain by bare PartitionSpecs.
+        # The mesh is set so that models may use a bare PartitionSpec in a sharding constraint.
         with in_mesh(self._layout.mesh), collector_paused():
             traced = jit(partial(_checked, self._function)).trace(state, batch)
             check_axes(self._layout, state, lambda: traced, self._idle)
@@ -229,8 +232,8 @@ def _checked(function: Callable[..., Any], state: Any, batch: PyTree) -> tuple[A
     changes = tree.differences(state, new)
     if changes:
         raise UsageError(
-            f"the step returned another state than it was given: {changes}.\n"
-            "  Return one of the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
+            f"the state that the step returned differs from the one it received: {changes}.\n"
+            "  Return a state with the same structure, shapes and dtypes; `x.astype(old.dtype)` casts."
         )
     _check_names(metrics)
     return new, Packed.of({name: as_metric(name, metric) for name, metric in metrics.items()})
@@ -250,31 +253,32 @@ def make_step(
     """Return the step that minimises `loss` with `optimizer`.
 
     Args:
-      loss: `(params, batch, key) -> loss` or `(loss, metrics)`, see `Loss`. Pure. Of a model with a state
-        `(params, batch, key, model_state) -> (loss, metrics, model_state)`, see `StatefulLoss`.
-      optimizer: an optax transformation, for all parameters, or a `Trainable`, for some.
-      layout: the mesh, and the rules by which arrays are split over it.
-      microbatches: the number of pieces in which each batch is computed, one after the other, before the one
-        update. For a loss that uses no randomness and no state the number does not change the update.
-      compute_dtype: floating parameters that are wider are cast to it for the loss, frozen ones too:
-        "bfloat16", say, or a table by path, see `ComputeDtype`. All else is as it is: integers, complex
-        and narrower parameters, the model state, the batch (float32 examples times bfloat16 weights are
-        computed in float32: cast them in the loss), and the parameters that are kept, their gradients, the
-        updates and the optimizer's state.
-      norms: a pattern for those of the trained parameters whose norms, and those of their gradients, are
-        among the metrics: `param_norm/layers/0/q`, `grad_norm/layers/0/q`. ".*" is all of them.
-      idle: as of `Step`.
-      compiler_options: as of `Step`.
+      loss: A pure function `(params, batch, key) -> loss` or `-> (loss, metrics)`; see `Loss`. For a model
+        with a state it is `(params, batch, key, model_state) -> (loss, metrics, model_state)`; see
+        `StatefulLoss`.
+      optimizer: An optax transformation for all parameters, or a `Trainable` for some of them.
+      layout: The mesh and the rules by which arrays are split over it.
+      microbatches: The number of pieces of a batch. They are computed one after the other, before the one
+        update. If the loss uses no randomness and no state, the number does not change the update.
+      compute_dtype: The dtype of the parameters that the loss receives, such as "bfloat16", or a table by
+        path; see `ComputeDtype`. Only wider floating parameters are cast, including frozen ones. Integers,
+        complex and narrower parameters, the model state and the batch are not cast. (The product of float32
+        examples and bfloat16 weights is computed in float32; cast the examples in the loss.) The stored
+        parameters, their gradients, the updates and the optimizer's state keep their dtypes.
+      norms: A pattern for trained parameters. The norms of these parameters and of their gradients become
+        metrics: `param_norm/layers/0/q`, `grad_norm/layers/0/q`. The pattern ".*" matches all of them.
+      idle: A function that takes the error about a mesh axis that only repeats work; see `Step`.
+      compiler_options: The XLA options of this program; see `Step`.
 
     Returns:
-      A `Step` of `TrainState`s. Its metrics are the loss's, `loss` itself and `grad_norm`, which is of the
-      parameters that are trained, as `Mean`s and `Histogram`s on the device; and `skipped`, where the
-      optimizer may skip updates.
+      A `Step` of `TrainState`s. Its metrics are those of the loss, the `loss`, and the `grad_norm` of the
+      trained parameters. If the optimizer may skip updates, `skipped` is a metric too. The values are `Mean`s
+      and `Histogram`s on the devices.
 
     Raises:
-      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When it is
-        compiled: `optimizer` is or holds an `optax.MultiSteps`, and there are `microbatches`; or a pattern of
-        `compute_dtype` or `norms` decides nothing.
+      UsageError: `compute_dtype` is not a floating dtype, or `norms` is not a regular expression. When the
+        step is compiled: both `microbatches` and an `optax.MultiSteps` in `optimizer` accumulate gradients,
+        or a pattern of `compute_dtype` or `norms` has no effect.
 
     Example:
       >>> layout, optimizer = mw.Layout(mw.make_mesh("data=-1")), optax.sgd(0.5)
@@ -322,5 +326,5 @@ def make_step(
 def _check_names(metrics: Mapping[str, Any]) -> None:
     taken = [name for name in metrics if name in REPORTED]
     if taken or not metrics:
-        found = f"a metric called {taken[0]!r}, which a report has already" if taken else "no metric"
-        raise UsageError(f"the step returned {found}.\n  Return at least one, such as 'loss'.")
+        found = f"a metric called {taken[0]!r}, but this name is reserved" if taken else "no metric"
+        raise UsageError(f"the step returned {found}.\n  Return at least one metric, such as 'loss'.")

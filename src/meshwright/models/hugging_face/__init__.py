@@ -230,7 +230,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(file.read_bytes())
         if not isinstance(found, Mapping):
-            raise ValueError(f"it holds a {type(found).__name__}, not an object")
+            raise ValueError(f"it holds a value of type {type(found).__name__}, not an object")
         return found
     except FileNotFoundError:
         raise CheckpointError(
