@@ -77,9 +77,9 @@ def test_a_schedule_depends_on_nothing_that_was_asked_before(make_deployer):
     ("options", "message"),
     [
         ({"train_size": 7}, "3 epochs of 7 examples have no step: a batch needs 8"),
-        ({"warmup_steps": 30}, "30 steps of warm-up leave none to decay in"),
-        ({"warmup_steps": 31, "schedule_type": "cosine"}, "31 steps of warm-up do not fit"),
-        ({"warmup_ratio": 1.0}, "leave none to decay in"),
+        ({"warmup_steps": 30}, "30 steps of warm-up leave no step for the decay"),
+        ({"warmup_steps": 31, "schedule_type": "cosine"}, "31 steps of warm-up must be from 0 to 30"),
+        ({"warmup_ratio": 1.0}, "leave no step for the decay"),
         ({"learning_rate": 0.0, "schedule_type": "cosine"}, "needs peak > 0"),
         ({"schedule_type": "linaer"}, "Did you mean 'linear'"),
     ],

@@ -138,7 +138,7 @@ def test_a_time_that_cannot_be_is_refused(seconds):
 
 
 def test_times_of_phases_without_a_steps_are_refused():
-    with pytest.raises(UsageError, match="for a step at least"), mw.train.watchdog({"save": 60}):
+    with pytest.raises(UsageError, match="at least for 'step'"), mw.train.watchdog({"save": 60}):
         pass
 
 

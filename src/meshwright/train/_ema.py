@@ -13,34 +13,36 @@ from meshwright.tree import PyTree
 
 
 class EmaState(NamedTuple):
-    """The average and what it weighs."""
+    """The state of `keep_ema`: the average and its weight."""
 
     count: jax.Array
-    """int32[]: updates averaged."""
+    """int32[]: The number of averaged updates."""
     mass: jax.Array
-    """float32[]: the sum of the weights of all updates, 1 - the product of the decays."""
+    """float32[]: The sum of the weights of all updates, which is 1 - the product of the decays."""
     ema: PyTree
-    """The average, as ready for use: in at least float32, each array beside its parameter."""
+    """The corrected average in at least float32. Each array has the sharding of its parameter."""
 
 
 def keep_ema(
     decay: float | optax.Schedule, *, bias_correction: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """Keep the average of the parameters, `ema = decay * ema + (1 - decay) * params`. Updates are left alone.
+    """Keep the moving average of the parameters, `ema = decay * ema + (1 - decay) * params`.
 
-    It must come last, where the updates are what is added: `optax.chain(optax.adam(1e-3), keep_ema(0.999))`.
-    `ema_params` reads it. A schedule is given the number of updates before this one.
+    It does not change the updates. It must be the last part of the optimizer, because it needs the updates
+    that are added to the parameters: `optax.chain(optax.adam(1e-3), keep_ema(0.999))`. Read the average with
+    `ema_params`.
 
-    With bias correction the average is of the updated parameters only, weighed to sum to 1 (Kingma and Ba,
-    2015, section 3): sum_i (1 - d) d^(t - i) p_i / (1 - d^t). Without, the first parameters count as all of
-    the past. Either way it starts as the parameters, never as zeros.
+    With bias correction the average contains the updated parameters only, and the weights sum to 1 (Kingma
+    and Ba, 2015, section 3): sum_i (1 - d) d^(t - i) p_i / (1 - d^t). Without bias correction the initial
+    parameters have the rest of the weight. In both cases the average starts as a copy of the parameters, not
+    as zeros.
 
     Args:
-      decay: the weight of the average before this update, in [0, 1), or a function of the updates so far.
-      bias_correction: leave the first parameters out of the average, as above.
+      decay: The weight of the old average, in [0, 1), or a function of the number of earlier updates.
+      bias_correction: If True, the initial parameters are not in the average.
 
     Raises:
-      UsageError: a constant decay is not in [0, 1).
+      UsageError: A constant decay is not in [0, 1).
 
     Example:
       >>> params = {"w": jnp.zeros(())}
@@ -50,7 +52,7 @@ def keep_ema(
       2.0
     """
     if not callable(decay) and not 0 <= decay < 1:
-        raise UsageError(f"keep_ema({decay}): the decay must be in [0, 1), 0.999 say.")
+        raise UsageError(f"keep_ema({decay}): the decay must be in [0, 1), for example 0.999.")
 
     def init(params: PyTree) -> EmaState:
         mass = jnp.float32(0 if bias_correction else 1)
@@ -59,7 +61,7 @@ def keep_ema(
     def update(updates: PyTree, state: Any, params: PyTree = None, **_: Any) -> tuple[PyTree, EmaState]:
         old = decay(state.count) if callable(decay) else decay
         mass = old * state.mass + (1 - old)
-        # Averaging with the share of the newest in all so far keeps the average corrected at any time.
+        # `share` is the weight of the newest parameters in the whole sum, so the average is always corrected.
         share = jnp.asarray((1 - old) / jnp.maximum(mass, jnp.finfo(jnp.float32).tiny))
 
         def average(ema: jax.Array, new: jax.Array) -> jax.Array:
@@ -75,7 +77,7 @@ def check_averages_are_last(opt_state: optax.OptState) -> None:
     """Check that nothing in an `optax.chain` changes the updates after `keep_ema` has read them.
 
     Raises:
-      UsageError: Something comes after it.
+      UsageError: A part of the chain comes after `keep_ema`.
     """
     nodes: list[Any] = [opt_state]
     while nodes:
@@ -84,8 +86,8 @@ def check_averages_are_last(opt_state: optax.OptState) -> None:
             has_average = [_contains_average(each) for each in node]
             if has_average != sorted(has_average):
                 raise UsageError(
-                    "keep_ema must come last in the optimizer: what comes after it changes the updates, and "
-                    "the average would not be of the parameters.\n"
+                    "keep_ema must come last in the optimizer: a part after it changes the updates, and the "
+                    "average would be wrong.\n"
                     "  Write optax.chain(optax.adam(1e-3), mw.train.keep_ema(0.999))."
                 )
         if isinstance(node, tuple | list) and not _is_average(node):
@@ -95,18 +97,20 @@ def check_averages_are_last(opt_state: optax.OptState) -> None:
 
 
 def ema_params(state: Any) -> PyTree:
-    """Return the parameters of a state, in their dtypes, with the averages of `keep_ema` where there are any.
+    """Return the parameters of a state, with the averages of `keep_ema` in place of averaged parameters.
+
+    The averages are cast to the dtypes of the parameters.
 
     Args:
       state: A `TrainState`, or an object with `params` and `opt_state`.
 
     Raises:
-      UsageError: The optimizer keeps no average, or `state` is no state of training.
+      UsageError: The optimizer keeps no average, or `state` is not a training state.
     """
     if not hasattr(state, "opt_state"):
         raise UsageError(
-            f"ema_params takes a state of training, and {type(state).__name__} is none.\n"
-            "  Of a checkpoint: mw.experiment.open_averages(mw.checkpoint.open_best('runs/x'))."
+            f"ema_params expects a training state; found a value of type {type(state).__name__}.\n"
+            "  For a checkpoint, use mw.experiment.open_averages(mw.checkpoint.open_best('runs/x'))."
         )
     averages = _averages(state)
     if not averages:
@@ -119,20 +123,21 @@ def ema_params(state: Any) -> PyTree:
 
 
 def eval_params(state: Any) -> PyTree:
-    """Return the parameters that are evaluated: `ema_params(state)` if there are any, else `state.params`.
+    """Return the parameters to evaluate: `ema_params(state)` if there are averages, otherwise `state.params`.
 
-    The state need have no more than `params`.
+    Args:
+      state: A `TrainState`, or an object with `params` only.
     """
     return ema_params(state) if _averages(state) else state.params
 
 
 def only_averages(opt_state: optax.OptState) -> PyTree:
-    """Return what `keep_ema` keeps in an optimizer's state, which has None in place of all else."""
+    """Return an optimizer's state with only the states of `keep_ema`, and None in all other places."""
     return jax.tree.map(lambda x: x if _is_average(x) else None, opt_state, is_leaf=_is_average)
 
 
 def _averages(state: Any) -> list[dict[str, jax.Array]]:
-    """Return the averages in a state of training, by the names of their parameters."""
+    """Return the averages in a training state, by the names of their parameters."""
     nodes = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_average)
     return [tree.named_leaves(node.ema) for node in nodes if _is_average(node)]
 
@@ -146,7 +151,7 @@ def _is_average(x: Any) -> TypeGuard[EmaState]:
 
 
 def _kept(x: jax.Array) -> jax.Array:
-    """Return a copy of `x`, for the parameters are donated beside it, wide enough to average in."""
+    """Return a copy of `x` in a dtype wide enough for an average. The original may be donated."""
     return jnp.array(x, jnp.promote_types(x.dtype, jnp.float32) if _is_averaged(x) else x.dtype)
 
 

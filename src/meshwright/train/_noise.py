@@ -1,4 +1,4 @@
-"""Gaussian noise on the parameters, in training (Graves, Practical Variational Inference, 2011)."""
+"""Gaussian noise on the parameters during training (Graves, Practical Variational Inference, 2011)."""
 
 import zlib
 from collections.abc import Callable
@@ -15,24 +15,27 @@ from meshwright.train._loss import of_loss
 from meshwright.tree import PyTree
 
 Std = Callable[[jax.Array], jax.Array]
-"""The standard deviation of the noise on an array."""
+"""A function that takes an array and returns the standard deviation of the noise on it."""
 
 _STREAM = zlib.crc32(b"parameter noise")
 
 
 def with_parameter_noise(loss: Callable[..., Any], noise: ByPath[float | Std]) -> Callable[..., Any]:
-    """Return `loss`, stateful or not, under Gaussian noise on the parameters that a rule matches.
+    """Return a loss that adds Gaussian noise to the parameters that a rule matches, and calls `loss`.
 
-    The parameters are noised as the loss is given them, after any cast, and stay as they are; gradients are
-    those at the noised ones. Each microbatch draws anew. The key of the loss is the one it would have had
-    without noise. Train with it and evaluate the loss itself, which has none.
+    The noise is added to the parameters that the loss receives, after any cast. The stored parameters do not
+    change. The gradients are those at the parameters with noise. Each microbatch gets new noise. The loss
+    receives the same key as without noise. Use the returned loss for training, and `loss` itself for
+    evaluation.
 
     Args:
-      noise: `[("embed", 0.01), (".*", relative_std(0.05))]`: a deviation, or a function of the array.
+      loss: A `Loss` or a `StatefulLoss`.
+      noise: A table of patterns and standard deviations, `[("embed", 0.01), (".*", relative_std(0.05))]`. A
+        standard deviation is a number or a function of the array.
 
     Raises:
-      UsageError: a pattern is not a regular expression; or, when the loss is called, one decides nothing of
-        its parameters.
+      UsageError: A pattern is not a regular expression. Or, when the loss is called, a pattern has no effect
+        on its parameters.
     """
     return Noised(loss, tuple(noise))
 
@@ -45,7 +48,7 @@ class Noised:
     noise: ByPath[float | Std]
 
     def __post_init__(self) -> None:
-        Table.of("parameter_noise", self.noise)  # raises if a pattern is none
+        Table.of("parameter_noise", self.noise)  # raises if a pattern is not a regular expression
 
     def __call__(self, params: PyTree, batch: PyTree, key: jax.Array, *model_state: PyTree) -> Any:
         judge({Table.of("parameter_noise", self.noise): tree.leaf_names({"params": params})})
@@ -59,14 +62,17 @@ class Noised:
 def _with_noise(name: str, x: jax.Array, std: float | Std | None, key: jax.Array) -> jax.Array:
     if std is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
-    # Of complex numbers both parts are noised, so that the deviation is that of their distance.
+    # Both parts of a complex number get noise. Its standard deviation is that of the distance moved.
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.complexfloating) else float
     drawn = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape, dtype)
     return (x + (std(x) if callable(std) else std) * drawn).astype(x.dtype)
 
 
 def relative_std(std: float) -> Std:
-    """Return a standard deviation as so much of the array's root mean square, not differentiated."""
+    """Return a function for a standard deviation of `std` times the root mean square of the array.
+
+    The standard deviation is not differentiated.
+    """
     return Relative(std)
 
 

@@ -1,7 +1,8 @@
-"""Learning rates as functions of the step: the usual shapes, put together from optax's schedules.
+"""The usual learning rate schedules, as functions of the step, built from the schedules of optax.
 
-T is the number of all steps, W of those that warm up, D of those at the end of a decay of its own. A step s
-is an *update of the optimizer*, counted from 0; microbatches do not count.
+T is the number of all steps, W is the number of warm-up steps, and D is the number of decay steps at the end
+of a warmup_stable_decay schedule. A step s is an *update of the optimizer*, counted from 0. Microbatches are
+not steps.
 
     s < W, all shapes    init + (peak - init) s / W                                arXiv:1706.02677, 2.2
     linear               peak + (end - peak) (s - W) / (T - W)                     arXiv:1810.04805, A.2
@@ -11,7 +12,7 @@ is an *update of the optimizer*, counted from 0; microbatches do not count.
     warmup_stable_decay  peak, and from step T - D on
                          peak + (end - peak) (s - T + D) / D                       arXiv:2405.18392, 3
 
-Those that end at step T stay at `end` after it.
+A schedule that reaches `end` at step T stays there afterwards.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ _OWN_OPTIONS = {
     "inverse_sqrt": (),
     "warmup_stable_decay": ("end", "decay_steps"),
 }
-"""The shapes, and which of the arguments that not all of them have each has."""
+"""The kinds of schedules, each with its arguments that not all kinds have."""
 
 
 def schedule(
@@ -49,18 +50,19 @@ def schedule(
     """Return the learning rate as a pure function of the step, which is an int or an integer array.
 
     Args:
-      kind: a shape, see above. Any function of the step is returned as it is, whatever the rest.
-      peak: the learning rate at the end of warm-up. All shapes need it.
-      max_steps: T. All shapes need it.
-      warmup_steps: W; by default there is no warm-up.
-      warmup_ratio: W as a part of T, rounded down; instead of `warmup_steps`.
-      decay_steps: D. "warmup_stable_decay" needs it, and no other takes it.
-      init: the learning rate at step 0 of a warm-up; 0 by default.
-      end: the learning rate at step T, for the shapes that end at one; 0 by default.
+      kind: The kind of the schedule: "linear", "cosine", "constant", "inverse_sqrt" or "warmup_stable_decay".
+        A function of the step is returned unchanged, and the other arguments are ignored.
+      peak: The learning rate at the end of the warm-up. All kinds need it.
+      max_steps: The number of all steps (T). All kinds need it.
+      warmup_steps: The number of warm-up steps (W). By default there is no warm-up.
+      warmup_ratio: The fraction W / T, instead of `warmup_steps`. W is rounded down.
+      decay_steps: The number of decay steps (D). Only "warmup_stable_decay" has it, and needs it.
+      init: The learning rate at step 0 of the warm-up. The default is 0.
+      end: The learning rate at step T, for the kinds that end at step T. The default is 0.
 
     Raises:
-      UsageError: an argument is missing, is not for this shape or contradicts another, or the steps
-        are too few.
+      UsageError: An argument is missing, does not apply to this kind or contradicts another one. Or there are
+        too few steps.
 
     Example:
       >>> rate = mw.train.schedule("linear", peak=1.0, max_steps=10, warmup_steps=2)
@@ -74,14 +76,16 @@ def schedule(
         raise UsageError(f"a {kind} schedule needs peak > 0 and max_steps > 0; found {peak=}, {max_steps=}.")
     W = _warmup(max_steps, warmup_steps, warmup_ratio)
     if init is not None and not W:
-        raise UsageError(f"{init=} is where a warm-up starts, but there is none.\n  Give warmup_steps too.")
+        raise UsageError(
+            f"{init=} is the start of a warm-up, but there is no warm-up.\n  Give warmup_steps too."
+        )
     _check_lengths(kind, max_steps, W, decay_steps or 0)
     return Schedule(kind, peak, max_steps, W, decay_steps or 0, init or 0.0, end or 0.0)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate that `schedule` makes. Its numbers were checked there."""
+    """The function that `schedule` returns. `schedule` has checked its numbers."""
 
     kind: str
     peak: float
@@ -125,7 +129,7 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     if kind not in _OWN_OPTIONS:
         close = nearest(kind, _OWN_OPTIONS)
         hint = f" Did you mean {close!r}?" if close else ""
-        raise UsageError(f"unknown schedule {kind!r}.{hint}\n  There are: {', '.join(_OWN_OPTIONS)}.")
+        raise UsageError(f"unknown schedule {kind!r}.{hint}\n  The schedules are {', '.join(_OWN_OPTIONS)}.")
     for name, value in options.items():
         if value is not None and name not in _OWN_OPTIONS[kind]:
             others = [other for other, own in _OWN_OPTIONS.items() if name in own]
@@ -138,12 +142,12 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
 def _check_lengths(kind: str, T: int, W: int, D: int) -> None:
     trouble = None
     if not 0 <= W <= T:
-        trouble = f"{W} steps of warm-up do not fit in it"
+        trouble = f"the {W} steps of warm-up must be from 0 to {T}"
     elif kind in ("linear", "cosine") and W == T:
-        trouble = f"{W} steps of warm-up leave none to decay in"
+        trouble = f"{W} steps of warm-up leave no step for the decay"
     elif kind == "inverse_sqrt" and W == 0:
-        trouble = "it falls as sqrt(W / s), so it needs a warm-up"
+        trouble = "it decays as sqrt(W / s), so it needs a warm-up"
     elif kind == "warmup_stable_decay" and not 0 < D <= T - W:
-        trouble = f"decay_steps must be from 1 to the {T - W} that {W} of warm-up leave; it is {D}"
+        trouble = f"decay_steps must be from 1 to {T - W}, the steps after the warm-up; found {D}"
     if trouble:
-        raise UsageError(f"a {kind} schedule of {T} steps: {trouble}.\n  Change the warm-up or the steps.")
+        raise UsageError(f"a {kind} schedule of {T} steps: {trouble}.\n  Change the numbers of steps.")

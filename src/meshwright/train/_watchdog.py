@@ -1,8 +1,8 @@
-"""The loop's `on_step`: notices that a run does not go on, says where every thread stands, and may end it.
+"""A watchdog for the loop's `on_step`: it reports a run that hangs, with all stacks, and may end it.
 
-It lives in a thread of its own, which needs Python's lock and nothing else: JAX gives the lock up while it
-waits for devices and other processes. For a call that keeps the lock, `faulthandler`, which does without
-it, stands behind.
+The watchdog runs in its own thread, which needs only Python's global lock (the GIL). JAX releases the GIL
+while it waits for devices and other processes. `faulthandler`, which does not need the GIL, is the backstop
+for a call that keeps the GIL.
 """
 
 import faulthandler
@@ -27,18 +27,18 @@ from meshwright.when import Tick
 log = logging.getLogger("meshwright")
 
 Timeouts = float | Mapping[str, float]
-"""Seconds for a step; or by phase."""
+"""The timeout of a step in seconds, or the timeouts of several phases by name."""
 
 STEP, START = "step", "start"
 PHASES = (STEP, START, "first_batch", "restore", "compile", "evaluation", "save", "end")
-"""The phases of an experiment's run: `start` until its first step is done, and `end` after its last, but for
-the others in between."""
+"""The phases of an experiment's run. `start` lasts until the first step is done, and `end` begins after
+the last step. The other phases may interrupt both."""
 _OTHERS_TAKE = 10
-"""Times of a step's timeout that other phases may take, where it is not said otherwise."""
+"""The default timeout of the other phases, as a multiple of the timeout of a step."""
 _WAITS, _WORKS = "waits", "works"
-"""The messages between the watchdogs of processes."""
+"""The messages that the watchdogs of the processes send to each other."""
 _LOOKS = 4
-"""So often within the shortest timeout."""
+"""The number of checks within the shortest timeout."""
 _WAITING = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (jax, process))
 _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _OTHERS = f"{_PYTHON}site-packages"
@@ -46,29 +46,31 @@ _OTHERS = f"{_PYTHON}site-packages"
 
 @contextmanager
 def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["RunningWatchdog", None, None]:
-    """Open an `on_step` that reports when no step has finished for `timeout_seconds`, and again.
+    """Return a context manager of an `on_step` that reports when no step finishes for `timeout_seconds`.
 
         with mw.train.watchdog(600, kill=True) as watch:
             mw.fit(..., on_step=watch)
 
-    A report, on stderr and in the log, has the process, the phase, the last step and the stacks of all
-    threads. Time runs from entering the context. Until the first step is done, which compiles, and in
-    `with watch.phase("evaluation"):` it may take ten times as long. Nothing is written while all is well, and
-    the thread ends with the context, whatever ends that.
+    A report goes to stderr and to the log, and is repeated after each further timeout. It contains the
+    process, the phase, the last step and the stacks of all threads. The time starts when the context is
+    entered. Before the end of the first step, which includes compiling, and in the block
+    `with watch.phase("evaluation"):`, the timeout is ten times as long. Nothing is written while steps
+    finish in time. The thread ends with the context.
 
     Args:
-      timeout_seconds: of a step; or by the names of phases, of which "step" must be one, and "start" is what
-        comes before the first step is done.
-      kill: at the second timeout in a row end the process at once, with exit code 5, as `os._exit` does: no
-        handlers, nothing flushed, nobody waited for, also where the main thread hangs in C++. (JAX holds
-        SIGTERM back, so a hung run would not die of that.) Of several processes, one that only waits for its
-        devices, and so perhaps for another process, asks then whether another is at work, and goes on
-        waiting if so; else it ends at the third timeout. So the one that hangs ends first, and then the
-        others by a `PeersError`. Where a call hangs that keeps Python's lock, the process is ended with exit
-        code 1 after four timeouts. A process that was suspended for so long may then be ended too.
+      timeout_seconds: The timeout of a step, or a dictionary of timeouts by phase. The dictionary must have
+        the phase "step". The phase "start" lasts until the first step is done.
+      kill: If True, the second timeout in a row ends the process at once with exit code 5. The process ends
+        by `os._exit`, which works even if the main thread hangs in C++: exit handlers do not run, nothing is
+        flushed and no other process is waited for. (JAX handles SIGTERM, so SIGTERM does not end a hung run.)
+        With several processes, a process that only waits for its devices may wait for another process. At a
+        timeout it asks the others whether one of them is working. If so, it continues to wait; otherwise it
+        ends at the third timeout. The process that hangs therefore ends first, and the others end by a
+        `PeersError`. If a hung call keeps the GIL, the process ends with exit code 1 after four timeouts. The
+        same may happen to a process that was suspended for that time.
 
     Raises:
-      UsageError: a time is not positive, or there is none for a step.
+      UsageError: A timeout is not positive, or there is no timeout for "step".
     """
     seconds = timeouts(timeout_seconds)
     watching = RunningWatchdog(seconds, kill)
@@ -85,7 +87,7 @@ def watchdog(timeout_seconds: Timeouts, *, kill: bool = False) -> Generator["Run
 
 
 def unwatched() -> "RunningWatchdog":
-    """Return an `on_step` that measures nothing."""
+    """Return an `on_step` without timeouts, which reports nothing."""
     watching = RunningWatchdog({STEP: math.inf}, kill=False)
     watching.over.set()
     return watching
@@ -95,18 +97,18 @@ def timeouts(seconds: Timeouts) -> Mapping[str, float]:
     """Return the timeouts by phase.
 
     Raises:
-      UsageError: a time is not positive, or there is none for a step.
+      UsageError: A timeout is not positive, or there is no timeout for "step".
     """
     by_phase = seconds if isinstance(seconds, Mapping) else {STEP: seconds}
     if STEP not in by_phase or not all(each > 0 for each in by_phase.values()):
         raise UsageError(
-            f"a watchdog's timeout is {seconds}: give a number of seconds above 0, for a step at least."
+            f"a watchdog's timeout is {seconds}: give a number of seconds above 0, at least for 'step'."
         )
     return by_phase
 
 
 class RunningWatchdog:
-    """Made by `watchdog`; called with the tick of each step that has finished."""
+    """The `on_step` function that `watchdog` returns. It takes the tick of each finished step."""
 
     def __init__(self, seconds: Mapping[str, float], kill: bool):
         self.over = threading.Event()
@@ -116,12 +118,12 @@ class RunningWatchdog:
         self._phase = START
         self._step: int | None = None
         self._backstop_seconds = 0.0
-        """A fourth of what the backstop was last put off by."""
+        """A quarter of the time for which the backstop was last postponed."""
         self._turns = 0
-        """Grows whenever a step is done, a phase begins or ends, or it is known that another is at work."""
+        """A counter of finished steps, begun or ended phases, and answers that another process is working."""
 
     def __call__(self, tick: Tick) -> None:
-        """A step has finished."""
+        """Record that a step has finished."""
         self._step = tick.step
         self._turns += 1
         if self._phase != STEP:
@@ -129,7 +131,7 @@ class RunningWatchdog:
 
     @contextmanager
     def phase(self, name: str) -> Generator[None, None, None]:
-        """Measure the time of this block as that of the phase `name`. For the thread that runs the steps."""
+        """Measure the time of this block as the phase `name`. Call it from the thread that runs the steps."""
         before = self._phase
         self.enter(name)
         try:
@@ -138,25 +140,26 @@ class RunningWatchdog:
             self.enter(before)
 
     def enter(self, phase: str) -> None:
-        """Measure the time from now on as that of `phase`, until a step is done."""
+        """Measure the time from now on as the phase `phase`, until a step is done."""
         self._phase = phase
         self._turns += 1
-        # Each renewal starts a thread: four times a step, that cost more than all else that a run adds.
-        # A backstop that is further off than this phase needs is put right by the next look.
+        # Each renewal starts a thread. With four renewals per step, that was the largest overhead of a run.
+        # The next check corrects a backstop that is later than this phase needs.
         if self._timeout() > self._backstop_seconds:
             self.renew_backstop()
 
     def hear(self, word: str) -> None:
-        """Take what another process says: that it waits, or that it is at work."""
+        """Handle a message of another process, which says that it is waiting or that it is working."""
         if word == _WAITS and not self._is_waiting():
             process.send_to_all(_WORKS)
         if word == _WORKS and self._is_waiting():
             self._turns += 1
 
     def watch(self) -> None:
-        """Until it is over: count timeouts in a row. They begin anew with each step and each phase.
+        """Count timeouts in a row until the context ends. Each step and each phase resets the count.
 
-        Counted look by look, so that a process which was suspended gets its time to go on.
+        The time is counted in checks, not by the clock, so that a process has time to continue after it was
+        suspended.
         """
         pause = min(self._seconds.values()) / _LOOKS
         turns, looks, num_timeouts = self._turns, 0, 0
@@ -189,17 +192,17 @@ class RunningWatchdog:
         )
         if is_waiting:
             threat = f" It waits for its devices, and so perhaps for another process.{threat}"
-        # Reporting may block: on a full pipe, on source files that are far, on a lock that the hung thread
-        # holds. This thread must not.
+        # A report may block on a full pipe, on source files of a slow file system, or on a lock that the hung
+        # thread holds. The watchdog's thread must not block.
         said = f"process {self._process}: {what}; {last}.{threat}"
         threading.Thread(target=_report, args=(said,), daemon=True).start()
 
     def _is_waiting(self) -> bool:
-        """Return whether the thread that runs the steps may wait for another process, which hangs."""
+        """Return whether the thread that runs the steps may be waiting for another process, which hangs."""
         return self._num_processes > 1 and _waits(sys._current_frames().get(self._thread))
 
     def renew_backstop(self) -> None:
-        """Put off what happens when this thread cannot run, because a hung call keeps Python's lock."""
+        """Postpone the backstop, which acts if this thread cannot run because a hung call keeps the GIL."""
         if not self.over.is_set():
             self._backstop_seconds = self._timeout()
             faulthandler.dump_traceback_later(4 * self._backstop_seconds, file=2, exit=self._kill)
@@ -214,7 +217,7 @@ def _report(said: str) -> None:
 
 
 def _waits(frame: FrameType | None) -> bool:
-    """Return whether a thread stands in JAX, or in our calls to other processes, and not in user code."""
+    """Return whether a thread is in JAX or in `meshwright.process`, and not in user code."""
     while frame and _is_pythons(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_WAITING)
@@ -225,7 +228,7 @@ def _is_pythons(path: str) -> bool:
 
 
 def _stacks() -> str:
-    """Return the stacks of all threads, by name, without the one that asks."""
+    """Return the stacks of all threads by name, except that of the calling thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = {
         ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()
