@@ -65,7 +65,7 @@ def test_factors_are_judged_and_state_in_the_memory_of_the_host_is():
 
 
 def test_a_checkpoint_that_is_not_finite_itself_is_to_be_taken_away():
-    with pytest.raises(DivergedError, match="newest checkpoint: take this one away"):
+    with pytest.raises(DivergedError, match="delete the checkpoint"):
         check(ADAM, spoilt(state_of(), "params/w"), newest=4)
 
 

@@ -1,8 +1,8 @@
-"""Settings that differ from parameter to parameter: tables of (pattern, value), the first match decides.
+"""Settings by parameter: tables of pairs (pattern, value), in which the first match decides.
 
-The optimizers here keep their tables in their states, as nodes without arrays. So `tables_in` finds them,
-whatever they are put into, a chain, a mask or a guard, and they are judged when the whole state is laid out.
-An `init` inside a mask, which sees only some of the parameters, could not judge them.
+These optimizers keep their tables in their states, as nodes without arrays. `tables_in` therefore finds the
+tables inside a chain, a mask or a guard. The patterns are checked when the whole state is described. An
+`init` inside a mask cannot check them, because it sees only some of the parameters.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from meshwright.tree import PyTree
 
 V = TypeVar("V")
 ByPath = Sequence[tuple[str, V]]
-"""Patterns of names such as `params/layers/0/q`, see `meshwright.patterns`, and a value for each."""
+"""Pairs of a pattern and a value. Patterns match names such as `params/layers/0/q`; see `patterns`."""
 
 
 class ByPathState(NamedTuple):
     """The state of `by_path`."""
 
     inner_states: dict[str, optax.OptState]
-    """Each optimizer's, by the number of its rule."""
+    """The states of the optimizers, by the number of the rule."""
     table: Table
 
 
 def tables_in(opt_state: optax.OptState) -> list[Table]:
-    """Return the tables of patterns by which an optimizer with this state goes, each once."""
+    """Return the pattern tables in an optimizer's state, each table once."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Table))
     return list(dict.fromkeys(node for node in nodes if isinstance(node, Table)))
 
@@ -41,9 +41,9 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
     A parameter belongs to the first rule that matches it, and only that optimizer has a state for it.
 
     Raises:
-      UsageError: a pattern is not a regular expression; or, in `init`, parameters that no rule matches.
+      UsageError: A pattern is not a regular expression. Or, in `init`, no rule matches some parameters.
     """
-    rules = list(rules)  # a tuple would be described as the parts of a chain
+    rules = list(rules)  # a tuple would be taken for the parts of a chain
     Table.of("by_path", rules)
 
     def init(params: PyTree) -> Any:
@@ -57,7 +57,7 @@ def by_path(rules: ByPath[optax.GradientTransformation]) -> optax.GradientTransf
 
 
 def _parts(rules: ByPath[optax.GradientTransformation]) -> Any:
-    """Return the optimizers as parts of one, called by the numbers of their rules."""
+    """Return one optimizer that contains the others, labelled by the numbers of their rules."""
     numbers = [(pattern, str(i)) for i, (pattern, _) in enumerate(rules)]
 
     def labels(params: PyTree) -> PyTree:
@@ -75,9 +75,9 @@ def _parts(rules: ByPath[optax.GradientTransformation]) -> Any:
 
 
 def scale_by_path(factors: ByPath[float]) -> optax.GradientTransformation:
-    """Multiply updates by a factor for each parameter, 1 where no pattern matches.
+    """Multiply the updates of each parameter by a factor, which is 1 if no pattern matches.
 
-    After an optimizer it is a multiplier of the learning rate (and of its weight decay):
+    After an optimizer, the factor multiplies the learning rate and the weight decay:
     `optax.chain(optax.adamw(1e-3), scale_by_path([("embed", 0.1)]))`.
     """
     factors = list(factors)
@@ -94,10 +94,11 @@ def scale_by_path(factors: ByPath[float]) -> optax.GradientTransformation:
 
 
 def decay_by_path(decays: ByPath[float]) -> optax.GradientTransformation:
-    """Add to the updates each parameter times its weight decay, 0 where no pattern matches.
+    """Add each parameter times its weight decay to the updates. The decay is 0 if no pattern matches.
 
-    Decoupled decay (Loshchilov and Hutter, 2019) stands between an optimizer's scaling and the learning
-    rate: `optax.chain(optax.scale_by_adam(), decay_by_path(...), optax.scale_by_learning_rate(1e-3))`.
+    Decoupled weight decay (Loshchilov and Hutter, 2019) comes between the scaling of an optimizer and
+    the learning rate:
+    `optax.chain(optax.scale_by_adam(), decay_by_path(...), optax.scale_by_learning_rate(1e-3))`.
     """
     decays = list(decays)
     Table.of("decay_by_path", decays)

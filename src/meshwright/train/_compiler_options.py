@@ -1,4 +1,4 @@
-"""Options of the XLA compiler, given for one program."""
+"""Options of the XLA compiler for one program."""
 
 from collections.abc import Mapping
 
@@ -7,17 +7,17 @@ import jax
 from meshwright.errors import UsageError
 
 CompilerOptions = Mapping[str, bool | int | float | str]
-"""XLA's options by name, without dashes: `{"xla_gpu_enable_triton_gemm": False}`."""
+"""XLA options by name, without dashes: `{"xla_gpu_enable_triton_gemm": False}`."""
 
 _REFUSED = ("No such compile option", "While setting option")
 
 
 def compiled_with(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.stages.Compiled:
-    """Return a lowered program, compiled with `options`.
+    """Compile a lowered program with `options`.
 
     Args:
-      lowered: The program.
-      options: Options of the compiler. What they leave out is as in `XLA_FLAGS`.
+      lowered: The lowered program.
+      options: The options of the compiler. Other options have their values from `XLA_FLAGS`.
 
     Raises:
       UsageError: The compiler of these devices does not know an option, or refuses its value.
@@ -30,6 +30,6 @@ def compiled_with(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.
             raise
         raise UsageError(
             f"compiler options: {why}.\n  The compiler is that of jax {jax.__version__}. Each version and "
-            "each kind of device has options of its own. Set those of one kind of device by a mesh rule: "
+            "each kind of device has its own options. Set options for one kind of device with a mesh rule: "
             'mesh_rules=(("NVIDIA H100.*", mw.override({"compile.options": {"xla_gpu_…": True}})),).'
         ) from None

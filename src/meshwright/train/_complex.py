@@ -1,4 +1,4 @@
-"""Complex parameters: their imaginary parts are moved, and never dropped on the way."""
+"""Check that an optimizer does not drop the imaginary parts of complex parameters."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from meshwright.errors import UsageError
 
 @contextmanager
 def kept_complex() -> Iterator[None]:
-    """Raise a `UsageError` where an optimizer that is traced in the block casts complex numbers to real ones.
+    """Raise a `UsageError` if an optimizer that is traced in the block casts complex numbers to real ones.
 
-    JAX warns of it, in places where Python shows no warnings, and drops the imaginary parts.
+    JAX only gives a warning, which Python often does not show, and drops the imaginary parts.
     """
     try:
         with warnings.catch_warnings():
@@ -19,6 +19,7 @@ def kept_complex() -> Iterator[None]:
             yield
     except DeprecationWarning:
         raise UsageError(
-            "the optimizer casts complex numbers to real ones, and would drop the imaginary parts.\n  Take "
-            "one that does not, or leave out its dtype (`mu_dtype`, say); `microbatches` accumulates them."
+            "the optimizer casts complex numbers to real ones, and would drop the imaginary parts.\n  Use "
+            "another optimizer, or leave out its dtype (for example `mu_dtype`). `microbatches` accumulates "
+            "complex gradients correctly."
         ) from None

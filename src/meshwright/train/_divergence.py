@@ -1,4 +1,4 @@
-"""The end of a run that no longer computes with numbers, before it saves what it cannot go on from."""
+"""End a run with values that are not finite, before it saves a checkpoint of them."""
 
 import math
 from collections.abc import Callable
@@ -16,17 +16,25 @@ from meshwright.train._state import TrainState
 from meshwright.train._trainable import Tx, as_trainable
 
 Newest = Callable[[], int | None]
-"""Returns the step of the checkpoint that a restart would take, or None: `checkpoints.settled`."""
+"""A function that returns the step of the checkpoint that a restart would use, or None.
+
+`checkpoints.settled` is such a function.
+"""
 
 
 def halt_on_divergence(newest: Newest, *, patience: int = 100) -> Writer:
     """Return a writer that ends the run when a reported loss is not finite.
 
-    All processes must have it, for all must stop. Reports of updates that were all skipped
-    (`skip_exploding`) are passed over, until none was made in more than `patience` steps in a row.
+    All processes must use the writer, because all of them must stop. Reports in which all updates were
+    skipped (`skip_exploding`) are ignored, until all updates of more than `patience` steps were skipped.
+
+    Args:
+      newest: A function that returns the step of the newest checkpoint.
+      patience: The number of steps in a row whose updates may all be skipped.
 
     Raises (when called):
-      DivergedError: naming the checkpoint that a restart would take.
+      DivergedError: The loss is not finite, or too many updates were skipped. The message names the
+        checkpoint that a restart would use.
     """
     updated_at: int | None = None
 
@@ -46,15 +54,17 @@ def halt_on_divergence(newest: Newest, *, patience: int = 100) -> Writer:
 
 
 def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], None]:
-    """Return a function `(step, state)` that refuses a state that is not finite: a `Checkpoints.check_state`.
+    """Return a function `(step, state)` that raises an error if the state is not finite.
 
-    It looks at the parameters that `optimizer` trains and at what it keeps beside each of them: moments and
-    averages. Frozen parameters, the model state and single numbers of the optimizer may be infinite.
+    Use it as `Checkpoints.check_state`. It checks the parameters that `optimizer` trains, and the arrays of
+    the optimizer that belong to one of them, such as moments and averages. Frozen parameters, the model state
+    and scalars of the optimizer may be infinite.
 
-    Collective, on the devices; one truth value for each array comes to the host.
+    Collective, on the devices. Only one boolean for each array is copied to the host.
 
     Raises (when called):
-      DivergedError: naming arrays that are not finite, and the checkpoint that a restart would take.
+      DivergedError: Some arrays are not finite. The message names them, and the checkpoint that a restart
+        would use.
     """
 
     def check(step: int, state: TrainState) -> None:
@@ -71,12 +81,12 @@ def check_finite(optimizer: Tx, newest: Newest) -> Callable[[int, TrainState], N
 
 @jax.jit
 def _is_finite(x: jax.Array) -> jax.Array:
-    # By itself for each array: one program for all takes ever longer to compile, a minute of 10,000 arrays.
+    # One program per array: a program for all of them takes long to compile, a minute for 10,000 arrays.
     return jnp.isfinite(on_devices(x)).all()
 
 
 def _trained(optimizer: Tx, state: TrainState) -> dict[str, jax.Array]:
-    """Return what training moves, by name: trained parameters, and what is kept beside each of them."""
+    """Return by name the trained parameters and the arrays of the optimizer that belong to one of them."""
     params = tree.named_leaves(as_trainable(optimizer).split(state.params)[0])
 
     def is_beside(name: str, x: jax.Array) -> bool:
@@ -95,11 +105,12 @@ def _inexact(prefix: str, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def _diverged(what: str, newest: int | None, step: int | None = None) -> DivergedError:
     if newest is not None and newest == step:
         return DivergedError(
-            f"{what}.\n  It is that of the newest checkpoint: take this one away, and the run goes on "
-            "from the one before."
+            f"{what}.\n  The newest checkpoint contains this state: delete the checkpoint, and the run "
+            "continues from the one before."
         )
     saved = "none" if newest is None else f"step {newest}"
     return DivergedError(
         f"{what}; it is not saved.\n  The newest checkpoint: {saved}. Lower the learning rate, clip the "
-        "gradients, or look at the data since then. Freeze what is infinite on purpose: `mw.Trainable`."
+        "gradients, or look at the data since then. If a parameter is infinite on purpose, freeze it with "
+        "`mw.Trainable`."
     )

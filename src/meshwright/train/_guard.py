@@ -1,4 +1,4 @@
-"""Updates that would do harm are left out, and counted."""
+"""Skip updates with gradients that are not finite or too large, and count them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from meshwright.tree import PyTree
 
 
 class Norms(NamedTuple):
-    """Moving averages over the gradient norms of the updates that were made, corrected for their start."""
+    """Moving averages of the gradient norms of the updates that were not skipped, with bias correction."""
 
     count: jax.Array
-    """int32[]: updates made."""
+    """int32[]: The number of updates that were not skipped."""
     mass: jax.Array
-    """float32[]: 1 - decay^count."""
+    """float32[]: The sum of the weights, which is 1 - decay^count."""
     mean: jax.Array
-    """float32[]"""
+    """float32[]: The mean of the norms."""
     square: jax.Array
-    """float32[]: the mean of the squares."""
+    """float32[]: The mean of the squared norms."""
 
     @property
     def std(self) -> jax.Array:
         return jnp.sqrt(jnp.maximum(self.square - self.mean**2, 0))
 
     def with_norm(self, norm: jax.Array, decay: float) -> "Norms":
-        """Return these statistics with one more norm."""
+        """Return the statistics after one more norm."""
         mass = decay * self.mass + (1 - decay)
         share = (1 - decay) / mass
         mean, square = (1 - share) * self.mean + share * norm, (1 - share) * self.square + share * norm**2
@@ -41,14 +41,14 @@ class Norms(NamedTuple):
 
 
 Threshold = Callable[[Norms], jax.Array]
-"""The gradient norm from which on an update is skipped."""
+"""A function of the norms so far. It returns the gradient norm at and above which updates are skipped."""
 
 
 class SkipState(NamedTuple):
     """The state of `skip_exploding`: recent norms, skipped updates, and the inner optimizer's state."""
 
     skipped: jax.Array
-    """int32[]: updates skipped so far."""
+    """int32[]: The number of skipped updates."""
     norms: Norms
     inner_state: optax.OptState
 
@@ -61,21 +61,24 @@ def skip_exploding(
 ) -> optax.GradientTransformationExtraArgs:
     """Return an optimizer that skips an update whose gradients are not finite or too large.
 
-    A skipped update leaves the parameters and the optimizer's state as they are. To clip, too, clip inside:
+    A skipped update leaves the parameters and the optimizer's state as they are. To clip gradients
+    too, put the clipping inside:
     `skip_exploding(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), mean_plus_std(6))`.
 
-    What stands outside goes on: an average (`keep_ema`) after the guard counts the parameters once more.
+    Transformations outside the guard do not skip. An average (`keep_ema`) after the guard, for example,
+    counts the unchanged parameters once more.
 
-    The state counts what was skipped, and a step's metrics hold `skipped`, the share of updates skipped.
+    The state counts the skipped updates. The metrics of a step contain `skipped`, the fraction of skipped
+    updates.
 
     Args:
-      optimizer: the optax transformation to guard.
-      threshold: the global gradient norm from which on an update is skipped: a number, or a function of the
-        norms so far, such as `mean_plus_std`.
-      decay: the decay of the moving averages over the norms; skipped ones do not enter.
+      optimizer: The optax transformation to guard.
+      threshold: The global gradient norm at and above which an update is skipped. It is a number or a
+        function of the norms so far, such as `mean_plus_std`.
+      decay: The decay of the moving averages of the norms. Norms of skipped updates are not averaged.
 
     Raises:
-      UsageError: a threshold that is not positive, or a decay that is not in [0, 1).
+      UsageError: The threshold is not positive, or the decay is not in [0, 1).
 
     Example:
       >>> params = {"w": jnp.ones(())}
@@ -86,8 +89,8 @@ def skip_exploding(
     """
     if not 0 <= decay < 1 or not (callable(threshold) or threshold > 0):
         raise UsageError(
-            f"skip_exploding(threshold={threshold}, decay={decay}): a threshold is positive or a function of "
-            "`Norms`, a decay is in [0, 1)."
+            f"skip_exploding(threshold={threshold}, decay={decay}): the threshold must be positive or a "
+            "function of `Norms`, and the decay must be in [0, 1)."
         )
     inner = optax.with_extra_args_support(optimizer)
 
@@ -98,7 +101,7 @@ def skip_exploding(
     def update(updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> tuple[PyTree, SkipState]:
         norm = global_norm(updates)
         limit = threshold(state.norms) if callable(threshold) else threshold
-        fits = norm < limit  # false of NaN and infinity
+        fits = norm < limit  # False for NaN and infinity
         updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
         new = updates, state.norms.with_norm(norm, decay), inner_state
         old = optax.tree.zeros_like(updates), state.norms, state.inner_state
@@ -109,18 +112,23 @@ def skip_exploding(
 
 
 def mean_plus_std(stds: float, *, after: int = 100) -> Threshold:
-    """Return the threshold of so many standard deviations above the mean norm, none for `after` updates.
+    """Return a threshold of `stds` standard deviations above the mean norm.
 
-    A deviation is at least a hundredth of the mean: norms that stay the same are not to be skipped for their
-    last bit. As skipped norms do not enter the mean, a lasting rise is skipped for ever: watch `skipped`.
+    The standard deviation is taken as at least 1% of the mean, so that equal norms are not skipped because of
+    rounding. The norms of skipped updates are not averaged. If the norms rise permanently, all updates are
+    therefore skipped from then on; watch the metric `skipped`.
+
+    Args:
+      stds: The number of standard deviations above the mean.
+      after: The number of first updates without a threshold.
 
     Raises:
-      UsageError: `stds` is not positive, or `after` is below 1: every update would be skipped.
+      UsageError: `stds` is not positive, or `after` is below 1. Every update would be skipped.
     """
     if not stds > 0 or after < 1:
         raise UsageError(
             f"mean_plus_std({stds}, after={after}) would skip every update: give more than 0 standard "
-            "deviations and at least after=1, for before the first update there is no mean."
+            "deviations and at least after=1, because there is no mean before the first update."
         )
 
     return MeanPlus(stds, after)
@@ -128,7 +136,7 @@ def mean_plus_std(stds: float, *, after: int = 100) -> Threshold:
 
 @dataclass(frozen=True)
 class MeanPlus:
-    """The threshold that `mean_plus_std` makes."""
+    """The threshold that `mean_plus_std` returns."""
 
     stds: float
     after: int
@@ -139,10 +147,11 @@ class MeanPlus:
 
 
 def with_skipped(metrics: Metrics, updates: PyTree, before: optax.OptState, after: optax.OptState) -> Metrics:
-    """Return `metrics` with `skipped`, if the optimizer may skip, and without what a skip made harmless.
+    """Return `metrics` with the metric `skipped` if the optimizer may skip updates.
 
-    What is not finite in a step that was skipped weighs nothing, so that reports show the other steps. Where
-    a guard is of some parameters and the `updates` of others are not finite, nothing counts as skipped.
+    In a skipped step, metrics that are not finite get the weight 0, so that reports show the other steps. If
+    the guard is for some parameters only, and the `updates` of other parameters are not finite, the step does
+    not count as skipped.
     """
     counts = [now - then for now, then in zip(_skipped(after), _skipped(before), strict=True)]
     if not counts:
@@ -159,7 +168,7 @@ def _skipped(state: optax.OptState) -> list[jax.Array]:
 
 
 def _harmless(metric: Mean | Histogram, skipped: ArrayLike) -> Mean | Histogram:
-    """Return `metric`, or one of nothing, which is zeros in both kinds."""
+    """Return `metric`, or an empty metric (zeros) if the step was skipped and `metric` is not finite."""
     finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(metric)]
     left_out = jnp.logical_and(skipped, ~jnp.all(jnp.stack(finite)))
     return jax.tree.map(lambda x: jnp.where(left_out, 0, x), metric)

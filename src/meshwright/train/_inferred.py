@@ -1,4 +1,4 @@
-"""Rules that split parameters when the user gives none: by a model's names, then by what its loss does."""
+"""Sharding rules for a user who gives none, from the names of a model's axes and from its loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,9 +20,10 @@ def inferred_rules(
     """Return rules for a model's parameters.
 
     Args:
-      first: structs of the parameters and the model state.
-      loss: a `Loss` or `StatefulLoss`: with the structs of a batch it tells what the parameters are for.
-      axes: the names that the model itself gives to the dimensions of its parameters. Those that are usual
+      first: The structs of the parameters and the model state.
+      loss: A `Loss` or `StatefulLoss`. It is traced with the batch to find the use of each parameter.
+      batch: The structs of a batch, if there are any.
+      axes: The names that the model gives to the dimensions of its parameters. Rules for the usual names
         come first.
     """
     known = {name: of_dims for name, of_dims in axes.items() if {*of_dims} <= {None, *LOGICAL_AXES}}

@@ -1,4 +1,4 @@
-"""`optax.MultiSteps`, an optimizer that gathers gradients and makes an update only now and then."""
+"""Support for `optax.MultiSteps`, an optimizer that accumulates gradients over several steps."""
 
 from typing import Any
 
@@ -10,14 +10,15 @@ from meshwright.train._guard import SkipState
 
 
 def has_multi_steps(opt_state: optax.OptState) -> bool:
-    """Return whether an optimizer with this state, abstract or not, is or holds an `optax.MultiSteps`."""
+    """Return whether an optimizer with this state, abstract or not, contains an `optax.MultiSteps`."""
     return bool(_multi_steps(opt_state))
 
 
 def num_updates(state: Any) -> int:
-    """Return how many updates the optimizer has made: the steps, or what `optax.MultiSteps` made of them.
+    """Return the number of updates that the optimizer has made.
 
-    Those that `skip_exploding` skipped do not count, where it guards all parameters.
+    It is the number of steps, or the number of updates of an `optax.MultiSteps`. Updates that
+    `skip_exploding` skipped do not count, if it guards all parameters.
     """
     if found := _multi_steps(state.opt_state):
         return int(found[0].gradient_step)
@@ -29,8 +30,8 @@ def check_accumulated_once(opt_state: optax.OptState, microbatches: int) -> None
     """Raise a `UsageError` if both the step and the optimizer accumulate gradients."""
     if microbatches > 1 and has_multi_steps(opt_state):
         raise UsageError(
-            f"microbatches={microbatches} makes one update of {microbatches} pieces, and optax.MultiSteps "
-            "makes one of several of those: gradients would be accumulated twice.\n"
+            f"microbatches={microbatches} accumulates gradients, and optax.MultiSteps accumulates them "
+            "again.\n"
             "  Give the optimizer itself, and leave out optax.MultiSteps."
         )
 

@@ -1,4 +1,4 @@
-"""Norms of parameters and of their gradients, of single ones and of all together."""
+"""Norms of parameters and of gradients, for single arrays and for all arrays together."""
 
 import functools
 import re
@@ -20,10 +20,10 @@ _NUM_SUMS = 64
 def global_norm(arrays: PyTree) -> jax.Array:
     """Return the 2-norm of all elements of `arrays` together, in at least float32.
 
-    XLA puts the sums over single arrays into one fusion, and compiles for a time that grows with the square
-    of their number: 40 s for 2,000. So of many arrays those of one kind are squared and added up element by
-    element, some at a time, and only what comes of that is summed. Arrays are of one kind if their names
-    differ in numbers alone: those are split over devices in one way, so that nothing is exchanged.
+    XLA fuses the sums over single arrays, and the compile time grows with the square of their number: 40 s
+    for 2,000 arrays. Arrays of the same kind are therefore squared and added element by element, in groups,
+    and only the results are summed. Arrays are of the same kind if their names differ only in numbers. They
+    have the same sharding, so the addition needs no communication.
     """
     kinds: dict[object, list[jax.Array]] = {}
     for name, x in tree.named_leaves(arrays).items():
@@ -35,7 +35,7 @@ def global_norm(arrays: PyTree) -> jax.Array:
 
 
 def _squared(x: jax.Array) -> jax.Array:
-    # The functions of `lax` are traced in less time than those of `jax.numpy`, and arrays may be thousands.
+    # `lax` functions are traced faster than those of `jax.numpy`, and there may be thousands of arrays.
     wide = jax.lax.convert_element_type(x, jnp.promote_types(x.dtype, jnp.float32))
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jax.lax.square(jax.lax.real(wide)) + jax.lax.square(jax.lax.imag(wide))
@@ -43,12 +43,12 @@ def _squared(x: jax.Array) -> jax.Array:
 
 
 def norms_of(pattern: str | None) -> Callable[[PyTree, PyTree], Metrics]:
-    """Return the function from parameters and gradients to the norms of those that `pattern` matches.
+    """Return a function that takes parameters and gradients and returns the norms that `pattern` selects.
 
-    They are called `param_norm/layers/0/q` and `grad_norm/layers/0/q`. None matches nothing.
+    The norms are called `param_norm/layers/0/q` and `grad_norm/layers/0/q`. None selects no norms.
 
     Raises:
-      UsageError: the pattern is not a regular expression; or, when called, it matches none.
+      UsageError: The pattern is not a regular expression. Or, when called, it matches no parameter.
     """
     if pattern is None:
         return lambda params, grads: {}

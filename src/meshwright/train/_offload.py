@@ -1,4 +1,4 @@
-"""The optimizer's state in the host's memory between steps: room on the devices for transfer time."""
+"""Keep the optimizer's state in the host's memory between steps, which saves device memory but takes time."""
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -8,18 +8,21 @@ from meshwright.tree import PyTree
 
 
 def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
-    """Return `shardings` with arrays in the memory of a `kind`, "pinned_host" say; None: where they are.
+    """Return `shardings` in another memory. Scalars stay on the devices, because they need little memory.
 
-    Scalars stay on the devices: they are not worth a transfer.
+    Args:
+      kind: The kind of memory, such as "pinned_host". None leaves the shardings unchanged.
+      arrays: The structs of the arrays.
+      shardings: The shardings of the arrays, in a tree of the same structure.
 
     Raises:
-      UsageError: the devices have no such memory.
+      UsageError: The devices do not have this kind of memory.
     """
     if kind is None:
         return shardings
 
     def one(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
-        if isinstance(sharding.mesh, Mesh):  # of an abstract one nothing is known
+        if isinstance(sharding.mesh, Mesh):  # an abstract mesh has no devices to check
             _check_memory(kind, sharding.mesh.local_devices[0])
         return sharding.with_memory_kind(kind) if x.ndim else sharding
 
@@ -27,7 +30,7 @@ def in_memory(kind: str | None, arrays: PyTree, shardings: PyTree) -> PyTree:
 
 
 def on_devices(arrays: PyTree) -> PyTree:
-    """Return `arrays` in the devices' memory, split as they are; those that are there stay."""
+    """Return `arrays` in the devices' memory, with the same shardings. Arrays there are not copied."""
     return jax.device_put(arrays, jax.memory.Space.Device)
 
 
