@@ -113,4 +113,4 @@ lock: setup
 	  requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-bench .venv-docs build dist site
+	rm -rf .venv .venv-newest .venv-bench .venv-docs .venv-notebooks build dist site

@@ -121,6 +121,12 @@ GUESSES = {
         lambda: mw.Predictor(mw.Deployer(seed=0, verbose=False), predict=scores, params={}),
         "predictor.predict(examples,",
     ),
+    "sizes as of Hugging Face": (
+        lambda: mw.models.decoder.Config(vocab_size=100),
+        "mw.models.decoder.Config has no argument 'vocab_size'. Write vocabulary=.",
+    ),
+    "the length of a GPT-2": (lambda: mw.models.gpt2.Config(block_size=64), "Write positions=."),
+    "a misspelt size": (lambda: mw.models.t5.Config(max_distanc=64), "Did you mean max_distance?"),
     "an NNX class": (lambda: experiment(model=NnxNet), "net = mw.functional(NnxNet)"),
     "an NNX module": (lambda: experiment(model=NnxNet(nnx.Rngs(0))), "net = mw.functional(NnxNet)"),
     "a Linen module": (lambda: experiment(model=LinenNet()), "mw.functional(LinenNet, example_input)"),

@@ -35,6 +35,16 @@ _SEED = ("jax_seed", "random_seed", "rng", "key", "prng_key")
 _DTYPE = ("dtype", "precision", "mixed_precision", "train_dtype", "bf16", "fp16")
 _ACCUMULATE = ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum_steps")
 _CALLBACKS = ("callbacks", "callback", "hooks")
+_VOCABULARY = ("vocab", "vocab_size", "num_tokens", "num_embeddings")
+_MODEL = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "width", "features", "hidden")
+_LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth")
+_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "num_query_heads")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_heads", "n_kv_heads", "num_key_heads")
+_HEAD = ("head_dim", "head_size", "d_kv", "d_head")
+_FEED_FORWARD = ("intermediate_size", "d_ff", "ffn_dim", "mlp_dim", "n_inner", "ff")
+_EPSILON = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "eps", "epsilon")
+_TIED = ("tie_word_embeddings", "tie_embeddings", "tied_embeddings", "logits_via_embedding")
+_LENGTH = ("n_positions", "max_position_embeddings", "block_size", "context_length", "n_ctx", "max_length")
 
 _OPTIMIZER = "The optimizer has it: optimizer=optax.adamw(1e-3)."
 _OF_FIT = "`fit` takes it: trainer.fit(examples, batch_size=64, epochs=3, eval_examples=...)."
@@ -46,6 +56,14 @@ def _instead(*groups: tuple[tuple[str, ...], str]) -> dict[str, str]:
 
 
 _OF_LEARNING = ((_RATE, _OPTIMIZER), (_TX, "Write optimizer=."), (_LOSS, "Write loss=."))
+_OF_SIZES = (
+    (_VOCABULARY, "Write vocabulary=."),
+    (_MODEL, "Write model=, the number of features."),
+    (_LAYERS, "Write layers=."),
+    (_HEADS, "Write heads=."),
+    (_FEED_FORWARD, "Write feed_forward=."),
+    (_EPSILON, "Write norm_epsilon=."),
+)
 _INSTEAD: Mapping[str, Mapping[str, str]] = {
     "Trainer": _instead(
         *_OF_LEARNING,
@@ -133,6 +151,22 @@ _INSTEAD: Mapping[str, Mapping[str, str]] = {
         (("drop_remainder", "drop_last"),
          "What does not fill a batch at the end of the last epoch is left out."),
     ),
+    "models.decoder.Config": _instead(
+        *_OF_SIZES,
+        (_KEY_HEADS, "Write key_heads=."),
+        (_HEAD, "Write head=."),
+        (_TIED, "Write tied=."),
+        (_LENGTH, "A row may have any length: its positions are rotary."),
+        (("rope_theta", "rope_base", "rope"), "Write ropes=(mw.models.decoder.Rope(base=...),)."),
+        (("sliding_window", "window"), "Write windows=(4096,)."),
+    ),
+    "models.gpt2.Config": _instead(*_OF_SIZES, (_LENGTH, "Write positions=.")),
+    "models.t5.Config": _instead(
+        *_OF_SIZES,
+        (_HEAD, "Write head=."),
+        (_TIED, "Write tied=."),
+        (("num_decoder_layers",), "Write decoder_layers=."),
+    ),
 }  # fmt: skip
 
 
@@ -151,9 +185,21 @@ def explained(function: F) -> F:
       meshwright.errors.UsageError: mw.Input has no argument 'num_workers'. Write num_threads=.
       ...
     """
+    return explained_as(function.__qualname__)(function)
+
+
+def explained_as(path: str) -> Callable[[F], F]:
+    """Return a decorator that does as `explained`, for a function or class that errors name by a path.
+
+    Args:
+      path: The path below `mw` by which users call it, such as `models.decoder.Config`.
+    """
+    return lambda function: _explained(function, path)
+
+
+def _explained(function: F, path: str) -> F:
     called = function.__init__ if isinstance(function, type) else function
     names = [each.name for each in inspect.signature(called).parameters.values() if each.name != "self"]
-    path = function.__qualname__
 
     @functools.wraps(called)
     def checked(*args: Any, **kwargs: Any) -> Any:

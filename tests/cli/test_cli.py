@@ -189,6 +189,7 @@ def test_asking_for_no_more_than_there_is_changes_nothing(train, tmp_path, capsy
     assert train("max_steps=3") == 0
     captured = capsys.readouterr()
     assert "already at step 4: max_steps=3 asks for no more steps" in captured.err
+    assert "To train more, give a larger number; to begin again, another workdir" in captured.err
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 

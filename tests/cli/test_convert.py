@@ -42,6 +42,35 @@ def names(place):
     return set(open_source(place).arrays())
 
 
+@pytest.fixture
+def averaged(tmp_path):
+    """Return a directory with a checkpoint whose optimizer keeps averages."""
+    averages = {"ema": {"w": np.full(3, 0.5, np.float32)}, "mass": np.float32(1), "count": np.int32(2)}
+    state = {"params": {"w": np.ones(3, np.float32)}, "opt_state": {"1": averages}, "step": np.int32(7)}
+    with Checkpoints(tmp_path / "averaged") as checkpoints:
+        checkpoints.save(7, state, {"scores": {"test/loss": 0.1}})
+    return tmp_path / "averaged"
+
+
+@pytest.mark.parametrize("to", ["native", "safetensors"])
+def test_averages_are_written_in_the_place_of_the_parameters(averaged, tmp_path, to):
+    words = ("--best", "test/loss", "--averages", "--to", to, "--subtree", "params")
+    assert main(["convert", f"{averaged}", f"{tmp_path}/out", *words]) == 0
+    assert np.asarray(open_source(tmp_path / "out").arrays()["w"]).tolist() == [0.5] * 3
+
+
+def test_the_best_by_scores_of_averages_says_where_the_averages_are(averaged, tmp_path, capsys):
+    assert main(["convert", f"{averaged}", f"{tmp_path}/out", "--best", "test/loss"]) == 0
+    assert "--averages writes them in the place of the parameters" in capsys.readouterr().out
+    assert np.asarray(open_source(tmp_path / "out").arrays()["params/w"]).tolist() == [1.0] * 3
+
+
+def test_averages_that_were_not_kept_are_an_error(saved, tmp_path, capsys):
+    code, told = refused(capsys, "convert", saved, tmp_path / "out", "--averages")
+    assert (code, "has no averages of its parameters" in told) == (3, True)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [

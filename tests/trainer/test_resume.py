@@ -143,7 +143,7 @@ def test_a_run_that_is_done_says_so_and_tells_its_scores_again(tmp_path, undistu
     again, said = trainer(tmp_path), []
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
     assert fit(again, **SAVED) == scores
-    assert said[-1] == "already at step 12: epochs=4 asks for no more steps"
+    assert said[-1].startswith("already at step 12: epochs=4 asks for no more steps. To train more, ")
     assert everything(again, tmp_path) == undisturbed
 
 

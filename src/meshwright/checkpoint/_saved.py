@@ -21,7 +21,7 @@ from meshwright.checkpoint import _directory
 from meshwright.checkpoint._format import NativeSource
 from meshwright.checkpoint._retention import Keep, as_policy
 from meshwright.checkpoint._scores import saved_scores
-from meshwright.errors import MeshwrightError
+from meshwright.errors import CheckpointError, DamagedError, MeshwrightError
 from meshwright.process import on_all
 from meshwright.storage import Directory, location
 from meshwright.when import Scores
@@ -134,7 +134,15 @@ class Saved:
         """Read a checkpoint, with `fresh` for leaves not saved; return it, and a function that finishes."""
         source = self.source(step)
         named = cast_back(named_back(source, self._names, target), self._cast, target)
-        return source, read_for(named, target, fallback=fresh or None)
+        try:
+            return source, read_for(named, target, fallback=fresh or None)
+        except DamagedError:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}\n  If another program saved it, give this one another workdir, or directory of "
+                "checkpoints."
+            ) from None
 
     def _remove_old(self, *, just_saved: int) -> None:
         """Remove the checkpoints that the policy does not keep and that are not pinned."""

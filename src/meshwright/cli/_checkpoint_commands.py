@@ -86,6 +86,11 @@ def _add_convert(commands: Commands) -> None:
         help="the format to write (default: native; safetensors with --map to-…)",
     )
     convert.add_argument(
+        "--averages",
+        action="store_true",
+        help="write the averages that `keep_ema` kept in the place of the parameters",
+    )
+    convert.add_argument(
         "--map",
         metavar="MAP",
         help="rename arrays: hugging-face (its names to Meshwright's), to-hugging-face (back, as "
@@ -96,6 +101,11 @@ def _add_convert(commands: Commands) -> None:
         metavar="PATH",
         help="the Hugging Face model's config.json, or its directory (default: the one in SRC)",
     )
+    _add_selection(convert)
+
+
+def _add_selection(convert: argparse.ArgumentParser) -> None:
+    """Add the options that choose arrays and their dtype."""
     convert.add_argument(
         "--subtree",
         metavar="NAME",

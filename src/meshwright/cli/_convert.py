@@ -14,6 +14,7 @@ from meshwright.cli._asked import step_asked
 from meshwright.cli._map import HUGGING_FACE, TO, is_back, is_hugging_face, to_ours, to_theirs
 from meshwright.cli._train import Result
 from meshwright.errors import UsageError, listed
+from meshwright.experiment import has_averages, open_averages
 from meshwright.formats import (
     export_npz,
     export_safetensors,
@@ -44,7 +45,20 @@ def convert(options: argparse.Namespace) -> Result:
     # With --map to-…, arrays were already selected above, by their Meshwright names, which are gone here.
     made, left_out = _written(source, changed, {} if is_back(options) else _chosen(options), options)
     lost = f"\nleft out, because {options.to} cannot store them: {listed(left_out)}" if left_out else ""
-    return f"wrote {made}{lost}", {"source": str(source), "checkpoint": made, "left_out": left_out}
+    return f"wrote {made}{lost}{_of_averages(options, source)}", {
+        "source": str(source),
+        "checkpoint": made,
+        "left_out": left_out,
+    }
+
+
+def _of_averages(options: argparse.Namespace, source: Opened) -> str:
+    """Return a hint where the best checkpoint was chosen by scores that averages have, not the parameters."""
+    if options.best is None or options.averages or not has_averages(source):
+        return ""
+    return (
+        "\nthe run kept averages, which were evaluated: --averages writes them in the place of the parameters"
+    )
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -88,6 +102,11 @@ def _refuse_within(source: Opened, destination: str) -> None:
 
 def _changes(options: argparse.Namespace) -> Callable[[Source], Source]:
     """Return the function that turns the arrays of the source into those to write, under their new names."""
+    renamed = _renaming(options)
+    return (lambda source: renamed(open_averages(source))) if options.averages else renamed
+
+
+def _renaming(options: argparse.Namespace) -> Callable[[Source], Source]:
     if options.map is None:
         return lambda source: _below(options.subtree, called_as_ours(source))
     if is_back(options):

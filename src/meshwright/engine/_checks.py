@@ -15,6 +15,7 @@ from meshwright.checkpoint import Checkpoints, metrics_of
 from meshwright.engine._evaluations import EvaluationPart, seconds_of
 from meshwright.engine._settings import Settings
 from meshwright.engine._training import Training
+from meshwright.engine._unscored import unscored
 from meshwright.errors import UsageError, listed, nearest
 from meshwright.evaluation import Scores
 from meshwright.sharding import device_bytes
@@ -60,6 +61,9 @@ def check_parts(settings: Settings, training: Training) -> Iterator[CheckResult]
     yield CheckResult(f"one batch read: {_shapes(training.batch)}")
     for remark in training.remarks:
         yield CheckResult(remark, is_warning=True)
+    if settings.saving is not None:
+        for remark in unscored(settings.saving, training.evaluations, training.last_step()):
+            yield CheckResult(remark, is_warning=True)
     yield from _evaluations_fit(training)
     if all(one.names() is not None for one in training.evaluations):
         _check_names(settings, training.evaluations)

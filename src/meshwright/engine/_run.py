@@ -112,7 +112,10 @@ def _stopping(settings: Settings, opened: OpenRun, evaluate: Evaluations) -> Sto
 def _why_over(training: Training, stop: Stopping, step: int) -> str | None:
     """Return why there are no more steps to train, or None if there are some."""
     if step >= training.last_step() or training.data.is_empty():
-        return f"already at step {step}: {training.asked} asks for no more steps"
+        return (
+            f"already at step {step}: {training.asked} asks for no more steps. To train more, give a larger "
+            "number; to begin again, another workdir"
+        )
     return f"ended at step {step}: the scores had stopped improving" if stop.ended_early() else None
 
 

@@ -2,7 +2,7 @@
 
 from meshwright.experiment._adapt import Adapt, replace_prefix, truncate, truncate_left
 from meshwright.experiment._ahead import AheadOfTime, compile_ahead, compile_parts, some_rows
-from meshwright.experiment._averages import open_averages
+from meshwright.experiment._averages import has_averages, open_averages
 from meshwright.experiment._builders import chain, from_checkpoint
 from meshwright.experiment._evaluate import evaluate, evaluate_checkpoint
 from meshwright.experiment._experiment import Evaluation, Experiment, Input, Save, as_casts
@@ -24,6 +24,7 @@ __all__ = [
     "evaluate",
     "evaluate_checkpoint",
     "from_checkpoint",
+    "has_averages",
     "open_averages",
     "parts_of",
     "replace_prefix",

@@ -30,6 +30,19 @@ def open_averages(path: str | Source) -> Source:
     return as_source({**arrays, **averages}, f"the averages of {source}")
 
 
+def has_averages(source: Source) -> bool:
+    """Return whether a checkpoint has averages of its parameters, which `mw.train.keep_ema` kept.
+
+    Args:
+      source: An open checkpoint.
+
+    Example:
+      >>> mw.experiment.has_averages(mw.arrays.as_source({"params/w": np.ones(2)}, "mine"))
+      False
+    """
+    return bool(_averages(source.arrays()))
+
+
 def _averages(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Return the averages by the names of the parameters: those of each `EmaState` that is found."""
     found = {

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from meshwright.errors import UsageError, nearest
+from meshwright.unknown_arguments import explained_as
 
 T = TypeVar("T")
 Activation = Literal["silu", "gelu"]
@@ -50,6 +51,7 @@ class Rope:
         return (frequency * (kept + (1 - kept) / self.factor)).astype(np.float32)
 
 
+@explained_as("models.decoder.Config")
 @dataclass(frozen=True)
 class Config:
     """The sizes and features of a decoder. The defaults make a model of 0.9 million parameters.

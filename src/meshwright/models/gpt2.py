@@ -19,8 +19,10 @@ from meshwright.models._config import check_sizes
 from meshwright.sharding import embedding_lookup, match, shard_batch_dim
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
+from meshwright.unknown_arguments import explained_as
 
 
+@explained_as("models.gpt2.Config")
 @dataclass(frozen=True)
 class Config:
     """The sizes of the model. The defaults are those of the smallest model, of 124 million parameters.

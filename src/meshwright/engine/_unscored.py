@@ -1,0 +1,56 @@
+"""A remark on checkpoints that will have no score, though the run keeps its best checkpoints by one."""
+
+from collections.abc import Collection, Iterator
+
+from meshwright.checkpoint import Keep, metrics_of
+from meshwright.engine._evaluations import EvaluationPart
+from meshwright.engine._policies import Policy
+from meshwright.engine._settings import Saving
+from meshwright.when import Every
+
+_MOST = 200
+"""The most saves that are looked at."""
+_FEW = 3
+"""As many more checkpoints than the policy says are no trouble."""
+
+
+def unscored(saving: Saving, evaluations: Collection[EvaluationPart], last_step: int) -> Iterator[str]:
+    """Yield a warning for each score that too many checkpoints will lack.
+
+    Only policies that are a number of steps are judged, as others cannot be asked about later steps.
+
+    Args:
+      saving: The checkpoints of the run.
+      evaluations: The evaluations of the run.
+      last_step: The step after which the run ends.
+    """
+    saved_every = _num_steps(saving.when)
+    for metric in metrics_of(saving.keep):
+        for one in evaluations:
+            every = _num_steps(one.when)
+            if saved_every is None or every is None or not metric.startswith(one.prefix):
+                continue
+            saved = range(saved_every, last_step, saved_every)[:_MOST]
+            scored = {step for step in saved if step % every == 0}
+            if len(saved) > _FEW and (not scored or _surplus(saving.keep, saved, scored) > _FEW):
+                setting = f"{saving.field}.when"
+                yield (
+                    f"{setting}={saved_every} and evaluations.{one.name}.when={every}: "
+                    f"{len(saved) - len(scored)} of the first {len(saved)} checkpoints will have no score "
+                    f"{metric!r}, by which {saving.keep_field} chooses. Save what is evaluated: "
+                    f"{setting}=mw.engine.when_evaluated({one.name!r})"
+                )
+
+
+def _surplus(keep: int | Keep, saved: Collection[int], scored: Collection[int]) -> int:
+    """Return how many more checkpoints are kept than if all of them had scores."""
+    if isinstance(keep, int):
+        return 0
+    scores = dict.fromkeys(metrics_of(keep), 0.0)
+    kept = keep({step: scores if step in scored else {} for step in saved})
+    return len(kept) - len(keep(dict.fromkeys(saved, scores)))
+
+
+def _num_steps(when: Policy) -> int | None:
+    """Return the number of steps from one time to the next; None for a policy of another kind."""
+    return when if isinstance(when, int) else when.num_steps if isinstance(when, Every) else None
