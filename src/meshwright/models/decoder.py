@@ -23,7 +23,13 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models._config import Config, Rope, config
 from meshwright.patterns import optional
-from meshwright.sharding import embedding_lookup, match, shard_batch_dim
+from meshwright.sharding import (
+    embedding_lookup,
+    match,
+    shard_batch_dim,
+    shard_sequence_dim,
+    shard_tensor_dim,
+)
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 
@@ -229,12 +235,12 @@ def features(
     def one(x_BTD: jax.Array, inputs: tuple[PyTree, jax.Array, jax.Array | None]) -> tuple[jax.Array, None]:
         layer, frequencies_H, window = inputs
         x_BTD = block(cfg, layer, x_BTD, frequencies_H, window, segments_BT)
-        return shard_batch_dim(x_BTD), None
+        return shard_sequence_dim(x_BTD), None
 
     # No common subexpressions can be shared between the iterations of a scan, so `prevent_cse` is not needed.
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
     x_BTD = embedding_lookup(params["embedding"], tokens_BT)
-    x_BTD = x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype)
+    x_BTD = shard_sequence_dim(x_BTD * jnp.asarray(cfg.embedding_scale, x_BTD.dtype))
     layers = (params["layers"], cfg.layer_frequencies(), cfg.layer_windows())
     x_BTD, _ = jax.lax.scan(one, x_BTD, layers)
     return rms_norm(cfg, x_BTD, params["norm"])
@@ -275,7 +281,8 @@ def block(
     """
 
     def added(part: str, compute: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        out_BTD = compute(rms_norm(cfg, x_BTD, layer[f"{part}_norm"]))
+        out_BTD = compute(shard_batch_dim(rms_norm(cfg, x_BTD, layer[f"{part}_norm"])))
+        out_BTD = shard_sequence_dim(out_BTD)
         return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
 
     x_BTD = added("attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT))
@@ -303,7 +310,7 @@ def attention(
 
     def heads(name: str) -> jax.Array:
         out = x_BTD @ layer[name] + (layer[f"{name}_bias"] if cfg.query_bias else 0)
-        return out.reshape(*x_BTD.shape[:2], -1, cfg.head_size)
+        return shard_tensor_dim(out.reshape(*x_BTD.shape[:2], -1, cfg.head_size))
 
     q_BTNH, k_BSGH, v_BSGH = heads("q"), heads("k"), heads("v")
     if cfg.query_norm:
@@ -311,7 +318,7 @@ def attention(
     q_BTNH, k_BSGH = rotate(q_BTNH, frequencies_H), rotate(k_BSGH, frequencies_H)
     seen = {"causal": True, "window": window, "segments": segments_BT}
     out = nn.attention(q_BTNH, k_BSGH, v_BSGH, **seen, softcap=cfg.attention_cap, scale=cfg.query_scale)
-    return out.reshape(*x_BTD.shape[:2], -1) @ layer["o"]
+    return shard_tensor_dim(out).reshape(*x_BTD.shape[:2], -1) @ layer["o"]
 
 
 def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
@@ -322,7 +329,8 @@ def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
       layer: The parameters of one layer.
       x_BTD: The normalised input.
     """
-    return (_ACTIVATIONS[cfg.activation](x_BTD @ layer["gate"]) * (x_BTD @ layer["up"])) @ layer["down"]
+    gate_BTF, up_BTF = (shard_tensor_dim(x_BTD @ layer[name]) for name in ("gate", "up"))
+    return shard_tensor_dim(_ACTIVATIONS[cfg.activation](gate_BTF) * up_BTF) @ layer["down"]
 
 
 def rms_norm(cfg: Config, x: jax.Array, scale: jax.Array) -> jax.Array:

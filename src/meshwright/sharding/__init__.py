@@ -19,6 +19,8 @@ from meshwright.sharding._layout import (
     embedding_lookup,
     place,
     shard_batch_dim,
+    shard_sequence_dim,
+    shard_tensor_dim,
 )
 from meshwright.sharding._logical import LOGICAL_AXES, logical
 from meshwright.sharding._mesh import group_parts, grouped_mesh, in_mesh, make_mesh, mesh_sizes
@@ -72,4 +74,6 @@ __all__ = [
     "place",
     "refused",
     "shard_batch_dim",
+    "shard_sequence_dim",
+    "shard_tensor_dim",
 ]

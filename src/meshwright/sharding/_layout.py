@@ -30,6 +30,9 @@ rules serve every mesh. Any other axis name that the mesh lacks is an error.
 BATCH_AXES = ("data", "fsdp")
 """The mesh axes that split a batch by default, if the mesh has them."""
 
+TENSOR = "tensor"
+"""The mesh axis that splits products by their features or heads."""
+
 
 def shard_batch_dim(x: jax.Array) -> jax.Array:
     """Return activations [examples, ...] split by example over the mesh, with all other dimensions whole.
@@ -51,6 +54,53 @@ def shard_batch_dim(x: jax.Array) -> jax.Array:
     """
     axes = axes_splitting(x.shape[0])
     return jax.lax.with_sharding_constraint(x, canonical(P(axes))) if axes else x
+
+
+def shard_sequence_dim(x: jax.Array) -> jax.Array:
+    """Return activations [examples, positions, ...] split by example, and by position over the axis `tensor`.
+
+    This is sequence parallelism (Korthikanti et al., arXiv:2205.05198). Use it for the residual stream
+    between the products that `tensor` splits. Norms, additions and what is kept for the gradient are then
+    split, too. The sum after a product becomes a reduce-scatter, and an all-gather comes before the next
+    product. Both together send as many bytes as the all-reduce that they replace.
+
+    Without the axis `tensor`, or if it does not divide the positions, only the examples are split.
+
+    Args:
+      x: Activations [examples, positions, ...].
+
+    Example:
+      >>> mw.sharding.shard_sequence_dim(jnp.ones((8, 16, 4))).shape
+      (8, 16, 4)
+    """
+    return _split_over_tensor(x, 1)
+
+
+def shard_tensor_dim(x: jax.Array) -> jax.Array:
+    """Return activations [examples, positions, heads or features, ...] split by example, and over `tensor`.
+
+    Use it for what products that `tensor` splits return: queries, keys and values, the output of attention,
+    and the hidden features of a feed-forward layer. Without it, the positions split by `shard_sequence_dim`
+    may stay split there, and XLA then moves activations between devices. Without the axis `tensor`, or if it
+    does not divide the heads, only the examples are split.
+
+    Args:
+      x: Activations [examples, positions, heads or features, ...].
+
+    Example:
+      >>> mw.sharding.shard_tensor_dim(jnp.ones((8, 16, 4, 32))).shape
+      (8, 16, 4, 32)
+    """
+    return _split_over_tensor(x, 2)
+
+
+def _split_over_tensor(x: jax.Array, dim: int) -> jax.Array:
+    num_parts = jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1)
+    axes = axes_splitting(x.shape[0])
+    if num_parts == 1 or x.shape[dim] % num_parts or not axes:
+        return shard_batch_dim(x)
+    entries: list[tuple[str, ...] | str | None] = [axes, *[None] * (dim - 1), TENSOR]
+    return jax.lax.with_sharding_constraint(x, canonical(P(*entries)))
 
 
 def axes_splitting(num_examples: int) -> tuple[str, ...]:
