@@ -241,3 +241,14 @@ def test_segments_of_other_shapes_than_the_tokens_are_refused():
     batch = {"tokens": TOKENS, "segments": np.ones((8, 11), int)}
     with pytest.raises(mw.errors.UsageError, match=r"segments .*\(8, 11\).*\(8, 12\)"):
         decoder.loss(PLAIN, params_of(PLAIN), batch)
+
+
+def test_what_layers_keep_is_split_by_position_over_tensor():
+    cfg = Config(vocabulary=16, model=64, layers=32, heads=4, feed_forward=64)
+    layout = mw.Layout(mw.make_mesh("data=2,tensor=4"), decoder.RULES)
+    state = mw.train.abstract_state(lambda key: decoder.init(cfg, key), optax.sgd(0.1), layout)
+    loss = lambda params, batch: decoder.loss(cfg, params, batch, remat="nothing")
+    step = mw.make_step(loss, optax.sgd(0.1), layout)
+    text = step.compile(state, {"tokens": jax.ShapeDtypeStruct((8, 513), jnp.int32)}).as_text()
+    assert "f32[32,4,128,64]" in text  # layers, rows of a device, its positions, features
+    assert "f32[32,4,512,64]" not in text

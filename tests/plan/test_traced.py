@@ -179,11 +179,13 @@ def test_operations_that_are_not_known_are_named():
 
 
 def test_a_decoder_exchanges_what_it_does_when_compiled_for_h100s():
-    """XLA of JAX 0.12.0, for 256 H100s: 6.06 GiB of gathers, 3.15 of reduce-scatters, 3.82 of all-reduces."""
+    """XLA of JAX 0.10.2, for 256 H100s, in GiB: gathers 6.303 over fsdp and 2.273 over tensor, and so on."""
     found = sent(decoder_costs({"fsdp": 64, "tensor": 4}, 64, "nothing").collectives)
-    assert found["all-gather", ("fsdp",)] / GIB == pytest.approx(6.0572, rel=1e-3)
-    assert found["reduce-scatter", ("fsdp",)] / GIB == pytest.approx(3.1487, rel=1e-3)
-    assert found["all-reduce", ("tensor",)] / GIB == pytest.approx(3.8203, rel=1e-3)
+    assert found["all-gather", ("fsdp",)] / GIB == pytest.approx(6.3033, rel=0.05)
+    assert found["reduce-scatter", ("fsdp",)] / GIB == pytest.approx(3.1488, rel=1e-3)
+    assert found["all-gather", ("tensor",)] / GIB == pytest.approx(2.2734, rel=1e-3)
+    assert found["reduce-scatter", ("tensor",)] / GIB == pytest.approx(1.8867, rel=0.01)
+    assert found["all-reduce", ("tensor",)] / GIB < 0.1
 
 
 def residual(params, batch):

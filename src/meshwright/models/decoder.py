@@ -25,8 +25,8 @@ from meshwright.models._config import Config, Rope, config
 from meshwright.patterns import optional
 from meshwright.sharding import (
     embedding_lookup,
+    gather_sequence_dim,
     match,
-    shard_batch_dim,
     shard_sequence_dim,
     shard_tensor_dim,
 )
@@ -281,8 +281,8 @@ def block(
     """
 
     def added(part: str, compute: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        out_BTD = compute(shard_batch_dim(rms_norm(cfg, x_BTD, layer[f"{part}_norm"])))
-        out_BTD = shard_sequence_dim(out_BTD)
+        normed_BTD = rms_norm(cfg, x_BTD, layer[f"{part}_norm"])
+        out_BTD = shard_sequence_dim(compute(gather_sequence_dim(normed_BTD)))
         return x_BTD + (rms_norm(cfg, out_BTD, layer[f"{part}_post_norm"]) if cfg.post_norms else out_BTD)
 
     x_BTD = added("attention", lambda x: attention(cfg, layer, x, frequencies_H, window, segments_BT))

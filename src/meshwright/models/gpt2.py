@@ -16,7 +16,13 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
-from meshwright.sharding import embedding_lookup, match, shard_batch_dim
+from meshwright.sharding import (
+    embedding_lookup,
+    gather_sequence_dim,
+    match,
+    shard_sequence_dim,
+    shard_tensor_dim,
+)
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained_as
@@ -150,27 +156,30 @@ def features(cfg: Config, params: PyTree, tokens_BT: jax.Array, *, remat: str = 
         raise UsageError(f"rows of {length} tokens are too long: the model has {cfg.positions} positions.")
 
     def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
-        return shard_batch_dim(block(cfg, layer, x_BTD)), None
+        return shard_sequence_dim(block(cfg, layer, x_BTD)), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD = shard_batch_dim(embedding_lookup(params["embedding"], tokens_BT) + params["positions"][:length])
+    x_BTD = embedding_lookup(params["embedding"], tokens_BT) + params["positions"][:length]
+    x_BTD = shard_sequence_dim(x_BTD)
     x_BTD, _ = jax.lax.scan(one, x_BTD, params["layers"])
     return layer_norm(cfg, x_BTD, params, "norm")
 
 
 def block(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
     """Return the output of a layer: attention, then feed-forward, each with a residual connection."""
-    x_BTD = x_BTD + attention(cfg, layer, layer_norm(cfg, x_BTD, layer, "attention_norm"))
-    hidden_BTF = dense(layer, "up", layer_norm(cfg, x_BTD, layer, "feed_forward_norm"))
-    return x_BTD + dense(layer, "down", jax.nn.gelu(hidden_BTF))
+    normed_BTD = gather_sequence_dim(layer_norm(cfg, x_BTD, layer, "attention_norm"))
+    x_BTD = x_BTD + shard_sequence_dim(attention(cfg, layer, normed_BTD))
+    normed_BTD = gather_sequence_dim(layer_norm(cfg, x_BTD, layer, "feed_forward_norm"))
+    hidden_BTF = jax.nn.gelu(shard_tensor_dim(dense(layer, "up", normed_BTD)))
+    return x_BTD + shard_sequence_dim(dense(layer, "down", shard_tensor_dim(hidden_BTF)))
 
 
 def attention(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
     """Return the output of causal attention with all heads, [B, T, D]."""
     q_BTNH, k_BTNH, v_BTNH = (
-        dense(layer, name, x_BTD).reshape(*x_BTD.shape[:2], cfg.heads, -1) for name in "qkv"
+        shard_tensor_dim(dense(layer, name, x_BTD).reshape(*x_BTD.shape[:2], cfg.heads, -1)) for name in "qkv"
     )
-    out_BTNH = nn.attention(q_BTNH, k_BTNH, v_BTNH, causal=True)
+    out_BTNH = shard_tensor_dim(nn.attention(q_BTNH, k_BTNH, v_BTNH, causal=True))
     return dense(layer, "o", out_BTNH.reshape(x_BTD.shape))
 
 

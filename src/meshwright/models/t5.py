@@ -22,7 +22,13 @@ from meshwright.errors import UsageError
 from meshwright.metrics import Mean
 from meshwright.models import decoder
 from meshwright.models._config import check_sizes
-from meshwright.sharding import embedding_lookup, match, shard_batch_dim
+from meshwright.sharding import (
+    embedding_lookup,
+    gather_sequence_dim,
+    match,
+    shard_sequence_dim,
+    shard_tensor_dim,
+)
 from meshwright.train import remat_policy
 from meshwright.tree import PyTree
 from meshwright.unknown_arguments import explained_as
@@ -189,13 +195,14 @@ def encode(
     bias = position_bias(cfg, stack["position_bias"], bidirectional=True)
 
     def one(x_BSD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
-        normed_BSD = rms_norm(cfg, x_BSD, layer["attention_norm"])
+        normed_BSD = gather_sequence_dim(rms_norm(cfg, x_BSD, layer["attention_norm"]))
         x_BSD = x_BSD + attention(cfg, layer, "", normed_BSD, normed_BSD, bias=bias, segments=seen)
-        return shard_batch_dim(x_BSD + feed_forward(cfg, layer, x_BSD)), None
+        return x_BSD + feed_forward(cfg, layer, x_BSD), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BSD, _ = jax.lax.scan(one, embedding_lookup(params["embedding"], inputs_BS), stack["layers"])
-    return rms_norm(cfg, x_BSD, stack["norm"])
+    x_BSD = shard_sequence_dim(embedding_lookup(params["embedding"], inputs_BS))
+    x_BSD, _ = jax.lax.scan(one, x_BSD, stack["layers"])
+    return gather_sequence_dim(rms_norm(cfg, x_BSD, stack["norm"]))
 
 
 def decode(
@@ -212,14 +219,15 @@ def decode(
     bias = position_bias(cfg, stack["position_bias"], bidirectional=False)
 
     def one(x_BTD: jax.Array, layer: PyTree) -> tuple[jax.Array, None]:
-        normed_BTD = rms_norm(cfg, x_BTD, layer["attention_norm"])
+        normed_BTD = gather_sequence_dim(rms_norm(cfg, x_BTD, layer["attention_norm"]))
         x_BTD = x_BTD + attention(cfg, layer, "", normed_BTD, normed_BTD, bias=bias, causal=True)
-        normed_BTD = rms_norm(cfg, x_BTD, layer["cross_attention_norm"])
+        normed_BTD = gather_sequence_dim(rms_norm(cfg, x_BTD, layer["cross_attention_norm"]))
         x_BTD = x_BTD + attention(cfg, layer, "cross_", normed_BTD, encoded_BSD, segments=seen)
-        return shard_batch_dim(x_BTD + feed_forward(cfg, layer, x_BTD)), None
+        return x_BTD + feed_forward(cfg, layer, x_BTD), None
 
     one = jax.checkpoint(one, policy=remat_policy(remat), prevent_cse=False)
-    x_BTD, _ = jax.lax.scan(one, embedding_lookup(params["embedding"], targets_BT), stack["layers"])
+    x_BTD = shard_sequence_dim(embedding_lookup(params["embedding"], targets_BT))
+    x_BTD, _ = jax.lax.scan(one, x_BTD, stack["layers"])
     return rms_norm(cfg, x_BTD, stack["norm"])
 
 
@@ -237,11 +245,12 @@ def attention(
     """Return attention with all heads, [B, T, D]; the last arguments are those of `mw.attention`."""
 
     def heads(name: str, x: jax.Array) -> jax.Array:
-        return (x @ layer[f"{prefix}{name}"]).reshape(*x.shape[:2], cfg.heads, cfg.head)
+        return shard_tensor_dim((x @ layer[f"{prefix}{name}"]).reshape(*x.shape[:2], cfg.heads, cfg.head))
 
     q_BTNH, k_BSNH, v_BSNH = heads("q", x_BTD), heads("k", seen_BSD), heads("v", seen_BSD)
     out_BTNH = nn.attention(q_BTNH, k_BSNH, v_BSNH, causal=causal, segments=segments, bias=bias, scale=1.0)
-    return out_BTNH.reshape(*x_BTD.shape[:2], -1) @ layer[f"{prefix}o"]
+    out_BTNH = shard_tensor_dim(out_BTNH)
+    return shard_sequence_dim(out_BTNH.reshape(*x_BTD.shape[:2], -1) @ layer[f"{prefix}o"])
 
 
 def _inputs_only(length: int, is_input_BS: jax.Array | None) -> tuple[jax.Array, jax.Array] | None:
@@ -253,10 +262,13 @@ def _inputs_only(length: int, is_input_BS: jax.Array | None) -> tuple[jax.Array,
 
 def feed_forward(cfg: Config, layer: PyTree, x_BTD: jax.Array) -> jax.Array:
     """Return the output of the feed-forward layer, [B, T, D]: norm, then GeGLU or ReLU."""
-    x_BTD = rms_norm(cfg, x_BTD, layer["feed_forward_norm"])
+    x_BTD = gather_sequence_dim(rms_norm(cfg, x_BTD, layer["feed_forward_norm"]))
+    up_BTF = shard_tensor_dim(x_BTD @ layer["up"])
     if cfg.gated:
-        return (jax.nn.gelu(x_BTD @ layer["gate"]) * (x_BTD @ layer["up"])) @ layer["down"]
-    return jax.nn.relu(x_BTD @ layer["up"]) @ layer["down"]
+        hidden_BTF = jax.nn.gelu(shard_tensor_dim(x_BTD @ layer["gate"])) * up_BTF
+    else:
+        hidden_BTF = jax.nn.relu(up_BTF)
+    return shard_sequence_dim(shard_tensor_dim(hidden_BTF) @ layer["down"])
 
 
 def position_bias(cfg: Config, table: jax.Array, *, bidirectional: bool) -> nn.Bias:

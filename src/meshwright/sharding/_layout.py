@@ -73,7 +73,26 @@ def shard_sequence_dim(x: jax.Array) -> jax.Array:
       >>> mw.sharding.shard_sequence_dim(jnp.ones((8, 16, 4))).shape
       (8, 16, 4)
     """
-    return _split_over_tensor(x, 1)
+    split = _split_over_tensor(x, 1)
+    return shard_batch_dim(x) if split is None else split
+
+
+def gather_sequence_dim(x: jax.Array) -> jax.Array:
+    """Return activations [examples, positions, ...] of all positions, which `shard_sequence_dim` had split.
+
+    Use it once before products that `tensor` splits and that have the same factor, such as queries, keys and
+    values. XLA could otherwise gather each of them, or their float32 forms. Without the axis `tensor`, `x` is
+    returned as it is.
+
+    Args:
+      x: Activations [examples, positions, ...].
+
+    Example:
+      >>> mw.sharding.gather_sequence_dim(jnp.ones((8, 16, 4))).shape
+      (8, 16, 4)
+    """
+    split = _split_over_tensor(x, 1)
+    return x if split is None else shard_batch_dim(split)
 
 
 def shard_tensor_dim(x: jax.Array) -> jax.Array:
@@ -82,7 +101,7 @@ def shard_tensor_dim(x: jax.Array) -> jax.Array:
     Use it for what products that `tensor` splits return: queries, keys and values, the output of attention,
     and the hidden features of a feed-forward layer. Without it, the positions split by `shard_sequence_dim`
     may stay split there, and XLA then moves activations between devices. Without the axis `tensor`, or if it
-    does not divide the heads, only the examples are split.
+    does not divide the heads, `x` is returned as it is.
 
     Args:
       x: Activations [examples, positions, heads or features, ...].
@@ -91,14 +110,16 @@ def shard_tensor_dim(x: jax.Array) -> jax.Array:
       >>> mw.sharding.shard_tensor_dim(jnp.ones((8, 16, 4, 32))).shape
       (8, 16, 4, 32)
     """
-    return _split_over_tensor(x, 2)
+    split = _split_over_tensor(x, 2)
+    return x if split is None else split
 
 
-def _split_over_tensor(x: jax.Array, dim: int) -> jax.Array:
+def _split_over_tensor(x: jax.Array, dim: int) -> jax.Array | None:
+    """Return `x` split by example, and over `tensor` along a dimension; None if that is not possible."""
     num_parts = jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1)
     axes = axes_splitting(x.shape[0])
     if num_parts == 1 or x.shape[dim] % num_parts or not axes:
-        return shard_batch_dim(x)
+        return None
     entries: list[tuple[str, ...] | str | None] = [axes, *[None] * (dim - 1), TENSOR]
     return jax.lax.with_sharding_constraint(x, canonical(P(*entries)))
 

@@ -4,7 +4,7 @@ An elementwise result that only elementwise operations and reductions read is ne
 where it is read. Inputs and outputs of matrix products, loops, lookups and collectives are stored.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from meshwright.program import Memory, Operation, Program, Value, known_of
 
@@ -22,8 +22,9 @@ class Buffers:
         """
         self._program = program
         self._roots: dict[Value, Value] = {}
+        exchanged = set(exchanged)
         for operation in program.operations:
-            if known_of(operation).memory is Memory.VIEW and len(operation.outputs) == 1:
+            if _is_view(operation, exchanged) and len(operation.outputs) == 1:
                 self._roots[operation.outputs[0]] = self._root(operation.inputs[0])
         self._held = set(map(self._root, (*program.inputs, *kept, *exchanged)))
         for operation in program.operations:
@@ -70,6 +71,13 @@ class Buffers:
     def _root(self, value: Value) -> Value:
         """Return the value whose memory a value shares."""
         return self._roots.get(value, value)
+
+
+def _is_view(operation: Operation, exchanged: Container[Value]) -> bool:
+    """Return whether the result of an operation is in the memory of its operand."""
+    if operation.kind == "sharding_constraint":  # which changes nothing where the operand is split like that
+        return operation.outputs[0] not in exchanged
+    return known_of(operation).memory is Memory.VIEW
 
 
 def is_whole(operation: Operation) -> bool:
