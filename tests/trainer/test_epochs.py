@@ -73,7 +73,7 @@ def test_fewer_epochs_than_were_read_leave_nothing():
 
 
 def test_a_state_of_another_kind_of_run_is_refused():
-    with pytest.raises(InputError, match="of another kind of run"):
+    with pytest.raises(InputError, match="it was not saved by a Trainer"):
         epochs().set_state({"samples": 8, "seed": 0, "num_examples": 43})
 
 

@@ -1,4 +1,4 @@
-"""Batches epoch by epoch: each begins anew, and what fills no batch at its end is left out."""
+"""Batches of several epochs. The examples at the end of an epoch that do not fill a batch are left out."""
 
 import time
 from collections.abc import Callable
@@ -21,13 +21,16 @@ from meshwright.tree import PyTree
 
 
 class Epochs:
-    """The data of a run. Its state is the epoch, and how far the next batch lies in it.
+    """An iterator over the batches of all epochs. Its state is the epoch and the position in it.
 
     Args:
-      examples: as `batches` takes.
-      seed: of each epoch's order, and of what mapping functions draw.
-      num_epochs: None for ever.
-      shuffle: if not, the examples are read in their own order.
+      examples: The examples, in any form that `batches` takes.
+      batch_size: The number of examples in a batch.
+      sharding: The sharding of the batches.
+      collate: A function that makes a dictionary of arrays from a list of examples; None stacks them.
+      seed: The seed of the order of each epoch, and of the random numbers of mapping functions.
+      num_epochs: The number of epochs; None means without end.
+      shuffle: True to read each epoch in a new random order, False to keep the order of the examples.
     """
 
     def __init__(
@@ -54,10 +57,10 @@ class Epochs:
         self.epoch = 0
         """The number of the epoch that is being read, from 0."""
         self.wait_seconds = 0.0
-        """Seconds that this has waited for examples, in all."""
+        """The total number of seconds spent waiting for examples."""
         self._batches = open_epoch(0)
         self.state_is_global = self._batches.state_is_global
-        """As that of `Batches`."""
+        """True if the state is the same on all processes; see `Batches.state_is_global`."""
 
     def __iter__(self) -> Self:
         return self
@@ -66,8 +69,8 @@ class Epochs:
         """Return the next batch.
 
         Raises:
-          StopIteration: after the last epoch.
-          ExamplesError: an epoch does not fill one batch.
+          StopIteration: The last epoch has ended.
+          ExamplesError: An epoch does not fill one batch.
         """
         if self.is_empty():
             raise StopIteration
@@ -77,31 +80,31 @@ class Epochs:
         return next(self._batches)
 
     def peek(self) -> PyTree:
-        """Return this process's rows of the next batch of this epoch, and do not move.
+        """Return this process's rows of the next batch of this epoch, without moving on.
 
         Raises:
-          ExamplesError: there is none.
+          ExamplesError: The epoch has no further batch.
         """
         if self.at_end_of_epoch():
             batched = "If the examples are batches already, wrap them: mw.Batched(loader)."
             smaller = "Make the batch smaller."
-            hints = (smaller, batched) if self._num_examples is not None else (batched, f"Else: {smaller}")
+            hints = (smaller, batched) if self._num_examples is not None else (batched, smaller)
             raise ExamplesError(
                 f"epoch {self.epoch} has too few examples to fill one batch of {self._batch_size}.\n"
-                f"  {' '.join(hints)}"
+                f"  {' Otherwise: '.join(hints)}"
             )
         return self._batches.peek()
 
     def shapes(self) -> list[PyTree]:
-        """Return rows of the other shapes that batches may have, as `Batches.shapes` does."""
+        """Return rows of the other shapes that batches may have; see `Batches.shapes`."""
         return self._batches.shapes()
 
     def facts(self) -> dict[str, str]:
-        """Return what must be the same on all processes, as `Batches.facts` does of this epoch."""
+        """Return the facts about this epoch that must be the same on all processes; see `Batches.facts`."""
         return {"epoch": str(self.epoch), **self._batches.facts()}
 
     def at_end_of_epoch(self) -> bool:
-        """Return whether the batch last returned was the last of its epoch, having read the next."""
+        """Return True if the last returned batch was the last of its epoch. It reads the next batch."""
         started = time.perf_counter()
         try:
             return self._batches.is_empty()
@@ -109,13 +112,13 @@ class Epochs:
             self.wait_seconds += time.perf_counter() - started
 
     def is_empty(self) -> bool:
-        """Return whether the batch last returned was the last of all."""
+        """Return True if there are no more batches in any epoch."""
         if self._num_epochs is None or self.epoch + 1 < self._num_epochs:
             return False
         return self.epoch >= self._num_epochs or self.at_end_of_epoch()
 
     def num_left(self) -> int | None:
-        """Return how many batches are left; None if they are endless or only the examples know."""
+        """Return the number of batches left; None if it is not known or there is no end."""
         if self._num_examples is None or self._num_epochs is None:
             return None
         later_epochs = self._num_epochs - self.epoch - 1
@@ -123,19 +126,19 @@ class Epochs:
         return left_of_this // self._batch_size + later_epochs * (self._num_examples // self._batch_size)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the batch last returned."""
+        """Return the position after the last returned batch."""
         return {"epoch": self.epoch, "in_epoch": self._batches.get_state()}
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Continue from `state`, which `get_state` or `start_of` gave.
+        """Continue from a state that `get_state` or `start_of` returned.
 
         Raises:
-          InputError: it is of another seed or number of examples.
+          InputError: The state has another seed or number of examples, or comes from another kind of run.
         """
         if "in_epoch" not in state:
             raise InputError(
-                f"the checkpoint's data state {state} is of another kind of run.\n"
-                "  Continue it with what began it, or start a new run in another workdir."
+                f"cannot continue from the data state {state} of this checkpoint: it was not saved by a "
+                "Trainer.\n  Continue the run with the program that started it, or give another workdir."
             )
         self._turn_to(int(state["epoch"]))
         if state["in_epoch"] is not None:
@@ -156,5 +159,5 @@ def start_of(epoch: int) -> dict[str, Any]:
 
 
 def _seed_of(seed: int, epoch: int) -> int:
-    """Return a seed for one epoch's order, which no other epoch shares."""
+    """Return the seed for the order of one epoch. It differs from the seeds of all other epochs."""
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])

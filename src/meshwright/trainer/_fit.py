@@ -1,4 +1,4 @@
-"""A call of `fit`: from its arguments to the parts that the engine runs."""
+"""A call of `fit`: it makes the parts that the engine runs from the arguments of the call."""
 
 import contextlib
 import hashlib
@@ -32,26 +32,27 @@ from meshwright.trainer._schedule import EPOCH
 from meshwright.trainer._start import check_schedule
 from meshwright.when import When
 
-_FOR_EVER = 2**31 - 1  # the largest step that a state can count
+_FOR_EVER = 2**31 - 1  # the largest step that a state can hold, an int32
 
 
 @dataclass
 class Progress:
-    """The progress of a trainer from call to call."""
+    """The progress of a trainer between its calls of `fit`."""
 
     state: TrainState | None = None
+    """The state after the last step; None before there is one."""
     position: Position | None = None
-    """The position in the data from which the next call goes on; None is the beginning."""
+    """The position in the data from which the next call continues; None means the beginning."""
     finished: Finished = field(default_factory=Finished)
-    """The record of the calls that are finished, those of earlier processes too."""
+    """The record of the finished calls, including those of earlier processes."""
     num_calls: int = 0
-    """Calls that this process has finished."""
+    """The number of calls that this process has finished."""
     digest: str = ""
-    """The fingerprint of the examples that they trained on."""
+    """The digest of the examples of these calls."""
     first_step: int = 0
-    """The updates that were made before the first call of this process, in rounds that are finished."""
+    """The number of updates before the first call of this process. Finished rounds made them."""
     read: Callable[[TrainState], TrainState] | None = None
-    """Returns the state of a finished round, given one like it as structs."""
+    """Returns the state of a finished round. Its argument is the state's structure, as structs."""
 
 
 def fit(
@@ -62,12 +63,15 @@ def fit(
     place: str | None,
     described: Callable[[], str],
 ) -> Scores:
-    """Train as one call says, and return its last scores under their own names. Collective.
+    """Run one call of `fit`, and return its last scores, named without the prefix `eval/`. Collective.
 
     Args:
-      first_state: returns the state to go on from where no checkpoint has it.
-      place: the run directory, if there is one.
-      described: returns the settings as text.
+      recipe: The parts of the trainer that do not depend on the examples.
+      progress: The progress of the trainer. It is updated.
+      call: The arguments of the call.
+      first_state: A function that returns the state to start from, if no checkpoint contains it.
+      place: The run directory, or None if there is none.
+      described: A function that returns the settings as text.
     """
     number = progress.num_calls + 1
     with contextlib.ExitStack() as stack:
@@ -180,9 +184,9 @@ def _kept(
     first_state: Callable[[], TrainState],
     newest: int | None,
 ) -> Callable[[], TrainState]:
-    """Return what returns the state in memory, or the first one, with the data where it left them."""
+    """Return a function that returns the state in memory or else the first one, and moves the data to it."""
     if newest is not None:
-        progress.state = None  # or there would be two of them in memory
+        progress.state = None  # otherwise there would be two states in memory
         if unused := recipe.start.give_way(newest):
             recipe.deployer.log_info(unused)
 
@@ -195,9 +199,10 @@ def _kept(
 
 
 def _is_continued(progress: Progress, calls: CallData) -> bool:
-    """Return whether the state in memory is that of a finished call.
+    """Return True if the state in memory is the state after a finished call.
 
-    What a call leaves that an error ended may be no state to go on from: the newest checkpoint is.
+    After an error in a call its state may be incomplete. Then the next call continues from the newest
+    checkpoint.
     """
     is_cut_off = (progress.position or {}).get("call") == calls.number
     return progress.state is not None and progress.num_calls > 0 and not is_cut_off
@@ -208,7 +213,7 @@ def _evaluations(call: Call, calls: CallData) -> Sequence[EvaluationPart]:
         return []
     best, due = call.schedule.best, call.schedule.evaluates(calls.epochs)
 
-    def is_new() -> bool:  # and not of a call that was finished before
+    def is_new() -> bool:  # False for a call that was finished before the program restarted
         return calls.saved is None
 
     when: When = lambda step: is_new() and due(step)  # noqa: E731
@@ -217,7 +222,7 @@ def _evaluations(call: Call, calls: CallData) -> Sequence[EvaluationPart]:
 
 
 def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:
-    """Return what must be the same on all processes of the examples, by name."""
+    """Return the facts about the examples, by name, that must be the same on all processes."""
     if jax.process_count() == 1:
         return {}
     evaluated = facts_of(eval_examples) if is_indexed(eval_examples) else {}
@@ -228,7 +233,7 @@ def _facts(calls: CallData, eval_examples: Any) -> dict[str, str]:
 def _finish(
     deployer: Deployer, progress: Progress, call: Call, calls: CallData, step: int, scores: Scores
 ) -> Scores:
-    """Count the call as finished, tell if it was so already, and return its scores under their own names."""
+    """Record the call as finished, log it if it was finished before, and return its scores without prefix."""
     about = {"fingerprint": _fingerprint(call), "asked": call.schedule.end, "step": step}
     progress.num_calls += 1
     progress.digest = digest_of(progress.digest, about["fingerprint"])
@@ -243,7 +248,7 @@ def _finish(
 
 
 def _fingerprint(call: Call) -> str:
-    """Return a digest of what a call trains on: the number of examples, three of them, and their order."""
+    """Return a digest of a call's data: the facts of its examples, the batch size and `shuffle`."""
     facts = facts_of(call.examples) if is_indexed(call.examples) else {}
     said = repr((sorted(facts.items()), call.batch_size, call.shuffle))
     return hashlib.sha256(said.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""`Trainer`: a loss, an optimizer and examples. Each method is a few lines over the rooms."""
+"""`Trainer`: it trains and evaluates a model, given a loss, an optimizer and examples."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal
@@ -30,41 +30,48 @@ from meshwright.when import When
 _LOGGING, _STOP, _NO_PROFILE, _WATCHDOG = Logging(), Stop(), Profile(), Watchdog()
 _NO_SETTINGS = ("strict", "from_step")
 _ARRAYS = ("self", "deployer", "params", "model_state", "opt_state", "last_ckpt_info", "name")
-"""Arguments that are no settings."""
+"""The arguments that are not settings. Settings are compared between processes and written to a file."""
 
 
 @explained
 class Trainer(Generic[Params]):
-    """Trains a model, anywhere. Functions of yours are called with those arguments that they name.
+    """Trains a model on any number of devices. It passes your functions only the arguments that they name.
 
     Args:
-      deployer: whose mesh, randomness, workdir and log to use.
-      loss: returns a scalar or a `Mean` to be minimised, or that and `{name: scalar or Mean}`. It may name
-        `params`, `model` (if there is one; called as `model(inputs)` with a batch, over which Equinox's
-        modules, which take one example, are mapped), `batch`, `key`, `train` (False in evaluation), and
-        `model_state` (then it returns the new one as a third value). Without it there is no `eval/loss`.
-      optimizer: any optax transformation.
-      collate: makes a dictionary of arrays of a list of examples; without it they are stacked.
-      model: a Flax or Equinox model, a pair `(init, apply)`, or `mw.functional(...)` of one, which is also
-        how a Linen module is given its example inputs.
-      params, model_state, opt_state: to start from, of JAX or NumPy, instead of the model's own. Copied.
-      last_ckpt_info: what `deployer.load_ckpt` returned with them: `fit` goes on after its `step`, with the
-        epoch after its `epoch_idx`, where there is one.
-      rules: how parameters are split over the mesh, before what is found by itself; None for no such rules;
-        or a dictionary of these, `{"model": rules, "lora": None}`, by the keys of the parameters.
-      trainable: a pattern of the names of the parameters to train; all others are frozen.
-      compute_dtype: "bfloat16", or a table by path: wider floating parameters are cast to it for the loss.
-      microbatches: in how many pieces, one after the other, the batch of a step is computed.
-      train_step: a whole update of your own instead of the usual one: it may name `state`, `batch` and
-        `key`, and returns the new state and `{name: scalar or Mean}`. Of complex parameters see `mw.Step`.
-      lr_schedule: the learning rate as a function of the step, to be reported as `learning_rate` where the
-        optimizer does not show its own, as those of optax do.
-      name: the folder of the workdir that is this trainer's run directory; without it that is the workdir.
-        Each of several trainers of a deployer with a workdir needs one of its own.
+      deployer: The deployer. The trainer uses its mesh, seed, workdir and log.
+      loss: A function that returns the loss to minimise, a scalar or a `Mean`, or a pair of the loss and
+        metrics, `{name: scalar or Mean}`. It may name the arguments `params`, `model` (if a model is given),
+        `batch`, `key`, `train` (False in evaluation), and `model_state` (then it returns the new model state
+        as a third value). It calls `model(inputs)` with a batch; an Equinox module, which takes one example,
+        is mapped over the batch. Without a loss no `eval/loss` is computed.
+      optimizer: An optax gradient transformation.
+      collate: A function that makes a dictionary of arrays from a list of examples. By default the arrays of
+        the examples are stacked.
+      model: A Flax or Equinox model, a pair `(init, apply)`, or the result of `mw.functional(...)`. A Linen
+        module gets its example inputs through `mw.functional`.
+      params, model_state, opt_state: The JAX or NumPy arrays to start from, instead of the initial arrays of
+        the model. They are copied.
+      last_ckpt_info: The information that `deployer.load_ckpt` returned with these arrays. `fit` continues
+        after its `step`, and with the epoch after its `epoch_idx`, if it has one.
+      rules: The rules by which parameters are split over the mesh. They come before the inferred rules. A
+        dictionary, such as `{"model": rules, "lora": None}`, has rules for each top-level key of the
+        parameters. None means that all rules are inferred.
+      trainable: A pattern of the names of the parameters to train. All other parameters are frozen.
+      compute_dtype: The dtype in which the loss is computed, such as "bfloat16", or a table of dtypes by
+        path. Floating-point parameters of a wider dtype are cast to it.
+      microbatches: The number of pieces into which the batch of a step is split. They are computed one after
+        the other.
+      train_step: A function that makes a whole update, instead of the usual one. It may name `state`, `batch`
+        and `key`, and returns the new state and `{name: scalar or Mean}`. For complex parameters see
+        `mw.Step`.
+      lr_schedule: A function from the step to the learning rate. It is reported as `learning_rate` if the
+        optimizer does not show its own learning rate, as optax's optimizers with a schedule do.
+      name: The name of the trainer's run directory, a folder in the workdir. By default the workdir itself is
+        the run directory. Several trainers of one deployer with a workdir need different names.
 
     Raises:
-      UsageError: a function asks for what there is not, or there is nothing to start from.
-      LayoutError: the parameters do not fit the mesh.
+      UsageError: A function names an argument that does not exist, or there are no parameters to start from.
+      LayoutError: The parameters do not fit the mesh.
 
     Example:
       >>> trainer = mw.Trainer(
@@ -101,11 +108,11 @@ class Trainer(Generic[Params]):
         given = {key: value for key, value in locals().items() if key not in _ARRAYS}
         self._settings = comparable_settings(given) if jax.process_count() > 1 else {}
         check_step(loss, train_step, microbatches)
-        narrowing(compute_dtype)  # raises if it is no dtype
+        narrowing(compute_dtype)  # raises an error for an invalid dtype
         self.deployer, self._place = deployer, Place(deployer, name)
         self._described = describe(given) if self._place.directory else ""
         self.name = "trainer" if name is None else name
-        """Its name among the trainers of a deployer."""
+        """The name of this trainer among the trainers of its deployer."""
         deployer.num_trainers += 1
         deployer.loops.join(self)
         self.model = None if model is None else functional(model)
@@ -127,15 +134,15 @@ class Trainer(Generic[Params]):
 
     @property
     def layout(self) -> Layout:
-        """The layout of the arrays, by the rules given, then by those inferred from model and loss."""
+        """The layout of the arrays, by the given rules and then by the rules inferred from the model."""
         return self._recipe.layout
 
     @property
     def state(self) -> TrainState[Params]:
-        """The state of training: what it starts from, or after the last whole step, however `fit` ended.
+        """The training state: the initial state, or the state after the last complete step.
 
-        Its arrays are those that `fit` goes on with, in their memory: copy what is to outlive the next `fit`.
-        Set it to go on from another state of the same shapes, on this trainer's mesh.
+        It is available after an error in `fit`, too. The next `fit` donates its arrays, so copy those that
+        you need afterwards. Set it to continue from another state with the same shapes and shardings.
         """
         recipe, progress = self._recipe, self._progress
         if progress.state is None and progress.read is not None:
@@ -152,12 +159,17 @@ class Trainer(Generic[Params]):
         self._progress.state = state
 
     def begin_from(self, read: Callable[[TrainState], TrainState], step: int) -> None:
-        """Go on from a state of `step` updates: `read` returns it, given one like it as structs."""
+        """Continue from a state that is read when it is needed.
+
+        Args:
+          read: A function that returns the state. Its argument is the state's structure, as structs.
+          step: The number of updates that the state has had.
+        """
         self._progress.state, self._progress.read, self._progress.first_step = None, read, step
 
     @property
     def params(self) -> Params:
-        """The parameters, on the mesh: a tree like the one given, or of a model as `model.init` makes it."""
+        """The parameters, on the mesh: a tree like the given one, or like the result of `model.init`."""
         return self.state.params
 
     @property
@@ -167,7 +179,7 @@ class Trainer(Generic[Params]):
 
     @property
     def step(self) -> int:
-        """Updates made so far."""
+        """The number of updates made so far."""
         return int(self.state.step)
 
     @explained
@@ -200,50 +212,58 @@ class Trainer(Generic[Params]):
     ) -> dict[str, float]:
         """Train, and return the scores of the last evaluation. Collective.
 
-        A second call trains more, on whatever examples it is given; for equal shapes nothing is compiled
-        again. Calls are numbered. Where a workdir holds a run, a process that begins anew makes the same
-        calls: those that were finished return at once, and the one that was cut off goes on, in the middle of
-        an epoch if need be, and comes to the same bits as if nothing had happened. The last of them trains
-        more where it now asks for more.
+        A second call trains further, on the examples that it is given. For equal shapes nothing is compiled
+        again.
+
+        With a workdir a restarted program makes the same calls again, in the same order. A call that was
+        finished returns at once. A call that was interrupted continues after its last checkpoint, also in the
+        middle of an epoch, and its result has the same bits as without the interruption. The last finished
+        call trains further if it now asks for more steps or epochs.
 
         Args:
-          train_examples: a list, a mapping of arrays or any other examples that `mw.batches` takes, those
-            of `mw.Batched`, `mw.Bucketed` and `mw.mapped` too.
-          per_device_batch_size: examples for each part into which the mesh splits a batch; a step takes
-            `microbatches` times as many.
-          batch_size: instead: examples of a step, whatever the mesh.
-          epochs: how often this call reads all examples. What fills no batch at an epoch's end is left out.
-          eval_examples: to evaluate on after each epoch, every one counted once, and after the last step.
-          max_steps: updates of this call; besides `epochs`, or instead.
-          eval_per_device_batch_size: examples that are evaluated at a time; as many as are trained on if not
-            given. What a loss draws in evaluation goes by their number over all devices, and so not by the
-            mesh where `batch_size` is given.
-          eval_when: evaluate every so many steps, or as a policy says, rather than after each epoch.
-          eval_loss: whether the loss and its metrics are among the scores. Say False where the loss cannot be
-            computed on `eval_examples`, as on those without labels, and evaluate by predictions alone.
-          eval_predictor: makes predictions of `eval_examples`, for `eval_metric_fn`.
-          eval_metric_fn: returns numbers by name, of everything at once. It names any of `examples`,
-            `preds` and `scores`, the loss and its metrics over all examples. With `scores` alone no predictor
-            is needed: `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
-          best: the scores by which to keep the best checkpoint: `{"loss": "min", "accuracy": "max"}`.
-          save_when: save every so many steps, or as a policy says, rather than after each epoch.
-          keep_every_epochs: besides the newest and the best, keep those after every k epochs.
-          keep: besides these, keep the newest so many, or what a policy keeps, such as
+          train_examples: A list, a mapping of arrays or any other examples that `mw.batches` takes, including
+            `mw.Batched`, `mw.Bucketed` and `mw.mapped`.
+          per_device_batch_size: The number of examples for each part into which the mesh splits a batch. A
+            step takes `microbatches` times as many.
+          batch_size: The number of examples in a step, on any mesh. Give it instead of
+            `per_device_batch_size`.
+          epochs: The number of times that this call reads all examples. The examples at the end of an epoch
+            that do not fill a batch are left out.
+          eval_examples: The examples to evaluate on after each epoch and after the last step. Each example
+            counts once.
+          max_steps: The largest number of updates in this call. Give it with `epochs` or instead.
+          eval_per_device_batch_size: The number of examples for each part of a batch in evaluation. By
+            default it is the same as in training. The random numbers of a loss in evaluation depend on the
+            size of the whole batch, so with `batch_size` they do not depend on the mesh.
+          eval_when: The number of steps between evaluations, or a policy, instead of after each epoch.
+          eval_loss: True if the loss and its metrics are among the scores. Give False if the loss cannot be
+            computed on `eval_examples`, for example without labels, and evaluate the predictions only.
+          eval_predictor: The predictor whose predictions on `eval_examples` go to `eval_metric_fn`.
+          eval_metric_fn: A function that returns `{name: number}` for all examples together. It names any of
+            `examples`, `preds` and `scores`, which has the loss and its metrics over all examples. If it
+            names only `scores`, no predictor is needed:
+            `lambda scores: {"perplexity": math.exp(scores["loss"])}`.
+          best: The scores by which the best checkpoint is kept: `{"loss": "min", "accuracy": "max"}`.
+          save_when: The number of steps between checkpoints, or a policy, instead of after each epoch.
+          keep_every_epochs: The number of epochs between checkpoints that are always kept, besides the newest
+            and the best.
+          keep: The number of newest checkpoints to keep besides these, or a policy, such as
             `mw.checkpoint.multiples(1000)`.
-          shuffle: read each epoch in an order of its own.
-          logging: how often to report, and where to besides the deployer's log: `mw.Logging(every=10)`.
-          stop: what ends training before its last step: a time, or scores that get no better, as
+          shuffle: True to read the examples of each epoch in a new random order.
+          logging: The settings of the reports, such as `mw.Logging(every=10)`.
+          stop: The conditions that end training before its last step, a time limit or early stopping:
             `mw.Stop(max_seconds=3600, early=mw.early_stopping("eval/loss", "min", patience=3))`.
-          profile: the steps of which profiles are taken, into the run directory: `mw.Profile((100,))`.
-          watchdog: after how long a hang is told, `mw.Watchdog(600)`; None for never.
-          strict: refuse to go on with other settings than the run was trained with so far.
-          from_step: go back to this step's checkpoint, as `mw.run` does.
+          profile: The steps to profile, `mw.Profile((100,))`. The run directory gets the profiles.
+          watchdog: The time after which a hang is reported, `mw.Watchdog(600)`. None means never.
+          strict: True to raise an error if the settings differ from those that the run was trained with.
+          from_step: The step whose checkpoint the run goes back to, as in `mw.run`.
 
         Raises:
-          UsageError, InputError, LayoutError: before the first step, if another run has the workdir, or if
-            something does not fit or is not the same on all processes: all is tried, and a state saved.
-          DivergedError: a reported loss, or a state that is to be saved, is not finite.
-          Interrupted: the process was told to stop; the state is saved, if there is a workdir.
+          UsageError, InputError, LayoutError: The workdir contains another run, arguments do not fit each
+            other, or they differ between processes. The error is raised before the first step: evaluation
+            and saving are tried out first.
+          DivergedError: A reported loss, or a state that is about to be saved, is not finite.
+          Interrupted: The process received a signal to stop. With a workdir the state was saved.
         """
         given = {key: value for key, value in locals().items() if key != "self"}
         call = call_of(self._recipe, given, has_directory=self._place.directory is not None)
@@ -267,13 +287,19 @@ class Trainer(Generic[Params]):
         predictor: Predictor | None = None,
         metric_fn: Callable[..., Mapping[str, float]] | None = None,
     ) -> dict[str, float]:
-        """Return the scores of the parameters over examples, as `fit` finds them. Collective.
+        """Return the scores of the parameters on examples, as `fit` computes them. Collective.
 
-        Args: as those of `fit` for evaluation.
+        Args:
+          examples: The examples to evaluate on. Each example counts once.
+          per_device_batch_size: The number of examples for each part into which the mesh splits a batch.
+          batch_size: The number of examples in a batch. Give it instead of `per_device_batch_size`.
+          loss: True if the loss and its metrics are among the scores.
+          predictor: The predictor whose predictions on `examples` go to `metric_fn`.
+          metric_fn: A function that returns `{name: number}`; see `eval_metric_fn` of `fit`.
 
         Raises:
-          UsageError: there is nothing to evaluate by; or as `fit`.
-          ExamplesError: there are no examples.
+          UsageError: Neither a loss nor a metric function is given, or the arguments do not fit each other.
+          ExamplesError: There are no examples.
         """
         ways = self.deployer.layout().batch_ways
         _, size = batch_sizes(per_device_batch_size, batch_size, ways)
@@ -283,15 +309,16 @@ class Trainer(Generic[Params]):
     def best(self, score: str | None = None, mode: Literal["min", "max"] | None = None) -> Variables[Params]:
         """Return the parameters, and the model state, of the checkpoint with the best evaluation. Collective.
 
-        They are as they were evaluated: averages, if the optimizer keeps any.
+        These are the values that were evaluated: averages, if the optimizer keeps averages.
 
         Args:
-          score: the name of a score, such as `loss`. None stands for the one that `fit` was given as `best`.
-          mode: whether its lowest or highest value is best. None takes it from `best` or from its name.
+          score: The name of a score, such as `loss`. None means the score in the argument `best` of `fit`.
+          mode: "min" if the lowest value is best, "max" if the highest is. None takes the mode from `best` or
+            from the name of the score.
 
         Raises:
-          CheckpointError: no checkpoint has this score.
-          UsageError: there is no workdir; or nothing says which score is meant, or which values are better.
+          CheckpointError: No checkpoint has this score.
+          UsageError: There is no workdir, or the score or its mode is not known.
         """
         directory = self._place.checkpoints("best")
         return best_of(directory, self._recipe.target, score, mode)
