@@ -132,7 +132,7 @@ def test_older_calls_with_other_examples_are_told(tmp_path, few_kept, monkeypatc
     monkeypatch.setattr(again.deployer, "log_info", lambda info, *_: said.append(info))
     fit(again, OTHERS, epochs=1)
     fit(again, epochs=1)
-    assert "call 2 of fit was finished before, and it or one before it on other examples" in said[-1]
+    assert "call 2 of fit was finished before; it or an earlier call had other examples" in said[-1]
 
 
 def test_the_last_call_trains_the_epochs_that_it_is_raised_by(tmp_path):
@@ -158,7 +158,7 @@ def test_a_state_that_is_set_is_gone_on_from():
 def test_a_state_of_other_shapes_is_refused():
     made = trainer()
     other = jax.tree.map(lambda x: jnp.zeros((2, *x.shape), x.dtype), made.state)
-    with pytest.raises(UsageError, match=r"the state is not that of this trainer: .*w"):
+    with pytest.raises(UsageError, match=r"the state does not fit this trainer: .*w"):
         made.state = other
 
 

@@ -16,7 +16,7 @@ from trainer.runs import EXAMPLES, deployer, fit, init, loss, saved, trainer
         ({"loss": lambda model: 0.0}, "does not take 'batch'"),
         ({"loss": lambda batch: 0.0}, "does not take 'model' or 'params'"),
         ({"loss": lambda model, batch, state: 0.0}, "asks for 'state'"),
-        ({"loss": None}, "nothing to train by"),
+        ({"loss": None}, "no loss and no train_step"),
         ({"train_step": lambda state: state}, "does not take 'batch'"),
         (
             {"train_step": lambda state, batch: state, "microbatches": 2},
@@ -59,7 +59,7 @@ def test_settings_that_cannot_be_are_told_by_name(options, says):
 def test_an_optimizer_state_of_another_optimizer_is_told():
     params = init(jnp.uint32([0, 0]))
     made = trainer(params=params, opt_state=optax.sgd(0.1, momentum=0.9).init(params))
-    with pytest.raises(UsageError, match=r"opt_state is not that of this optimizer.*mu"):
+    with pytest.raises(UsageError, match=r"opt_state does not belong to this optimizer.*mu"):
         fit(made)
 
 
@@ -145,7 +145,7 @@ def test_a_schedule_that_counts_other_steps_than_the_trainer_makes_is_told(count
     given = deployer()
     rate = given.get_lr_schedule_fn(48, 2, 1, 0.1, microbatches=counted)
     made = trainer(given=given, optimizer=optax.sgd(rate), lr_schedule=rate, microbatches=3)
-    with pytest.raises(UsageError, match=rf"counts steps of {counted} .*microbatches=3"):
+    with pytest.raises(UsageError, match=rf"made for microbatches={counted}, .*microbatches=3"):
         fit(made, batch_size=48)
 
 

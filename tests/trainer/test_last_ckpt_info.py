@@ -51,7 +51,7 @@ def test_what_is_given_and_not_used_is_told_or_refused_where_it_is_of_a_later_st
     [line] = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "not used" in line]
     assert "params, opt_state, last_ckpt_info. The workdir's run is continued after step 9" in line
     later = trainer(tmp_path, **half, last_ckpt_info={"step": 30, "epoch_idx": 9})
-    with pytest.raises(UsageError, match=r"is of step 30, .*at step 12\.\n  Give another workdir"):
+    with pytest.raises(UsageError, match=r"is from step 30, .*at step 12\.\n  Give another workdir"):
         fit(later, epochs=12)
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_left_to_train_where_all_epochs_were(half):
 
 
 def test_a_step_without_parameters_is_refused():
-    with pytest.raises(UsageError, match="last_ckpt_info is to start from beside params: give params, too"):
+    with pytest.raises(UsageError, match="last_ckpt_info is given without params: give params, too"):
         trainer(last_ckpt_info=HALF)
 
 

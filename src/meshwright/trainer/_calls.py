@@ -1,10 +1,12 @@
-"""The data of one call of `fit`, among others: a position says which call it is of.
+"""The data of one call of `fit`, and the record of the calls before it, which checkpoints contain.
+
+The position in the data that a checkpoint contains names the call that saved it:
 
     {"call": 2, "first_step": 400, "finished": [{…}], "epoch": 1, "in_epoch": {…}}
 
-Calls count from 1 in each process that runs the script. A process that begins anew finds by the position that
-was saved which of its calls are finished, and which one goes on. Of the newest finished ones it holds all
-that is told and returned; of those before them how many they are, and a digest of what they trained on:
+Calls are numbered from 1 in each process. A restarted process finds in the saved position which of its calls
+are finished and which one it must continue. For the newest finished calls the position has everything that
+`fit` logs and returns. For all calls before them it has only their number and a digest of their examples:
 
     "older": {"count": 900, "digest": "5d41402abc4b"}
 """
@@ -20,58 +22,57 @@ from meshwright.tree import PyTree
 Position = Mapping[str, Any]
 
 NUM_KEPT = 100
-"""The finished calls that a position tells all of: each checkpoint has it."""
+"""The largest number of finished calls that a position describes in full, to keep checkpoints small."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The record of the calls of `fit` that are finished."""
+    """The record of the finished calls of `fit`."""
 
     newest: tuple[Mapping[str, Any], ...] = ()
-    """The last ones, in order: fingerprint, what was asked, step and scores."""
+    """The newest calls, in order. Each has its fingerprint, its length as asked for, its step and scores."""
     num_older: int = 0
-    """The calls before these."""
+    """The number of calls before these."""
     digest: str = ""
-    """The fingerprint of the older ones' fingerprints."""
+    """The digest of the fingerprints of the older calls."""
 
     @classmethod
     def saved_in(cls, state: Position) -> Self:
-        """Return what a position tells."""
+        """Return the record that a position contains."""
         older = state.get("older", {})
         return cls(tuple(state.get("finished", ())), older.get("count", 0), older.get("digest", ""))
 
     def to_save(self) -> dict[str, Any]:
-        """Return it as a part of a position."""
+        """Return the record as a part of a position."""
         older = {"older": {"count": self.num_older, "digest": self.digest}} if self.num_older else {}
         return {"finished": list(self.newest), **older}
 
     def about(self, number: int) -> Mapping[str, Any] | None:
-        """Return what is known of a finished call; None of an older one."""
+        """Return the record of one finished call, or None if it is one of the older calls."""
         return self.newest[number - self.num_older - 1] if number > self.num_older else None
 
     def told(self, number: int, asked: Mapping[str, Any], digest: str) -> tuple[str, dict[str, float]]:
-        """Return what people are told of a finished call that is asked for again, and its scores.
+        """Return the message for a finished call that is made again, and the scores of the call.
 
         Args:
-          asked: the same of what is asked for now.
-          digest: of the calls of this process up to this one.
+          number: The number of the call.
+          asked: The record of the call as it is made now.
+          digest: The digest of the calls of this process up to this one.
         """
         said, about = f"call {number} of fit was finished before", self.about(number)
         if about is None:
             if number == self.num_older and digest != self.digest:
-                said += ", and it or one before it on other examples: they are not trained again"
-            return f"{said}; its scores are not kept any more", {}
+                said += "; it or an earlier call had other examples, and is not trained again"
+            return f"{said}; its scores are no longer recorded", {}
         said += f", at step {about['step']}"
         if about["fingerprint"] != asked["fingerprint"]:
-            said += ", on other examples or in batches of another size: it is not trained again"
+            said += ", on other examples or with another batch size: it is not trained again"
         elif about["asked"] != asked["asked"]:
-            said += (
-                f", with {about['asked']}: only the last call can train more, so {asked['asked']} is not done"
-            )
+            said += f", with {about['asked']}; {asked['asked']} is ignored: only the last call trains further"
         return said, dict(about["scores"])
 
     def then(self, number: int, about: Mapping[str, Any]) -> "Finished":
-        """Return what is known when the call of this number is finished, too."""
+        """Return the record after the call with this number, too, is finished."""
         newest = (*self.newest[: number - self.num_older - 1], about)
         num_left_out, digest = max(len(newest) - NUM_KEPT, 0), self.digest
         for older in newest[:num_left_out]:
@@ -80,27 +81,27 @@ class Finished:
 
 
 def digest_of(digest: str, fingerprint: str) -> str:
-    """Return the digest of one more call, after that of all before it."""
+    """Return the digest of all calls so far, from the digest before the last call and its fingerprint."""
     return hashlib.sha256(f"{digest} {fingerprint}".encode()).hexdigest()[:12]
 
 
 class CallData:
-    """The batches of one call. What was saved by a later one ends it at once.
+    """The batches of one call of `fit`. They end at once if the saved position is that of a later call.
 
     Args:
-      epochs: the batches.
-      number: of the call, from 1.
-      first_step: the updates made before it.
-      finished: what is known of the calls before it.
+      epochs: The batches of all epochs.
+      number: The number of the call, from 1.
+      first_step: The number of updates before the call.
+      finished: The record of the calls before it.
     """
 
     def __init__(self, epochs: Epochs, number: int, first_step: int, finished: Finished):
         self.epochs, self.number, self.first_step = epochs, number, first_step
         self.finished = finished
         self.saved: Position | None = None
-        """The position that it was told to go on from, if that is of a later call."""
+        """The saved position, if a later call saved it. Then this call was finished before."""
         self.state_is_global = epochs.state_is_global
-        """As that of `Batches`."""
+        """True if the state is the same on all processes; see `Batches.state_is_global`."""
 
     @property
     def wait_seconds(self) -> float:
@@ -114,23 +115,23 @@ class CallData:
         return next(self.epochs)
 
     def is_empty(self) -> bool:
-        """Return whether there are no batches left for this call."""
+        """Return True if there are no batches left for this call."""
         return self.saved is not None or self.epochs.is_empty()
 
     def facts(self) -> dict[str, str]:
-        """Return what must be the same on all processes."""
+        """Return the facts that must be the same on all processes."""
         return {"call": str(self.number), **self.epochs.facts()}
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the batch last returned."""
+        """Return the position after the last returned batch."""
         about = {"call": self.number, "first_step": self.first_step, **self.finished.to_save()}
         return {**about, **self.epochs.get_state()}
 
     def set_state(self, state: Position, /) -> None:
-        """Go on from a position that was saved by this call, or stand behind the end for one of a later call.
+        """Continue from a position that this call saved. A position of a later call ends this call at once.
 
         Raises:
-          InputError: it is of another seed or number of examples.
+          InputError: The position has another seed or number of examples.
         """
         self.finished = Finished.saved_in(state)
         call = int(state.get("call", 1))
