@@ -236,7 +236,7 @@ def test_after_a_divergence_the_call_goes_back_to_the_newest_checkpoint(tmp_path
         ({"stop": 3600}, r"stop=3600.* must be a mw.Stop"),
         ({"profile": (3,)}, r"must be a mw.Profile"),
         ({"watchdog": 60}, r"must be a mw.Watchdog"),
-        ({"profile": mw.Profile((1,))}, r"writes into the run directory"),
+        ({"profile": mw.Profile((1,))}, r"writes to the run directory"),
     ],
 )
 def test_a_value_that_would_do_nothing_is_refused(wrong, says):

@@ -39,13 +39,13 @@ def test_what_makes_no_trainer_is_told_when_it_is_made(options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"epochs": None}, "say how long to train"),
+        ({"epochs": None}, "the length of training is missing"),
         ({"epochs": 0}, "epochs=0: it must be at least 1"),
         ({"eval_when": -1}, "eval_when=-1"),
         ({"batch_size": None}, "give one of per_device_batch_size and batch_size"),
         ({"per_device_batch_size": 2}, "give one of per_device_batch_size and batch_size"),
         ({"batch_size": 0}, "a batch of 0 examples"),
-        ({"batch_size": 12}, "batch_size=12 is no multiple of 8"),
+        ({"batch_size": 12}, "batch_size=12 is not a multiple of 8"),
         ({"best": {"loss": "least"}}, "the mode must be 'min' or 'max'"),
         ({"save_when": 2}, r"saving checkpoints needs .* Deployer\(workdir=...\)"),
         ({"eval_metric_fn": lambda scores: {}}, "eval_examples and eval_metric_fn go together"),
@@ -129,7 +129,7 @@ def test_what_was_found_is_said(monkeypatch, tmp_path):
 
 
 def test_a_batch_that_does_not_divide_over_accumulation_is_told():
-    with pytest.raises(LayoutError, match="no multiple of 24"):
+    with pytest.raises(LayoutError, match="not a multiple of 24"):
         fit(trainer(microbatches=3))
 
 

@@ -85,5 +85,5 @@ def test_what_cannot_evaluate_is_told_before_the_first_step(options, says):
 
 def test_a_trainer_without_a_loss_is_told_that_nothing_evaluates():
     made = trainer(loss=None, train_step=lambda state, batch: (state, {}))
-    with pytest.raises(UsageError, match=r"nothing evaluates eval_examples: .* or give Trainer a loss"):
+    with pytest.raises(UsageError, match=r"no function to score them: .* or give Trainer a loss"):
         fit(made, eval_examples=EXAMPLES)

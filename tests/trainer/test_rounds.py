@@ -203,7 +203,7 @@ def test_two_trainers_without_names_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"save_when": 1}, "leave out best, save_when, .*: the end of each round saves"),
+        ({"save_when": 1}, "leave out best, save_when, .*The end of each round saves"),
         ({"from_step": 2, "strict": True}, "leave out strict, from_step: .* makes the same rounds"),
         ({"logging": mw.Logging(trackers=(print,))}, r"leave out logging.trackers: .*Deployer\(trackers="),
     ],

@@ -13,13 +13,18 @@ from meshwright.trainer._schedule import Schedule, batch_sizes
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a `fit`."""
+    """The checked arguments of one call of `fit`."""
 
     examples: Any
+    """The examples to train on."""
     batch_size: int
+    """The number of examples in a step."""
     shuffle: bool
+    """True to read each epoch in a new random order."""
     schedule: Schedule
+    """The length of the call, and the times of its evaluations and checkpoints."""
     evaluated: Evaluated
+    """The evaluation of the call."""
     logging: Logging
     stop: Stop
     profile: Profile
@@ -29,11 +34,16 @@ class Call:
 
 
 def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) -> Call:
-    """Return a call, made of the arguments of `fit` by their names.
+    """Return the checked arguments of a call.
+
+    Args:
+      recipe: The parts of the trainer that do not depend on the examples.
+      given: The arguments of `fit`, by name.
+      has_directory: True if the trainer has a run directory.
 
     Raises:
-      UsageError: an argument is of another type, or asks for what there is not.
-      LayoutError: a batch cannot be split over the mesh.
+      UsageError: An argument has the wrong type or an invalid value, or it needs another argument.
+      LayoutError: A batch cannot be split over the mesh.
     """
     policies = "eval_when", "save_when", "keep_every_epochs", "best", "keep"
     schedule = Schedule(given["epochs"], given["max_steps"], *(given[name] for name in policies))
@@ -62,17 +72,21 @@ def call_of(recipe: Recipe, given: Mapping[str, Any], *, has_directory: bool) ->
 def _check_values(
     logging: Any, stop: Any, profile: Any, watchdog: Any, *, strict: bool, has_directory: bool
 ) -> None:
-    """Raise a `UsageError` if one of these is of another type, or needs a run directory and there is none."""
+    """Check the arguments that are values of Meshwright's classes, and those that need a run directory.
+
+    Raises:
+      UsageError: An argument has the wrong type, or it needs a run directory and there is none.
+    """
     given = {"logging": logging, "stop": stop, "profile": profile, "watchdog": watchdog}
     kinds = {"logging": Logging, "stop": Stop, "profile": Profile, "watchdog": Watchdog}
     for name, value in given.items():
         if not isinstance(value, kinds[name]) and (name, value) != ("watchdog", None):
             raise UsageError(
-                f"fit({name}={value!r}): it must be a mw.{kinds[name].__name__}, and is of type "
+                f"fit({name}={value!r}): it must be a mw.{kinds[name].__name__}, but has the type "
                 f"{type(value).__name__}."
             )
     if profile.steps and not has_directory:
-        raise UsageError("fit(profile=...) writes into the run directory: give Deployer(workdir=...).")
+        raise UsageError("fit(profile=...) writes to the run directory: give Deployer(workdir=...).")
     if strict and not has_directory:
         raise UsageError(
             "fit(strict=True) compares with the settings in the run directory: give Deployer(workdir=...)."
@@ -80,7 +94,11 @@ def _check_values(
 
 
 def _check_in_round(call: Call) -> None:
-    """Raise a `UsageError` if a call in a round asks for what is the business of the loop over rounds."""
+    """Check a call in a round.
+
+    Raises:
+      UsageError: The call has an argument that would interfere with the loop over rounds.
+    """
     asked = {
         "best, save_when, keep_every_epochs and keep": call.schedule.needs_workdir,
         "strict": call.strict,
@@ -90,6 +108,6 @@ def _check_in_round(call: Call) -> None:
     found = [names for names, is_asked in asked.items() if is_asked]
     if found:
         raise UsageError(
-            f"in deployer.rounds(...) leave out {listed(found)}: the end of each round saves, a program that "
-            "begins anew makes the same rounds, and the trackers are those of Deployer(trackers=...)."
+            f"in deployer.rounds(...) leave out {listed(found)}. The end of each round saves, a restarted "
+            "program repeats the unfinished round, and Deployer(trackers=...) gives the trackers."
         )

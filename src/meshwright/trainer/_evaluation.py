@@ -1,4 +1,4 @@
-"""The evaluation of a `Trainer`: what is scored, by what, and what the scores are called."""
+"""The evaluation of a `Trainer`: its examples, its loss, predictor and metric function, and its scores."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -16,27 +16,33 @@ from meshwright.train import TrainState, Variables, eval_params, only_averages
 from meshwright.trainer._recipe import Recipe
 
 PREFIX = "eval/"
-"""The names of scores begin so in reports and checkpoints."""
+"""The prefix of the names of scores in reports and checkpoints."""
 Best = Mapping[str, Mode]
-"""By which scores to keep the best checkpoint, and which values of them are best."""
+"""The scores by which the best checkpoint is kept, each with its mode, "min" or "max"."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """The examples to evaluate on, and what scores them.
+    """The examples to evaluate on, and the functions that score them.
 
     Raises:
-      UsageError: The parts do not go together. It calls them as the arguments, which begin with `prefix`.
+      UsageError: An argument is missing that another one needs.
     """
 
     recipe: Recipe
+    """The parts of the trainer that do not depend on the examples."""
     examples: Any
+    """The examples to evaluate on, or None."""
     batch_size: int
+    """The number of examples in a batch."""
     loss: bool
-    """True if the loss is wanted."""
+    """True if the loss and its metrics are among the scores."""
     predictor: Predictor | None
+    """The predictor whose predictions go to `metric_fn`."""
     metric_fn: Callable[..., Any] | None
+    """A function that returns further scores for all examples together."""
     prefix: str = ""
+    """The prefix of the user's arguments in errors, such as `eval_`."""
 
     def __post_init__(self) -> None:
         p = self.prefix
@@ -48,17 +54,21 @@ class Evaluated:
         check_metric(self.metric_fn, self.predictor, has_scores=self.has_averages, names=names)
         if self.examples is not None and self.metric_fn is None and not self.has_averages:
             raise UsageError(
-                f"nothing evaluates {p}examples: give {p}predictor and {p}metric_fn, or "
-                f"{'give Trainer a loss' if self.loss else f'leave out {p}loss=False'}."
+                f"{p}examples are given, but no function to score them: give {p}predictor and {p}metric_fn, "
+                f"or {'give Trainer a loss' if self.loss else f'leave out {p}loss=False'}."
             )
 
     @property
     def has_averages(self) -> bool:
-        """True if the loss is averaged over the examples: it is wanted, and there is one."""
+        """True if the scores include the averages of a loss and its metrics."""
         return self.loss and bool(self.recipe.losses)
 
     def scoring(self, best: Best) -> Scoring:
-        """Return what scores a state: the loss and its metrics, and what the metric function returns."""
+        """Return the function that scores a state, by the loss, its metrics and the metric function.
+
+        Args:
+          best: The scores by which the best checkpoint is kept. The evaluation must return them.
+        """
         recipe, examples, size = self.recipe, self.examples, self.batch_size
         sharding = recipe.layout.batch_sharding
         read = partial(numbered_batches, examples, size, sharding, collate=recipe.collate)
@@ -78,11 +88,17 @@ def _predictions(
 
 
 def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode | None) -> Variables:
-    """Return what was evaluated of the checkpoint with the best score. Collective.
+    """Return the evaluated parameters and model state of the checkpoint with the best score. Collective.
+
+    Args:
+      directory: The directory of the checkpoints.
+      target: The state of the trainer, as structs.
+      score: The name of the score, without the prefix `eval/`, or None.
+      mode: "min" if the lowest value is best, "max" if the highest is, or None.
 
     Raises:
-      CheckpointError: no checkpoint has this score.
-      UsageError: nothing says which score is meant, or which of its values are better.
+      CheckpointError: No checkpoint has this score.
+      UsageError: The score or its mode is not known.
     """
     wanted = dataclasses.replace(target, opt_state=only_averages(target.opt_state))
     state = restore(open_best(directory, score and PREFIX + score, mode), wanted, ignore=".*")
@@ -90,12 +106,16 @@ def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode |
 
 
 def _check_best(best: Best, names: Sequence[str]) -> None:
-    """Raise a `UsageError` if a score to keep the best by is none of `names`."""
+    """Check that each score in `best` is one of `names`.
+
+    Raises:
+      UsageError: The evaluation does not return a score.
+    """
     for name in best:
         if name not in names:
             close = nearest(name, names)
             raise UsageError(
-                f"best={{{name!r}: …}}: there is no such score."
+                f"best={{{name!r}: …}}: the evaluation does not return this score."
                 f"{f' Did you mean {close!r}?' if close else ''}\n"
-                f"  Evaluation gives {', '.join(names)}."
+                f"  It returns {', '.join(names)}."
             )

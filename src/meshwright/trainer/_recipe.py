@@ -30,14 +30,14 @@ from meshwright.tree import PyTree
 
 @dataclass
 class Recipe:
-    """The arguments of a `Trainer`, checked, and what is made of them once."""
+    """The arguments of a `Trainer`, checked, and the objects that are made from them once."""
 
     deployer: Deployer
     model: Functional | None
     start: Start
     tx: Tx
     losses: Mapping[bool, Callable[..., Any]]
-    """By whether it is for training; none where there is a `train_step`."""
+    """The loss for training (key True) and for evaluation (key False); empty if none is given."""
     train_step: Callable[..., Any] | None
     collate: Collate | None
     rules: Rules
@@ -53,9 +53,14 @@ class Recipe:
         return self.lay_out()
 
     def lay_out(self, *batch: PyTree) -> Layout:
-        """Return where arrays live, decided once: by the rules, and by what the loss does with a batch."""
+        """Return the layout of the arrays. The first call decides it.
+
+        Args:
+          batch: A batch as structs, if one is known. Rules are inferred from the use that the loss makes of
+            it.
+        """
         if self._layout is None:
-            with jax.set_mesh(self.deployer.mesh):  # the loss may constrain by bare PartitionSpecs
+            with jax.set_mesh(self.deployer.mesh):  # sharding constraints of the loss may need the mesh
                 axes = self.model.axes if self.model else {}
                 outline = self.start.outline()
                 rules = inferred_rules(outline, self.losses.get(False), *batch, axes=axes)
@@ -64,14 +69,17 @@ class Recipe:
 
     @cached_property
     def target(self) -> TrainState:
-        """The state as structs."""
+        """The state of the trainer, as structs with shardings."""
         return abstract_state(self.start.init, self.tx, self.layout)
 
     def step(self, norms: str | None) -> Step:
-        """Return one update, compiled once for all batches of a shape, which reports these norms.
+        """Return the function that makes one update. It is compiled once for each shape of batches.
+
+        Args:
+          norms: A pattern for names of parameters whose norms are among the metrics, or None.
 
         Raises:
-          UsageError: the update is a function of the user's, which reports what it does, and norms are asked.
+          UsageError: Norms are asked for, but the update is the user's `train_step`.
         """
         if norms not in self._steps:
             self._steps[norms] = self._step(norms)
@@ -81,7 +89,7 @@ class Recipe:
         if self.train_step is not None:
             if norms is not None:
                 raise UsageError(
-                    "Logging.norms: a train_step of your own returns the metrics that it reports."
+                    "Logging.norms has no effect on a train_step: return the norms from it, as metrics."
                 )
             return Step(self.train_step, self.layout, idle=self.deployer.tell_idle)
         options = {"microbatches": self.accumulate, "compute_dtype": self.compute_dtype, "norms": norms}
@@ -89,7 +97,7 @@ class Recipe:
 
     @cached_property
     def loss_over(self) -> LossOver:
-        """The loss over examples to evaluate on, compiled once. There must be one."""
+        """The function that averages the loss over the examples of an evaluation. There must be a loss."""
         loss = _advising(self.losses[False])
         return LossOver(loss, self.layout, self.deployer.seed, self.compute_dtype)
 
@@ -97,24 +105,24 @@ class Recipe:
 def both_losses(
     loss: Callable[..., Any], model: Functional | None, has_state: bool
 ) -> dict[bool, Callable[..., Any]]:
-    """Return a user's loss for training (True) and for evaluation (False).
+    """Return a user's loss for training (key True) and for evaluation (key False).
 
     Raises:
-      UsageError: it asks for what there is not.
+      UsageError: The loss names an argument that does not exist.
     """
     return {train: loss_of(loss, model, train=train, has_state=has_state) for train in (True, False)}
 
 
 def _advising(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss of evaluation whose errors say what to do where it cannot be computed."""
+    """Return a loss for evaluation whose errors say how to evaluate without the loss."""
 
     def advised(*arguments: Any) -> Any:
         try:
             return loss(*arguments)
         except Exception as error:
             error.add_note(
-                "in the loss of evaluation. Where it cannot be computed on the examples, as on those without "
-                "labels, leave it out: eval_loss=False, with eval_predictor and eval_metric_fn."
+                "The error is from the loss in evaluation. If the loss cannot be computed on eval_examples, "
+                "for example without labels, give eval_loss=False with eval_predictor and eval_metric_fn."
             )
             raise
 

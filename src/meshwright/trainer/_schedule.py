@@ -13,35 +13,42 @@ from meshwright.trainer._evaluation import PREFIX, Best
 from meshwright.when import When, every
 
 EPOCH = "epoch"
-"""The number of epochs that had ended, among the scores of a checkpoint that was saved at the end of one."""
+"""The name of the number of finished epochs, in the scores of a checkpoint saved at the end of an epoch."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The numbers given to `fit`, checked.
+    """The arguments of `fit` that determine its length, its evaluations and its checkpoints.
 
     Raises:
-      UsageError: naming the one that cannot be.
+      UsageError: An argument has an invalid value, or the length is missing.
     """
 
     epochs: int | None
+    """The number of epochs of the call."""
     max_steps: int | None
+    """The largest number of updates in the call."""
     eval_when: int | When | None
+    """The number of steps between evaluations, or a policy. None means after each epoch."""
     save_when: int | When | None
+    """The number of steps between checkpoints, or a policy. None means after each epoch."""
     keep_every_epochs: int | None
+    """The number of epochs between checkpoints that are always kept."""
     best: Best
+    """The scores by which the best checkpoint is kept, with their modes."""
     keep: int | Keep | None
+    """The number of newest checkpoints to keep besides these, or a policy."""
 
     def __post_init__(self) -> None:
         if self.epochs is None and self.max_steps is None:
-            raise UsageError("say how long to train: epochs, max_steps or both.")
+            raise UsageError("the length of training is missing: give epochs, max_steps or both.")
         for name, value in vars(self).items():
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1.")
         if not isinstance(self.best, Mapping):
             raise UsageError(
-                f"best={self.best!r}: expected scores and their modes, such as "
-                "best={'loss': 'min', 'accuracy': 'max'}."
+                f"best={self.best!r}: it must be a mapping from scores to modes, such as "
+                "{'loss': 'min', 'accuracy': 'max'}."
             )
         for name, mode in self.best.items():
             if mode not in ("min", "max"):
@@ -49,21 +56,24 @@ class Schedule:
 
     @property
     def end(self) -> str:
-        """The user's argument for the length of training, as text."""
+        """The user's arguments for the length of training, as text."""
         said = {"epochs": self.epochs, "max_steps": self.max_steps}
         return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
 
     @property
     def needs_workdir(self) -> bool:
-        """True if checkpoints were asked for, so that they need a directory."""
+        """True if the user asked for checkpoints, which need a directory."""
         return bool(self.best or self.save_when or self.keep_every_epochs or self.keep)
 
     def evaluates(self, data: Epochs) -> When:
-        """Return when to evaluate."""
+        """Return the policy that says after which steps to evaluate."""
         return _when(self.eval_when, data)
 
     def saves(self, data: Epochs) -> InformedWhen:
-        """Return when to save: as told, and also whenever there may be something to keep."""
+        """Return the policy that says after which steps to save.
+
+        Besides `save_when` a state is saved when it may be the best one or belongs to an epoch to keep.
+        """
         whens = [_when(self.save_when, data)]
         if self.keep_every_epochs is not None:
             whens.append(_when(None, data))
@@ -75,16 +85,19 @@ class Schedule:
         return saved
 
     def keeps(self) -> Keep:
-        """Return the policy that keeps the newest, the best by each score, and those asked for besides."""
+        """Return the policy that keeps the newest checkpoint, the best by each score, and those to keep."""
         each = [best_of(PREFIX + name, mode, without_metric="drop") for name, mode in self.best.items()]
         if self.keep_every_epochs is not None:
             each.append(_kth_epochs(self.keep_every_epochs))
         return any_of(last(1), *each, *([self.keep] if self.keep else []))
 
     def num_steps(self, done: int, data: Epochs, before: int) -> int | None:
-        """Return how many updates there are in all, `done` of which are made; None if only the data knows.
+        """Return the total number of updates, or None if it depends on the data.
 
-        `before` of them were made by earlier calls.
+        Args:
+          done: The number of updates so far.
+          data: The batches of the call.
+          before: The number of updates that earlier calls made.
         """
         left, last = data.num_left(), None if self.max_steps is None else before + self.max_steps
         if left is None:
@@ -93,14 +106,16 @@ class Schedule:
 
 
 def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[int, int]:
-    """Return how many examples of a micro-batch a device takes, and how many there are in a step.
+    """Return the number of examples in one part of a batch, and the number in the whole batch.
 
     Args:
-      ways: into how many parts the mesh and accumulation cut a step's batch.
+      per_device: The number of examples in one part, or None.
+      whole: The number of examples in the whole batch, or None.
+      ways: The number of parts into which the mesh and the microbatches split a batch.
 
     Raises:
-      UsageError: not one of the two is given.
-      LayoutError: the whole does not divide.
+      UsageError: Both numbers are given or none is, or a batch would be empty.
+      LayoutError: The batch cannot be split into equal parts.
     """
     if (per_device is None) == (whole is None):
         raise UsageError("give one of per_device_batch_size and batch_size.")
@@ -109,14 +124,14 @@ def batch_sizes(per_device: int | None, whole: int | None, ways: int) -> tuple[i
         raise UsageError(f"a batch of {size} examples: it must have at least 1.")
     if size % ways:
         raise LayoutError(
-            f"batch_size={size} is no multiple of {ways}, the parts that the mesh and "
-            "microbatches cut it into."
+            f"batch_size={size} is not a multiple of {ways}, the number of parts into which the mesh and "
+            "microbatches split a batch."
         )
     return size // ways, size
 
 
 def _when(every_so_often: int | When | None, data: Epochs) -> When:
-    """Return a policy: every so many steps, as a policy says, or at the end of each epoch of `data`."""
+    """Return a policy from a number of steps or a policy; None means the end of each epoch of `data`."""
     if every_so_often is None:
         return lambda step: data.at_end_of_epoch()
     return every(every_so_often) if isinstance(every_so_often, int) else every_so_often
