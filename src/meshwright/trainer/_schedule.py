@@ -48,7 +48,7 @@ class Schedule:
         if not isinstance(self.best, Mapping):
             raise UsageError(
                 f"best={self.best!r}: it must be a mapping from scores to modes, such as "
-                "{'loss': 'min', 'accuracy': 'max'}."
+                "best={'loss': 'min', 'accuracy': 'max'}."
             )
         for name, mode in self.best.items():
             if mode not in ("min", "max"):
