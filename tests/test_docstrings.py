@@ -31,16 +31,16 @@ def test_help_explains_each_field(description):
 
 def test_help_of_an_experiment_shows_the_text_below_a_field():
     shown = pydoc.render_doc(mw.Experiment, renderer=pydoc.plaintext)
-    assert "max_steps: Updates in all, counting those before a restart." in shown
-    assert "microbatches: Pieces in which each batch is computed before its update." in shown
+    assert "max_steps: The number of updates of the whole run, including those before a restart." in shown
+    assert "save: The times of checkpoints, and which are kept." in shown
 
 
 def test_a_text_over_several_lines_stays_together():
     assert (
-        "  examples: As `Input.examples`.\n"
-        "  when: After these steps (a number: every so many), and after the last. A function may be of the "
-        "step, or\n"
-        "    of the step and what the run last reported by each name"
+        "  examples: The examples, of the kinds that `Input.examples` lists.\n"
+        "  when: The steps after which to evaluate. A number means each time after so many steps. A function "
+        "may take\n"
+        "    the step, or the step and the values that the run reported last, by name:\n"
     ) in mw.Evaluation.__doc__
 
 

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.evaluation import LossOver
+from meshwright.evaluation import AverageLoss
 from trainer.runs import EXAMPLES, apply, fit, init, trainer
 
 
@@ -49,7 +49,9 @@ def test_nor_on_how_many_devices_there_are(num_devices):
     def over(devices):
         layout = mw.Layout(mw.make_mesh("data=-1", devices))
         batches = mw.input.numbered_batches(EXAMPLES, 16, layout.batch_sharding)
-        return LossOver(loss, layout, 0, None)(mw.train.init_state(init, optax.sgd(0.1), 0, layout), batches)
+        return AverageLoss(loss, layout, 0, None)(
+            mw.train.init_state(init, optax.sgd(0.1), 0, layout), batches
+        )
 
     assert over(jax.devices()[:num_devices]) == pytest.approx(over(jax.devices()), rel=1e-5)
 

@@ -11,7 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import UsageError
-from meshwright.evaluation import OutputFiles, RowsOver
+from meshwright.evaluation import ExampleFunction, OutputFiles
 
 EXAMPLES = {"x": np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)}
 FEW = {"x": EXAMPLES["x"][:7]}
@@ -333,7 +333,7 @@ def test_outputs_are_those_of_the_examples_on_any_number_of_devices(tmp_path, nu
     layout = mw.Layout(mw.make_mesh("data=-1", jax.devices()[:num_devices]))
     state = mw.train.init_state(init, optax.sgd(0.1), 0, layout)
     chosen = {"compute_dtype": None, "params": mw.train.eval_params}
-    rows = RowsOver(WRITING.outputs, WRITING.batch_size, layout, 0, **chosen)
+    rows = ExampleFunction(WRITING.outputs, WRITING.batch_size, layout, 0, **chosen)
     OutputFiles(rows, FEW)(tmp_path / "outputs/few", 5, state)
     found = outputs(tmp_path, 5)
     assert [row["x"] for row in found] == FEW["x"].tolist()

@@ -60,7 +60,7 @@ def test_checkpoints_may_be_kept_by_such_a_score(tmp_path):
             {"predict": lambda params, batch: batch},
             "^Evaluation.predict makes predictions for Evaluation.metric_fn",
         ),
-        ({"measure": None}, "^Evaluation scores nothing"),
+        ({"measure": None}, "^Evaluation has no scores"),
         (
             {"measure": lambda params, batch: {"nll": mw.Mean.of(batch["x"])}},
             r"(?s)^evaluations.texts.measure: .*nll.total has shape \(\).*mw.Mean\(sums, weights\)",

@@ -14,7 +14,7 @@ from meshwright.errors import UsageError
 from meshwright.nn._blockwise import blockwise
 from meshwright.nn._cudnn import Hardware, why_not_cudnn
 from meshwright.nn._dense import plain
-from meshwright.nn._given import Given
+from meshwright.nn._inputs import AttentionInputs
 from soak import cases
 
 DEFAULTS = {"causal": False, "segments": None, "window": None, "softcap": None, "scale": None, "bias": None}
@@ -29,7 +29,7 @@ def arrays(shape, *, heads_of_keys=None, keys=None, seed=0):
 
 
 def given_of(q, k, v, **asked):
-    return Given.of(q, k, v, **DEFAULTS | asked)
+    return AttentionInputs.of(q, k, v, **DEFAULTS | asked)
 
 
 def by(form, q, k, v, **asked):

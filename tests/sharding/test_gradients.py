@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import LayoutError
-from meshwright.predict import OverBatches
+from meshwright.predict import BatchedPredict
 from meshwright.sharding import adding_right
 from soak import cases, rng
 
@@ -174,7 +174,7 @@ def test_gradients_taken_in_evaluation_and_prediction_are_right_too():
         scores = mw.evaluation.Evaluator(
             measure, lambda: data, layout, mw.when.every(1), params=lambda state: state
         )
-        predict = OverBatches(lambda w, _, batch, key: adapted(batch["x"], w), layout, 0)
+        predict = BatchedPredict(lambda w, _, batch, key: adapted(batch["x"], w), layout, 0)
         ((_, prediction),) = predict(kernels, None, iter([({"x": images}, range(B))]))
         return scores(mw.when.Tick(1), jax.device_put(kernels, layout.replicated))["score"], prediction
 

@@ -10,7 +10,7 @@ import jax
 
 from meshwright import process
 from meshwright.engine._policies import Policy, as_when, is_informed
-from meshwright.evaluation import LeftOff, Look, Scores, Scoring
+from meshwright.evaluation import BeforeBatch, EvaluationInterrupted, Scores, Scoring
 from meshwright.metrics import numbers
 from meshwright.train import nothing
 from meshwright.when import Due, Tick
@@ -42,20 +42,23 @@ class EvaluationPart:
     at_end: Callable[[], bool] = lambda: True
     """Returns whether the evaluation is always made after the last step."""
 
-    def __call__(self, step: int, state: Any, directory: Path | None, look: Look = nothing) -> Scores:
+    def __call__(
+        self, step: int, state: Any, directory: Path | None, before_batch: BeforeBatch = nothing
+    ) -> Scores:
         """Return the scores by their names in reports. Collective.
 
         Args:
           step: The number of updates that the state has had.
           state: The state to evaluate.
           directory: The run directory. Stored outputs go to `outputs` in it; None stores none.
-          look: A function that is called before each batch. It may raise `LeftOff` to abort.
+          before_batch: A function that is called before each batch. It may raise
+            `EvaluationInterrupted`.
 
         Raises:
-          LeftOff: `look` raised it.
+          EvaluationInterrupted: `before_batch` raised it.
         """
         outputs = directory and directory / "outputs" / self.name
-        return self._named(self.scoring(state, step, outputs, look))
+        return self._named(self.scoring(state, step, outputs, before_batch))
 
     def first(self, state: Any) -> Scores:
         """Return the scores of the first examples, to show that the evaluation works."""
@@ -104,9 +107,9 @@ class Evaluations:
           must_abort: A function of the step that is called before each batch; True aborts the evaluation.
         """
 
-        def look() -> None:
+        def before_batch() -> None:
             if must_abort(tick.step):
-                raise LeftOff
+                raise EvaluationInterrupted
 
         found: Scores = {}
         took: Scores = {}
@@ -116,8 +119,8 @@ class Evaluations:
             jax.block_until_ready(state)
             started = time.perf_counter()
             try:
-                found |= one(tick.step, state, self._directory, look)
-            except LeftOff:
+                found |= one(tick.step, state, self._directory, before_batch)
+            except EvaluationInterrupted:
                 break
             finally:
                 seconds = time.perf_counter() - started

@@ -1,6 +1,6 @@
 """Scores of a state over examples: averages, metrics of all predictions, and outputs of each example.
 
-`Measured` averages values of each example and `LossOver` the loss, `Metric` calls a function of all
+`Measured` averages values of each example and `AverageLoss` the loss, `Metric` calls a function of all
 predictions, `OutputFiles` writes outputs; `Scoring` puts them together for one evaluation. May import
 `predict`, `train`, `input`, `sharding` and rooms below; knows neither `Experiment` nor `Trainer`. Add another
 kind of score in a file of its own, and its place in `Scoring`.
@@ -8,27 +8,27 @@ kind of score in a file of its own, and its place in `Scoring`.
 
 from meshwright.evaluation._evaluator import Evaluator
 from meshwright.evaluation._files import OutputFiles
-from meshwright.evaluation._look import LeftOff, Look, looking
-from meshwright.evaluation._loss import LossOver
+from meshwright.evaluation._interruption import BeforeBatch, EvaluationInterrupted, calling_before_each
+from meshwright.evaluation._loss import AverageLoss
 from meshwright.evaluation._means import Scores
 from meshwright.evaluation._measured import Measure, Measured, StatefulMeasure
 from meshwright.evaluation._metric import Metric, check_metric
-from meshwright.evaluation._rows import RowsOver
+from meshwright.evaluation._rows import ExampleFunction
 from meshwright.evaluation._scoring import Scoring
 
 __all__ = [
+    "AverageLoss",
+    "BeforeBatch",
+    "EvaluationInterrupted",
     "Evaluator",
-    "LeftOff",
-    "Look",
-    "LossOver",
+    "ExampleFunction",
     "Measure",
     "Measured",
     "Metric",
     "OutputFiles",
-    "RowsOver",
     "Scores",
     "Scoring",
     "StatefulMeasure",
+    "calling_before_each",
     "check_metric",
-    "looking",
 ]

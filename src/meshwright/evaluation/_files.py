@@ -17,8 +17,8 @@ import numpy as np
 from meshwright import process, tree
 from meshwright.checkpoint import step_name
 from meshwright.errors import UsageError
-from meshwright.evaluation._look import Look
-from meshwright.evaluation._rows import RowsOver
+from meshwright.evaluation._interruption import BeforeBatch
+from meshwright.evaluation._rows import ExampleFunction
 from meshwright.train import nothing
 from meshwright.tree import PyTree
 
@@ -31,12 +31,12 @@ class OutputFiles:
       examples: The examples to compute them for.
     """
 
-    def __init__(self, rows: RowsOver, examples: Any):
+    def __init__(self, rows: ExampleFunction, examples: Any):
         self._rows, self._examples = rows, examples
 
-    def __call__(self, directory: Path, step: int, state: Any, look: Look = nothing) -> None:
+    def __call__(self, directory: Path, step: int, state: Any, before_batch: BeforeBatch = nothing) -> None:
         """Compute the outputs of all examples and write them. A file of an earlier attempt is replaced."""
-        batches = self._rows(state, self._examples, look)
+        batches = self._rows(state, self._examples, before_batch)
         if process.is_lead():
             lines = (line for _, outputs in batches for line in _lines(outputs))
             _write(directory / f"{step_name(step)}.jsonl", lines)

@@ -18,7 +18,7 @@ from meshwright.tree import PyTree
 _EVALUATION = 2**32 - 1  # no training step has this number, so no key is drawn twice
 
 
-class LossOver:
+class AverageLoss:
     """The means of a loss and of its metrics over batches, as `numbered_batches` yields them. Collective.
 
     It evaluates the averaged parameters if the optimizer keeps them. A scalar is weighted by the number of

@@ -16,15 +16,15 @@ import jax
 from meshwright import process
 from meshwright.arguments import by_name, declares
 from meshwright.errors import UsageError
-from meshwright.evaluation._look import Look
+from meshwright.evaluation._interruption import BeforeBatch
 from meshwright.evaluation._means import Scores
 from meshwright.input import each_example, is_indexed
 from meshwright.train import nothing
 
-Predict = Callable[[Any, Any, Look], Sequence[Any]]
-"""`(state, examples, look) -> predictions`, one for each example, in order. Collective.
+Predict = Callable[[Any, Any, BeforeBatch], Sequence[Any]]
+"""`(state, examples, before_batch) -> predictions`, one for each example, in order. Collective.
 
-It calls `look` before each batch.
+It calls `before_batch` before each batch.
 """
 
 
@@ -88,14 +88,16 @@ class Metric:
         # Examples may come as a function that yields them. The metric needs the examples themselves.
         self._examples = _as_indexed(examples) if declares(function, "examples") else examples
 
-    def __call__(self, state: Any, scores: Scores, look: Look = nothing, *, is_trial: bool = False) -> Scores:
+    def __call__(
+        self, state: Any, scores: Scores, before_batch: BeforeBatch = nothing, *, is_trial: bool = False
+    ) -> Scores:
         """Return the function's scores; on trial, those of the first `batch_size` examples.
 
         Raises:
           UsageError: The function does not return numbers by name, or returns a name that an average has.
         """
         examples = _head(self._examples, self._batch_size) if is_trial else self._examples
-        preds = None if self._predict is None else self._predict(state, examples, look)
+        preds = None if self._predict is None else self._predict(state, examples, before_batch)
         return process.on_lead(lambda: self._call(examples, preds, scores))
 
     def _call(self, examples: Any, preds: Any, scores: Scores) -> Scores:

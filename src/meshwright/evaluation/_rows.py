@@ -5,17 +5,17 @@ from typing import Any
 
 import jax
 
-from meshwright.evaluation._look import Look, looking
+from meshwright.evaluation._interruption import BeforeBatch, calling_before_each
 from meshwright.evaluation._measured import evaluating
 from meshwright.input import numbered_batches
-from meshwright.predict import OverBatches, Predictions, check_rows, rows_of
+from meshwright.predict import BatchedPredict, Predictions, check_rows, rows_of
 from meshwright.sharding import Layout
 from meshwright.train import ComputeDtype, nothing
 from meshwright.tree import PyTree
 
 
-class RowsOver:
-    """A function over all examples: `(state, examples) -> predictions`, as `OverBatches` yields them.
+class ExampleFunction:
+    """A function over all examples: `(state, examples) -> predictions`, as `BatchedPredict` yields them.
 
     Collective.
 
@@ -24,7 +24,7 @@ class RowsOver:
         row for each example.
       batch_size: The number of examples computed at a time, over the whole mesh.
       layout: The mesh, which splits the batches.
-      seed: The seed of `OverBatches`, which the function does not use.
+      seed: The seed of `BatchedPredict`, which the function does not use.
       compute_dtype: The dtype to which wider floating parameters are cast, as in `make_step`.
       params: A function that returns the parameters to evaluate, given the state.
     """
@@ -41,17 +41,17 @@ class RowsOver:
     ):
         self._evaluate = evaluating(function, compute_dtype=compute_dtype, params=params)
         self._batch_size, self._layout = batch_size, layout
-        # `OverBatches` gets the whole state in place of parameters; `_evaluate` selects the parameters.
-        self._over = OverBatches(lambda state, _, batch, key: self._evaluate(state, batch), layout, seed)
+        # `BatchedPredict` gets the whole state in place of parameters; `_evaluate` selects the parameters.
+        self._over = BatchedPredict(lambda state, _, batch, key: self._evaluate(state, batch), layout, seed)
 
-    def __call__(self, state: Any, examples: Any, look: Look = nothing) -> Predictions:
+    def __call__(self, state: Any, examples: Any, before_batch: BeforeBatch = nothing) -> Predictions:
         """Yield the indices of each batch's examples, and their outputs."""
         batches = numbered_batches(examples, self._batch_size, self._layout.batch_sharding)
-        return self._over(state, None, looking(batches, look))
+        return self._over(state, None, calling_before_each(batches, before_batch))
 
-    def of_each(self, state: Any, examples: Any, look: Look = nothing) -> list[PyTree]:
+    def of_each(self, state: Any, examples: Any, before_batch: BeforeBatch = nothing) -> list[PyTree]:
         """Return a list of the outputs of each example."""
-        return [row for _, outputs in self(state, examples, look) for row in rows_of(outputs)]
+        return [row for _, outputs in self(state, examples, before_batch) for row in rows_of(outputs)]
 
     def check(self, state: Any, batch: PyTree) -> PyTree:
         """Return structs of the outputs, given structs of a state and a batch. Compiles nothing.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.evaluation._files import OutputFiles
-from meshwright.evaluation._look import Look, looking
+from meshwright.evaluation._interruption import BeforeBatch, calling_before_each
 from meshwright.evaluation._means import Scores
 from meshwright.evaluation._metric import Metric
 from meshwright.train import nothing
@@ -17,7 +17,7 @@ class Scoring:
 
     Args:
       mean: A function `(state, batches) -> scores` that averages over the examples, such as a `Measured` or a
-        `LossOver`; None for no averages.
+        `AverageLoss`; None for no averages.
       read: A function that returns the batches of all examples, in the form that `mean` takes.
       metric: The metric function's scores, or None.
       outputs: The files of outputs of each example, or None.
@@ -45,7 +45,7 @@ class Scoring:
         """The names of the scores; None until they are known."""
 
     def __call__(
-        self, state: Any, step: int = 0, directory: Path | None = None, look: Look = nothing
+        self, state: Any, step: int = 0, directory: Path | None = None, before_batch: BeforeBatch = nothing
     ) -> Scores:
         """Return the scores over all examples, and write the output files.
 
@@ -53,14 +53,14 @@ class Scoring:
           state: The state to evaluate.
           step: The step for the names of the output files.
           directory: The directory of the output files; None writes none.
-          look: A function that is called before each batch.
+          before_batch: A function that is called before each batch.
 
         Raises:
-          LeftOff: `look` interrupted the evaluation.
+          EvaluationInterrupted: `before_batch` interrupted the evaluation.
         """
-        scores = self._scores(state, look, is_trial=False)
+        scores = self._scores(state, before_batch, is_trial=False)
         if self._outputs is not None and directory is not None:
-            self._outputs(directory, step, state, look)
+            self._outputs(directory, step, state, before_batch)
         return scores
 
     def check(self, target: Any) -> bool:
@@ -84,13 +84,16 @@ class Scoring:
         self._set_names(list(scores))
         return scores
 
-    def _scores(self, state: Any, look: Look, *, is_trial: bool) -> Scores:
+    def _scores(self, state: Any, before_batch: BeforeBatch, *, is_trial: bool) -> Scores:
         scores: Scores = {}
         if self._mean is not None:
-            scores = self._mean(state, looking(itertools.islice(self._read(), 1 if is_trial else None), look))
+            scores = self._mean(
+                state,
+                calling_before_each(itertools.islice(self._read(), 1 if is_trial else None), before_batch),
+            )
         if self._metric is None:
             return scores
-        return scores | self._metric(state, scores, look, is_trial=is_trial)
+        return scores | self._metric(state, scores, before_batch, is_trial=is_trial)
 
     def _set_names(self, names: Sequence[str]) -> None:
         self._accept(names)

@@ -1,4 +1,4 @@
-"""Functions for `from_checkpoint(adapt=)`: they make an array of another shape from a checkpoint's."""
+"""Functions for `from_checkpoint(adapt=)`, which change the shape of a saved array."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +10,33 @@ import numpy as np
 from meshwright.errors import CheckpointError
 
 Adapt = Callable[[np.ndarray, jax.ShapeDtypeStruct], Any]
-"""Makes of a saved array, in the dtype that is wanted, one as is wanted; or what else a builder may give."""
+"""A function of a saved array, which has the wanted dtype, and of the wanted struct. It returns the array to
+use, or a function of the initialised array that returns it."""
 
 
 def truncate(dim: int = 0) -> Adapt:
-    """Keep the first rows of dimension `dim`, as many as are wanted.
+    """Return a function that keeps the first rows of a dimension, as many as are wanted.
 
-    Raises (when called):
-      CheckpointError: there are fewer, or another dimension differs.
+    The function raises a `CheckpointError` if there are fewer rows, or if another dimension differs.
+
+    Args:
+      dim: The dimension.
+
+    Example:
+      >>> cut = mw.experiment.truncate()
+      >>> cut(np.arange(5), jax.ShapeDtypeStruct((3,), int)).tolist()
+      [0, 1, 2]
     """
     return Truncate(dim, from_left=False)
 
 
 def truncate_left(dim: int = 0) -> Adapt:
-    """Keep the last rows of dimension `dim`, as many as are wanted.
+    """Return a function that keeps the last rows of a dimension, as many as are wanted.
 
-    Raises: as `truncate`.
+    It raises the errors of `truncate`.
+
+    Args:
+      dim: The dimension.
     """
     return Truncate(dim, from_left=True)
 
@@ -43,10 +54,13 @@ class Truncate:
 
 
 def replace_prefix(dim: int = 0) -> Adapt:
-    """Put the saved rows first in dimension `dim`; the rest is as it is initialised.
+    """Return a function that puts the saved rows first in a dimension. The other rows stay as initialised.
 
-    Raises (when called):
-      CheckpointError: there are more than are wanted, or another dimension differs.
+    The function raises a `CheckpointError` if there are more rows than wanted, or if another dimension
+    differs.
+
+    Args:
+      dim: The dimension.
     """
     return ReplacePrefix(dim)
 
@@ -60,25 +74,29 @@ class ReplacePrefix:
     def __call__(self, saved: np.ndarray, wanted: jax.ShapeDtypeStruct) -> Callable[[jax.Array], jax.Array]:
         has, wants = _lengths(saved, wanted, self.dim)
         if has > wants:
-            raise CheckpointError(f"{has} in dimension {self.dim}, only {wants} wanted; `truncate` shortens.")
+            raise CheckpointError(
+                f"expected at most {wants} rows in dimension {self.dim}; found {has}. Use `truncate`."
+            )
         return lambda fresh: jax.lax.dynamic_update_slice(fresh, saved, [0] * saved.ndim)
 
 
 def _enough(saved: np.ndarray, wanted: jax.ShapeDtypeStruct, dim: int) -> int:
-    """Return how many rows are wanted; there are as many."""
+    """Return the number of rows that are wanted. The saved array has at least as many."""
     has, wants = _lengths(saved, wanted, dim)
     if has < wants:
-        raise CheckpointError(f"{has} in dimension {dim}, {wants} wanted; `replace_prefix` lengthens.")
+        raise CheckpointError(
+            f"expected at least {wants} rows in dimension {dim}; found {has}. Use `replace_prefix`."
+        )
     return wants
 
 
 def _lengths(saved: np.ndarray, wanted: jax.ShapeDtypeStruct, dim: int) -> tuple[int, int]:
-    """Return what dimension `dim` has, and is wanted to have; all others are equal."""
+    """Return the saved and the wanted size of a dimension. All other dimensions are equal."""
     sizes = zip(saved.shape, wanted.shape, strict=False)
     differing = [d for d, (has, wants) in enumerate(sizes) if has != wants]
     is_there = saved.ndim == len(wanted.shape) and -saved.ndim <= dim < saved.ndim
     if not is_there or differing not in ([], [dim % saved.ndim]):
         raise CheckpointError(
-            f"shape {saved.shape} in the checkpoint, {wanted.shape} wanted; only dimension {dim} may differ."
+            f"expected shape {wanted.shape}; found {saved.shape}. Only dimension {dim} may differ."
         )
     return saved.shape[dim], wanted.shape[dim]

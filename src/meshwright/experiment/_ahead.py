@@ -1,4 +1,4 @@
-"""The step of an experiment compiled ahead of time: what it takes of a device, before there is a state."""
+"""The step of an experiment compiled ahead of time, with the memory and operations that it takes."""
 
 import math
 import time
@@ -21,28 +21,28 @@ from meshwright.tree import PyTree
 @documented
 @dataclass(frozen=True)
 class AheadOfTime:
-    """A compiled step and what XLA says of it, in bytes and operations of one device."""
+    """A compiled step, with its memory and its operations on one device, as XLA reports them."""
 
     compiled: jax.stages.Compiled
-    """`(state, batch) -> (state, metrics)`."""
+    """The compiled function, `(state, batch) -> (state, metrics)`."""
     mesh: Mapping[str, int]
-    """The size of each axis."""
+    """The size of each mesh axis."""
     seconds: float
     """Seconds that tracing and compiling took."""
     state_bytes: int
-    """The state, which stays from step to step."""
+    """Bytes of the state."""
     batch_bytes: int
-    """The batch."""
+    """Bytes of the device's part of a batch."""
     temporary_bytes: int
     """Bytes of temporary memory while the step runs, mostly activations."""
     peak_bytes: int
-    """All of it together. The new state is written over the old one, where XLA says so, and counts once."""
+    """The sum of all. The new state counts once if XLA writes it over the old one."""
     flops: float
-    """Floating-point operations, recomputed ones included: of what `program.flops` counts of the whole step
-    the share of a device."""
+    """Floating-point operations of one device, recomputed ones included: its share of what `program.flops`
+    counts for the whole step."""
     bytes_accessed: float | None
-    """Bytes read from memory and written to it, as XLA counts them: of a loop's body once. None where it does
-    not say."""
+    """Bytes read from memory and written to it. XLA counts the body of a loop once. None if it does not
+    report them."""
 
     def __str__(self) -> str:
         axes = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
@@ -53,13 +53,15 @@ class AheadOfTime:
 
 
 def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> AheadOfTime:
-    """Compile the step as a run on `devices` would, with no array of the state in memory.
+    """Compile the step of a run, without an array of the state in memory.
 
     Args:
-      devices: all of this process if left out. They may be ones to compile for only, as
-        `jax.experimental.topologies` describes them: none of them is used.
+      experiment: The experiment.
+      devices: The devices to compile for; by default all devices of the run. They are not used, and may be
+        descriptions from `jax.experimental.topologies`.
 
-    Raises: as `run` does before it starts.
+    Raises:
+      MeshwrightError: Of the kinds that `run` raises before it starts.
     """
     experiment = on_hardware(experiment, devices)
     return compile_parts(parts_of(experiment, mesh_of(experiment, devices), some_rows(experiment)))
@@ -68,9 +70,13 @@ def compile_ahead(experiment: Experiment, devices: Sequence[jax.Device] | None =
 def compile_parts(parts: Parts) -> AheadOfTime:
     """Compile the step of a run's parts.
 
+    Args:
+      parts: The parts of the run.
+
     Raises:
-      UsageError, LayoutError: as `Step.compile`.
-      MeshwrightError: the compiler does not say what memory it takes.
+      UsageError: The loss or the compiler's options are invalid; see `Step.compile`.
+      LayoutError: The batch does not divide over the devices; see `Step.compile`.
+      MeshwrightError: The compiler does not report the memory that the program takes.
     """
     started = time.perf_counter()
     compiled = parts.step.compile(parts.target, parts.batch)
@@ -78,11 +84,11 @@ def compile_parts(parts: Parts) -> AheadOfTime:
 
 
 def some_rows(experiment: Experiment) -> PyTree:
-    """Return rows to train on, read for one device of this process: others may not be here."""
+    """Return some examples of a batch, of the largest shape. They are read for one device of this process."""
     here = Layout(make_mesh("data=1", jax.local_devices()[:1]))
     data = data_of(experiment, here.batch_sharding)
     try:
-        return max([data.peek(), *data.shapes()], key=_example_bytes)  # the shape that takes most
+        return max([data.peek(), *data.shapes()], key=_example_bytes)
     finally:
         data.close()
 

@@ -1,4 +1,4 @@
-"""A checkpoint read with the averages of its parameters in their place."""
+"""Checkpoints opened with the averages of the parameters in the place of the parameters."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,11 @@ def open_averages(path: str | Source) -> Source:
     arrays are those of the checkpoint.
 
     Args:
-      path: A path, as `open_source` takes; or an open checkpoint, such as `mw.checkpoint.open_best` returns.
+      path: A path or URL, as `open_source` takes it; or an open checkpoint, such as
+        `mw.checkpoint.open_best` returns.
 
     Raises:
-      CheckpointError: The run kept no averages; or as `open_source`.
+      CheckpointError: The checkpoint has no averages, or it cannot be opened.
     """
     source = open_source(path) if isinstance(path, str) else path
     arrays = source.arrays()
@@ -44,7 +45,7 @@ def has_averages(source: Source) -> bool:
 
 
 def _averages(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Return the averages by the names of the parameters: those of each `EmaState` that is found."""
+    """Return the averages of each `EmaState`, by the names of the parameters."""
     found = {
         f"params/{name.removeprefix(kept)}": x
         for kept in _places(arrays)
@@ -55,6 +56,8 @@ def _averages(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
 
 
 def _places(arrays: Mapping[str, LazyArray]) -> list[str]:
-    """Return what the names of averages begin with: `opt_state/1/ema/`. The mass beside tells them apart."""
+    """Return the prefixes of the names of averages, such as `opt_state/1/ema/`. Each has a `mass` beside
+    it.
+    """
     states = [name.removesuffix("/mass") for name in arrays if name.endswith("/mass")]
     return [f"{state}/ema/" for state in states if state.split("/")[0] == "opt_state"]

@@ -1,4 +1,4 @@
-"""Builders of a run's first state from other sources than its seed."""
+"""Builders: functions that take arrays of a run's first state from a checkpoint."""
 
 import contextlib
 import re
@@ -16,16 +16,16 @@ from meshwright.errors import CheckpointError, UsageError
 from meshwright.experiment._adapt import Adapt
 from meshwright.formats import find_step, open_source
 from meshwright.patterns import Table, judge
-from meshwright.train import Builder, Given, TrainState
+from meshwright.train import Builder, InitialArrays, TrainState
 
 _sources: ContextVar[list[str] | None] = ContextVar("sources", default=None)
 
 
 @contextlib.contextmanager
 def noted_sources() -> Iterator[list[str]]:
-    """Give a list to which builders add what they read, until the context is left.
+    """Yield a list to which builders add the sources that they read, while the context is open.
 
-    A builder returns arrays alone, and one of the user's own may call others.
+    A builder returns only arrays, and a user's own builder may call others.
     """
     found: list[str] = []
     token = _sources.set(found)
@@ -45,25 +45,27 @@ def from_checkpoint(
     adapt: Sequence[tuple[str, Adapt]] = (),
     open_with: Callable[[str], Source] = open_source,
 ) -> Builder:
-    r"""Return a builder that takes arrays from a checkpoint, each process what its own devices need.
+    r"""Return a builder that takes arrays from a checkpoint. Each process reads what its devices need.
 
     Args:
-      path: a checkpoint, or a directory of them, of which the newest is taken; or an address.
-      only: a pattern for the names of what to take, see `meshwright.patterns`: `^params/(?!head/).*` leaves
-        the head as it is initialised, `.*` takes all, step and optimizer state too.
-      step: of a directory of checkpoints that of this step, not the newest, whatever wrote them.
-      assign: other names for what is wanted, as `mw.restore` takes them: of a model that becomes a part of
-        another, `[(r"params/encoder/(.*)", r"params/\1")]`. One saved array may be assigned to many.
-      casts: other dtypes, as `mw.arrays.cast` takes them.
-      adapt: for arrays of other shapes, pairs of a pattern for names and a function of the saved array
-        and the struct that is wanted, `[("position", experiment.truncate())]`; the first that matches
-        decides. These are read whole, onto the host.
-      open_with: what opens the path: `mw.experiment.open_averages`, or anything that returns a source.
+      path: The path or URL of a checkpoint, or of a directory of checkpoints. In a directory the newest is
+        taken.
+      only: A pattern for the names of the arrays to take; see `meshwright.patterns`. `^params/(?!head/).*`
+        leaves the head as it is initialised. `.*` takes all arrays, the step and the optimizer's state too.
+      step: The step of the checkpoint in a directory. None stands for the newest.
+      assign: Pairs of a name and the name in the checkpoint, as `mw.restore` takes them. For a model that
+        becomes a part of another one: `[(r"params/encoder/(.*)", r"params/\1")]`. One saved array may be
+        assigned to several.
+      casts: Pairs of a pattern and a dtype, as `mw.arrays.cast` takes them.
+      adapt: For arrays of other shapes, pairs of a pattern for names and a function of the saved array and
+        the wanted struct, such as `[("position", mw.experiment.truncate())]`. The first pattern that matches
+        decides. Such arrays are read whole, on the host.
+      open_with: A function that opens the path and returns a source, such as `mw.experiment.open_averages`.
 
     Raises:
-      UsageError: a pattern is no regular expression, or the path is of one step and `step` is given, too;
-        when called, a pattern decides nothing.
-      CheckpointError (when called): there is no checkpoint, or it does not have what is wanted; all
+      UsageError: A pattern is not a regular expression, or the path is already that of one step. When the
+        builder is called: a pattern matches no name.
+      CheckpointError: When the builder is called: there is no checkpoint, or it lacks wanted arrays. All
         differences are listed.
 
     Example:
@@ -80,7 +82,7 @@ def from_checkpoint(
     if step is not None and re.fullmatch(r"step_\d+", PurePosixPath(path).name):
         raise UsageError(f"from_checkpoint({path!r}, step={step}): the path says which step; leave one out.")
 
-    def build(target: TrainState) -> Given:
+    def build(target: TrainState) -> InitialArrays:
         leaves = tree.named_leaves(target)
         judge({chosen: leaves})
         wanted = {name: x for name, x in leaves.items() if chosen.first(name)}
@@ -98,7 +100,11 @@ def from_checkpoint(
 
 
 def chain(*builders: Builder) -> Builder:
-    """Return a builder that takes what any of `builders` gives; of what several give, the last one's."""
+    """Return a builder that joins the arrays of several builders. Of equal names the last builder's is taken.
+
+    Args:
+      builders: Builders, such as `from_checkpoint` returns.
+    """
     return Chain(builders)
 
 
@@ -108,14 +114,14 @@ class Chain:
 
     builders: tuple[Builder, ...]
 
-    def __call__(self, target: TrainState) -> Given:
+    def __call__(self, target: TrainState) -> InitialArrays:
         return {name: x for build in self.builders for name, x in build(target).items()}
 
 
 def _as_saved(
     source: Source, wanted: Mapping[str, jax.ShapeDtypeStruct], assign: Assign, names: Iterable[str]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return structs of the shapes that `source` has for `names`; without shardings, so for the host."""
+    """Return structs of the saved shapes, by name. They have no sharding, so the arrays go to the host."""
     saved, from_where = source.arrays(), origins(source, wanted, assign)
     pairs = ((name, saved.get(from_where[name] or "")) for name in names)
     return {name: jax.ShapeDtypeStruct(x.shape, wanted[name].dtype) for name, x in pairs if x is not None}
@@ -127,7 +133,11 @@ def _adapted(
     wanted: Mapping[str, jax.ShapeDtypeStruct],
     source: Source,
 ) -> dict[str, Any]:
-    """Return what becomes of arrays of other shapes, or say of all of them what is wrong."""
+    """Return the arrays of other shapes, adapted.
+
+    Raises:
+      CheckpointError: Some cannot be adapted. The message lists all of them.
+    """
     adapted, problems = {}, []
     for name, adapt in adapts.items():
         try:

@@ -1,4 +1,4 @@
-"""The evaluations of an experiment by themselves, of any checkpoint of any run."""
+"""The evaluation of a checkpoint without training."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,24 +19,22 @@ def evaluate(
 ) -> dict[str, float]:
     """Return all scores of a checkpoint, by their names in reports.
 
-    Nothing is trained and nothing is written: neither scores nor `outputs`, neither in the run's directory
-    nor elsewhere. (Compiled programs are kept as `compile.cache` says.) Call it on every process, also while
-    the run goes on in other processes.
+    It does not train, and writes neither scores nor `outputs`. Only compiled programs are kept, as
+    `compile.cache` says. Call it on every process. The run may still train in other processes.
 
     Args:
-      experiment: the description, which may differ from the run's in mesh, evaluations and examples. Its
-        state must be that of the checkpoint.
-      run: the directory or URL of a run, or of checkpoints. None stands for the experiment's own run; if that
+      experiment: The description. It may differ from that of the run in mesh, evaluations and examples, but
+        must have the same state as the checkpoint.
+      run: The directory or URL of a run, or of checkpoints. None stands for the experiment's own run; if it
         has no checkpoint, the first state is evaluated.
-      checkpoint: the step; "newest"; "best", which is the best by the score that the run keeps its best
-        checkpoint by; or "best:test/loss" for another score. Where nothing tells whether lower or higher
-        values are better, "best:test/distance:min" does. None stands for the newest.
+      checkpoint: The step, "newest", or "best". "best" is the best by the score that the run keeps its best
+        checkpoint by, and "best:test/loss" by another score. "best:test/distance:min" also says that lower
+        values are better. None stands for the newest.
 
     Raises:
-      UsageError: there are no `evaluations`, or nothing says which score is meant; or as `run` before its
-        first step.
-      CheckpointError: there is no such checkpoint, it is damaged, or it does not fit the experiment.
-      InputError: examples that cannot be used.
+      UsageError: There are no evaluations, the score is not known, or the settings are invalid.
+      CheckpointError: There is no such checkpoint, it is damaged, or it does not fit the experiment.
+      InputError: The examples cannot be used.
 
     Example:
       >>> examples = {"y": np.ones(16, np.float32)}
@@ -65,11 +63,15 @@ def evaluate(
 def evaluate_checkpoint(
     experiment: Experiment, run: str | Path | None = None, checkpoint: int | str | None = None
 ) -> Outcome:
-    """Return what `evaluate` does together with the step and the state of the checkpoint, and the time.
+    """Return the scores of a checkpoint with its step, its state and the seconds that it took.
 
-    Args: as those of `evaluate`.
+    Args:
+      experiment: The description, as in `evaluate`.
+      run: The run, as in `evaluate`.
+      checkpoint: The checkpoint, as in `evaluate`.
 
-    Raises: as `evaluate`.
+    Raises:
+      MeshwrightError: Of the kinds that `evaluate` raises.
     """
     if not experiment.evaluations:
         raise UsageError("Experiment.evaluations is empty: there is nothing to evaluate.")
@@ -83,7 +85,7 @@ def evaluate_checkpoint(
 def _chosen(
     experiment: Experiment, run: str | Path | None, checkpoint: int | str | None
 ) -> tuple[Experiment, Callable[[], int] | None]:
-    """Return the experiment at the place of the run, and what chooses the checkpoint there."""
+    """Return the experiment in the run's directory, and a function that returns the step to evaluate."""
     if run is None and checkpoint is None:
         return experiment, None
     place = experiment.workdir if run is None else str(run)

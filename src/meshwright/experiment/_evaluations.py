@@ -1,11 +1,11 @@
-"""The evaluations of an experiment, from their description."""
+"""The parts of an experiment's evaluations."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from meshwright.engine import EvaluationPart, errors_naming, global_batch
-from meshwright.evaluation import Measured, Metric, OutputFiles, RowsOver, Scoring
+from meshwright.evaluation import ExampleFunction, Measured, Metric, OutputFiles, Scoring
 from meshwright.experiment._experiment import Evaluation, Experiment
 from meshwright.input import local_rows, num_examples, padded_batches, some_rows
 from meshwright.sharding import Layout
@@ -15,8 +15,12 @@ from meshwright.tree import PyTree
 def evaluations_of(experiment: Experiment, layout: Layout) -> list[EvaluationPart]:
     """Return the evaluations of an experiment.
 
+    Args:
+      experiment: The experiment.
+      layout: The mesh and its rules.
+
     Raises:
-      UsageError: a dtype is none.
+      UsageError: A dtype of an evaluation is unknown.
     """
     return [_evaluation(experiment, name, layout) for name in experiment.evaluations]
 
@@ -43,17 +47,17 @@ def _evaluation(experiment: Experiment, name: str, layout: Layout) -> Evaluation
 
 
 class _Parts:
-    """The functions of an `Evaluation`, each over all examples; None for those that it lacks."""
+    """The functions of an `Evaluation`, each applied to all examples. None stands for a missing function."""
 
     def __init__(self, experiment: Experiment, one: Evaluation, layout: Layout, field: str):
         self._one, self._layout, self._field = one, layout, field
         dtype = experiment.compute_dtype if one.dtype == "train" else one.dtype
         chosen: dict[str, Any] = {"compute_dtype": dtype, "params": one.params}
 
-        def rows(function: Callable[..., PyTree] | None) -> RowsOver | None:
+        def rows(function: Callable[..., PyTree] | None) -> ExampleFunction | None:
             if function is None:
                 return None
-            return RowsOver(function, one.batch_size, layout, experiment.seed, **chosen)
+            return ExampleFunction(function, one.batch_size, layout, experiment.seed, **chosen)
 
         with errors_naming(f"{field}.dtype"):
             self.measure = None if one.measure is None else Measured(one.measure, layout, **chosen)
@@ -61,10 +65,10 @@ class _Parts:
         self.outputs = None if outputs is None else OutputFiles(outputs, one.examples)
 
     def check(self, target: Any) -> Sequence[str]:
-        """Try the functions on structs of state and batch, and return the names of what is measured.
+        """Trace the functions for the structs of a state and a batch, and return the names of the scores.
 
         Raises:
-          UsageError: one returns something that has no value for each example.
+          UsageError: A function returns an array without a value for each example.
         """
         with errors_naming(self._field):
             batch = _first_batch(self._one, self._layout)
@@ -80,5 +84,5 @@ class _Parts:
 
 
 def _first_batch(one: Evaluation, layout: Layout) -> PyTree:
-    local_rows(one.batch_size, layout.batch_sharding)  # raises if it does not divide
+    local_rows(one.batch_size, layout.batch_sharding)  # raises if the batch cannot be split
     return global_batch(some_rows(one.examples, one.batch_size), one.batch_size)

@@ -1,4 +1,4 @@
-"""A run, described whole, as one frozen value."""
+"""The description of a whole run, as one frozen value."""
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,8 @@ from meshwright.unknown_arguments import explained
 from meshwright.when import When
 
 Outputs = Callable[..., Mapping[str, jax.Array]]
-"""`(params, batch)`, or `(params, batch, model_state)`, `-> {name: array}` with a row for each example."""
+"""A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays by name. Each array
+has a row for each example."""
 
 
 def _at_least(least: int, owner: Any, *names: str) -> None:
@@ -51,10 +52,10 @@ def _at_least(least: int, owner: Any, *names: str) -> None:
 
 
 def _check_model(model: Any) -> None:
-    """Check that a model of Flax or Equinox was made into functions.
+    """Check that a model is not a module of Flax or Equinox.
 
     Raises:
-      UsageError: It was not.
+      UsageError: It is one. `mw.functional` makes functions of it.
     """
     library = library_of(model)
     if library is None:
@@ -68,17 +69,17 @@ def _check_model(model: Any) -> None:
 
 
 def _check_names(evaluations: Mapping[str, Any]) -> None:
-    """Check that evaluations can be told apart, in reports and as folders of `outputs`.
+    """Check that the names of evaluations can be names of folders, for their `outputs`.
 
     Raises:
-      UsageError: a name cannot be that of a folder, or two are one on disks that ignore case.
+      UsageError: A name cannot be a folder's name, or two are the same on disks that ignore case.
     """
     known: dict[str, str] = {}
     for name in evaluations:
         if not is_file_name(name):
             raise UsageError(
-                f"Experiment.evaluations: {name!r} cannot be a folder's name, as that of an evaluation must. "
-                'Give one without "/" that prints, such as "test".'
+                f"Experiment.evaluations: {name!r} cannot be a folder's name, and each evaluation needs one. "
+                'Give a name of printable characters without "/", such as "test".'
             )
         other = known.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other != name:
@@ -101,16 +102,17 @@ class Input:
     is_known_by_place: ClassVar[bool] = True
 
     examples: Any
-    """A mapping of arrays, anything with `__len__` and `__getitem__`, a function that returns such, or an
-    iterable; `mw.Batched` (a loader's batches), `mw.Bucketed` or `mw.mapped(...)`: see `mw.batches`."""
+    """A mapping of arrays, an object with `__len__` and `__getitem__`, a function that returns one, or an
+    iterable; also `mw.Batched` (a loader's batches), `mw.Bucketed` or `mw.mapped(...)`. See `mw.batches`."""
     batch_size: int
-    """Examples in a batch, over all devices."""
+    """The number of examples in a batch, over all devices."""
     shuffle: bool = True
-    """Read each epoch in a new order, drawn from the experiment's seed."""
+    """If true, each epoch is read in a new order, drawn from the experiment's seed."""
     epochs: int | None = None
-    """Stop after so many, if `max_steps` does not come first; None repeats for ever."""
+    """The number of epochs after which the run stops, if `max_steps` does not come first. None repeats the
+    examples for ever."""
     num_threads: int | None = None
-    """Threads that read ahead; None decides by where the examples are."""
+    """The number of threads that read ahead. None chooses by the kind of the examples."""
     item: str = "examples"
     """The unit counted per second in the metrics, as a plural noun."""
     items_per_example: float = 1
@@ -126,7 +128,7 @@ class Input:
 @documented
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation: every example once, the last batch padded and the padding not counted.
+    """An evaluation. Each example is evaluated once. The last batch is padded, and padding is not counted.
 
     Example:
       >>> def error(params, batch):
@@ -138,52 +140,56 @@ class Evaluation:
     is_known_by_place: ClassVar[bool] = True
 
     measure: Measure | StatefulMeasure | None
-    """`(params, batch) -> {name: values}`, a value or an array of them for each example, to be averaged; of a
-    model with a state `(params, batch, model_state) -> {name: values}`. None where `metric_fn` gives all
-    scores."""
+    """A function `(params, batch)`, or `(params, batch, model_state)` for a model with a state. It returns
+    values by name: one value, or an array of values, for each example. Their averages are the scores. None
+    if `metric_fn` returns all scores."""
     examples: Any
-    """As `Input.examples`."""
+    """The examples, of the kinds that `Input.examples` lists."""
     when: int | When | InformedWhen = 500
-    """After these steps (a number: every so many), and after the last. A function may be of the step, or
-    of the step and what the run last reported by each name, which is nothing at first:
-    `lambda step, metrics: metrics.get("loss", inf) < 2`. It is asked about step 0, too. A run that is
-    killed and continued decides as if nothing had happened."""
+    """The steps after which to evaluate. A number means each time after so many steps. A function may take
+    the step, or the step and the values that the run reported last, by name:
+    `lambda step, metrics: metrics.get("loss", inf) < 2`. It is also called for step 0, without values. A run
+    that is killed and continued evaluates at the same steps."""
     batch_size: int = 256
-    """Examples at a time, over all devices."""
+    """The number of examples in a batch, over all devices."""
     dtype: str | None = "train"
-    """As `Experiment.compute_dtype`; "train" uses that one, None the parameters' own dtypes."""
+    """The dtype to compute in, as in `Experiment.compute_dtype`. "train" means that dtype, and None the
+    parameters' own dtypes."""
     params: Callable[[Any], PyTree] = eval_params
-    """Returns the parameters to evaluate from the state. By default the average, if the optimizer keeps one
-    (`mw.train.keep_ema`), or say `lambda state: state.params`."""
+    """A function that returns the parameters to evaluate, given the state. By default they are the averages,
+    if the optimizer keeps some (`mw.train.keep_ema`). `lambda state: state.params` evaluates the parameters
+    themselves."""
     outputs: Outputs | None = None
-    """`(params, batch) -> {name: array}` with a row for each example, of a model with a state `(params,
-    batch, model_state)`: written to `outputs/NAME/step_00000100.jsonl` of the run, a line an example."""
+    """A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays by name, with a
+    row for each example. They are written to `outputs/NAME/step_00000100.jsonl` in the run directory, one
+    line for each example."""
     at_end: bool = True
-    """Evaluate after the last step, whatever `when` says."""
+    """If true, the run also evaluates after its last step, whatever `when` says."""
     predict: Callable[..., PyTree] | None = None
-    """`(params, batch) -> arrays` with a row for each example, of a model with a state `(params, batch,
-    model_state)`: predictions for `metric_fn`."""
+    """A function `(params, batch)`, or `(params, batch, model_state)`, that returns arrays with a row for
+    each example: the predictions for `metric_fn`."""
     metric_fn: Callable[..., Mapping[str, float]] | None = None
-    """Scores that are no averages, as numbers by name, which process 0 computes for all. It names any of
-    `examples`, `preds`, what `predict` made of each of them in order, and `scores`, the averages of what is
-    measured: `lambda examples, preds: {"f1": f1_score(examples["label"], preds)}`; or, without
-    `predict`, `lambda scores: {"perplexity": math.exp(scores["nll"])}`."""
+    """A function that returns scores that are not averages, as numbers by name. Process 0 computes them for
+    all processes. It may have any of three arguments: `examples`; `preds`, the predictions for them in the
+    same order; and `scores`, the averages of `measure`. For example
+    `lambda examples, preds: {"f1": f1_score(examples["label"], preds)}`, or, without `predict`,
+    `lambda scores: {"perplexity": math.exp(scores["nll"])}`."""
 
     def __post_init__(self) -> None:
         check_types(self)
         _at_least(1, self, "when", "batch_size")
-        is_informed(self.when)  # raises if it is no policy
+        is_informed(self.when)  # raises if it is not a policy
         names = "Evaluation.metric_fn", "Evaluation.predict"
         check_metric(self.metric_fn, self.predict, has_scores=self.measure is not None, names=names)
         if self.measure is None and self.metric_fn is None:
-            raise UsageError("Evaluation scores nothing: give measure, or predict and metric_fn.")
+            raise UsageError("Evaluation has no scores: give measure, or predict and metric_fn.")
 
 
 @explained
 @documented
 @dataclass(frozen=True)
 class Save:
-    """When to save, where, in what form, and what to keep.
+    """The checkpoints of a run: when and where they are saved, in which form, and which are kept.
 
     Example:
       >>> mw.Save(when=1000, keep=3).keep
@@ -193,41 +199,44 @@ class Save:
     is_known_by_place: ClassVar[bool] = True
 
     when: int | When | InformedWhen = 500
-    """After these steps (a number: every so many), and always after the last. A function may be of the step,
-    or of the step and the scores found at this very step: `mw.engine.when_evaluated("test", "dev")`."""
+    """The steps after which to save. A number means each time after so many steps. The last step is always
+    saved. A function may take the step, or the step and the scores of this step, such as
+    `mw.engine.when_evaluated("test", "dev")`."""
     keep: int | Keep = 2
     """The checkpoints to keep: a number of the newest, or a policy such as `mw.checkpoint.best`."""
     directory: str | None = None
-    """The directory of the checkpoints, or an address in a store, `s3://bucket/run`; None for the folder
-    `checkpoints` in the run directory. Give each run one of its own."""
+    """The directory of the checkpoints, or a URL such as `s3://bucket/run`. None means the folder
+    `checkpoints` in the run directory. Each run needs a directory of its own."""
     cast: str | Sequence[tuple[str, Any]] = ()
-    """Dtypes to save in: pairs of a pattern and a dtype, of which the first that matches decides. A dtype
-    alone is for the parameters. A run that continues casts back."""
+    """The dtypes to save in: pairs of a pattern and a dtype, of which the first that matches decides. A
+    single dtype is for the parameters. A run that continues casts back."""
     names: Callable[[str], str | None] | None = None
-    """From the name of a leaf of the state to the one that it is saved by, or to None, which leaves it out. A
-    run that continues takes the names back, and what was left out from `init_state_builder`, or as it is
-    initialised. None saves all leaves by their own names."""
+    """A function from the name of a leaf of the state to its name in checkpoints, or to None, which leaves it
+    out. A run that continues restores the names. Leaves that were left out come from `init_state_builder`, or
+    are initialised. None saves all leaves with their own names."""
     data_position: bool = True
-    """Save where the data stand, so that a run goes on there. Without, it begins with the data anew."""
+    """If true, the position in the data is saved, and a run continues there. Otherwise a continued run starts
+    the data from the beginning."""
     host_nbytes: int = HOST_NBYTES
-    """Bytes of copies on the host, not written yet, that each process may hold."""
+    """The largest number of bytes of copies on the host that each process holds before they are written."""
 
     def __post_init__(self) -> None:
         check_types(self)
         _at_least(1, self, "when", "keep", "host_nbytes")
-        is_informed(self.when)  # raises if it is no policy
+        is_informed(self.when)  # raises if it is not a policy
         if self.directory == "":
-            raise UsageError("Save.directory is empty; None stands for the workdir.")
+            raise UsageError("Save.directory is empty; None means the folder `checkpoints` in the workdir.")
 
 
 @explained
 @documented
 @dataclass(frozen=True)
 class Experiment:
-    """A whole run. `run` it from Python, or `meshwright train module:function` from a shell.
+    """The description of a whole run, for `mw.run` in Python or `meshwright train module:function` in a
+    shell.
 
     Raises:
-      UsageError: naming the field whose value cannot be.
+      UsageError: The value of a field is invalid. The message names the field.
 
     Example:
       >>> experiment = mw.Experiment(
@@ -245,63 +254,68 @@ class Experiment:
     is_known_by_place: ClassVar[bool] = True
 
     workdir: str
-    """The directory of the run, or its address in a store, `s3://bucket/runs/x`. An unfinished run
-    found there is continued."""
+    """The directory of the run, or its URL, such as `s3://bucket/runs/x`. If it has an unfinished run, that
+    run is continued."""
     model: Init | Functional
-    """Makes the parameters, a pytree of arrays, from a PRNG key; or what `mw.functional` returns."""
+    """A function of a PRNG key that returns the parameters, a pytree of arrays; or the value that
+    `mw.functional` returns."""
     loss: Loss | StatefulLoss
-    """`(params, batch, key) -> loss` or `(loss, metrics)`, to be minimised; or `(params, batch)`, if it draws
-    nothing. Leaves of the batch are [batch_size, ...]. For a model with a state see `mw.train.StatefulLoss`.
-    """
+    """The function to minimise: `(params, batch, key)`, or `(params, batch)` if it draws no random numbers.
+    It returns the loss, or `(loss, metrics)`. Leaves of the batch are [batch_size, ...]. For a model with a
+    state see `mw.train.StatefulLoss`."""
     optimizer: Tx
-    """Any optax transformation, or a `mw.Trainable` that trains some of the parameters."""
+    """An optax transformation, or a `mw.Trainable` that trains some of the parameters."""
     input: Input
     """The examples to train on, and their batches."""
     max_steps: int
-    """Updates in all, counting those before a restart."""
+    """The number of updates of the whole run, including those before a restart."""
 
     mesh: str = "data=-1"
-    """Axis sizes, the slowest first; -1 once, for the rest of the devices."""
+    """The sizes of the mesh axes, the slowest axis first. One size may be -1: the rest of the devices."""
     mesh_rules: tuple[MeshRule, ...] = ()
     """Changes of settings by hardware: `(("NVIDIA H100.*:8", mw.override(mesh="fsdp=8",
-    remat="dots")), …)`. The first rule whose pattern matches all of `mw.sharding.hardware()` stands."""
+    remat="dots")), …)`. The first rule whose pattern matches all of `mw.sharding.hardware()` is used."""
     rules: tuple[Rule, ...] | None = None
-    """Rules that split parameters over the mesh; the first that answers decides. None infers them from what
-    the loss does with them, as `mw.auto` does."""
+    """Rules that split parameters over the mesh. The first rule that matches a parameter decides. None infers
+    the rules from the use that the loss makes of the parameters, as `mw.auto` does."""
     batch_axis_names: tuple[str, ...] | None = None
-    """The mesh axes that split a batch; None means those of data and fsdp that the mesh has."""
+    """The mesh axes that split a batch. None means `data` and `fsdp`, if the mesh has them."""
 
     compute_dtype: str | tuple[tuple[str, str | None], ...] | None = None
-    """"bfloat16", say: wider floating parameters are cast to it for the loss; None computes in their own.
-    Or pairs of a pattern and a dtype, of which the first that matches decides."""
+    """The dtype of the parameters in the loss, such as "bfloat16". Floating parameters of wider dtypes are
+    cast to it. None keeps their own dtypes. Or pairs of a pattern and a dtype, of which the first that
+    matches decides."""
     microbatches: int = 1
-    """Pieces in which each batch is computed before its update."""
+    """The number of pieces of a batch that are computed one after the other before each update."""
     remat: str | None = None
-    """The intermediate values kept for the gradient, such as "dots", see `mw.train.remat`; None keeps all."""
+    """The intermediate values that are kept for the gradient, such as "dots"; see `mw.train.remat`. None
+    keeps all of them."""
     parameter_noise: tuple[tuple[str, float | Std], ...] = ()
-    """Gaussian noise on parameters in training: pairs of a pattern and a standard deviation, see
-    `mw.train.with_parameter_noise`."""
+    """Gaussian noise that is added to parameters in training: pairs of a pattern and a standard deviation;
+    see `mw.train.with_parameter_noise`."""
     seed: int = 0
     """The seed of the parameters, the data's order and the steps' randomness."""
     init_state_builder: Builder | None = None
-    """Makes a new run's first state, in whole or in part: `mw.from_checkpoint(path)`. What it does
-    not give is initialised as if it gave nothing. A run that is continued does not call it."""
+    """A function that returns some or all arrays of a new run's first state, such as
+    `mw.from_checkpoint(path)`. All other arrays are initialised from the seed. A continued run does not call
+    it."""
 
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
-    """Evaluations by name; `test` gives scores `test/loss` and so on. A folder could be called so."""
+    """Evaluations by name. The scores of `test` are called `test/loss` and so on. A name must be possible as
+    a folder's name."""
     save: Save = Save()
-    """When to save, and what to keep."""
+    """The times of checkpoints, and which are kept."""
     stop: Stop = field(default_factory=Stop)
-    """Reasons to end the run before `max_steps`: a time limit, or scores that get no better."""
+    """Reasons to end the run before `max_steps`: a time limit, or scores that no longer improve."""
 
     logging: Logging = field(default_factory=Logging)
-    """The interval of reports, and where they go."""
+    """The interval of reports, and their destinations."""
     profile: Profile = field(default_factory=Profile)
     """The steps to profile."""
     watchdog: Watchdog | None = field(default_factory=Watchdog)
-    """When the run counts as hung; None never looks."""
+    """The time after which a run without progress counts as hung. None turns the watchdog off."""
     compile: Compile = field(default_factory=Compile)
-    """Options of the XLA compiler, and where compiled programs are kept."""
+    """Options of the XLA compiler, and the directory of compiled programs."""
 
     def __post_init__(self) -> None:
         _check_model(self.model)
@@ -319,5 +333,5 @@ class Experiment:
 
 
 def as_casts(cast: str | Casts) -> Casts:
-    """Return patterns with dtypes: a dtype alone is for the parameters."""
+    """Return pairs of a pattern and a dtype. A single dtype is for the parameters."""
     return [("^params/.*", cast)] if isinstance(cast, str) else cast

@@ -1,4 +1,4 @@
-"""The parts that a description makes on the devices at hand: mesh, examples, rules, state and step."""
+"""The parts of an experiment on the devices at hand: mesh, examples, rules, state and step."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -36,33 +36,39 @@ class Parts:
     """The parts of a run before it has a state."""
 
     layout: Layout
+    """The mesh and the rules that split arrays over it."""
     target: TrainState
-    """The state as structs with shardings."""
+    """The state, as structs with shardings."""
     batch: PyTree
-    """A global batch as structs."""
+    """A global batch, as structs."""
     step: Step
+    """The function that makes one update."""
     other_batches: Sequence[PyTree] = ()
     """Global batches of all other shapes that may come, as structs."""
 
 
 def on_hardware(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Experiment:
-    """Return the experiment as its first mesh rule for `devices` (default: all) changes it.
+    """Return the experiment with the changes of its first mesh rule that matches the devices.
+
+    Args:
+      experiment: The experiment.
+      devices: The devices; by default all devices of the run.
 
     Raises:
-      UsageError: a rule is wrong, whether or not it is the one.
+      UsageError: A mesh rule is invalid, even if it does not match.
     """
     with errors_naming("mesh_rules"):
         return apply_mesh_rules(experiment, experiment.mesh_rules, hardware(devices))
 
 
 def mesh_of(experiment: Experiment, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return the mesh, of `devices` or all."""
+    """Return the mesh of some devices; by default of all devices of the run."""
     with errors_naming("mesh"):
         return make_mesh(experiment.mesh, devices)
 
 
 def batch_sharding(experiment: Experiment, mesh: Mesh) -> NamedSharding:
-    """Return how a batch is split."""
+    """Return the sharding of a batch."""
     with errors_naming("batch_axis_names"):
         return Layout(mesh, (), experiment.batch_axis_names).batch_sharding
 
@@ -83,15 +89,17 @@ def data_of(experiment: Experiment, sharding: NamedSharding) -> Batches:
 
 
 def parts_of(experiment: Experiment, mesh: Mesh, rows: PyTree, other_rows: Sequence[PyTree] = ()) -> Parts:
-    """Return the parts of a run on `mesh`, compiling nothing.
+    """Return the parts of a run on a mesh. Nothing is compiled.
 
     Args:
-      rows: some examples of a batch, arrays.
-      other_rows: some of each other shape that a batch may have.
+      experiment: The experiment.
+      mesh: The mesh.
+      rows: Some examples of a batch, as arrays.
+      other_rows: Some examples of each other shape that a batch may have.
 
     Raises:
-      LayoutError: the parameters do not fit the mesh.
-      UsageError: as the parts do.
+      LayoutError: The parameters do not fit the mesh.
+      UsageError: The settings do not fit together.
     """
     init, loss = init_of(experiment), loss_of(experiment)
     batch = global_batch(rows, experiment.input.batch_size)
@@ -120,7 +128,7 @@ def init_of(experiment: Experiment) -> Init:
 
 
 def loss_of(experiment: Experiment) -> Loss:
-    """Return the loss as the step minimises it."""
+    """Return the loss that the step minimises, with remat and parameter noise."""
     loss: Callable[..., Any] = _of_parameters(experiment.loss)
     if experiment.remat is not None:
         with errors_naming("remat"):
@@ -132,7 +140,7 @@ def loss_of(experiment: Experiment) -> Loss:
 
 
 def _of_parameters(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss whose error says what it is called with, if it calls the parameters as a model."""
+    """Return a loss that explains the error if it calls the parameters as if they were a model."""
 
     @functools.wraps(loss)
     def called(*arguments: Any) -> Any:
@@ -154,9 +162,9 @@ def _rules(experiment: Experiment, mesh: Mesh, loss: Loss, batch: PyTree) -> tup
     if experiment.rules is not None:
         return tuple(experiment.rules)
     if all(size == 1 for axis, size in mesh.shape.items() if axis != "data"):
-        return ()  # nothing splits parameters: the loss need not be traced for it
+        return ()  # no axis splits parameters, so the loss need not be traced
     made = jax.eval_shape(init_of(experiment), key_of(0))
     first = made if isinstance(made, Variables) else Variables(made, None)
     axes = experiment.model.axes if isinstance(experiment.model, Functional) else {}
-    with in_mesh(mesh):  # the loss may constrain by bare PartitionSpecs
+    with in_mesh(mesh):  # sharding constraints of the loss may need the mesh
         return inferred_rules(first, loss, batch, axes=axes)

@@ -1,4 +1,4 @@
-"""From a description to a run: its parts are made, and handed to the engine."""
+"""Run an experiment: make its parts, and hand them to the engine."""
 
 import contextlib
 import dataclasses
@@ -53,29 +53,30 @@ def run(
     from_step: int | None = None,
     started: float | None = None,
 ) -> Outcome:
-    """Train as `experiment` says, continuing what its run directory holds.
+    """Train an experiment. If its run directory has checkpoints, continue from the newest one.
 
     Call it on every process, after `process.start`.
 
     Args:
-      experiment: the description of the run.
-      origin: JSON values that tell how to start this run again. They are kept as `experiment.json`.
-      strict: refuse to continue a run with other settings than before. Without it the differences are
-        printed.
-      from_step: go back to the checkpoint of this step. Later checkpoints are set aside, and later reports
-        cut off. The same call, made again after the run was cut off, goes on from the newest.
-      started: the time from which `max_seconds` counts, on the clock `time.monotonic`; by default the call.
-      verbose: show details before the run starts, such as the sharding of each array; the log always has
-        them.
+      experiment: The description of the run.
+      origin: JSON values that say how to start this run again. They are saved as `experiment.json`.
+      strict: If true, a run is not continued with settings that differ from those before. Otherwise the
+        differences are printed.
+      from_step: The step of the checkpoint to go back to. Later checkpoints are set aside, and later reports
+        are removed. If the run is cut off, the same call continues from the newest checkpoint.
+      started: The time from which `max_seconds` counts, on the clock `time.monotonic`. By default it is the
+        time of the call.
+      verbose: If true, details such as the sharding of each array are shown before the run starts. The log
+        always has them.
 
     Raises:
-      UsageError: before anything compiles, where the parts do not fit together, not all processes have the
-        same, or there is no checkpoint of `from_step`.
-      InputError: examples or a checkpoint that cannot be used.
-      MeshwrightError: the run is complete, but its directory could not be copied to its address.
-      DivergedError: a reported loss, or a state that is to be saved, is not finite.
-      Interrupted: told to stop; the state is saved.
-      PeersError: another process is gone.
+      UsageError: The parts do not fit together, the processes differ, or `from_step` has no checkpoint. It is
+        raised before anything compiles.
+      InputError: The examples or a checkpoint cannot be used.
+      MeshwrightError: The run is complete, but its directory could not be copied to its address.
+      DivergedError: A reported loss, or a state that is to be saved, is not finite.
+      Interrupted: The program was told to stop. The state is saved.
+      PeersError: Another process has ended.
 
     Example:
       >>> experiment = mw.Experiment(
@@ -99,23 +100,23 @@ def run(
 
 
 def on_devices(experiment: Experiment) -> Experiment:
-    """Compare settings and devices of all processes, and return the experiment for these devices.
+    """Compare the settings and devices of all processes, and return the experiment for these devices.
 
     Raises:
-      UsageError: It is no experiment, or the processes differ.
+      UsageError: The value is not an experiment, or the processes differ.
     """
     if not isinstance(experiment, Experiment):
         kind = getattr(experiment, "__name__", type(experiment).__name__)
         call = f" Call it: {kind}()." if callable(experiment) else ""
         raise UsageError(f"{kind} is not a mw.Experiment.{call}")
-    # Before a device is touched: JAX waits for all processes there, and hears of no error.
+    # Before the first use of a device: there JAX waits for all processes, and an error could not reach them.
     process.compare("the settings of the experiment", lambda: comparable_settings(experiment))
     process.compare_devices()
     return on_hardware(experiment)
 
 
 def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Settings:
-    """Return how the run of an experiment goes."""
+    """Return the settings of the run of an experiment."""
     save, given = experiment.save, experiment.input
     return Settings(
         place=experiment.workdir,
@@ -144,7 +145,7 @@ def settings_for(experiment: Experiment, origin: Mapping[str, Any] | None) -> Se
 
 
 def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: RunningWatchdog) -> Training:
-    """Return the parts of an experiment's run. The data are closed with `stack`."""
+    """Return the parts of an experiment's run. The stack closes the data."""
     mesh = mesh_of(experiment)
     data = stack.enter_context(contextlib.closing(data_of(experiment, batch_sharding(experiment, mesh))))
     with watch.phase("first_batch"):
@@ -174,12 +175,16 @@ def training_of(experiment: Experiment, stack: contextlib.ExitStack, watch: Runn
 def _first_state(
     experiment: Experiment, target: TrainState, began_from: list[str], newest: int | None
 ) -> Callable[[], TrainState]:
-    """Return what makes a first state around what the builder gives, which is checked.
+    """Return a function that makes the first state. The arrays that the builder returns are checked here.
 
-    What the builder took it from is added to `began_from`.
+    Args:
+      experiment: The experiment.
+      target: The state as structs.
+      began_from: A list to which the sources that the builder read are added.
+      newest: The step of the newest checkpoint; the builder is called only if there is none.
 
     Raises:
-      UsageError: it gives something that the state does not have.
+      UsageError: The builder returns an array that the state does not have.
     """
     build = experiment.init_state_builder
     with noted_sources() as sources:
@@ -192,14 +197,14 @@ def _first_state(
     init, seed = init_of(experiment), experiment.seed
 
     def fresh() -> TrainState:
-        # Nothing else may hold what was given: the first step donates it.
+        # No other reference to these arrays may exist, because the first step donates them.
         return fill_state(target, given.pop(), init, experiment.optimizer, seed)
 
     return fresh
 
 
 def _facts(experiment: Experiment, parts: Parts, data: Batches) -> dict[str, str]:
-    """Return what must be the same on all processes of an experiment's state and examples, by path."""
+    """Return facts on the state and the examples, by path. They must be the same on all processes."""
     state = {name: f"{x.dtype}{list(x.shape)}" for name, x in tree.named_leaves(parts.target).items()}
     read = {"input": data.facts()}
     for name, evaluation in experiment.evaluations.items():

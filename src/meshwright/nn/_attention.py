@@ -8,7 +8,7 @@ from meshwright.errors import UsageError, nearest
 from meshwright.nn._blockwise import blockwise
 from meshwright.nn._cudnn import Hardware, cudnn, why_not_cudnn
 from meshwright.nn._dense import dense, plain
-from meshwright.nn._given import Bias, Given
+from meshwright.nn._inputs import AttentionInputs, Bias
 
 _LARGEST_DENSE = 512 * 512
 """The largest number of queries × keys for which all scores of a head are held at once: one block of the
@@ -66,7 +66,7 @@ def attention(
       >>> mw.attention(x, x, x, causal=True, window=128).shape
       (2, 1024, 4, 16)
     """
-    given = Given.of(q, k, v, causal, segments, window, softcap, scale, bias)
+    given = AttentionInputs.of(q, k, v, causal, segments, window, softcap, scale, bias)
     chosen = _chosen(given, with_lse, Hardware.here()) if form is None else _checked(form, given, with_lse)
     if chosen == "cudnn":
         return cudnn(given)
@@ -76,13 +76,13 @@ def attention(
     return (out, lse) if with_lse else out
 
 
-def _chosen(given: Given, with_lse: bool, hardware: Hardware) -> str:
+def _chosen(given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str:
     if given.q.shape[1] * given.k.shape[1] <= _LARGEST_DENSE and not with_lse:
         return "dense"
     return "blockwise" if why_not_cudnn(given, with_lse, hardware) else "cudnn"
 
 
-def _checked(form: str, given: Given, with_lse: bool) -> str:
+def _checked(form: str, given: AttentionInputs, with_lse: bool) -> str:
     if form not in _FORMS:
         close = nearest(str(form), _FORMS)
         hint = f" Did you mean {close!r}?" if close else ""

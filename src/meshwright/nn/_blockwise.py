@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.nn._given import Bias, Given, visible
+from meshwright.nn._inputs import AttentionInputs, Bias, visible
 from meshwright.tree import PyTree
 
 BLOCK = 512
@@ -58,7 +58,7 @@ class _Block:
     """int[s], the positions of its keys."""
 
 
-def blockwise(given: Given, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
+def blockwise(given: AttentionInputs, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
     """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T]."""
     B, T, N, H = given.q.shape
     S, K = given.k.shape[1:3]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from meshwright.nn._given import Given
+from meshwright.nn._inputs import AttentionInputs
 
 _NARROW = (jnp.bfloat16, jnp.float16)
 
@@ -30,7 +30,7 @@ class Hardware:
         return cls(platform, (int(major), int(minor)) if is_known else (0, 0))
 
 
-def why_not_cudnn(given: Given, with_lse: bool, hardware: Hardware) -> str | None:
+def why_not_cudnn(given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str | None:
     """Return the reason why the kernel cannot compute this on the hardware; None if it can.
 
     The kernel would take segments and biases only as arrays of the size of all scores. The blockwise form
@@ -58,7 +58,7 @@ def why_not_cudnn(given: Given, with_lse: bool, hardware: Hardware) -> str | Non
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def cudnn(given: Given) -> jax.Array:
+def cudnn(given: AttentionInputs) -> jax.Array:
     """Return the attention, [B, T, N, H], computed by the kernel."""
     return jax.nn.dot_product_attention(
         given.q,

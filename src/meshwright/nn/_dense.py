@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from meshwright.nn._given import Bias, Given, visible
+from meshwright.nn._inputs import AttentionInputs, Bias, visible
 
 
-def dense(given: Given) -> jax.Array:
+def dense(given: AttentionInputs) -> jax.Array:
     """Return what is attended to, [B, T, N, H]. Without a cap of the scores it is that of `jax.nn`."""
     if given.softcap is not None:
         return plain(given)[0]
@@ -24,7 +24,7 @@ def dense(given: Given) -> jax.Array:
     return _none_where_empty(given, mask, out)
 
 
-def plain(given: Given) -> tuple[jax.Array, jax.Array]:
+def plain(given: AttentionInputs) -> tuple[jax.Array, jax.Array]:
     """Return what is attended to, [B, T, N, H], and the logarithms of the sums, [B, N, T], as defined."""
     B, T, N, H = given.q.shape
     K = given.k.shape[2]
@@ -44,19 +44,19 @@ def plain(given: Given) -> tuple[jax.Array, jax.Array]:
     return out, jnp.where(sees, lse, -jnp.inf).reshape(B, N, T)
 
 
-def _mask(given: Given) -> jax.Array | None:
+def _mask(given: AttentionInputs) -> jax.Array | None:
     t, s = (jnp.arange(x.shape[1]) for x in (given.q, given.k))
     return visible(given.causal, given.window, given.segments, t, s)
 
 
-def _bias(given: Given) -> jax.Array | None:
+def _bias(given: AttentionInputs) -> jax.Array | None:
     if not isinstance(given.bias, Bias):
         return given.bias
     t, s = (jnp.arange(x.shape[1]) for x in (given.q, given.k))
     return given.bias.function(given.bias.operand, t, s)[None]
 
 
-def _none_where_empty(given: Given, mask: jax.Array | None, out: jax.Array) -> jax.Array:
+def _none_where_empty(given: AttentionInputs, mask: jax.Array | None, out: jax.Array) -> jax.Array:
     """Return 0 for queries that see no key, of which a softmax makes the mean of all values."""
     if mask is None or not given.leaves_rows_empty:
         return out

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.nn._attention import attention
 from meshwright.nn._dense import plain
-from meshwright.nn._given import Given
+from meshwright.nn._inputs import AttentionInputs
 
 _LIMITS = {"float32": 2e-5, "bfloat16": 2e-2}
 """The largest accepted difference from the definition, divided by the largest value."""
@@ -64,7 +64,7 @@ def _proved(attend: Callable[..., jax.Array], random: np.random.Generator, is_pl
     options = _random_options(random, is_plain, B, T)
 
     def definition(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return plain(Given.of(q, k, v, scale=None, bias=None, **options))[0]
+        return plain(AttentionInputs.of(q, k, v, scale=None, bias=None, **options))[0]
 
     def results(function: Callable[..., jax.Array], *arrays: jax.Array) -> Any:
         def total(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:

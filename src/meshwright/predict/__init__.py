@@ -7,6 +7,6 @@ rooms; knows neither a deployer nor a trainer. Add another file format for predi
 
 from meshwright.predict._fingerprint import fingerprint
 from meshwright.predict._outputs import Outputs
-from meshwright.predict._run import OverBatches, Predict, Predictions, check_rows, rows_of
+from meshwright.predict._run import BatchedPredict, Predict, Predictions, check_rows, rows_of
 
-__all__ = ["Outputs", "OverBatches", "Predict", "Predictions", "check_rows", "fingerprint", "rows_of"]
+__all__ = ["BatchedPredict", "Outputs", "Predict", "Predictions", "check_rows", "fingerprint", "rows_of"]

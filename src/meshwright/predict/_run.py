@@ -26,7 +26,7 @@ Predictions = Iterator[tuple[range, PyTree]]
 _PREDICTION = 2**32 - 2  # no training step has this number, so no key is drawn twice
 
 
-class OverBatches:
+class BatchedPredict:
     """`predict` as a function of all batches: `(params, model_state, batches) -> predictions`. Collective.
 
     It compiles once for each shape of a batch, however often it is called. Each device computes its share of

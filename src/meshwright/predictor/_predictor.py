@@ -15,10 +15,10 @@ from meshwright.adapters import functional
 from meshwright.deployer import Deployer
 from meshwright.engine import comparable_settings
 from meshwright.errors import UsageError
-from meshwright.evaluation import Look, looking
+from meshwright.evaluation import BeforeBatch, calling_before_each
 from meshwright.functions import prediction_of
 from meshwright.input import Collate, facts_of, is_indexed, num_examples, numbered_batches
-from meshwright.predict import Outputs, OverBatches, fingerprint, rows_of
+from meshwright.predict import BatchedPredict, Outputs, fingerprint, rows_of
 from meshwright.sharding import Rules, as_arrays, as_rules, auto, copy_to, fsdp
 from meshwright.storage import local_path
 from meshwright.train import TrainState, Variables, as_seed, eval_params, nothing
@@ -71,7 +71,7 @@ class Predictor:
         called = prediction_of(predict, None if model is None else functional(model))
         log_once = cache(deployer.log_info)
         idle = lambda error: log_once(f"! predictions: {error}")  # noqa: E731
-        self._predictions = OverBatches(called, deployer.layout(), deployer.seed, idle)
+        self._predictions = BatchedPredict(called, deployer.layout(), deployer.seed, idle)
         self._output = output or rows_of
         self._settings = {"predict": predict, "collate": collate, "output": output, "rules": self._rules}
 
@@ -124,7 +124,9 @@ class Predictor:
         each = self._each(examples, variables, size, seed, desc)
         return [output for outputs in each for output in outputs]
 
-    def of_state(self, state: TrainState, examples: Any, batch_size: int, look: Look = nothing) -> list[Any]:
+    def of_state(
+        self, state: TrainState, examples: Any, batch_size: int, before_batch: BeforeBatch = nothing
+    ) -> list[Any]:
         """Return the outputs for a training state's evaluated parameters (see `eval_params`).
 
         It shows no progress bar, because training shows its own.
@@ -133,11 +135,11 @@ class Predictor:
           state: The training state.
           examples: The examples, as for `predict`.
           batch_size: The number of examples computed at a time, over the whole mesh.
-          look: A function that is called before each batch.
+          before_batch: A function that is called before each batch.
         """
         variables = Variables(eval_params(state), state.model_state)
         each = self._each(examples, variables, batch_size, self._deployer.seed, None)
-        return [output for outputs in looking(each, look) for output in outputs]
+        return [output for outputs in calling_before_each(each, before_batch) for output in outputs]
 
     def _facts(
         self, examples: Any, per_device_batch_size: int, to: str | Path | None, seed: int

@@ -10,7 +10,7 @@ from meshwright.train._compile_cache import compile_cache, user_compile_cache
 from meshwright.train._compiler_options import CompilerOptions
 from meshwright.train._divergence import check_finite, halt_on_divergence
 from meshwright.train._ema import EmaState, ema_params, eval_params, keep_ema, only_averages
-from meshwright.train._given import Builder, Given, check_given, fill_state, state_around
+from meshwright.train._given import Builder, InitialArrays, check_given, fill_state, state_around
 from meshwright.train._guard import Norms, SkipState, Threshold, mean_plus_std, skip_exploding
 from meshwright.train._inferred import inferred_rules
 from meshwright.train._keys import as_seed, key_of, step_key
@@ -54,8 +54,8 @@ __all__ = [
     "CompilerOptions",
     "ComputeDtype",
     "EmaState",
-    "Given",
     "Init",
+    "InitialArrays",
     "Loss",
     "Metrics",
     "Norms",

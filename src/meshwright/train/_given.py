@@ -19,21 +19,21 @@ from meshwright.train._state import (
 )
 from meshwright.train._trainable import Tx
 
-Given = Mapping[str, Any]
+InitialArrays = Mapping[str, Any]
 """Arrays by their names in a `TrainState`: `params/layers/0/q`, `opt_state/…`, `step`.
 
 A value may be an array of any library. It may also be a JAX function that takes the initialised array and
 returns the array to use instead.
 """
 
-Builder = Callable[[TrainState], Given]
+Builder = Callable[[TrainState], InitialArrays]
 """A function that takes the state as structs with shardings and returns the arrays to start from.
 
 All processes call it.
 """
 
 
-def state_around(given: Given, init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
+def state_around(given: InitialArrays, init: Init, optimizer: Tx, seed: int, layout: Layout) -> TrainState:
     """Return a state with the arrays in `given`. The rest has the values that `init_state` computes.
 
     The given arrays do not change the values of the rest: `init` is traced completely, but only the missing
@@ -57,7 +57,7 @@ def state_around(given: Given, init: Init, optimizer: Tx, seed: int, layout: Lay
     return fill_state(abstract_state(init, optimizer, layout), given, init, optimizer, seed)
 
 
-def fill_state(target: TrainState, given: Given, init: Init, optimizer: Tx, seed: int) -> TrainState:
+def fill_state(target: TrainState, given: InitialArrays, init: Init, optimizer: Tx, seed: int) -> TrainState:
     """Return the same state as `state_around`, for an abstract state that exists already.
 
     Args:
@@ -100,7 +100,7 @@ def fill_state(target: TrainState, given: Given, init: Init, optimizer: Tx, seed
     return tree.map_named(lambda name, _: here[name], target)
 
 
-def check_given(given: Given, target: TrainState) -> None:
+def check_given(given: InitialArrays, target: TrainState) -> None:
     """Check that the arrays in `given` match the names, shapes and dtypes of the state `target`.
 
     Raises:

@@ -78,7 +78,7 @@ def fit(
       3
     """
     tick, wait = Tick(int(state.step)), at_most_ahead(RUN_AHEAD)
-    begin_alike(state, data, max_steps)
+    check_equal_start(state, data, max_steps)
     for i, batch in zip(range(tick.step + 1, max_steps + 1), _ending_together(state, data), strict=False):
         tick = Tick(i)
         with trace(tick):
@@ -98,7 +98,7 @@ def fit(
     return state
 
 
-def begin_alike(state: Any, data: Any, steps: int) -> None:
+def check_equal_start(state: Any, data: Any, steps: int) -> None:
     """Check that all processes start and end at the same steps, with the same data. Collective.
 
     Nothing is compared unless the state is on devices of all processes. The facts of `data` are compared if

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.arrays import restore
 from meshwright.checkpoint import Mode, open_best
 from meshwright.errors import UsageError, nearest
-from meshwright.evaluation import Look, Metric, Scoring, check_metric
+from meshwright.evaluation import BeforeBatch, Metric, Scoring, check_metric
 from meshwright.input import numbered_batches
 from meshwright.predictor import Predictor
 from meshwright.train import TrainState, Variables, eval_params, only_averages
@@ -77,14 +77,14 @@ class Evaluated:
             predict = None if self.predictor is None else partial(_predictions, self.predictor, size)
             given = {"has_scores": self.has_averages, "name": "the metric function"}
             metric = Metric(self.metric_fn, examples, size, predict, **given)
-        mean = recipe.loss_over if self.has_averages else None
+        mean = recipe.average_loss if self.has_averages else None
         return Scoring(mean, read, metric, accept=partial(_check_best, best))
 
 
 def _predictions(
-    predictor: Predictor, batch_size: int, state: TrainState, examples: Any, look: Look
+    predictor: Predictor, batch_size: int, state: TrainState, examples: Any, before_batch: BeforeBatch
 ) -> Sequence[Any]:
-    return predictor.of_state(state, examples, batch_size, look)
+    return predictor.of_state(state, examples, batch_size, before_batch)
 
 
 def best_of(directory: Path, target: TrainState, score: str | None, mode: Mode | None) -> Variables:

@@ -11,7 +11,7 @@ import optax
 from meshwright.adapters import Functional
 from meshwright.deployer import Deployer
 from meshwright.errors import UsageError
-from meshwright.evaluation import LossOver
+from meshwright.evaluation import AverageLoss
 from meshwright.functions import loss_of
 from meshwright.input import Collate
 from meshwright.sharding import Layout, Rules, as_rules
@@ -96,10 +96,10 @@ class Recipe:
         return make_step(self.losses[True], self.tx, self.layout, idle=self.deployer.tell_idle, **options)
 
     @cached_property
-    def loss_over(self) -> LossOver:
+    def average_loss(self) -> AverageLoss:
         """The function that averages the loss over the examples of an evaluation. There must be a loss."""
         loss = _advising(self.losses[False])
-        return LossOver(loss, self.layout, self.deployer.seed, self.compute_dtype)
+        return AverageLoss(loss, self.layout, self.deployer.seed, self.compute_dtype)
 
 
 def both_losses(

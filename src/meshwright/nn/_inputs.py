@@ -31,7 +31,7 @@ class Bias(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class AttentionInputs:
     """The arguments of attention."""
 
     q: jax.Array
@@ -58,7 +58,7 @@ class Given:
         softcap: float | None,
         scale: float | None,
         bias: Any,
-    ) -> "Given":
+    ) -> "AttentionInputs":
         """Check the arguments of `attention`.
 
         Raises:
