@@ -207,7 +207,7 @@ def test_a_batch_that_cannot_be_made_is_not_skipped_when_tried_again():
         ({}, "must be equal"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, r"\{'x': 3, 'y': 4\}"),
         ((np.zeros(3), np.zeros(3)), "Give the arrays names"),
-        (iter([1]), "can be read once"),
+        (iter([1]), "can be read only once"),
         (7, "must have __len__ and __getitem__"),
     ],
 )

@@ -89,7 +89,7 @@ def test_an_iterator_that_is_used_up_is_told_from_a_new_one():
     ("examples", "says"),
     [
         (lambda epoch, folder: [], r"this one requires \['epoch', 'folder'\]"),
-        (lambda epoch: None, "returned a NoneType"),
+        (lambda epoch: None, "returned a value of type NoneType"),
         (lambda epoch: {}, "first dimensions must be equal"),
     ],
 )
