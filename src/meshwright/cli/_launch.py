@@ -16,6 +16,7 @@ from meshwright.launch import (
     Job,
     Pods,
     jobset_manifest,
+    launch_hosts,
     launch_local,
     launch_ray,
     name_of,
@@ -43,6 +44,24 @@ def local(options: argparse.Namespace) -> int:
         grace_seconds=options.grace,
         restarts=options.restarts,
         min_processes=options.min_processes,
+        logs=options.logs,
+    )
+
+
+def hosts(options: argparse.Namespace) -> int:
+    """Run `meshwright launch hosts`."""
+    if options.fake_devices:
+        use_fake_devices(options.fake_devices)
+    return launch_hosts(
+        options.command_line,
+        options.num_processes,
+        at=options.at,
+        hosts=options.hosts,
+        min_hosts=options.min_hosts,
+        devices_per_process=options.devices_per_process,
+        wait_seconds=options.wait,
+        grace_seconds=options.grace,
+        restarts=options.restarts,
         logs=options.logs,
     )
 

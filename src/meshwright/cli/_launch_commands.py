@@ -17,6 +17,7 @@ def add_launch(commands: Commands) -> None:
         "after exit codes 2, 3, 4 and 130.",
     )
     _add_local(places)
+    _add_hosts(places)
     _add_ray(places)
     _add_slurm(places)
     _add_jobset(places)
@@ -33,13 +34,42 @@ def _add_local(places: Commands) -> None:
         "one is gone do so with 6, and do not count as the first.)",
     )
     _add_supervised(local, restarts=0)
-    local.add_argument(
-        "--devices-per-process",
-        type=int,
-        metavar="D",
-        help="give the first D GPUs to the first process, the next D to the second, and so on",
-    )
+    _add_min_processes(local)
+    _add_devices(local)
     local.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
+
+
+def _add_hosts(places: Commands) -> None:
+    hosts = places.add(
+        "hosts",
+        "_launch",
+        "Start one program on several machines without a scheduler: run the same command on each.",
+        epilog="Example: meshwright launch hosts --at node1:29400 --hosts 3 -n 1 -- python train.py. Machine "
+        "node1 leads, and process 0 runs there. When a machine or a process is lost, all start again.",
+    )
+    hosts.add_argument(
+        "--at",
+        required=True,
+        metavar="HOST:PORT",
+        help="address of the machine that leads, which all machines can reach",
+    )
+    hosts.add_argument("--hosts", type=int, required=True, metavar="H", help="number of machines")
+    hosts.add_argument(
+        "--min-hosts",
+        type=int,
+        metavar="M",
+        help="go on with M machines or more if the others do not come back within 15 s (default: H)",
+    )
+    hosts.add_argument(
+        "--wait",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="longest time to wait for the machines (default: 300)",
+    )
+    _add_supervised(hosts, restarts=3)
+    _add_devices(hosts)
+    hosts.add_argument("command_line", nargs="+", metavar="CMD", help=_AFTER_DASHES)
 
 
 def _add_ray(places: Commands) -> None:
@@ -51,6 +81,7 @@ def _add_ray(places: Commands) -> None:
         "workdir=/shared/runs/gpt",
     )
     _add_supervised(ray, restarts=3)
+    _add_min_processes(ray)
     ray.add_argument(
         "--gpus-per-process", type=int, default=0, metavar="G", help="number of GPUs of each process"
     )
@@ -197,12 +228,6 @@ def _add_supervised(parser: argparse.ArgumentParser, restarts: int) -> None:
     _add_number(parser)
     _add_restarts(parser, default=restarts)
     parser.add_argument(
-        "--min-processes",
-        type=int,
-        metavar="M",
-        help="after a restart, go on without the processes that failed, but with at least M (default: N)",
-    )
-    parser.add_argument(
         "--grace",
         type=float,
         default=12,
@@ -212,6 +237,24 @@ def _add_supervised(parser: argparse.ArgumentParser, restarts: int) -> None:
     )
     parser.add_argument(
         "--logs", metavar="DIR", help="also append the output of process I to the file DIR/I.log"
+    )
+
+
+def _add_min_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--min-processes",
+        type=int,
+        metavar="M",
+        help="after a restart, go on without the processes that failed, but with at least M (default: N)",
+    )
+
+
+def _add_devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--devices-per-process",
+        type=int,
+        metavar="D",
+        help="give the first D GPUs of the machine to its first process, the next D to the second, and so on",
     )
 
 

@@ -69,7 +69,7 @@ def launch_local(
       0
     """
     check(grace_seconds, num_processes, restarts, min_processes)
-    _check_command(command)
+    check_command(command)
     with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as directory:
         return supervise(
             partial(_place, command, devices_per_process, Path(directory, "progress")),
@@ -81,7 +81,7 @@ def launch_local(
         )
 
 
-def _check_command(command: Sequence[str]) -> None:
+def check_command(command: Sequence[str]) -> None:
     if not command:
         raise UsageError(
             "launch: there is no program to start. Write it after --: launch local -n 2 -- python train.py"
@@ -103,6 +103,8 @@ class Here:
     progress: Path
     address: str
     """`host:port` at which process 0 will listen."""
+    first: int = 0
+    """Number of the first process on this machine."""
 
     def start(self, number: int, news: News, show: Show) -> Child:
         """Start a process."""
@@ -113,7 +115,7 @@ class Here:
             "JAX_NUM_PROCESSES": str(self.num_processes),
             "JAX_PROCESS_ID": str(number),
             "MESHWRIGHT_PROGRESS": str(self.progress),
-            **_own_devices(number, self.devices_per_process),
+            **_own_devices(number - self.first, self.devices_per_process),
         }
         return Child(number, self.command, environ, news, show)
 
@@ -147,8 +149,8 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def _own_devices(number: int, devices_per_process: int | None) -> dict[str, str]:
+def _own_devices(place: int, devices_per_process: int | None) -> dict[str, str]:
     if devices_per_process is None:
         return {}
-    first = number * devices_per_process
+    first = place * devices_per_process
     return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(first, first + devices_per_process)))}

@@ -5,13 +5,18 @@ from queue import SimpleQueue
 from typing import Protocol, TextIO
 
 
-class Process(Protocol):
-    """A process that was started."""
+class Outcome(Protocol):
+    """The end of a process."""
 
-    number: int
-    """Number of the process in the run, from 0."""
-    host: str
-    """Name of its machine."""
+    @property
+    def number(self) -> int:
+        """Number of the process in the run, from 0."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Name of its machine."""
+        ...
 
     @property
     def exit_code(self) -> int:
@@ -22,6 +27,10 @@ class Process(Protocol):
     def last_lines(self) -> Iterable[str]:
         """The last lines of its output."""
         ...
+
+
+class Process(Outcome, Protocol):
+    """A process that was started."""
 
     def send(self, number: int) -> None:
         """Send a signal to it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshwright.errors import EXIT_AGAIN, EXIT_CTRL_C, EXIT_DONE, EXIT_FAILED, EXIT_PEERS
 from meshwright.launch._output import ranges
-from meshwright.launch._process import Process
+from meshwright.launch._process import Outcome
 
 _ORDERLY = (EXIT_DONE, EXIT_AGAIN, EXIT_CTRL_C)
 """Exit codes after which the other processes end by themselves, and may still be saving."""
@@ -21,12 +21,12 @@ _OF_A_LOST_PEER = re.compile(
 """Last lines of a process that ended because another one did, where Meshwright did not end it first."""
 
 
-def has_failed(process: Process) -> bool:
+def has_failed(process: Outcome) -> bool:
     """Return whether a process has ended in a way that ends the run."""
     return process.exit_code not in _ORDERLY
 
 
-def causes(ended: Sequence[Process]) -> list[Process]:
+def causes(ended: Sequence[Outcome]) -> list[Outcome]:
     """Return the processes that failed for a cause of their own, in the order of their ends.
 
     The order alone does not tell which was first: a process that dies closes its connections before the
@@ -43,13 +43,13 @@ def causes(ended: Sequence[Process]) -> list[Process]:
     return own or left or failed
 
 
-def code_of(first: Process) -> int:
+def code_of(first: Outcome) -> int:
     """Return the exit code of a launch in which this process failed first: from 1 to 255."""
     code = first.exit_code if has_failed(first) else EXIT_PEERS
     return code if code > 0 else 128 - code
 
 
-def summary(processes: Sequence[Process], ended: Sequence[Process], saved: int | None) -> str:
+def summary(processes: Sequence[Outcome], ended: Sequence[Outcome], saved: int | None) -> str:
     """Return the summary of a launch that failed.
 
     Args:
@@ -79,7 +79,7 @@ def summary(processes: Sequence[Process], ended: Sequence[Process], saved: int |
     return "\n  ".join(lines)
 
 
-def _fails_for_another(process: Process) -> bool:
+def _fails_for_another(process: Outcome) -> bool:
     """Return whether the exit code or the last lines say that it ended because another process failed."""
     if process.exit_code == EXIT_PEERS:
         return True

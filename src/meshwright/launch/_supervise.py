@@ -79,12 +79,11 @@ def supervise(
       logs: As in `launch_local`.
     """
     left, newest = Restarts(restarts), None
-    # If all start again, the others need no time: what they have not saved is computed again.
-    grace = Grace(grace_seconds, min(grace_seconds, _CAUSE_SECONDS) if restarts else grace_seconds)
-    with Output(num_processes, logs) as output, _passing_on_signals() as running:
+    grace = grace_of(grace_seconds, restarts)
+    with Output(num_processes, logs) as output, passing_on_signals() as running:
         while True:
             with place_for(num_processes, lambda: bool(running.received)) as place:
-                attempt = _attempt(place, num_processes, running, output, grace)
+                attempt = attempt_on(place, range(num_processes), running, output, grace)
             newest = max((step for step in (newest, attempt.saved) if step is not None), default=None)
             code = _tell(attempt, running.received)
             more = None if running.received else left.after(code, newest)
@@ -92,7 +91,7 @@ def supervise(
                 return code
             left, num_processes = more, _number_left(attempt, min_processes)
             saved = "no checkpoint" if newest is None else f"the checkpoint of step {newest}"
-            _say(f"starting {num_processes} processes again, from {saved}; restart {left.used} of {restarts}")
+            say(f"starting {num_processes} processes again, from {saved}; restart {left.used} of {restarts}")
 
 
 def check(grace_seconds: float, num_processes: int, restarts: int, min_processes: int | None) -> None:
@@ -116,8 +115,18 @@ def check(grace_seconds: float, num_processes: int, restarts: int, min_processes
         raise UsageError("launch: --min-processes needs --restarts: without it, nothing starts again.")
 
 
+def grace_of(grace_seconds: float, restarts: int) -> Grace:
+    """Return the grace of a launch. If all start again, the others need no time after a failure.
+
+    Args:
+      grace_seconds: As in `launch_local`.
+      restarts: As in `launch_local`.
+    """
+    return Grace(grace_seconds, min(grace_seconds, _CAUSE_SECONDS) if restarts else grace_seconds)
+
+
 @contextlib.contextmanager
-def _passing_on_signals() -> Iterator[Running]:
+def passing_on_signals() -> Iterator[Running]:
     """Pass the first signal on to all processes that run, and kill them at the second."""
     running = Running()
 
@@ -138,16 +147,32 @@ def _passing_on_signals() -> Iterator[Running]:
             signal.signal(number, handler)
 
 
-def _attempt(place: Place, num_processes: int, running: Running, output: Output, grace: Grace) -> Attempt:
-    """Start all processes, wait until all have ended or the grace period is over, and kill the rest."""
+def attempt_on(
+    place: Place,
+    numbers: Sequence[int],
+    running: Running,
+    output: Output,
+    grace: Grace,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Attempt:
+    """Start processes, wait until all have ended or the grace period is over, and kill the rest.
+
+    Args:
+      place: The place where they start.
+      numbers: The numbers of the processes.
+      running: Holds the processes, and the signals that the launcher receives.
+      output: Gets their lines.
+      grace: The seconds that they have to end.
+      is_wanted: Returns whether to go on waiting. It is asked again and again.
+    """
     processes = running.processes
     processes.clear()
     try:
-        for number in range(num_processes):
+        for number in numbers:
             if running.received:  # the running processes have got the signal; do not start the rest
                 break
             processes.append(place.start(number, running.news, output.add))
-        ended = _wait(running.news, processes, grace)
+        ended = _wait(running.news, processes, grace, is_wanted)
     finally:
         for process in processes:
             process.kill()
@@ -158,7 +183,9 @@ def _attempt(place: Place, num_processes: int, running: Running, output: Output,
     return Attempt(tuple(processes), ended, place.saved())
 
 
-def _wait(news: News, processes: Sequence[Process], grace: Grace) -> list[Process]:
+def _wait(
+    news: News, processes: Sequence[Process], grace: Grace, is_wanted: Callable[[], bool]
+) -> list[Process]:
     """Wait until all processes have ended or the grace period is over; return those that ended, in order.
 
     The grace period begins when a process fails or SIGTERM arrives. Ctrl-C does not begin it: a person can
@@ -166,7 +193,7 @@ def _wait(news: News, processes: Sequence[Process], grace: Grace) -> list[Proces
     """
     ended: list[Process] = []
     give_up = math.inf
-    while len(ended) < len(processes):
+    while len(ended) < len(processes) and is_wanted():
         left = max(0, give_up - time.monotonic())
         try:
             one = news.get(timeout=min(left, _LONGEST_WAIT_SECONDS))
@@ -189,11 +216,11 @@ def _tell(attempt: Attempt, received: Sequence[int]) -> int:
         return 128 + received[-1]
     if failed := causes(attempt.ended):
         if -failed[0].exit_code not in received:
-            _say(summary(attempt.processes, attempt.ended, attempt.saved))
+            say(summary(attempt.processes, attempt.ended, attempt.saved))
         return code_of(failed[0])
     if killed := [process.number for process in attempt.processes if process not in attempt.ended]:
         numbers = ranges(killed, len(attempt.processes))
-        _say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
+        say(f"killed process {numbers}, still running --grace seconds after SIGTERM. Raise --grace.")
         return 128 + signal.SIGTERM
     codes = [process.exit_code for process in attempt.processes]
     return max(codes) if codes else 128 + received[0]  # a signal may come before the first process
@@ -205,5 +232,6 @@ def _number_left(attempt: Attempt, min_processes: int | None) -> int:
     return total if min_processes is None else max(min_processes, total - len(causes(attempt.ended)))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line of the launcher."""
     print(f"meshwright launch: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,308 @@
+"""The rules by which the leader decides for the agents of all machines. Pure functions; see `_members`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from signal import SIGINT
+from types import MappingProxyType
+
+from meshwright.errors import EXIT_PEERS, EXIT_USAGE
+from meshwright.launch._members import LEASE_SECONDS, LOST_SECONDS, End, Order, Status
+from meshwright.launch._restarts import Restarts
+from meshwright.launch._summary import causes, code_of, has_failed, summary
+
+_EXIT_LOST = 137
+"""Exit code of a generation that lost a machine, as of a process that was killed."""
+
+
+class Phase(Enum):
+    """What the leader does."""
+
+    GATHERING = "waits until enough machines are there, with no process running"
+    RUNNING = "waits until all processes have ended, or one has failed"
+    STOPPING = "waits until all machines have killed their processes"
+    OVER = "tells all to leave"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The machines that a run needs."""
+
+    hosts: int
+    """Number of machines to start with."""
+    min_hosts: int
+    """Number of machines to go on with after others were lost."""
+    wait_seconds: float
+    """Longest time to wait for machines."""
+    elsewhere_seconds: float = LOST_SECONDS
+    """Time to wait for machines to come back before going on with fewer."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The newest status of an agent."""
+
+    status: Status
+    at: float
+    """Time on the leader's clock at which it came."""
+    is_gone: bool = False
+    """Whether the connection has ended. The processes may still run until the agent's lease ends."""
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The state of the leader."""
+
+    name: str
+    own: str
+    """Name of the agent on the leader's machine, which runs process 0."""
+    job: str
+    wanted: Wanted
+    restarts: Restarts
+    born: float
+    since: float
+    """Time at which the phase began."""
+    phase: Phase = Phase.GATHERING
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    """The agents of the newest generation, in the order of their processes."""
+    order: Order | None = None
+    """The order to the members of the newest generation."""
+    seen: Mapping[str, Seen] = field(default_factory=lambda: MappingProxyType({}))
+    has_predecessor: bool = False
+    """Whether an agent knew another leader: processes may run on machines that are not heard yet, and orders
+    of that leader may be on their way."""
+    saved: int | None = None
+    exit_code: int | None = None
+    text: str = ""
+
+
+def heard(leader: Leader, status: Status, now: float) -> Leader:
+    """Return the state of the leader after a status; one that is older than the newest is ignored."""
+    before = leader.seen.get(status.agent)
+    if before and before.status.sent >= status.sent:
+        return leader
+    newest = max((step for step in (leader.saved, status.saved) if step is not None), default=None)
+    return replace(
+        leader,
+        seen={**leader.seen, status.agent: Seen(status, now)},
+        has_predecessor=leader.has_predecessor or status.num_leaders > (status.leader == leader.name),
+        saved=newest,
+    )
+
+
+def gone(leader: Leader, agent: str) -> Leader:
+    """Return the state of the leader after the connection to an agent has ended."""
+    if agent not in leader.seen:
+        return leader
+    return replace(leader, seen={**leader.seen, agent: replace(leader.seen[agent], is_gone=True)})
+
+
+def step(leader: Leader, now: float) -> Leader:
+    """Return the state of the leader after its next decision, if one is due."""
+    match leader.phase:
+        case Phase.GATHERING:
+            return _gather(leader, now)
+        case Phase.RUNNING:
+            return _watch(leader, now)
+        case Phase.STOPPING:
+            stopped = all(_is_at_rest(leader, name) or _is_lost(leader, name, now) for name in leader.members)
+            return _decide(leader, now) if stopped else leader
+        case Phase.OVER:
+            return leader
+
+
+def order(leader: Leader, status: Status) -> Order:
+    """Return the answer to a status."""
+    newest = max(leader.generation, status.generation)  # nobody leaves by an order that it would ignore
+    if status.job != leader.job:
+        text = _other_job(status)
+        return Order(leader.name, status.sent, newest, exit_code=EXIT_USAGE, text=text)
+    if leader.phase is Phase.OVER:
+        return Order(leader.name, status.sent, newest, exit_code=leader.exit_code, text=leader.text)
+    if leader.phase is Phase.RUNNING and leader.order:
+        signal = _stop_of(leader) if _is_to_stop(leader) else 0
+        return replace(leader.order, answers=status.sent, signal=signal)
+    if leader.phase is Phase.GATHERING and status.signal and not status.is_running:
+        code = max((end.exit_code for end in status.ended), default=0)
+        return Order(leader.name, status.sent, newest, exit_code=code if code > 0 else 128 + status.signal)
+    return Order(leader.name, status.sent, leader.generation)
+
+
+def is_done(leader: Leader, now: float) -> bool:
+    """Return whether all agents that can be heard know that the run is over."""
+    if leader.phase is not Phase.OVER:
+        return False
+    return all(
+        seen.status.is_over or seen.is_gone or _is_lost(leader, name, now)
+        for name, seen in leader.seen.items()
+    )
+
+
+def _gather(leader: Leader, now: float) -> Leader:
+    """Start a generation if the machines for it are there."""
+    if _is_to_stop(leader):
+        return _over(leader, now, 128 + _stop_of(leader), "")
+    others = [seen.status for seen in leader.seen.values() if _is_of_another(leader, seen.status)]
+    if (newest := max((status.generation for status in others), default=-1)) >= leader.generation:
+        return replace(leader, generation=newest + 1)
+    waited = now - leader.since
+    here = [name for name in leader.seen if _is_here(leader, name, now)]
+    count = len(here)
+    enough = count >= leader.wanted.hosts or (
+        leader.members and waited > leader.wanted.elsewhere_seconds and count >= leader.wanted.min_hosts
+    )
+    if not enough:
+        too_long = waited > leader.wanted.wait_seconds
+        return _over(leader, now, EXIT_PEERS, _missing(leader, here)) if too_long else leader
+    ready = leader.own in here and all(_is_ready(leader, name) for name in here)
+    is_safe = now - leader.born > LOST_SECONDS or (
+        not leader.has_predecessor and (leader.members or count >= leader.wanted.hosts)
+    )
+    others_rest = all(
+        name in here or not seen.status.is_running or _is_lost(leader, name, now)
+        for name, seen in leader.seen.items()
+    )
+    return _start(leader, now, here) if ready and is_safe and others_rest else leader
+
+
+def _start(leader: Leader, now: float, here: list[str]) -> Leader:
+    names = sorted(here, key=lambda name: (name != leader.own, leader.seen[name].status.host, name))
+    statuses = [leader.seen[name].status for name in names[: leader.wanted.hosts]]
+    generation = leader.generation + 1
+    order = Order(
+        leader.name,
+        answers=0,
+        generation=generation,
+        members=tuple((status.agent, status.num_processes) for status in statuses),
+        address=statuses[0].address,
+    )
+    members = tuple(status.agent for status in statuses)
+    phase = Phase.RUNNING
+    return replace(leader, phase=phase, since=now, generation=generation, members=members, order=order)
+
+
+def _watch(leader: Leader, now: float) -> Leader:
+    """Notice that all processes have ended, or that the generation cannot go on."""
+    if all(_has_ended(leader, name) for name in leader.members):
+        return _decide(leader, now)
+    is_broken = any(
+        leader.seen[name].is_gone
+        or _is_lost(leader, name, now)
+        or (_has_ended(leader, name) and _has_failed(leader, name))
+        for name in leader.members
+    )
+    return replace(leader, phase=Phase.STOPPING, since=now) if is_broken else leader
+
+
+def _decide(leader: Leader, now: float) -> Leader:
+    """Decide after the end of a generation whether there is another one."""
+    code, text = _outcome(leader, now)
+    more = None if _is_to_stop(leader) else leader.restarts.after(code, leader.saved)
+    if more is None:
+        return _over(leader, now, code, text)
+    return replace(leader, phase=Phase.GATHERING, since=now, restarts=more, text=text)
+
+
+def _outcome(leader: Leader, now: float) -> tuple[int, str]:
+    """Return the exit code of the generation that has ended, and the summary if it failed."""
+    silent = [name for name in leader.members if leader.seen[name].is_gone or _is_lost(leader, name, now)]
+    if silent := [name for name in silent if not _has_all_ended(leader, name)]:
+        hosts = ", ".join(sorted(leader.seen[name].status.host for name in silent))
+        return _EXIT_LOST, f"the launcher on {hosts} is gone, or cannot be reached"
+    total = leader.order.num_processes if leader.order else 0
+    ends = [
+        end for name in leader.members if _has_ended(leader, name) for end in leader.seen[name].status.ended
+    ]
+    if failed := causes(ends):
+        ran = {end.number: end for end in ends}
+        every = [ran.get(number) or End(number, "", 0) for number in range(total)]
+        is_asked = -failed[0].exit_code == _stop_of(leader)
+        return code_of(failed[0]), "" if is_asked else summary(every, ends, leader.saved)
+    if len(ends) < total:
+        return (
+            _EXIT_LOST,
+            f"a machine heard nothing of this one for {LEASE_SECONDS:g} s, and killed its processes",
+        )
+    return max((end.exit_code for end in ends), default=0), ""
+
+
+def _over(leader: Leader, now: float, exit_code: int, text: str) -> Leader:
+    return replace(leader, phase=Phase.OVER, since=now, exit_code=exit_code, text=text)
+
+
+def _is_lost(leader: Leader, name: str, now: float) -> bool:
+    """Return whether an agent has been silent for so long that its processes are dead."""
+    return now - leader.seen[name].at > LOST_SECONDS
+
+
+def _is_here(leader: Leader, name: str, now: float) -> bool:
+    seen = leader.seen[name]
+    fits = seen.status.job == leader.job and not seen.status.signal and not seen.status.is_over
+    return fits and not seen.is_gone and not _is_lost(leader, name, now)
+
+
+def _is_ready(leader: Leader, name: str) -> bool:
+    """Return whether an agent runs nothing, and will ignore all older orders."""
+    status = leader.seen[name].status
+    is_mine = (status.generation, status.leader) == (leader.generation, leader.name)
+    return not status.is_running and is_mine
+
+
+def _has_ended(leader: Leader, name: str) -> bool:
+    """Return whether all processes of an agent have ended in the newest generation."""
+    generation = leader.order.generation if leader.order else 0
+    status = leader.seen[name].status
+    return not status.is_running and (status.generation, status.leader) == (generation, leader.name)
+
+
+def _is_at_rest(leader: Leader, name: str) -> bool:
+    """Return whether an agent runs nothing of the newest generation, and will not begin to."""
+    status = leader.seen[name].status
+    return not status.is_running and status.leader == leader.name and status.generation >= leader.generation
+
+
+def _has_all_ended(leader: Leader, name: str) -> bool:
+    status = leader.seen[name].status
+    return _has_ended(leader, name) and len(status.ended) == status.num_processes
+
+
+def _has_failed(leader: Leader, name: str) -> bool:
+    return not _has_all_ended(leader, name) or any(has_failed(end) for end in leader.seen[name].status.ended)
+
+
+def _is_of_another(leader: Leader, status: Status) -> bool:
+    """Return whether an agent has followed another leader, and not yet this one."""
+    return status.generation > 0 and status.leader != leader.name
+
+
+def _is_to_stop(leader: Leader) -> bool:
+    """Return whether the run ends because machines were told to stop.
+
+    Ctrl-C on any machine ends it, as does any signal on that of the leader. A machine that gets SIGTERM
+    leaves, and the others go on if they are enough.
+    """
+    told = [seen.status for seen in leader.seen.values() if seen.status.signal]
+    too_few = bool(told) and leader.wanted.hosts - len(told) < leader.wanted.min_hosts
+    return too_few or any(one.signal == SIGINT or one.agent == leader.own for one in told)
+
+
+def _stop_of(leader: Leader) -> int:
+    """Return the signal with which a machine was told to stop; 2 before all others; 0 for none."""
+    signals = {seen.status.signal for seen in leader.seen.values()} - {0}
+    return min(signals, default=0)
+
+
+def _missing(leader: Leader, here: list[str]) -> str:
+    hosts = ", ".join(sorted(leader.seen[name].status.host for name in here)) or "none"
+    return (
+        f"{len(here)} of {leader.wanted.hosts} machines came within {leader.wanted.wait_seconds:g} s: "
+        f"{hosts}. Run the same command on the others, or raise --wait."
+    )
+
+
+def _other_job(status: Status) -> str:
+    return (
+        f"the launcher on {status.host} was given another program or other options than that on the machine "
+        "of --at. Give the same command on all machines. Two runs on one machine need two ports."
+    )

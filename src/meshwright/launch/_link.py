@@ -1,0 +1,221 @@
+"""The connections between the launchers of several machines: each line is a `Status` or an `Order` as JSON.
+
+Nothing that arrives is executed, and a line that is not one of these messages ends its connection.
+"""
+
+import contextlib
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from meshwright.errors import UsageError
+from meshwright.launch import _follow, _lead
+from meshwright.launch._follow import Agent
+from meshwright.launch._lead import Leader, Phase
+from meshwright.launch._members import BEAT_SECONDS, Order, Status
+
+_STATUS, _ORDER = TypeAdapter(Status), TypeAdapter(Order)
+_LONGEST_LINE = 1 << 20
+_TICK_SECONDS = 0.2
+_CONNECT_SECONDS = 3
+_MOST_WAITING = 1000
+"""Connections that the system keeps until they are accepted."""
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of the address `host:port`.
+
+    Raises:
+      UsageError: It has another form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"launch hosts: --at is {address!r}; expected HOST:PORT, such as node1:29400.")
+    return host.strip("[]"), int(port)
+
+
+class Seat:
+    """The leader's place: a server at which the agents of all machines report."""
+
+    def __init__(self, listening: socket.socket, leader: Leader, tell: Callable[[Leader, Leader], None]):
+        """Take the place.
+
+        Args:
+          listening: The socket at which agents connect.
+          leader: The state at the start.
+          tell: A function that is called with the states before and after each change of phase.
+        """
+        self.leader, self._listening, self._tell = leader, listening, tell
+        self._lock = threading.Lock()
+        self._connected: dict[str, Any] = {}
+        self._is_closed = threading.Event()
+        for work in (self._accept, self._tick):
+            threading.Thread(target=work, daemon=True).start()
+
+    def close(self) -> None:
+        """Close; if the run is over, wait until all agents that can be heard know it."""
+        while self.leader.phase is Phase.OVER and not _lead.is_done(self.leader, time.monotonic()):
+            time.sleep(_TICK_SECONDS)
+        self._is_closed.set()
+        self._listening.close()
+
+    def _tick(self) -> None:
+        while not self._is_closed.wait(_TICK_SECONDS):
+            with self._lock:
+                self._decide()
+
+    def _accept(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                peer, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        name = None
+        for status in _messages(peer, _STATUS):
+            name = status.agent
+            with self._lock:
+                self.leader = _lead.heard(self.leader, status, time.monotonic())
+                self._connected[name] = peer
+                if not self._decide():  # a decision answers all
+                    self._answer(status)
+        with self._lock:
+            if name is not None and self._connected.get(name) is peer:
+                self.leader = _lead.gone(self.leader, name)
+                self._decide()
+
+    def _decide(self) -> bool:
+        """Decide what is due; tell all agents if it changes what they do, and return whether it does."""
+        before, self.leader = self.leader, _lead.step(self.leader, time.monotonic())
+        after = self.leader
+        if after.phase is before.phase and after.generation == before.generation:
+            return False
+        self._tell(before, after)
+        for seen in after.seen.values():
+            self._answer(seen.status)
+        return True
+
+    def _answer(self, status: Status) -> None:
+        """Send the order to an agent without waiting. If it does not fit, the next status gets another."""
+        line = _ORDER.dump_json(_lead.order(self.leader, status)) + b"\n"
+        peer = self._connected[status.agent]
+        with contextlib.suppress(OSError):
+            if peer.send(line, socket.MSG_DONTWAIT) < len(line):
+                peer.shutdown(socket.SHUT_RDWR)
+
+
+class Member:
+    """The state of this machine's agent, and its connection to the leader."""
+
+    def __init__(self, agent: Agent, at: tuple[str, int]):
+        """Begin to report.
+
+        Args:
+          agent: The state at the start.
+          at: Host and port of the leader.
+        """
+        self.agent, self.at = agent, at
+        self.heard_at = time.monotonic()
+        """Time of the newest order."""
+        self._lock, self._is_due = threading.Lock(), threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._report, daemon=True)
+        self._thread.start()
+
+    def change(self, rule: Callable[..., Agent], *arguments: Any) -> Agent:
+        """Apply a rule to the state and report it at once if it has changed; return the new state."""
+        with self._lock:
+            before, self.agent = self.agent, rule(self.agent, *arguments)
+        if self.agent.status != before.status:
+            self._is_due.set()
+        return self.agent
+
+    def close(self) -> None:
+        """Report for the last time."""
+        self._is_closed = True
+        self._is_due.set()
+        self._thread.join(_CONNECT_SECONDS)
+
+    def _report(self) -> None:
+        """Keep a connection to the leader, and send statuses over it."""
+        while not self._is_closed:
+            with contextlib.suppress(OSError), socket.create_connection(self.at, _CONNECT_SECONDS) as peer:
+                peer.settimeout(None)
+                threading.Thread(target=self._hear, args=(peer,), daemon=True).start()
+                while True:
+                    self._is_due.clear()
+                    peer.sendall(_STATUS.dump_json(self._stamped()) + b"\n")
+                    if self._is_closed:
+                        break
+                    self._is_due.wait(BEAT_SECONDS)
+            if not self._is_closed:
+                time.sleep(_TICK_SECONDS)
+
+    def _stamped(self) -> Status:
+        with self._lock:
+            status = replace(self.agent.status, sent=time.monotonic())
+            self.agent = replace(self.agent, status=status)
+        return status
+
+    def _hear(self, peer: socket.socket) -> None:
+        for order in _messages(peer, _ORDER):
+            self.heard_at = time.monotonic()
+            self.change(_follow.heard, order, self.heard_at)
+        with contextlib.suppress(OSError):  # so that sending fails, too
+            peer.shutdown(socket.SHUT_RDWR)
+
+
+def listening(at: tuple[str, int]) -> socket.socket | None:
+    """Return a socket that listens at an address; None if another program does, or another machine has it.
+
+    Raises:
+      UsageError: The name of the host is not known.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(*at, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise UsageError(
+            f"launch hosts: the host {at[0]!r} of --at is not known here: {error.strerror}. Give a name or "
+            "an address that all machines can reach."
+        ) from None
+    server = socket.socket(family, kind, protocol)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind(address)
+    except OSError as error:
+        server.close()
+        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return None
+        raise UsageError(f"launch hosts: cannot listen at {at[0]}:{at[1]}: {error.strerror}.") from None
+    server.listen(_MOST_WAITING)
+    return server
+
+
+def own_address(at: tuple[str, int]) -> str:
+    """Return the address of this machine from which packets go to the leader; that of its name if unknown."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(*at, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            return probe.getsockname()[0]
+    except OSError:
+        return socket.gethostname()
+
+
+def _messages(peer: socket.socket, kind: TypeAdapter[Any]) -> Iterator[Any]:
+    """Yield the messages that arrive, until the connection ends or something else arrives."""
+    with contextlib.suppress(OSError, ValueError), peer.makefile("rb") as lines:
+        while line := lines.readline(_LONGEST_LINE):
+            try:
+                yield kind.validate_json(line)
+            except ValidationError:
+                break
+    peer.close()

@@ -1,0 +1,82 @@
+"""Random histories of launchers on several machines: messages lost, late and twice, and sudden deaths."""
+
+from dataclasses import replace
+
+import pytest
+
+from agents import play
+from meshwright.launch import _follow, _lead
+from meshwright.launch._restarts import FINAL_EXIT_CODES, Restarts
+from soak import SEED, cases
+
+
+def play_many(name, number, first=0):
+    for history in range(first, first + number):
+        seed = f"{SEED}/{name}/{history}"
+        try:
+            play(seed, share_late=0.1 if name == "agents" else 0.5)
+        except AssertionError as error:
+            error.add_note(f"the history of the seed {seed!r}")
+            raise
+
+
+@pytest.mark.soak
+def test_every_history_ends_and_no_two_generations_run_at_the_same_time():
+    play_many("agents", cases(few=200, many=100_000))
+
+
+def obey_late_orders(agent, order, now):
+    return _HEARD(agent, replace(order, answers=now), now)
+
+
+def run_again(agent, order, now):
+    if not agent.status.is_running:
+        agent = replace(agent, status=replace(agent.status, leader=""))
+    return _HEARD(agent, replace(order, generation=order.generation + 1), now)
+
+
+def say_too_early(agent, order, now):
+    agent = _HEARD(agent, order, now)
+    return agent if agent.order else replace(agent, status=replace(agent.status, is_running=False))
+
+
+def forget_the_limit(restarts, exit_code, saved):
+    return None if exit_code in FINAL_EXIT_CODES else restarts
+
+
+_HEARD, _START = _follow.heard, _lead._start
+BROKEN = {
+    "an agent that keeps its processes without orders": (_follow, "passed", lambda agent, now: agent),
+    "an agent that obeys late orders": (_follow, "heard", obey_late_orders),
+    "an agent that runs a generation twice": (_follow, "heard", run_again),
+    "a leader that takes silence for death": (
+        _lead,
+        "_is_lost",
+        lambda leader, name, now: now - leader.seen[name].at > 2,
+    ),
+    "an agent that says too early that its processes are dead": (_follow, "heard", say_too_early),
+    "a leader that forgets its predecessor": (_lead, "_is_of_another", lambda leader, status: False),
+    "a leader that goes on with too few": (
+        _lead,
+        "_start",
+        lambda leader, now, here: _START(leader, now, [leader.own]),
+    ),
+    "a leader that waits for those that hang": (_lead, "_has_failed", lambda leader, name: False),
+    "a leader that leaves before the others know": (_lead, "is_done", lambda leader, now: True),
+    "a limit that is forgotten": (Restarts, "after", forget_the_limit),
+}
+
+
+FIRST_FOUND = {
+    "an agent that obeys late orders": 686,
+    "an agent that says too early that its processes are dead": 586,
+    "a leader that takes silence for death": 199,
+}
+"""The first history that finds a rule broken, where it takes seconds to get there."""
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_rule_is_found(what, monkeypatch):
+    monkeypatch.setattr(*BROKEN[what])
+    with pytest.raises(AssertionError):
+        play_many(what, 4000, FIRST_FOUND.get(what, 0))
