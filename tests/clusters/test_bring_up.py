@@ -127,6 +127,16 @@ def test_different_numbers_of_devices(port, tmp_path):
         assert "devices: 1 × cpu on process 0, 2 × cpu on 1" in said
 
 
+def test_another_clock(port):
+    late = "import time; now = time.time; time.time = lambda: now() - 3600\n"
+    first, second = (lambda: one(0, port)), (lambda: one(1, port, program=late + START))
+    with ThreadPoolExecutor(2) as threads:
+        (code, said, _), _ = [each.result() for each in [threads.submit(first), threads.submit(second)]]
+    assert code == 0
+    assert "the clock of process 1 is 3600 s behind that of process 0" in said
+    assert "Set the clocks of the machines by NTP" in said
+
+
 @pytest.mark.skipif(bool(missing()), reason=f"a disk of its own: {missing()}")
 def test_no_shared_directory(port, tmp_path):
     def run(number, *before):

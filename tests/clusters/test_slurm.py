@@ -1,6 +1,7 @@
 """`meshwright launch slurm` on a real SLURM: whatever happens, losses are those of an undisturbed run."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,11 +103,24 @@ def test_a_killed_task_starts_all_again_in_the_same_allocation(slurm, tmp_path, 
 
 @pytest.mark.clusters
 def test_a_run_that_always_fails_at_once_ends_after_its_restarts(slurm, tmp_path):
-    words = ("--restarts", "2", "--sbatch", f"output={tmp_path}/out", "--", "bash", "-c", "exit 1")
+    words = (
+        "--restarts",
+        "2",
+        "--sbatch",
+        f"output={tmp_path}/out",
+        "--",
+        "bash",
+        "-c",
+        "echo no data; exit 1",
+    )
     state = slurm.wait_for(submit(slurm, tmp_path, *words), ("FAILED",))
     # That of the task that failed, or 128 + 15 of the other, which srun then ended.
     assert state["ExitCode"] in ("1:0", "143:0")
-    assert "2 restarts brought no newer checkpoint" in (tmp_path / "out").read_text()
+    said = (tmp_path / "out").read_text()
+    assert "2 restarts brought no newer checkpoint" in said
+    assert re.search(
+        r"process (\d) on n\d failed first, with exit code 1. Its last lines:\n\1: no data\n", said
+    )
 
 
 @pytest.mark.clusters

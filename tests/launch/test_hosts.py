@@ -1,4 +1,4 @@
-"""Launchers that act together, as on several machines: real ones on this machine, for programs without JAX."""
+"""Launchers that act together, as on several machines: real ones, all on this one, without JAX."""
 
 import signal
 import socket

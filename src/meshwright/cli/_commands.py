@@ -234,7 +234,8 @@ def _add_machines(commands: Commands) -> None:
     doctor = commands.add(
         "doctor",
         "_doctor",
-        "Check this machine: versions, devices, processes, compiling, writing; exit code 1 if a check fails.",
+        "Check this machine, or all of a launch together: versions, devices, processes, compiling, writing.",
+        epilog="Exit code 1 if a check fails. On several machines: srun meshwright doctor",
     )
     doctor.add_argument(
         "--attention",

@@ -28,16 +28,22 @@ VARIABLES = (
     "TF_GPU_",
 )
 _PROBLEM = "problem: "
+_JOIN_SECONDS = 60
+"""Time to wait for the other processes."""
 
 
 def doctor(options: argparse.Namespace) -> Result:
     """Report versions, devices and processes; try to compile and to write. Exit code 1 if a check fails.
+
+    Under a launcher, all processes check together that they can run one program, and process 0 reports.
 
     With `--attention`, also hold attention as it is computed here to its definition.
     """
     if options.fake_devices:
         use_fake_devices(options.fake_devices)
     tried = {name: _tried(probe) for name, probe in PROBES.items()}
+    if _num_processes() > 1:
+        tried |= {name: _tried(probe) for name, probe in TOGETHER.items()}
     found: dict[str, Any] = {
         "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)},
         "python": platform.python_version(),
@@ -53,6 +59,8 @@ def doctor(options: argparse.Namespace) -> Result:
         is_well = is_well and all(each.holds for each in proved)
         found["attention"] = [dataclasses.asdict(each) | {"holds": each.holds} for each in proved]
         text += "\n\n" + _table(proved)
+    if is_well and _process_id() > 0:
+        text = f"process {_process_id()}: ok"
     return text, found, EXIT_DONE if is_well else EXIT_FAILED
 
 
@@ -78,11 +86,25 @@ def _tried(probe: Callable[[], str]) -> str:
         return f"{_PROBLEM}{str(error) or type(error).__name__}"
 
 
+def _num_processes() -> int:
+    import jax
+
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def _process_id() -> int:
+    import jax
+
+    return jax.process_index() if jax.distributed.is_initialized() else 0
+
+
 def _processes() -> str:
-    """Return the launcher that the environment variables name. Does not connect to other processes."""
+    """Return the launcher that the environment variables name, after all its processes have come."""
     from meshwright import process
 
-    return process.detect(os.environ).reason
+    cluster = process.start(timeout_seconds=_JOIN_SECONDS)
+    come = f"; all {cluster.num_processes} have come" if cluster.num_processes != 1 else ""
+    return f"{cluster.reason}{come}"
 
 
 def _devices() -> str:
@@ -129,6 +151,50 @@ PROBES = {
     "compile": _compile,
     "write": _write,
 }
+
+
+def _equal() -> str:
+    from meshwright import process
+
+    process.compare_devices()
+    return "the same number and kind on all processes"
+
+
+def _clocks() -> str:
+    from meshwright import process
+
+    process.gather_on_hosts("the beginning of the clocks", None)
+    times = process.gather_on_hosts("the clocks", time.time())
+    return _PROBLEM + told if (told := process.describe_clocks(times)) else f"within {_spread(times):.1f} s"
+
+
+def _spread(times: list[float]) -> float:
+    return max(times) - min(times)
+
+
+def _exchange() -> str:
+    from meshwright import process
+
+    started = time.perf_counter()
+    process.barrier("doctor")
+    return f"ok, the first took {time.perf_counter() - started:.1f} s"
+
+
+def _shared() -> str:
+    from meshwright import process
+
+    if process.is_shared(Path.cwd()):
+        return f"ok, {Path.cwd()}"
+    return f"{_PROBLEM}not all processes see the files of process 0 in {Path.cwd()}"
+
+
+TOGETHER = {
+    "devices of all": _equal,
+    "clocks": _clocks,
+    "exchange": _exchange,
+    "shared directory": _shared,
+}
+"""Further probes where there are several processes. All of them make each one."""
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -45,7 +45,10 @@ exit $code'
 report() {{
     first=$(grep -svm1 -E '^(0|{again}|{peers}|143) ' "$ends") || return
     read -r first_code number host <<< "$first"
-    say "process $number on $host failed first, with exit code $first_code; its lines begin with $number:"
+    say "process $number on $host failed first, with exit code $first_code. Its last lines:"
+    # Its lines begin with its number, in the files of the job.
+    scontrol show job "$SLURM_JOB_ID" | sed -nE 's/^ *Std(Out|Err)=//p' | sort -u |
+        xargs -d '\n' grep -hsE "^ *$number: " | tail -n 10
 }}
 stop_tasks() {{
     until squeue -hs -j "$SLURM_JOB_ID" -o %i | grep -q '\\.[0-9]'; do  # the tasks are not started yet

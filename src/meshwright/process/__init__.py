@@ -14,6 +14,7 @@ with process.signals() as signals:
 """
 
 from meshwright.process._agree import agree, barrier, gather, is_lead
+from meshwright.process._clocks import describe_clocks
 from meshwright.process._cluster import Cluster
 from meshwright.process._compare import (
     Compared,
@@ -50,6 +51,7 @@ __all__ = [
     "compare_devices",
     "compare_over",
     "delaying_exit",
+    "describe_clocks",
     "detect",
     "ending_together",
     "exit_now",

@@ -2,12 +2,14 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
 
 from meshwright.errors import PeersError, UsageError
+from meshwright.process._clocks import clock_warning
 from meshwright.process._cluster import ALONE_HINT, Cluster
 from meshwright.process._compare import compare, compare_over, is_connected, use_exchange
 from meshwright.process._detect import detect
@@ -124,6 +126,9 @@ def _join(
     exchange = rendezvous(coordinator, num_processes, process_id, timeout_seconds=timeout_seconds)
     watch = watch_peers(exchange.connections)
     compare_over(exchange, _VERSIONS, software())
+    warning = clock_warning(exchange)
+    if warning and process_id == 0:
+        print(f"meshwright: {warning}", file=sys.stderr, flush=True)
     use_exchange(exchange)
     if process_id != 0:
         wait_for_coordinator(coordinator)
