@@ -39,9 +39,9 @@ def train(run):
 class Submitted:
     """A job that trains, while it runs."""
 
-    def __init__(self, slurm, folder, *options, pause=0.0005):
+    def __init__(self, slurm, folder, *options, settings=(), pause=0.0005):
         self.slurm, self.run, self.out = slurm, folder / "run", folder / "out.txt"
-        words = ("--sbatch", f"output={self.out}", *options, "--", *train(self.run))
+        words = ("--sbatch", f"output={self.out}", *options, "--", *train(self.run), *settings)
         self.number = submit(slurm, folder, *words, pause=pause)
 
     def reach(self, step):

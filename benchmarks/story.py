@@ -1,0 +1,135 @@
+"""A run on a real SLURM with faults at random moments, beside an undisturbed one: losses and time lost.
+
+A SLURM of its own runs four tasks on four of five nodes of this machine for many minutes. At random moments a
+task is killed, the disk is full for some seconds, the time is nearly up, a more urgent job takes the nodes, a
+node is lost for good, and process 0 is killed. At the end, each step must have been reported once, with the
+loss of the undisturbed run. It needs root and SLURM's programs; the script says what is missing.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from clusters.slurm import Slurm, missing, wait_until
+from clusters.test_slurm import PATHS, Submitted, train
+from end_to_end.running import losses
+from meshwright.launch import launch_local
+from meshwright.metrics import read_jsonl
+
+FULL_SECONDS = 10
+
+
+def kill(number):
+    def fault(slurm, job):
+        listed = ["pgrep", "-f", f"^{sys.executable}.*workdir={job.run}"]
+        for pid in subprocess.run(listed, capture_output=True, text=True).stdout.split():
+            with contextlib.suppress(OSError):
+                if f"SLURM_PROCID={number}\0" in Path(f"/proc/{pid}/environ").read_text():
+                    subprocess.run(["kill", "-9", pid])
+
+    return fault
+
+
+def fill_the_disk(slurm, job):
+    full = job.run.parent / "full"
+    subprocess.run(["dd", "if=/dev/zero", f"of={full}", "bs=1M"], capture_output=True)
+    time.sleep(FULL_SECONDS)
+    full.unlink()
+
+
+def end_time(slurm, job):
+    slurm.run("scancel", "--batch", "--signal=USR1", job.number)
+
+
+def preempt(slurm, job):
+    urgent = ("sbatch", "-p", "urgent", "-N5", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 5")
+    slurm.run(*urgent, cwd=slurm.folder)
+
+
+def lose_a_node(slurm, job):
+    slurm.cut_power(slurm.run("scontrol", "show", "hostnames", slurm.job(job.number)["NodeList"]).split()[-1])
+
+
+FAULTS = {
+    "task 2 is killed": kill(2),
+    "the disk is full for 10 s": fill_the_disk,
+    "the time is nearly up": end_time,
+    "preempted by a more urgent job": preempt,
+    "a node is lost for good": lose_a_node,
+    "process 0 is killed": kill(0),
+}
+
+
+def continued(job):
+    return job.said().count("continuing after step")
+
+
+def newest(job):
+    return max(report["step"] for report in read_jsonl(job.run / "metrics.jsonl"))
+
+
+def play(slurm, job, minutes, seed):
+    """Let the faults happen, at random moments of equal parts of the time; print each."""
+    drawn = random.Random(seed)
+    names = [*FAULTS]
+    drawn.shuffle(names)
+    begin, part = time.monotonic(), minutes * 60 / (len(names) + 1)
+    for place, name in enumerate(names):
+        moment = begin + part * (place + drawn.uniform(0.2, 0.8))
+        time.sleep(max(0, moment - time.monotonic()))
+        at = newest(job)
+        wait_until(lambda at=at: newest(job) >= at + 20, 90, job.said)  # it trains
+        before, start = continued(job), time.monotonic()
+        FAULTS[name](slurm, job)
+        wait_until(lambda before=before: continued(job) > before, 240, job.said)
+        wait_until(lambda: " step=" in job.said().rpartition("continuing after step")[2], 90, job.said)
+        seconds = time.monotonic() - start
+        print(f"{start - begin:6.0f} s  {name:32} training again after {seconds:5.1f} s", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--page", type=Path, help="copy the page of the run to this file")
+    options = parser.parse_args()
+    if lacking := missing():
+        print(f"not played: {lacking}")
+        return
+    steps = f"max_steps={round(options.minutes * 60 * 4)}"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        disk = folder / "disk"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(disk)], check=True)
+        stack.callback(subprocess.run, ["umount", "--lazy", str(disk)])
+        slurm = stack.enter_context(Slurm(folder, num_nodes=5))
+        job = Submitted(slurm, disk, "-n", "4", pause=0.01, settings=(steps,))
+        job.reach(30)
+        begin = time.monotonic()
+        play(slurm, job, options.minutes, options.seed)
+        state = slurm.wait_for(job.number, ("COMPLETED", "FAILED", "CANCELLED"), seconds=3600)
+        seconds = time.monotonic() - begin
+        assert state["JobState"] == "COMPLETED", job.said()
+        calm = folder / "undisturbed"
+        os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
+        assert launch_local([*train(calm), steps], 4) == 0
+        found, expected = losses(job.run), losses(calm)
+        print(f"{max(found)} steps, {len(found)} reports, {continued(job)} times continued, {seconds:.0f} s")
+        print("losses equal those of the undisturbed run:", found == expected)
+        if options.page:
+            page = job.run / "report.html"
+            options.page.write_bytes(page.read_bytes())
+
+
+if __name__ == "__main__":
+    main()
