@@ -58,6 +58,17 @@ def test_gradients_of_split_weights_are_scattered_as_these_are():
     }
 
 
+def test_examples_stay_split_by_example_where_positions_are_split_by_feature():
+    """Axes spread through operations of equal shapes before positions are repeated for each example."""
+
+    def embedded(state, x):
+        return jnp.tanh(jnp.tanh((x @ state["w"]).reshape(32, 4, 16) + state["positions"]) @ state["w"]).sum()
+
+    weights = {"w": ((16, 16), P()), "positions": ((4, 16), P(None, "fsdp"))}
+    found = costs(embedded, weights, (128, 16), {"fsdp": 4})
+    assert sent(found.collectives) == {("all-gather", ("fsdp",)): 4 * 16 * F32 * 3 // 4}
+
+
 def test_layers_are_gathered_one_after_the_other():
     found = costs(layers, {"w": ((5, 16, 16), P(None, "fsdp"))}, (64, 16), {"fsdp": 4})
     gathers = [x for x in found.collectives if x.kind == "all-gather"]
