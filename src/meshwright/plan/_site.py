@@ -104,7 +104,8 @@ class Site:
     @cached_property
     def traced(self) -> TracedCosts:
         """Costs of the step, estimated from its jaxpr."""
-        return traced_costs(self.jaxpr, self.parts.target, self.parts.layout)
+        is_tpu = isinstance(self.hardware.chip.target, Tpu)
+        return traced_costs(self.jaxpr, self.parts.target, self.parts.layout, ragged_kernel=is_tpu)
 
     @property
     def ruled(self) -> list[str]:
