@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import meshwright as mw
 from meshwright.sharding import Rule
 
-from . import losses, trees
+from . import decoders, losses, trees
 
 Tree = Any
 
@@ -149,4 +149,12 @@ def mnist_cnn() -> Case:
     return Case(trees.mnist_cnn(), losses.mnist_cnn, batch, rules)
 
 
-CASES = {make.__name__: make for make in (llama, gemma, gpt2, bert, t5, vit, whisper, mixture, mnist_cnn)}
+def lstm() -> Case:
+    """A language model of two LSTM layers: each step needs all of the state before, so these stay whole."""
+    rules = (*table("embed", 32768), *columns("head", 32768))
+    return Case(decoders.lstm(), losses.lstm, {"tokens": ints(16, 129)}, rules)
+
+
+CASES = {
+    make.__name__: make for make in (llama, gemma, gpt2, bert, t5, vit, whisper, mixture, mnist_cnn, lstm)
+}

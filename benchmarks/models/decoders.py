@@ -72,6 +72,11 @@ def gpt_neo(D=2048, F=8192, V=50257):
     }
 
 
+def lstm(D=1024, V=32768):
+    layer = {"input": kernel(D, 4 * D), "hidden": dense(D, 4 * D)}
+    return {"embed": table(V, D), "layers": layers(layer), "head": dense(D, V)}
+
+
 def gpt2(D=768, F=3072, V=50257):
     """Flax's own stores these kernels as [out, in]; here they lie as in GPT-2's checkpoints, [in, out]."""
     layer = {

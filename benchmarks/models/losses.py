@@ -175,6 +175,28 @@ def mnist_cnn(params, batch):
     return cross_entropy(dense(params["Dense_1"], x), batch["labels"])
 
 
+def lstm(params, batch):
+    """Hochreiter and Schmidhuber (1997), as PyTorch and Flax write it: four gates in one matrix."""
+    tokens = batch["tokens"]
+    x = params["embed"]["embedding"][tokens[:, :-1]]
+    for layer in in_order(params["layers"]):
+        x = recurrent(layer, x)
+    return cross_entropy(dense(params["head"], x), tokens[:, 1:])
+
+
+def recurrent(layer, x):
+    def one(state, x):
+        c, h = state
+        i, f, g, o = jnp.split(dense(layer["input"], x) + dense(layer["hidden"], h), 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (c, h), h
+
+    zeros = jnp.zeros((x.shape[0], layer["hidden"]["kernel"].shape[0]), x.dtype)
+    _, out = jax.lax.scan(one, (zeros, zeros), x.swapaxes(0, 1))
+    return out.swapaxes(0, 1)
+
+
 def pool(x):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 

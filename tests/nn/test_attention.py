@@ -18,7 +18,7 @@ from meshwright.nn._cudnn import why_not_cudnn
 from meshwright.nn._dense import plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
-from meshwright.nn._splash import splash, why_not_splash
+from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
 from soak import cases
 
 DEFAULTS = {"causal": False, "segments": None, "window": None, "softcap": None, "scale": None, "bias": None}
@@ -332,7 +332,7 @@ SPLIT = Hardware("tpu", mesh={"fsdp": 4, "tensor": 2}, num_devices=8)
         ({"bias": jnp.zeros((1, 1, 256, 256))}, TPU, "no bias"),
         ({"window": jnp.asarray(8)}, TPU, "window must be a number"),
         ({"segments": (jnp.zeros((4, 256), int),) * 2}, TPU, "sees no key"),
-        ({"with_lse": True}, TPU, "log-sum-exp"),
+        ({"with_lse": True}, TPU, None),
         ({"heads": 1}, SPLIT, "tensor=2 does not divide 1 heads of keys"),
         ({}, Hardware("tpu", num_devices=8), "no mesh"),
         ({}, Hardware("tpu", mesh={"tensor": 2}, num_devices=2, is_partly_manual=True), "shard_map"),
@@ -400,6 +400,14 @@ def test_splash_comes_to_what_the_definition_says(asked):
     q, k, v = arrays((1, 256, 2, 64), heads_of_keys=1)
     forms = plain, lambda given: (splash(given, interpret=True), jnp.zeros(()))
     calls = [jax.jit(jax.grad(partial(by_values, form, **asked), (0, 1, 2), has_aux=True)) for form in forms]
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), *(call(q, k, v) for call in calls))
+
+
+def test_splash_gives_the_logarithms_of_sums_and_their_gradient():
+    q, k, v = arrays((1, 256, 2, 64), heads_of_keys=1)
+    asked = {"causal": True, "softcap": 3.0, "segments": jnp.asarray(np.arange(256)[None] // 100)}
+    forms = plain, partial(splash_with_lse, interpret=True)
+    calls = [jax.jit(jax.grad(partial(by, form, **asked), (0, 1, 2), has_aux=True)) for form in forms]
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), *(call(q, k, v) for call in calls))
 
 

@@ -100,6 +100,23 @@ def test_without_a_compiler_it_is_estimated_and_says_what_to_install(monkeypatch
     assert "meshwright[cuda13]" in plan.described(found)
 
 
+def test_a_product_without_tiles_is_compiled_without_triton_and_the_plan_says_so(monkeypatch):
+    """As those of 197 positions of a vision transformer, when the GPU is absent."""
+    site = plan.site_of(experiment(), "cpu:8")
+
+    def compiled(self, experiment):
+        if experiment.compile.options.get("xla_gpu_enable_triton_gemm", True):
+            raise jax.errors.JaxRuntimeError(
+                "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot"
+            )
+        return plan.Compiled([], 10**9)
+
+    monkeypatch.setattr(plan.Site, "_compiled", compiled)
+    found = plan.planned(site, site.compile)
+    assert found.compiled
+    assert "compiled with xla_gpu_enable_triton_gemm=False" in found.notes[0]
+
+
 def test_a_checkpoint_costs_what_its_dtypes_take():
     whole, narrow = (
         plan.plan(experiment(save=mw.Save(cast=cast)), "h100:4x2", compiled=False, bandwidth=1e3).checkpoint

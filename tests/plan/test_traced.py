@@ -58,6 +58,38 @@ def test_gradients_of_split_weights_are_scattered_as_these_are():
     }
 
 
+def test_examples_stay_split_by_example_where_positions_are_split_by_feature():
+    """Axes spread through operations of equal shapes before positions are repeated for each example."""
+
+    def embedded(state, x):
+        return jnp.tanh(jnp.tanh((x @ state["w"]).reshape(32, 4, 16) + state["positions"]) @ state["w"]).sum()
+
+    weights = {"w": ((16, 16), P()), "positions": ((4, 16), P(None, "fsdp"))}
+    found = costs(embedded, weights, (128, 16), {"fsdp": 4})
+    assert sent(found.collectives) == {("all-gather", ("fsdp",)): 4 * 16 * F32 * 3 // 4}
+
+
+def ragged(ragged_kernel):
+    """A product of 64 rows with four experts that are split over devices."""
+    layout = layout_of({"expert": 4})
+    product = lambda s, x: jnp.tanh(jax.lax.ragged_dot(x, s["w"], jnp.full(4, 16))).sum()
+    step = Step(lambda state, x: (state, {"y": product(state, x)}), layout)
+    state = abstract({"w": ((4, 32, 128), P("expert"))}, layout)
+    jaxpr = step.trace(state, jax.ShapeDtypeStruct((64, 32), jnp.float32)).jaxpr
+    return traced_costs(jaxpr, state, layout, ragged_kernel=ragged_kernel)
+
+
+def test_experts_of_a_ragged_product_are_gathered():
+    assert sent(ragged(ragged_kernel=True).collectives) == {
+        ("all-gather", ("expert",)): 4 * 32 * 128 * F32 * 3 // 4
+    }
+
+
+def test_rows_of_a_ragged_product_are_written_for_each_expert_where_there_is_no_kernel():
+    peaks = [ragged(ragged_kernel=has).memory.peak for has in (False, True)]
+    assert peaks[0] - peaks[1] == 2 * 4 * 64 * 32 * F32
+
+
 def test_layers_are_gathered_one_after_the_other():
     found = costs(layers, {"w": ((5, 16, 16), P(None, "fsdp"))}, (64, 16), {"fsdp": 4})
     gathers = [x for x in found.collectives if x.kind == "all-gather"]

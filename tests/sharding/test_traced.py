@@ -356,3 +356,31 @@ def test_what_the_function_does_not_use_is_left_to_fsdp():
     params = {"used": struct(D, F), "unused": struct(512, 512)}
     found = specs(params, lambda params, x: (x @ params["used"]).sum(), struct(8, D), mesh="fsdp=2,tensor=4")
     assert found["unused"] == P("fsdp")
+
+
+GATED = {"embed": ROWS, "head": COLUMNS}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "gates", "bias"), [("data=2,tensor=4", COLUMNS, ROWS), ("tensor=8", WHOLE, WHOLE)]
+)
+def test_gates_of_a_recurrent_network_are_split_where_their_gradient_is_summed_at_each_step(
+    mesh, gates, bias
+):
+    """XLA sums a whole weight's gradient over the batch's devices in the loop: a split weight's is a part."""
+
+    def loss(params, tokens):
+        def one(state, x):
+            c, h = state
+            i, f, g, o = jnp.split(x @ params["input"] + h @ params["hidden"] + params["bias"], 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (c, jax.nn.sigmoid(o) * jnp.tanh(c)), jnp.tanh(c)
+
+        first = (jnp.zeros((8, D)), jnp.zeros((8, D)))
+        out = jax.lax.scan(one, first, params["embed"][tokens].swapaxes(0, 1))[1]
+        return jax.nn.log_softmax(out @ params["head"]).sum()
+
+    wide, around = struct(D, 4 * D), {"embed": struct(V, D), "head": struct(D, V)}
+    params = {"input": wide, "hidden": wide, "bias": struct(4 * D), **around}
+    split = {"input": gates, "hidden": gates, "bias": bias}
+    assert specs(params, loss, TOKENS, mesh=mesh) == split | GATED

@@ -10,7 +10,7 @@ from meshwright.nn._cudnn import cudnn, why_not_cudnn
 from meshwright.nn._dense import dense, plain
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs, Bias
-from meshwright.nn._splash import splash, why_not_splash
+from meshwright.nn._splash import splash, splash_with_lse, why_not_splash
 
 _LARGEST_DENSE = 512 * 512
 """The largest number of queries × keys for which all scores of a head are held at once: one block of the
@@ -54,7 +54,8 @@ def attention(
       bias: An array [B or 1, N or 1, T, S] that is added to the scores; it needs as much memory as they do.
         Or a `Bias`, which computes the numbers to add for one block at a time.
       with_lse: If true, return also float32[B, N, T], the log-sum-exp of each query's scores. It is -inf for
-        a query that sees no key. With it, one can join the results over several sets of keys.
+        a query that sees no key. With it, one can join the results over several sets of keys. "splash" then
+        computes the gradient block by block.
       form: The algorithm. "dense" holds all scores at once, "blockwise" those of one block. "cudnn" is
         NVIDIA's kernel and "splash" JAX's kernel for TPUs; they have no second derivative. None chooses:
         "dense" for short rows, a kernel where the hardware has it and it supports these arguments, and
@@ -74,6 +75,8 @@ def attention(
     """
     given = AttentionInputs.of(q, k, v, causal, segments, window, softcap, scale, bias)
     by = chosen(given, with_lse, Hardware.here()) if form is None else _checked(form, given, with_lse)
+    if by == "splash" and with_lse:
+        return splash_with_lse(given)
     if by in _KERNELS:
         return _KERNELS[by][0](given)
     if by == "dense" and not with_lse:

@@ -6,6 +6,7 @@ it is mapped over the surrounding mesh here: rows over the batch axes, heads ove
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from meshwright.nn._blockwise import blockwise
 from meshwright.nn._hardware import Hardware
 from meshwright.nn._inputs import AttentionInputs
 from meshwright.sharding import axes_splitting
@@ -23,7 +25,7 @@ _DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float32"))
 _TENSOR = "tensor"
 
 
-def why_not_splash(given: AttentionInputs, with_lse: bool, hardware: Hardware) -> str | None:
+def why_not_splash(given: AttentionInputs, _with_lse: bool, hardware: Hardware) -> str | None:
     """Return the reason why the kernel cannot compute this on the hardware; None if it can."""
     (B, T, _, H), (S, K) = given.q.shape, given.k.shape[1:3]
     dtypes = {x.dtype for x in (given.q, given.k, given.v)}
@@ -40,7 +42,6 @@ def why_not_splash(given: AttentionInputs, with_lse: bool, hardware: Hardware) -
         "it computes no query that sees no key, and here there may be some": given.leaves_rows_empty,
         "its window must be a number": not (given.window is None or isinstance(given.window, int)),
         "it takes no bias": given.bias is not None,
-        "its log-sum-exp has no gradient": with_lse,
         "there are several devices and no mesh to split it over": hardware.num_devices > 1 and not mesh,
         "it is in a shard_map over some axes of the mesh, or axes are explicit": hardware.is_partly_manual,
         f"the mesh does not divide {B} rows": is_split and not axes_splitting(B),
@@ -56,18 +57,51 @@ def splash(given: AttentionInputs, *, interpret: bool = False) -> jax.Array:
       given: The arguments.
       interpret: If true, the kernel is computed operation by operation, as on a CPU in tests.
     """
+    return _over_mesh(given, interpret)
+
+
+def splash_with_lse(given: AttentionInputs, *, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Return the attention, [B, T, N, H], and the log-sum-exp, float32[B, N, T], computed by the kernel.
+
+    The kernel has no gradient of the log-sum-exp: it is computed block by block.
+
+    Args:
+      given: The arguments.
+      interpret: As in `splash`.
+    """
+
+    def of(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any) -> AttentionInputs:
+        return replace(given, q=q, k=k, v=v, segments=segments)
+
+    @jax.custom_vjp
+    def computed(*arrays: Any) -> tuple[jax.Array, jax.Array]:
+        return _over_mesh(of(*arrays), interpret, with_lse=True)
+
+    def gradient(arrays: Any, cotangents: Any) -> tuple[Any, ...]:
+        q, k, v, segments = arrays
+        _, pullback = jax.vjp(lambda q, k, v: blockwise(of(q, k, v, segments)), q, k, v)
+        return (*pullback(cotangents), None)
+
+    computed.defvjp(lambda *arrays: (computed(*arrays), arrays), gradient)
+    return computed(given.q, given.k, given.v, given.segments)
+
+
+def _over_mesh(given: AttentionInputs, interpret: bool, *, with_lse: bool = False) -> Any:
     # The kernel has no scale. Multiplied in float32, the queries are rounded once.
     q = (given.q.astype(jnp.float32) * given.scale).astype(given.q.dtype)
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, given.k, given.v))
     segments = None if given.segments is None else _kernels().SegmentIds(*map(_int32, given.segments))
-    local = partial(_on_one_device, given, interpret)
+    local = partial(_on_one_device, given, interpret, with_lse)
     rows, heads = _splitting(given)
     if rows or heads:
         heads_spec, rows_spec = P(rows or None, heads), P(rows or None)
         specs = (heads_spec, heads_spec, heads_spec, None if segments is None else rows_spec)
         # The kernel does not say how its results vary over the mesh, so that cannot be checked.
         local = jax.shard_map(local, in_specs=specs, out_specs=heads_spec, check_vma=False)
-    return jnp.swapaxes(local(q, k, v, segments), 1, 2)
+    if not with_lse:
+        return jnp.swapaxes(local(q, k, v, segments), 1, 2)
+    out, lse = local(q, k, v, segments)
+    return jnp.swapaxes(out, 1, 2), lse
 
 
 def _kernels() -> Any:
@@ -92,12 +126,13 @@ def _splitting(given: AttentionInputs) -> tuple[tuple[str, ...], str | None]:
 def _on_one_device(
     given: AttentionInputs,
     interpret: bool,
+    with_lse: bool,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     segments: Any,
-) -> jax.Array:
-    """Return [B, N, T, H], for the rows and heads of one device."""
+) -> Any:
+    """Return [B, N, T, H], for the rows and heads of one device; with `with_lse`, also [B, N, T]."""
     num_heads, T, S = q.shape[1], q.shape[2], k.shape[2]
     kernels = _kernels()
     kernel = kernels.make_splash_mha(
@@ -107,8 +142,12 @@ def _on_one_device(
         q_seq_shards=1,
         attn_logits_soft_cap=given.softcap,
         interpret=interpret,
+        save_residuals=with_lse,
     )
-    return jax.vmap(kernel)(q, k, v, segments)
+    if not with_lse:
+        return jax.vmap(kernel)(q, k, v, segments)
+    out, (lse,) = jax.vmap(kernel)(q, k, v, segments)
+    return out, lse
 
 
 def _mask(given: AttentionInputs, T: int, S: int) -> Any:

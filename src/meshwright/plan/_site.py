@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -25,6 +25,12 @@ from meshwright.sharding import device_bytes, group_parts, grouped_mesh, make_me
 from meshwright.shown import human_bytes
 from meshwright.tree import PyTree, nbytes
 
+_TRITON, _NO_TILES = "xla_gpu_enable_triton_gemm", "Couldn't find output tile sizes"
+_NOT_TRITON = (
+    f"compiled with {_TRITON}=False: XLA's compiler, without a GPU to try it on, finds no tiles for some "
+    "product of this step."
+)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -34,6 +40,8 @@ class Compiled:
     """Collectives of the program, for one device."""
     temporary_nbytes: int
     """Bytes in one device's memory while the step runs, besides the state and the batch."""
+    notes: Sequence[str] = ()
+    """Sentences about how it was compiled."""
 
 
 def compiled_from(document: Mapping[str, Any]) -> Compiled:
@@ -47,7 +55,8 @@ def compiled_from(document: Mapping[str, Any]) -> Compiled:
         named["axes"] = tuple(named["axes"])
         return Collective(**named)
 
-    return Compiled([one(each) for each in document["collectives"]], document["temporary_nbytes"])
+    found = [one(each) for each in document["collectives"]]
+    return Compiled(found, document["temporary_nbytes"], document["notes"])
 
 
 class NotCompiledError(MeshwrightError):
@@ -95,7 +104,8 @@ class Site:
     @cached_property
     def traced(self) -> TracedCosts:
         """Costs of the step, estimated from its jaxpr."""
-        return traced_costs(self.jaxpr, self.parts.target, self.parts.layout)
+        is_tpu = isinstance(self.hardware.chip.target, Tpu)
+        return traced_costs(self.jaxpr, self.parts.target, self.parts.layout, ragged_kernel=is_tpu)
 
     @property
     def ruled(self) -> list[str]:
@@ -116,11 +126,24 @@ class Site:
             small, or it does not know the hardware.
         """
         try:
-            mesh = self._mesh(described_devices(self.hardware))
-            parts = parts_of(self.experiment, mesh, self.rows)
-            ahead = compile_parts(parts)
+            return self._compiled(self.experiment)
+        except jax.errors.JaxRuntimeError as error:
+            if _NO_TILES not in str(error) or _TRITON in self.experiment.compile.options:
+                raise NotCompiledError(str(error).partition("\n")[0]) from error
+        return self._compiled_without_triton()
+
+    def _compiled_without_triton(self) -> Compiled:
+        settings = self.experiment.compile
+        settings = replace(settings, options={**settings.options, _TRITON: False})
+        try:
+            found = self._compiled(replace(self.experiment, compile=settings))
         except jax.errors.JaxRuntimeError as error:
             raise NotCompiledError(str(error).partition("\n")[0]) from error
+        return replace(found, notes=(_NOT_TRITON,))
+
+    def _compiled(self, experiment: Experiment) -> Compiled:
+        parts = parts_of(experiment, self._mesh(described_devices(self.hardware)), self.rows)
+        ahead = compile_parts(parts)
         text = ahead.compiled.as_text() or ""
         return Compiled(collectives(text, parts.layout.mesh), ahead.temporary_bytes)
 
@@ -150,6 +173,7 @@ class Site:
             assumptions=self.rates.source,
             checkpoint=self._checkpoint(),
             notes=(
+                *(() if compiled is None else compiled.notes),
                 *self.ruled,
                 *_not_counted(counted),
                 *_taken_whole(self.traced.not_understood),

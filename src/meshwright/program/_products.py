@@ -27,7 +27,10 @@ def dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
 
 
 def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
-    """[rows, in] × [experts, in, out] -> [rows, out]; if experts are split, each device has a partial sum."""
+    """[rows, in] × [experts, in, out] -> [rows, out].
+
+    Experts are summed over, but must be whole on each device: XLA gathers them.
+    """
     numbers = params["ragged_dot_dimension_numbers"]
     groups = list(numbers.rhs_group_dimensions)
     contracted, batch = numbers.dot_dimension_numbers
@@ -41,7 +44,7 @@ def ragged_dot(params: Any, inputs: Shapes, outputs: Shapes) -> Rule:
     experts = [] if groups else [GROUPS]  # the gradient of the matrices has a result for each expert
     summed = frozenset((*(left[d] for d in contracted[0]), *([GROUPS] if groups else ())))
     of_all = [letters_of(left), letters_of(right), *map(no_letters, inputs[2:])]
-    return Rule(of_all, [letters_of([*experts, *out])], summed)
+    return Rule(of_all, [letters_of([*experts, *out])], summed, whole=frozenset({GROUPS}))
 
 
 def _product(ranks: Sequence[int], contracted: Any, batch: Any) -> tuple[list[int], list[int], list[int]]:

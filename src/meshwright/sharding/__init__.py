@@ -35,6 +35,7 @@ from meshwright.sharding._mesh_rules import (
 )
 from meshwright.sharding._optimizer import beside_params, parameter_of
 from meshwright.sharding._rules import Rule, fsdp, match
+from meshwright.sharding._sequence import splitting_sequences
 
 __all__ = [
     "AXES",
@@ -79,4 +80,5 @@ __all__ = [
     "shard_batch_dim",
     "shard_sequence_dim",
     "shard_tensor_dim",
+    "splitting_sequences",
 ]

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright import tree
 from meshwright.errors import LayoutError
 from meshwright.sharding._shapes import shaped_structure
-from meshwright.sharding._structure import STACKS, Dim, Group, Structure, split_groups
+from meshwright.sharding._structure import GATES, STACKS, Dim, Group, Structure, split_groups
 from meshwright.sharding._traced import traced_structure
 from meshwright.tree import PyTree
 
@@ -77,6 +77,8 @@ class Auto:
         if not chosen:
             return self._why_whole(dims)
         d = chosen[0]
+        if dims[d].kind == GATES and mesh.size == ways:
+            return "gates, which only save sums over the batch's axes"
         if dims[d].pieces % ways or x.shape[d] % ways:
             return self._split_width(entries, dims, d, x, mesh)
         entries[d] = ("tensor",)

@@ -16,6 +16,8 @@ Group = Hashable
 
 STACKS = ("layers", "experts")
 """Meanings of leading dimensions that parameters are stacked along."""
+GATES = "gates"
+"""Kind of dimensions in which the gates of a recurrent network are side by side."""
 SMALL_TABLE = 4096
 """Most rows of a table (positions, token types) that stays whole: split lookups would cost more."""
 
@@ -31,7 +33,7 @@ class Dim:
     features: int = 1
     """Number of features that it stands for, such as heads × head size; otherwise its size."""
     kind: str = ""
-    """`heads`, `rows` of a table or `features`.
+    """`heads`, `rows` of a table, `gates` or `features`.
 
     Without a group, one of `STACKS` or the reason for having none.
     """

@@ -35,6 +35,8 @@ class Walk:
         """Weights in the order of their first use."""
         self.convolutions: set[str] = set()
         """Weights that are kernels of convolutions."""
+        self.repeated: set[str] = set()
+        """Weights that every iteration of a loop reads whole, as in a recurrent network."""
         self.read: dict[Factor, set[str]] = defaultdict(set)
         """Weights that are contracted over a factor or looked up by it."""
         self.written: dict[Factor, set[str]] = defaultdict(set)
@@ -68,6 +70,8 @@ class Walk:
             self.arrays[target] = Array(array.dims[is_stacked:], array.weight)
             if is_stacked and array.weight:
                 self.marked["layers"].append(array.dims[0])
+            elif array.weight:
+                self.repeated.add(array.weight)
         for body in loop.bodies:
             self.run(body)
         for source, target, *_ in loop.carried:

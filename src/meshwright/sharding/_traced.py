@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 from meshwright import tree
 from meshwright.program import program_of
 from meshwright.sharding._factors import Factor, Product
-from meshwright.sharding._structure import SMALL_TABLE, STACKS, Dim, Dims, Group, Structure
+from meshwright.sharding._structure import GATES, SMALL_TABLE, STACKS, Dim, Dims, Group, Structure
 from meshwright.sharding._trace import Array, Walk
 from meshwright.tree import PyTree
 
@@ -48,7 +49,9 @@ class Notes:
             name: tuple(self._dim(products, d) for d in range(len(products)))
             for name, products in self.params.items()
         }
-        never = dict.fromkeys(_own_inputs(dims), "a width that feeds itself")
+        own = {name: _own_inputs({name: each}) for name, each in dims.items()}
+        never = dict.fromkeys(set().union(*own.values()), "a width that feeds itself")
+        dims = _with_gates(dims, set().union(*(own[name] for name in self.walk.repeated)))
         never |= dict.fromkeys(_stems(dims, self.walk.convolutions), "a stem of convolutions")
         return Structure(dims, frozenset(self.read ^ self.written), never)
 
@@ -171,6 +174,23 @@ def _own_inputs(dims: Mapping[str, Dims]) -> set[Group]:
     """
     counts = [Counter(dim.group for dim in each if dim.group is not None) for each in dims.values()]
     return {group for count in counts for group, times in count.items() if times > 1}
+
+
+def _with_gates(dims: Mapping[str, Dims], recurrent: set[Group]) -> dict[str, Dims]:
+    """Return the dimensions with the gates of recurrent networks as groups of their own.
+
+    Gates are side by side in a dimension that is several times as large as the state.
+    """
+    sizes = {
+        group: {dim.features for each in dims.values() for dim in each if dim.group == group}
+        for group in recurrent
+    }
+
+    def one(dim: Dim) -> Dim:
+        is_gates = dim.group in recurrent and dim.features > min(sizes[dim.group])
+        return replace(dim, group=(GATES, dim.group), kind=GATES) if is_gates else dim
+
+    return {name: tuple(map(one, each)) for name, each in dims.items()}
 
 
 def _groups(dims: Dims) -> set[Group]:

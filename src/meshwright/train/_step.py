@@ -18,7 +18,7 @@ from meshwright import process, tree
 from meshwright.collector import collector_paused
 from meshwright.errors import LayoutError, UsageError
 from meshwright.metrics import Mean, Packed
-from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused
+from meshwright.sharding import Layout, as_function, check_axes, in_mesh, mended, refused, splitting_sequences
 from meshwright.train._compiler_options import CompilerOptions, compiled_with
 from meshwright.train._complex import kept_complex
 from meshwright.train._guard import with_skipped
@@ -299,7 +299,8 @@ def make_step(
       >>> print(state.params["w"])
       [0.5 0.5]
     """
-    only, narrow, minimised = as_trainable(optimizer), narrowing(compute_dtype), objective(loss)
+    only, narrow = as_trainable(optimizer), narrowing(compute_dtype)
+    minimised = splitting_sequences(objective(loss), layout, batch_at=2)
     norms_by_name = norms_of(norms)
 
     def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Metrics]:

@@ -41,8 +41,8 @@ class Timeline:
 class Liveness:
     """The memory of programs whose values are split over a mesh."""
 
-    def __init__(self, specs: Propagation, traffic: Traffic) -> None:
-        self._specs, self._traffic = specs, traffic
+    def __init__(self, specs: Propagation, traffic: Traffic, *, ragged_kernel: bool = False) -> None:
+        self._specs, self._traffic, self._ragged_kernel = specs, traffic, ragged_kernel
         self.passed_nbytes = 0
         """Total bytes read and written by operations that are neither matrix products nor loops.
 
@@ -64,6 +64,8 @@ class Liveness:
         timeline = Timeline()
         self._add_values(timeline, program, buffers, kept)
         self._add_copies(timeline, program)
+        if not self._ragged_kernel:
+            self._add_masked(timeline, program)
         self._add_sums(timeline, program)
         for operation in program.operations:
             passed = times * self._passed(operation, buffers)
@@ -119,6 +121,24 @@ class Liveness:
                 uses[copy].append(i)
         for (_, nbytes), found in uses.items():
             timeline.add(GATHERED, nbytes, found[0], found[-1])
+
+    def _add_masked(self, timeline: Timeline, program: Program) -> None:
+        """Add the rows of ragged products, once for each expert, with zeros for the rows of the others.
+
+        A product with the experts also needs a copy of them in another order. The gradient of the experts
+        needs both of its operands so.
+        """
+        uses: dict[tuple[Value, bool, bool], list[int]] = defaultdict(list)
+        ragged = {i: of for i, of in enumerate(program.operations) if of.kind == "ragged_dot_general"}
+        for i, operation in ragged.items():
+            rows, other = operation.inputs[:2]
+            has_groups = operation.eqn.params["ragged_dot_dimension_numbers"].rhs_group_dimensions
+            second = (rows, True) if has_groups else (other, False)
+            for value, is_reordered in ((rows, False), second):
+                uses[value, is_reordered, operation.is_recomputed].append(i)
+        for (value, *_), found in uses.items():
+            num_experts = ragged[found[0]].inputs[2].shape[-1]
+            timeline.add(WORKSPACE, num_experts * self._specs.nbytes(value), found[0], found[-1])
 
     def _add_sums(self, timeline: Timeline, program: Program) -> None:
         """Add gradients before they are summed and scattered.

@@ -49,6 +49,15 @@ def splits_of(operation: Operation) -> Splits:
     return Splits(letters(rule.inputs), letters(rule.outputs), rule.summed, rule.known)
 
 
+def _broadcasts(operation: Operation) -> bool:
+    """Return whether an operation repeats an operand, such as positions for each example.
+
+    XLA spreads axes through such operations later, as the compiled step of a ViT shows.
+    """
+    out = operation.outputs[0].shape if operation.outputs else ()
+    return any(1 < math.prod(x.shape) < math.prod(out) for x in operation.inputs)
+
+
 class Propagation:
     """The specs of all values of a program, as far as they are known."""
 
@@ -122,7 +131,7 @@ class Propagation:
         if link in self._waiting:
             return
         self._waiting.add(link)
-        in_place = isinstance(link, Tie) or not self.rule(link).summed
+        in_place = isinstance(link, Tie) or not (self.rule(link).summed or _broadcasts(link))
         (self._first if in_place else self._later).append(link)
 
     def _constrain(self, operation: Operation) -> None:

@@ -99,20 +99,22 @@ class TracedCosts:
     """Primitives without a rule for their dimensions; each device is assumed to do all of their work."""
 
 
-def traced_costs(jaxpr: Any, state: PyTree, layout: Layout) -> TracedCosts:
+def traced_costs(jaxpr: Any, state: PyTree, layout: Layout, *, ragged_kernel: bool = False) -> TracedCosts:
     """Return the costs of a step for each device, without compiling it.
 
     Args:
       jaxpr: The jaxpr of the step, `step.trace(state, batch).jaxpr`.
       state: The state that the step was traced with: arrays or structs, with shardings.
       layout: The layout, whose mesh (it may be abstract) and split of the batch are used.
+      ragged_kernel: True if the hardware has a kernel for ragged products (`jax.lax.ragged_dot`), as TPUs
+        have. Elsewhere XLA writes the rows once for each expert.
     """
     program = program_of(jaxpr, leaf_names(state))
     specs = _placed(program, state, layout)
     specs.run(program)
     traffic = Traffic(specs)
     traffic.run(program)
-    liveness = Liveness(specs, traffic)
+    liveness = Liveness(specs, traffic, ragged_kernel=ragged_kernel)
     fullest = liveness.peak(program, [])
     arguments = sum(specs.nbytes(value) for value in program.inputs)
     uses = (fullest[use] for use in (GRADIENTS, KEPT, GATHERED, WORKSPACE))
